@@ -1,0 +1,1 @@
+"""unitymas: Gymnasium for teams of language models."""
