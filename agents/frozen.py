@@ -1,0 +1,61 @@
+"""Plain data that cannot be changed: what may safely be shared between episodes and their forks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+_ATOMS = frozenset({str, int, float, bool, type(None), bytes})
+
+
+class FrozenDict(dict[str, Any]):
+    """A dict that refuses to change. It equals, prints, pickles and serialises like a dict."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("this data belongs to the task or to a journal and cannot be changed; copy it first: dict(x)")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
+    clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (dict(self),))
+
+    def __copy__(self) -> FrozenDict:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> FrozenDict:
+        return self
+
+
+class View(FrozenDict):
+    """A frozen dict whose keys also read as attributes: `task.question`."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"there is no field {name!r} here; fields: {', '.join(self) or 'none'}") from None
+
+
+def freeze(value: Any) -> Any:
+    """Dicts to `FrozenDict`, lists to tuples, sets to frozensets, deeply; atoms as they are."""
+    kind = type(value)
+    if kind in _ATOMS or issubclass(kind, FrozenDict):
+        return value
+    if issubclass(kind, Mapping):
+        return FrozenDict({k: freeze(v) for k, v in value.items()})
+    if kind is tuple or issubclass(kind, list):
+        for item in value:
+            if type(item) not in _ATOMS:
+                return tuple(map(freeze, value))
+        return value if kind is tuple else tuple(value)
+    if issubclass(kind, set | frozenset):
+        return frozenset(map(freeze, value))
+    return value
