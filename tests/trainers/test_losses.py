@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from unitymas.trainers import losses
 from unitymas.trainers.batch import Batch, Thin, count, tokens_per_unit
 

@@ -1,0 +1,145 @@
+"""A checkpoint is whole or absent: killed between any two writes, on a full disk, replaced, damaged."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unitymas.trainers import checkpoint
+from unitymas.trainers.checkpoint import CheckpointError, finished, latest, prune, verify, writing
+
+
+def save(target: Path, number: int) -> None:
+    """A composed checkpoint: the controller's file and one group's folder inside."""
+    with writing(target) as folder:
+        checkpoint.write_json(folder / "controller.json", {"step": number})
+        with writing(folder / "groups" / "shared") as inner:
+            checkpoint.write_tensors(inner / "weights.pt", {"w": torch.full((1000,), float(number))})
+
+
+def load(folder: Path) -> tuple[int, float]:
+    group = verify(folder / "groups" / "shared")
+    step = checkpoint.read_json(folder / "controller.json")["step"]
+    return step, float(checkpoint.read_tensors(group / "weights.pt")["w"][0])
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    assert latest(tmp_path) is None
+    for step in (1, 2, 3):
+        save(tmp_path / f"step-{step:06d}", step)
+    newest = latest(tmp_path)
+    assert newest is not None and load(newest) == (3, 3.0)
+    prune(tmp_path, keep=2)
+    assert [folder.name for folder in finished(tmp_path)] == ["step-000002", "step-000003"]
+
+
+def test_writing_again_replaces(tmp_path: Path) -> None:
+    save(tmp_path / "step-000001", 1)
+    save(tmp_path / "step-000001", 7)
+    assert load(tmp_path / "step-000001") == (7, 7.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+def die_at(moment: int, root: Path) -> int:
+    """In a fork, replace checkpoint 1 and die at the n-th system call that matters, as a kill does it:
+    nothing is cleaned up, nothing is flushed. Says how the fork ended."""
+    process = os.fork()
+    if process:
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    countdown = moment
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal countdown
+            if countdown == 0:
+                os._exit(9)
+            countdown -= 1
+            return real(*arguments, **options)
+
+        return call
+
+    os.fsync = counted(os.fsync)
+    Path.rename = counted(Path.rename)  # type: ignore[method-assign]
+    Path.open = counted(Path.open)  # type: ignore[method-assign]
+    save(root / "step-000001", 2)
+    os._exit(0)
+
+
+def test_killed_between_any_two_writes(tmp_path: Path) -> None:
+    """Either the old or the new one stands, whole, and nothing else is left."""
+    seen = set()
+    for moment in range(22):
+        root = tmp_path / f"run-{moment}"
+        save(root / "step-000001", 1)
+        ended = die_at(moment, root)
+        newest = latest(root)
+        assert newest is not None and newest.name == "step-000001"
+        outcome = load(newest)
+        assert outcome in ((1, 1.0), (2, 2.0))
+        seen.add((ended, outcome[0]))
+        prune(root, keep=1)
+        assert [path.name for path in root.iterdir()] == ["step-000001"]
+    assert (9, 1) in seen and (0, 2) in seen
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import torch
+from unitymas.trainers import checkpoint
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    with checkpoint.writing(Path(sys.argv[1])) as folder:
+        checkpoint.write_json(folder / "controller.json", {"step": 2})
+        checkpoint.write_tensors(folder / "weights.pt", torch.zeros(1_000_000))
+except checkpoint.CheckpointError as error:
+    print(error)
+    sys.exit(3)
+"""
+
+
+def test_no_room_for_the_new_one_leaves_the_old_one(tmp_path: Path) -> None:
+    save(tmp_path / "step-000001", 1)
+    script = [sys.executable, "-c", FULL, str(tmp_path / "step-000002")]
+    ended = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert ended.returncode == 3, ended.stderr
+    assert "disk is full" in ended.stdout and "untouched" in ended.stdout
+    newest = latest(tmp_path)
+    assert newest is not None and load(newest) == (1, 1.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_really_full_disk(tmp_path: Path) -> None:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(tmp_path)], check=False)
+    if mounted.returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        save(tmp_path / "step-000001", 1)
+        with pytest.raises(CheckpointError, match="disk is full"), writing(tmp_path / "step-000002") as folder:
+            checkpoint.write_tensors(folder / "weights.pt", torch.zeros(1_000_000))
+        newest = latest(tmp_path)
+        assert newest is not None and load(newest) == (1, 1.0)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_an_error_inside_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), writing(tmp_path / "step-000001"):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    save(tmp_path / "step-000001", 1)
+    (tmp_path / "step-000001" / "controller.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"controller\.json"):
+        latest(tmp_path)
+    with pytest.raises(CheckpointError, match="no finished checkpoint"):
+        verify(tmp_path)

@@ -1,0 +1,165 @@
+"""Checkpoints that are whole or absent.
+
+A checkpoint is a folder. It is written under another name beside its place, every file is synced, a manifest of
+sizes goes in last, and one rename puts it there. So at any moment, a kill or a full disk included, what stands
+under a checkpoint's name is complete, and the one before it is untouched:
+
+    with writing(run / "checkpoints" / "step-000012") as folder:       # composed: controller and groups
+        write_json(folder / "controller.json", {...})
+        await group.save(folder / "groups" / "shared")                 # nests: a folder of the same kind
+    newest = latest(run / "checkpoints")
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "MANIFEST.json"
+_UNFINISHED = ".writing-"
+_REPLACED = ".replaced"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or is not whole; the message says which, and what is left."""
+
+
+@contextmanager
+def writing(target: str | Path) -> Iterator[Path]:
+    """A folder to write into; it appears under `target` when the block ends well, and not at all otherwise."""
+    target = Path(target)
+    draft = target.with_name(f"{target.name}{_UNFINISHED}{os.getpid()}")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        yield draft
+        _write_synced(draft / MANIFEST, json.dumps(_sizes(draft), indent=1).encode())
+        _sync(draft)
+        _put_in_place(draft, target)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        cause = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else str(error)
+        raise CheckpointError(
+            f"checkpoint {target} was not written: {cause}. Earlier checkpoints are untouched; "
+            "free some space (or set checkpoint.keep lower) and resume."
+        ) from error
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def verify(folder: str | Path) -> Path:
+    """The folder, if everything its manifest lists is there in full; else a CheckpointError naming the file."""
+    folder = Path(folder)
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        raise CheckpointError(f"{folder} is no finished checkpoint: it has no {MANIFEST}")
+    for name, size in json.loads(manifest.read_text()).items():
+        file = folder / name
+        if not file.is_file() or file.stat().st_size != size:
+            raise CheckpointError(f"checkpoint {folder} is damaged: {name} is missing or cut short")
+    return folder
+
+
+def finished(root: str | Path) -> list[Path]:
+    """The finished checkpoints under `root`, oldest first by name."""
+    root = Path(root)
+    if not root.is_dir():
+        return []
+    found = {folder.name: folder for folder in root.iterdir() if (folder / MANIFEST).is_file()}
+    for name in [name for name in found if name.endswith(_REPLACED)]:
+        plain = name.removesuffix(_REPLACED)
+        replaced = found.pop(name)
+        if plain not in found:  # killed between the two renames of a replacement: put the old one back
+            found[plain] = replaced.rename(root / plain)
+    return [found[name] for name in sorted(found) if _UNFINISHED not in name]
+
+
+def latest(root: str | Path) -> Path | None:
+    """The newest finished checkpoint under `root`, checked, or None."""
+    folders = finished(root)
+    return verify(folders[-1]) if folders else None
+
+
+def prune(root: str | Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and what was left unfinished."""
+    folders = finished(root)
+    for folder in folders[: max(0, len(folders) - keep)]:
+        (folder / MANIFEST).unlink()  # first of all it stops being a checkpoint
+        shutil.rmtree(folder)
+    for folder in Path(root).glob(f"*{_UNFINISHED}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Plain data, synced."""
+    _write_synced(path, json.dumps(value, indent=1, sort_keys=True).encode())
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def write_tensors(path: Path, value: Any) -> None:
+    """Anything torch can save, synced."""
+    import torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:  # our file object, because torch's own writer hides why a write failed
+        try:
+            torch.save(value, file)
+        except RuntimeError as error:  # … and even so may complain of its cut-short archive instead
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_tensors(path: Path) -> Any:
+    """What `write_tensors` wrote. The file is our own: it may hold plain Python objects besides tensors."""
+    import torch
+
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.stat().st_size for path in files}
+
+
+def _sync(folder: Path) -> None:
+    """Make the names durable too, deepest first."""
+    for path in sorted([folder, *folder.rglob("*")], reverse=True):
+        if path.is_dir():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _put_in_place(draft: Path, target: Path) -> None:
+    replaced = target.with_name(target.name + _REPLACED)
+    if target.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        target.rename(replaced)
+    draft.rename(target)
+    shutil.rmtree(replaced, ignore_errors=True)
+    descriptor = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,174 @@
+"""The samples of one model group: what was asked and said, token by token, until it has been trained.
+
+    open -> sealed -> taken -> retired          put: open;  seal: sealed;  take: taken;  retire: gone
+
+An episode is sealed once, when all its credits are known, and says which of its decisions may train. Sealing and
+dropping are idempotent, because the controller may ask again after a lost answer. Whatever arrives for a closed
+episode meets a tombstone and is counted as late. Everything that is not trained is counted by its cause: the sum
+over causes and states is the number of samples ever put.
+
+Token ids here are the very ones that the engine saw and drew; nothing is ever tokenised again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+State = Literal["open", "sealed", "taken"]
+TOMBSTONES = 100_000
+"""Closed episodes that are remembered; far more than can still be in flight."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """One decision, token by token. Sampling is part of it: what was allowed, and at which temperature."""
+
+    episode: str
+    node: str
+    policy: str
+    version: int
+    """The policy's version when the first token was drawn."""
+    prompt: NDArray[np.int64]
+    reply: NDArray[np.int64]
+    behaviour: NDArray[np.float32]
+    """Log-probability of each reply token as drawn: at `temperature`, within `support`."""
+    temperature: float = 1.0
+    support: tuple[tuple[int, ...] | None, ...] | None = None
+    """Per reply token the ids that were allowed (choices, top-p, top-k). None: the whole vocabulary."""
+    finish_reason: str = "stop"
+    role: str = ""
+    values: NDArray[np.float32] | None = None
+    """The critic's value before each reply token, once `values` has been asked."""
+    proximal: NDArray[np.float32] | None = None
+    reference: NDArray[np.float32] | None = None
+    state: State = "open"
+
+    @property
+    def id(self) -> str:
+        return f"{self.episode}/{self.node}"
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.reply)
+
+
+class SampleStore:
+    """All samples of a group, by decision id."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, dict[str, Sample]] = {}  # episode -> node -> sample
+        self._closed: dict[str, frozenset[str]] = {}  # episode -> nodes it was sealed with (empty: dropped)
+        self.counts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return sum(len(nodes) for nodes in self._samples.values())
+
+    def __iter__(self) -> Iterator[Sample]:
+        for nodes in self._samples.values():
+            yield from nodes.values()
+
+    def put(self, sample: Sample) -> bool:
+        """Store a fresh sample. False, and counted, when its episode is already closed."""
+        self.counts["put"] += 1
+        if sample.episode in self._closed:
+            self.counts["discarded/late"] += 1
+            return False
+        nodes = self._samples.setdefault(sample.episode, {})
+        if sample.node in nodes:  # asked again: only the last answer stands in the trace
+            self.counts["discarded/superseded"] += 1
+        nodes[sample.node] = sample
+        return True
+
+    def seal(self, episode: str, keep: Collection[str]) -> list[str]:
+        """Close an episode; the nodes in `keep` may train, the rest goes. Says the ids kept, in order."""
+        wanted = frozenset(keep)
+        if episode in self._closed:
+            if self._closed[episode] != wanted:
+                raise ValueError(
+                    f"episode {episode!r} was already closed with other nodes: "
+                    f"{sorted(self._closed[episode])}, now {sorted(wanted)}. An episode is sealed once."
+                )
+            return [f"{episode}/{node}" for node in keep]
+        nodes = self._samples.get(episode, {})
+        missing = sorted(wanted - nodes.keys())
+        if missing:
+            raise KeyError(
+                f"episode {episode!r} cannot be sealed: nodes {missing} were never stored here "
+                f"(this group holds {sorted(nodes)}). Seal each node in the group that sampled it."
+            )
+        for node in sorted(nodes.keys() - wanted):
+            del nodes[node]
+            self.counts["discarded/not-kept"] += 1
+        for sample in nodes.values():
+            sample.state = "sealed"
+        self._close(episode, wanted)
+        return [f"{episode}/{node}" for node in keep]
+
+    def drop(self, episode: str, cause: str) -> int:
+        """Discard all of an episode's samples, in whatever state, counted under `cause`. Says how many went."""
+        gone = self._samples.pop(episode, {})
+        self.counts[f"discarded/{cause}"] += len(gone)
+        if episode not in self._closed:
+            self._close(episode, frozenset())
+        return len(gone)
+
+    def take(self, ids: Iterable[str]) -> list[Sample]:
+        """The samples of an update, in the order asked. Only sealed (or already taken) ones can be had."""
+        taken = [self.get(id) for id in ids]
+        for sample in taken:
+            if sample.state == "open":
+                raise ValueError(f"sample {sample.id!r} is still open: seal its episode before training on it")
+            sample.state = "taken"
+        return taken
+
+    def retire(self, episodes: Iterable[str]) -> None:
+        """The step is over: forget these episodes' samples. Taken ones were trained, the others never were."""
+        for episode in episodes:
+            for sample in self._samples.pop(episode, {}).values():
+                self.counts["trained" if sample.state == "taken" else "discarded/unused"] += 1
+            if episode not in self._closed:
+                self._close(episode, frozenset())
+
+    def admit(self, sample: Sample) -> None:
+        """Take over a sealed sample of another group (for a critic that lives here), or news about a known one."""
+        known = self._samples.get(sample.episode, {}).get(sample.node)
+        if known is None:
+            self.counts["put"] += 1
+            sample.state = "sealed"
+            self._samples.setdefault(sample.episode, {})[sample.node] = sample
+            nodes = self._closed.get(sample.episode, frozenset())
+            self._close(sample.episode, nodes | {sample.node})
+        elif sample.values is not None:
+            known.values = sample.values
+
+    def get(self, id: str) -> Sample:
+        """One sample by decision id; an error that says what became of it."""
+        episode, _, node = id.rpartition("/")
+        sample = self._samples.get(episode, {}).get(node)
+        if sample is None:
+            fate = "its episode is closed: it was dropped or retired" if episode in self._closed else "never stored"
+            raise KeyError(f"no sample {id!r} in this group ({fate})")
+        return sample
+
+    def summary(self) -> dict[str, int]:
+        """Counts by state and by cause."""
+        states = Counter(sample.state for sample in self)
+        return {**{f"held/{state}": states[state] for state in ("open", "sealed", "taken")}, **self.counts}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"samples": self._samples, "closed": self._closed, "counts": dict(self.counts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._samples, self._closed = state["samples"], state["closed"]
+        self.counts = Counter(state["counts"])
+
+    def _close(self, episode: str, nodes: frozenset[str]) -> None:
+        self._closed[episode] = nodes
+        while len(self._closed) > TOMBSTONES:
+            del self._closed[next(iter(self._closed))]
