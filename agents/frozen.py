@@ -14,7 +14,9 @@ class FrozenDict(dict[str, Any]):
     __slots__ = ()
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("this data belongs to the task or to a journal and cannot be changed; copy it first: dict(x)")
+        raise TypeError(
+            "this data belongs to the task or to a journal and cannot be changed; copy it first: dict(x)"
+        )
 
     __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
     clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
@@ -41,7 +43,9 @@ class View(FrozenDict):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"there is no field {name!r} here; fields: {', '.join(self) or 'none'}") from None
+            raise AttributeError(
+                f"there is no field {name!r} here; fields: {', '.join(self) or 'none'}"
+            ) from None
 
 
 def freeze(value: Any) -> Any:

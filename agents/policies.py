@@ -12,22 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from .spoken import Spoken as Spoken
+
 Message = Mapping[str, Any]
-
-
-class Spoken(str):
-    """Text that remembers which node said it, so that an engine can reuse the very tokens of it."""
-
-    __slots__ = ("node",)
-    node: str
-
-    def __new__(cls, text: str, node: str) -> Spoken:
-        said = super().__new__(cls, text)
-        said.node = node
-        return said
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Spoken, (str(self), self.node))
 
 
 @dataclass(slots=True)
@@ -136,8 +123,12 @@ def as_policy(given: Any) -> Policy:
         try:
             inspect.signature(given).bind("agent", ())
         except TypeError as error:
-            raise TypeError(f"a plain policy is called as policy(agent, messages); {given!r}: {error}") from None
+            raise TypeError(
+                f"a plain policy is called as policy(agent, messages); {given!r}: {error}"
+            ) from None
         except ValueError:  # built-ins without a signature
             pass
         return FunctionPolicy(given)
-    raise TypeError(f"{given!r} is no policy: give an object with act(call), or a function (agent, messages) -> str")
+    raise TypeError(
+        f"{given!r} is no policy: give an object with act(call), or a function (agent, messages) -> str"
+    )

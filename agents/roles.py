@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from .frozen import freeze
+from .spoken import Spoken
 
 
 class Reply(NamedTuple):
@@ -22,6 +23,11 @@ class Reply(NamedTuple):
     text: str
     ok: bool
     value: Any
+    node: str = ""
+
+    def message(self) -> dict[str, str]:
+        """The reply as a chat message that remembers its node, so an engine can reuse its very tokens."""
+        return {"role": "assistant", "content": Spoken(self.text, self.node)}
 
 
 class FormatError(ValueError):
@@ -89,7 +95,9 @@ class Tags(_Base):
             raise ValueError("Tags needs at least one tag name, e.g. Tags('answer')")
         unknown = sorted(set(enums) - set(names))
         if unknown:
-            raise ValueError(f"Tags: values were given for {unknown}, which are not among the tags {list(names)}")
+            raise ValueError(
+                f"Tags: values were given for {unknown}, which are not among the tags {list(names)}"
+            )
         whole = r"\s*".join(rf"<{re.escape(n)}>(?P<{n}>.*?)</{re.escape(n)}>" for n in names)
         set_ = object.__setattr__
         set_(self, "names", tuple(names))
@@ -119,7 +127,9 @@ class Tags(_Base):
         return Reply(text, True, values[self.names[0]] if len(values) == 1 else freeze(values))
 
     def describe(self) -> str:
-        return " ".join(f"<{n}>{'|'.join(self.enums[n]) if n in self.enums else '…'}</{n}>" for n in self.names)
+        return " ".join(
+            f"<{n}>{'|'.join(self.enums[n]) if n in self.enums else '…'}</{n}>" for n in self.names
+        )
 
 
 @dataclass(frozen=True)
@@ -263,7 +273,9 @@ class Role:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
-            raise ValueError(f"role name {self.name!r}: use lower-case letters, digits and '_', a letter first")
+            raise ValueError(
+                f"role name {self.name!r}: use lower-case letters, digits and '_', a letter first"
+            )
         if self.instances < 1:
             raise ValueError(f"role {self.name!r}: instances must be at least 1, got {self.instances}")
 

@@ -26,7 +26,9 @@ class Schema:
 
 
 QA = Schema("qa", ("id", "question", "answers"), ("answers", "supporting", "hops"))
-CODE = Schema("code", ("id", "problem", "visible_tests", "hidden_tests"), ("hidden_tests", "solution", "steps"))
+CODE = Schema(
+    "code", ("id", "problem", "visible_tests", "hidden_tests"), ("hidden_tests", "solution", "steps")
+)
 MATH = Schema("math", ("id", "problem", "answer"), ("answer", "solution", "steps"))
 SCHEMAS = {schema.name: schema for schema in (QA, CODE, MATH)}
 
@@ -80,6 +82,8 @@ def fingerprint(rows: Iterable[Mapping[str, Any]]) -> str:
     """The first 16 hex digits of a SHA-256 over the rows as canonical JSON; order counts."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass"))
+        digest.update(
+            json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass")
+        )
         digest.update(b"\n")
     return digest.hexdigest()[:16]

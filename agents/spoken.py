@@ -1,0 +1,20 @@
+"""Text that remembers which node said it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Spoken(str):
+    """A role's own earlier words, tagged with their node, so that an engine can reuse the very tokens."""
+
+    __slots__ = ("node",)
+    node: str
+
+    def __new__(cls, text: str, node: str) -> Spoken:  # noqa: PYI034
+        said = super().__new__(cls, text)
+        said.node = node
+        return said
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Spoken, (str(self), self.node))

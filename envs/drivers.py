@@ -1,0 +1,243 @@
+"""The two drivers, side by side: one episode at a time, and thousands at once.
+
+Both do the same to an `Execution`: answer what is pending, until it has ended. `rollout` is the front
+door of the asynchronous one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..agents.policies import Answer, Call
+from ..agents.team import BoundTeam, Team
+from .arena import Arena
+from .execution import Ended, Execution
+from .tasks import DataSet, Task, fingerprint
+from .trace import Trace
+from .workflow import Act, Node
+
+MAX_REPLY = 1_000_000  # characters: what is longer is cut and counts as malformed
+
+
+def call_for(execution: Execution, node: Node, episode: str, *, reference: bool = False) -> Call:
+    """The question that a node puts to a policy."""
+    assert isinstance(node, Act)
+    return Call(
+        agent=node.agent or "", role=node.role or "", messages=node.messages,
+        choices=node.format.choices, stop=node.format.stop, max_tokens=node.max_tokens,
+        seed=execution.call_seed(node), episode=episode, node=node.id,
+        task=execution.task if reference else None,
+    )  # fmt: skip
+
+
+def take(execution: Execution, node: Node, said: str | Answer) -> None:
+    """Hand a policy's answer to the execution; a reply of absurd length is cut and counts as malformed."""
+    text, meta = (said.text, said.meta) if isinstance(said, Answer) else (said, {})
+    if not isinstance(text, str):
+        raise TypeError(f"{node.agent}: a reply must be a string, got {type(text).__name__} {text!r:.60}")
+    if len(text) > MAX_REPLY:
+        meta = {**meta, "cut": len(text)}
+        text = ""
+    execution.answer(node, text, meta)
+
+
+# one at a time ----------------------------------------------------------------------------------------
+
+
+def play(execution: Execution, team: BoundTeam, arena: Arena, episode: str = "") -> Trace:
+    """Play one episode to its end, blocking; errors in `run` raise."""
+    scorer = arena.scorer(execution.task)
+    while execution.ended is Ended.NO:
+        for node in execution.pending:
+            if node.kind == "use":
+                arena.toolbox.call(execution, node)
+            else:
+                take(
+                    execution,
+                    node,
+                    team.ask(call_for(execution, node, episode, reference=team.sees(node.agent))),
+                )
+        if scorer.rules:
+            scorer.advance(execution.trace)
+    arena.toolbox.close(execution)
+    scorer.advance(execution.trace)
+    return arena.label(execution.trace)
+
+
+# thousands at once ------------------------------------------------------------------------------------
+
+
+async def aplay(
+    execution: Execution,
+    team: BoundTeam,
+    arena: Arena,
+    episode: str = "",
+    order: Callable[[list[Node]], list[Node]] | None = None,
+) -> Trace:
+    """Play one episode to its end; what goes wrong is recorded in the trace as `ended="error"`."""
+    scorer = arena.scorer(execution.task)
+    deadline = arena.budget.seconds
+    began = time.perf_counter()
+    try:
+        await asyncio.wait_for(_answer_all(execution, team, arena, episode, scorer, order), deadline)
+    except asyncio.TimeoutError:
+        execution.truncate(f"more than {deadline} s")
+    arena.toolbox.close(execution)
+    trace = execution.trace
+    scorer.advance(trace)
+    trace.tags["seconds"] = time.perf_counter() - began
+    trace.tags["team"] = team.names
+    return arena.label(trace)
+
+
+async def _answer_all(
+    execution: Execution,
+    team: BoundTeam,
+    arena: Arena,
+    episode: str,
+    scorer: Any,
+    order: Callable[[list[Node]], list[Node]] | None,
+) -> None:
+    while execution.ended is Ended.NO:
+        pending = execution.pending
+        if len(pending) == 1:
+            await _answer(execution, pending[0], team, arena, episode)
+        else:
+            pending = order(pending) if order is not None else pending
+            await asyncio.gather(*(_answer(execution, n, team, arena, episode) for n in pending))
+        if scorer.rules:
+            scorer.advance(execution.trace)
+
+
+async def _answer(execution: Execution, node: Node, team: BoundTeam, arena: Arena, episode: str) -> None:
+    if node.kind == "use":
+        await arena.toolbox.acall(execution, node)
+        return
+    try:
+        said = team.ask_any(call_for(execution, node, episode, reference=team.sees(node.agent)))
+        if inspect.isawaitable(said):
+            said = await said
+        if not isinstance(said, str | Answer):
+            raise TypeError(f"{node.agent}: a reply must be a string, got {type(said).__name__} {said!r:.60}")
+    except Exception as error:  # a policy failed, not the workflow
+        execution.abort(error, "model")
+        return
+    if execution.ended is Ended.NO:
+        take(execution, node, said)
+
+
+def derive(*parts: object) -> int:
+    """A seed from parts, the same in every process."""
+    text = "/".join(map(str, parts))
+    return int.from_bytes(
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).digest(), "big"
+    )
+
+
+def select_tasks(arena: Arena, tasks: int | Iterable[Any] | None) -> tuple[Arena, list[Task]]:
+    """Tasks by number (the first n), by id, or as rows of one's own; None is all of them."""
+    if tasks is None:
+        return arena, [arena.task(i) for i in arena.task_ids]
+    if isinstance(tasks, int):
+        return arena, [arena.task(i) for i in arena.task_ids[:tasks]]
+    given = list(tasks)
+    if given and isinstance(given[0], Mapping):
+        data = DataSet("own", "own", given, fingerprint(given))
+        return arena, [Task.of(row, arena.workflow.schema) for row in data.rows]
+    return arena, [t if isinstance(t, Task) else arena.task(str(t)) for t in given]
+
+
+async def arollout(
+    env: Any,
+    team: Any,
+    *,
+    tasks: int | Iterable[Any] | None = None,
+    k: int = 1,
+    concurrency: int = 256,
+    seed: int = 0,
+    on_trace: Callable[[Trace], Any] | None = None,
+    **make: Any,
+) -> list[Trace]:
+    """Play `k` episodes of each task with a team; the traces come in the order of tasks and samples.
+
+    `env` is an id, or an environment. An episode's seed comes from (`seed`, task, sample) alone, so what
+    else runs beside it changes nothing. `on_trace` gets each trace as its episode ends.
+    """
+    if k < 1 or concurrency < 1:
+        raise ValueError(f"k and concurrency must be at least 1, got k={k}, concurrency={concurrency}")
+    arena = arena_of(env, **make)
+    bound = Team.of(team).bind(arena.roles, expert=arena.expert)
+    arena, chosen = select_tasks(arena, tasks)
+    gate = asyncio.Semaphore(concurrency)
+    traces: list[Trace | None] = [None] * (len(chosen) * k)
+
+    async def one(slot: int, task: Task, sample: int) -> None:
+        async with gate:
+            execution = arena.start(task, derive(seed, task.id, sample))
+            trace = await aplay(execution, bound, arena, f"{task.id}#{sample}")
+            trace.sample = sample
+            traces[slot] = trace
+            if on_trace is not None:
+                done = on_trace(trace)
+                if inspect.isawaitable(done):
+                    await done
+
+    async with bound:
+        await asyncio.gather(*(one(i * k + s, t, s) for i, t in enumerate(chosen) for s in range(k)))
+    return [t for t in traces if t is not None]
+
+
+def rollout(env: Any, team: Any, **how: Any) -> list[Trace]:
+    """`arollout` from ordinary code (inside a notebook's running loop, too)."""
+    return run_sync(arollout(env, team, **how))
+
+
+def run_sync(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end: here, or in a thread of its own where a loop is already running."""
+    if asyncio._get_running_loop() is None:
+        return asyncio.run(work)
+    box: list[Any] = []
+
+    def inside() -> None:
+        try:
+            box.append((True, asyncio.run(work)))
+        except BaseException as error:
+            box.append((False, error))
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    worked, value = box[0]
+    if not worked:
+        raise value
+    return value
+
+
+def arena_of(env: Any, **make_args: Any) -> Arena:
+    """The arena behind an id, an arena or an environment; a foreign wrapper is refused by name."""
+    if isinstance(env, Arena):
+        return env
+    if isinstance(env, str):
+        from .registry import make
+
+        return make(env, **make_args).arena
+    if make_args:
+        raise TypeError(f"{', '.join(make_args)}: these are arguments of make, and env is already made")
+    layer = env
+    while not hasattr(layer, "arena") or layer is not layer.unwrapped:
+        if not getattr(type(layer), "keeps_ledger", False):
+            raise TypeError(
+                f"{type(layer).__name__} wraps the environment and might change what agents see or earn; only reward "
+                "wrappers of unitymas.rewards pass: hand over env.unwrapped, or attach the reward as a rule"
+            )
+        layer = layer.env
+    return layer.arena  # type: ignore[no-any-return]
+
+
+_ = Sequence

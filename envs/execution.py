@@ -1,0 +1,538 @@
+"""An episode being played, without any input or output of its own.
+
+`Execution` runs a workflow's coroutine to its next requests and waits. Whoever drives it answers them
+(`answer`, `give`, `fail`), in any order; when the last request of a *round* is answered, the branches
+resume in path order and the next round begins. That makes an episode a function of its replies alone:
+the one-at-a-time AEC face and a collector with shuffled arrivals give the same trace.
+
+The journal is the list of answered nodes. State is config + task + seeds + journal: `fork` and `replay`
+feed the journal to a fresh coroutine, and pickling does the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ..agents.frozen import freeze
+from ..agents.roles import Reply
+from .tasks import Task
+from .trace import Trace
+from .workflow import (
+    ANSWERED,
+    PENDING,
+    Act,
+    Episode,
+    Join,
+    Node,
+    Outcome,
+    ToolError,
+    Use,
+    Workflow,
+    WorkflowError,
+)
+
+
+class Ended(str, Enum):
+    """Why an episode is over, or that it is not."""
+
+    NO = "no"
+    TERMINAL = "terminal"
+    TRUNCATED = "truncated"
+    ERROR = "error"
+
+    __str__ = str.__str__
+
+
+class ReplayDivergence(WorkflowError):
+    """A replayed workflow asked something else than its journal holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much an episode may spend before it is truncated."""
+
+    requests: int = 1000
+    tokens: int | None = None
+    seconds: float | None = None  # kept by the asynchronous driver
+
+
+class _Branch:
+    """One line of control: the whole of `run`, or one arm of an `ep.all`."""
+
+    __slots__ = ("coroutine", "count", "index", "join", "node", "prefix", "tails")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], prefix: str, tails: tuple[str, ...]) -> None:
+        self.coroutine = coroutine
+        self.prefix = prefix  # of the ids of its nodes
+        self.tails = tails  # ids of the nodes that its next node follows
+        self.count = 0
+        self.node: Node | None = None
+        self.join: _OpenJoin | None = None  # the join it is an arm of
+        self.index = 0
+
+
+class _OpenJoin:
+    __slots__ = ("arms", "left", "owners", "parent", "results")
+
+    def __init__(self, parent: _Branch, width: int) -> None:
+        self.parent = parent
+        self.results: list[Any] = [None] * width
+        self.left = width
+        self.arms: list[_Branch] = []
+        self.owners: dict[str, int] = {}  # agent -> the arm it stands in
+
+
+class Execution:
+    """One episode, being played. `pending` lists what it asks; answer all of it and it goes on."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        task: Task,
+        seed: int = 0,
+        *,
+        budget: Budget = Budget(),
+        roles: Mapping[str, Any] | None = None,
+        journal: Mapping[str, Node] | None = None,
+        seeds: tuple[tuple[int, int], ...] | None = None,
+        forced: Mapping[str, str] | None = None,
+    ) -> None:
+        self.workflow, self.task, self.budget = workflow, task, budget
+        self.roles = workflow.agents() if roles is None else roles
+        self.seeds = seeds or ((0, seed),)  # (from this round on, this seed)
+        self.nodes: list[Node] = []
+        self.round = 0
+        self.ended: Ended = Ended.NO
+        self.reason = ""
+        self.outcome: Outcome | None = None
+        self.exception: BaseException | None = None
+        self.grade: Any = None
+        self.tokens = 0
+        self._journal = journal
+        self._forced = forced
+        self._branched = False
+        self._turns: dict[str, int] = {}
+        self._unanswered = 0
+        self._next: list[_Branch] = []
+        self._trace: Trace | None = None
+        self.sessions: dict[str, Any] = {}  # open simulators, kept by the toolbox
+        self._episode = Episode(task.view, self.seeds[0][1], self.roles, workflow.tools)
+        self._root = _Branch(workflow.run(self._episode), "", ())
+        self._grading = False
+        self._advance([self._root])
+
+    # what drivers do -----------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> list[Node]:
+        """The unanswered requests of this round, in path order."""
+        return [b.node for b in self._next if b.node is not None and b.node.state == PENDING]
+
+    def answer(self, node: Node, text: str, meta: Mapping[str, Any] | None = None) -> Reply:
+        """An agent said `text`. Parsed by its format; when it was the round's last answer, `run` goes on."""
+        if node.state != PENDING or node.kind != "act":
+            raise WorkflowError(f"node {node.id} waits for no reply")
+        said = node.format.parse(text)  # type: ignore[attr-defined]
+        node.reply = reply = Reply(said.text, said.ok, said.value, node.id)
+        if meta:
+            node.meta = meta
+            self.tokens += meta.get("tokens_in", 0) + meta.get("tokens_out", 0)
+        self._settle(node)
+        return reply
+
+    def give(self, node: Node, result: Any, private: Any = None) -> None:
+        """A tool's result; `private` is for rewards and the trace, never for `run`."""
+        node.result = freeze(result)
+        if private is not None:
+            node.private = freeze(private)
+        self._settle(node)
+
+    def fail(self, node: Node, message: str) -> None:
+        """A tool failed; `run` sees a `ToolError` with this message."""
+        node.error = message
+        self._settle(node)
+
+    def truncate(self, reason: str) -> None:
+        """End the episode here (a budget is spent, a deadline is past). `run` is closed, not told."""
+        if self.ended is Ended.NO:
+            self._end(Ended.TRUNCATED, reason)
+
+    def abort(self, error: BaseException, reason: str) -> None:
+        """End the episode with an error from outside of `run` (a model, a tool's infrastructure)."""
+        if self.ended is Ended.NO:
+            self.exception = error
+            self._end(Ended.ERROR, reason)
+
+    def call_seed(self, node: Node) -> int:
+        """The sampling seed of an act: from the seed in force in its round, and its path."""
+        seed = next(s for start, s in reversed(self.seeds) if node.round >= start)
+        return int.from_bytes(hashlib.blake2b(f"{seed}/{node.id}".encode(), digest_size=7).digest(), "big")
+
+    @property
+    def trace(self) -> Trace:
+        """The graph trajectory so far."""
+        if self._trace is None:
+            self._trace = Trace(task_id=self.task.id, seed=self.seeds[-1][1])
+        trace = self._trace
+        trace.nodes = self.canonical()
+        trace.ended, trace.reason, trace.outcome, trace.grade = (
+            self.ended,
+            self.reason,
+            self.outcome,
+            self.grade,
+        )
+        trace.error = None if self.exception is None else f"{type(self.exception).__name__}: {self.exception}"
+        return trace
+
+    def canonical(self) -> list[Node]:
+        """The answered nodes, by path (of a plain sequence: in the order they were asked)."""
+        nodes = [n for n in self.nodes if n.state == ANSWERED]
+        return sorted(nodes, key=path_key) if self._branched else nodes
+
+    # forks ---------------------------------------------------------------------------------------
+
+    def fork(self, at: str | None = None, seed: int | None = None) -> Execution:
+        """The same episode as a new one: up to now, or up to the moment node `at` was asked.
+
+        What follows plays again with the same chance, unless `seed` gives it another.
+        """
+        if at is None:
+            journal = {n.id: n for n in self.nodes if n.state == ANSWERED}
+            start = self.round
+        else:
+            node = self.node(at)
+            start = node.round
+            journal = {
+                n.id: n for n in self.nodes if n.state == ANSWERED and n.round <= start and n is not node
+            }
+        seeds = tuple((r, s) for r, s in self.seeds if r <= start)
+        if seed is not None:
+            seeds += ((start, seed),)
+        return self._again(journal, seeds)
+
+    def replay(self, substitute: Mapping[str, str]) -> Execution:
+        """The same episode with some replies exchanged and all later ones forced.
+
+        Nodes whose prompt changed by it are marked `meta["changed"]`. Requests that the journal does not
+        know, because control went another way, stay pending.
+        """
+        for name in substitute:
+            if self.node(name).kind != "act":
+                raise WorkflowError(f"replay: node {name} is a tool's; only replies can be substituted")
+        journal = {n.id: n for n in self.nodes if n.state == ANSWERED}
+        return self._again(journal, self.seeds, forced=substitute)
+
+    def node(self, id: str) -> Node:
+        """The node with this id; an unknown one is answered with those there are."""
+        for node in self.nodes:
+            if node.id == id:
+                return node
+        raise WorkflowError(f"no node {id!r} in this episode; it has {', '.join(n.id for n in self.nodes)}")
+
+    def _again(
+        self,
+        journal: Mapping[str, Node],
+        seeds: tuple[tuple[int, int], ...],
+        forced: Mapping[str, str] | None = None,
+    ) -> Execution:
+        return Execution(
+            self.workflow, self.task, budget=self.budget, roles=self.roles,
+            journal=journal, seeds=seeds, forced=forced,
+        )  # fmt: skip
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        journal = [n for n in self.nodes if n.state == ANSWERED]
+        ending = (self.ended, self.reason, None if self.exception is None else str(self.exception))
+        return (_restore, (self.workflow, self.task, self.budget, self.seeds, journal, ending))
+
+    # the machine ---------------------------------------------------------------------------------
+
+    def _settle(self, node: Node) -> None:
+        if node.state != PENDING:
+            raise WorkflowError(f"node {node.id} was answered already")
+        node.state = ANSWERED
+        if self.ended is not Ended.NO:
+            return
+        self._unanswered -= 1
+        if not self._unanswered:
+            self._advance(self._next)
+
+    def _advance(self, branches: list[_Branch]) -> None:
+        """Resume the branches of the finished round, and go on as long as the journal has the answers."""
+        loop = asyncio._get_running_loop()
+        if loop is not None:  # `run` must not see it
+            asyncio._set_running_loop(None)
+        try:
+            while True:
+                if self.budget.tokens is not None and self.tokens > self.budget.tokens:
+                    self._end(Ended.TRUNCATED, f"more than {self.budget.tokens} tokens")
+                    return
+                self._next = []
+                self.round += 1
+                if len(self.seeds) > 1:
+                    self._reseed()
+                for branch in branches:
+                    self._resume(branch)
+                    if self.ended is not Ended.NO:
+                        return
+                if self._unanswered:
+                    return
+                branches = self._next
+        finally:
+            if loop is not None:
+                asyncio._set_running_loop(loop)
+
+    def _reseed(self) -> None:
+        for start, seed in self.seeds[1:]:
+            if start == self.round:
+                self._episode.rng.seed(seed)
+
+    def _resume(self, branch: _Branch) -> None:
+        node = branch.node
+        if node is None:
+            self._run(branch, None, None)
+            return
+        branch.node = None
+        if node.error is not None:
+            self._run(branch, None, ToolError(node.error))
+        else:
+            self._run(branch, node.reply if node.kind == "act" else node.result, None)
+
+    def _run(self, branch: _Branch, value: Any, error: BaseException | None) -> None:
+        """Run one branch to its next request, its join, or its end."""
+        try:
+            got = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
+        except StopIteration as stop:
+            self._finished(branch, stop.value)
+        except Exception as raised:
+            self._failed(branch, raised)
+        else:
+            if isinstance(got, Node):
+                self._ask(branch, got)
+            elif isinstance(got, Join):
+                self._open(branch, got)
+            else:
+                branch.coroutine.close()
+                self._failed(
+                    branch,
+                    WorkflowError(
+                        f"{type(self.workflow).__name__}.run awaited {got!r:.80}; only ep.act, ep.use and ep.all can "
+                        "be awaited there: put other asynchronous work into a tool and ep.use it"
+                    ),
+                )
+
+    def _ask(self, branch: _Branch, node: Node) -> None:
+        if len(self.nodes) >= self.budget.requests:
+            self._end(Ended.TRUNCATED, f"more than {self.budget.requests} requests")
+            return
+        node.id = f"{branch.prefix}{branch.count}"
+        branch.count += 1
+        node.parents = branch.tails
+        node.round = self.round
+        branch.tails = (node.id,)
+        agent = node.agent
+        if agent is not None:
+            turn = self._turns.get(agent, 0)
+            self._turns[agent] = turn + 1
+            if node.turn is None:
+                node.turn = turn
+            if branch.join is not None and not self._alone(branch, agent):
+                return
+        if self._journal is not None and node.id in self._journal:
+            node = self._recall(node, self._journal[node.id])
+        self.nodes.append(node)
+        branch.node = node
+        self._next.append(branch)
+        if node.state == PENDING:
+            self._unanswered += 1
+
+    def _alone(self, branch: _Branch, agent: str) -> bool:
+        """An agent stands in at most one arm of an `all`; otherwise its conversation would have no order."""
+        arm: _Branch | None = branch
+        while arm is not None and arm.join is not None:
+            if arm.join.owners.setdefault(agent, arm.index) != arm.index:
+                advice = "give its role more instances" if agent in self.roles else "use other agents"
+                self._failed(
+                    branch, WorkflowError(f"agent {agent!r} stands in two branches of one ep.all; {advice}")
+                )
+                return False
+            arm = arm.join.parent
+        return True
+
+    def _recall(self, asked: Node, known: Node) -> Node:
+        """The journal's node for what is asked again; with forced replies, a changed copy of it."""
+        same = (
+            asked.kind == known.kind
+            and asked.agent == known.agent
+            and asked.messages == known.messages
+            and asked.tool == known.tool
+            and asked.args == known.args
+        )
+        if self._forced is None:
+            if not same:
+                raise ReplayDivergence(
+                    f"replay: node {asked.id} asked {_ask_of(asked)}, but the journal holds {_ask_of(known)}; "
+                    "`run` must depend on nothing but the task, ep.rng and the replies"
+                )
+            return known
+        if asked.kind != known.kind or asked.agent != known.agent or asked.tool != known.tool:
+            return asked  # control went another way: this one stays pending
+        text = self._forced.get(asked.id)
+        if asked.kind == "use":
+            return known if same else asked
+        if same and text is None:
+            return known
+        said = asked.format.parse(known.text if text is None else text)  # type: ignore[attr-defined]
+        asked.reply = Reply(said.text, said.ok, said.value, asked.id)
+        asked.meta = freeze({"forced": True, "changed": not same})
+        asked.state = ANSWERED
+        return asked
+
+    def _open(self, branch: _Branch, join: Join) -> None:
+        self._branched = True
+        step = f"{branch.prefix}{branch.count}."
+        branch.count += 1
+        opened = _OpenJoin(branch, len(join.branches))
+        for index, coroutine in enumerate(join.branches):
+            arm = _Branch(coroutine, f"{step}{index}.", branch.tails)
+            arm.join, arm.index = opened, index
+            opened.arms.append(arm)
+        if not opened.arms:
+            self._run(branch, (), None)
+            return
+        for arm in opened.arms:
+            if opened.left < 0:  # an earlier arm failed at once
+                return
+            self._run(arm, None, None)
+            if self.ended is not Ended.NO:
+                return
+
+    def _finished(self, branch: _Branch, value: Any) -> None:
+        join = branch.join
+        if join is None:
+            self._returned(value)
+            return
+        join.results[branch.index] = value
+        join.left -= 1
+        if join.left == 0:
+            tails = dict.fromkeys(t for arm in join.arms for t in arm.tails)
+            join.parent.tails = tuple(tails)
+            self._run(join.parent, tuple(join.results), None)
+
+    def _failed(self, branch: _Branch, error: Exception) -> None:
+        """A failing arm cancels its siblings and raises where the `all` was awaited."""
+        join = branch.join
+        if join is None:
+            self.exception = error
+            self._end(
+                Ended.ERROR,
+                "grade" if self._grading else "tool" if isinstance(error, ToolError) else "workflow",
+            )
+            return
+        join.left = -1
+        for arm in join.arms:
+            self._cancel(arm)
+        self._run(join.parent, None, error)
+
+    def _cancel(self, arm: _Branch) -> None:
+        for branch in list(self._next):
+            at: _Branch | None = branch
+            while at is not None and at is not arm:
+                at = at.join.parent if at.join is not None else None
+            if at is arm:
+                self._next.remove(branch)
+                if branch.node is not None and branch.node.state == PENDING:
+                    self._unanswered -= 1
+                _close(branch.coroutine)
+        _close(arm.coroutine)
+
+    def _returned(self, value: Any) -> None:
+        if self._grading:
+            self.grade = freeze(value)
+            self._end(Ended.TERMINAL, "")
+            return
+        forgotten = self._episode._forgotten()
+        if forgotten is not None:
+            what = (
+                "an ep.all(…)"
+                if isinstance(forgotten, Join)
+                else f"a request to {forgotten.agent or forgotten.tool!r}"
+            )
+            self._failed(self._root, WorkflowError(f"{what} was made but never awaited; write `await ep.…`"))
+            return
+        if value is not None and not isinstance(value, Outcome):
+            value = Outcome(**value) if isinstance(value, Mapping) else Outcome(answer=value)
+        self.outcome = value if value is not None else Outcome()
+        if type(self.workflow).grade is Workflow.grade:
+            self._end(Ended.TERMINAL, "")
+            return
+        self._grading = True
+        self.ended = Ended.TERMINAL  # what `grade` sees
+        trace = self.trace
+        self.ended = Ended.NO
+        last = self._root.tails
+        self._root = _Branch(self.workflow.grade(self._episode, trace, self.task), "g", last)
+        self._run(self._root, None, None)
+
+    def _end(self, ended: Ended, reason: str) -> None:
+        self.ended, self.reason = ended, reason
+        self._unanswered = 0
+        for branch in self._open_branches():
+            _close(branch.coroutine)
+        self._next = []
+
+    def _open_branches(self) -> Iterable[_Branch]:
+        seen: dict[int, _Branch] = {}
+        for branch in [*self._next, self._root]:
+            at: _Branch | None = branch
+            while at is not None:
+                seen[id(at)] = at
+                at = at.join.parent if at.join is not None else None
+        return seen.values()
+
+
+def path_key(node: Node) -> tuple[int, ...]:
+    """Node ids in canonical order; what `grade` asked comes last."""
+    graded = node.id.startswith("g")
+    return (int(graded), *map(int, node.id.lstrip("g").split(".")))
+
+
+def _ask_of(node: Node) -> str:
+    if node.kind == "use":
+        return f"tool {node.tool}({node.args!r:.200})"
+    return f"{node.agent}: {node.messages[-1]['content']!r:.200}"
+
+
+def _close(coroutine: Coroutine[Any, Any, Any]) -> None:
+    try:
+        coroutine.close()
+    except RuntimeError:  # it awaits in a `finally`: nobody answers any more, and it is dropped
+        pass
+    except ValueError:  # it is the one that is running (an ending raised from inside)
+        pass
+
+
+def _restore(
+    workflow: Workflow,
+    task: Task,
+    budget: Budget,
+    seeds: tuple[tuple[int, int], ...],
+    journal: list[Node],
+    ending: tuple[Ended, str, str | None],
+) -> Execution:
+    play = Execution(workflow, task, budget=budget, seeds=seeds, journal={n.id: n for n in journal})
+    ended, reason, error = ending
+    if ended is Ended.TRUNCATED:
+        play.truncate(reason)
+    elif ended is Ended.ERROR and play.ended is not Ended.ERROR:
+        play.abort(RuntimeError(error), reason)
+    return play
+
+
+Observer = Callable[[Execution], None]
+_ = (Act, Use)

@@ -1,0 +1,155 @@
+"""Rewards as one ledger: every amount says which node earned it, and under which name.
+
+A *rule* is a pure function of what happened. `on_node(trace, node, task)` gives credits as soon as a
+node is answered, `on_end(trace, task)` when the episode is over; a plain function is an `on_end`. The
+`Scorer` applies rules round by round, so that the AEC face and a collector book the same credits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from .tasks import Task
+    from .trace import Trace
+    from .workflow import Node
+
+
+class Credit(NamedTuple):
+    """An amount that a node earned under a component's name."""
+
+    node: str
+    component: str
+    amount: float
+
+
+class RewardError(ValueError):
+    """A reward rule gave something that is no reward; the message names the rule and what it gave."""
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """What a reward is: a name, and credits while the episode runs or when it is over.
+
+    A rule may also have `metrics(trace, task) -> dict[str, float]`: figures to report, not to learn from.
+    """
+
+    name: str
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]: ...
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]: ...
+
+
+class FunctionRule:
+    """A plain function `(trace, task)` as a rule.
+
+    It may give credits, a mapping from node id (or agent) to amount, or one number for every act.
+    """
+
+    def __init__(self, fn: Callable[[Trace, Task], Any], name: str | None = None) -> None:
+        self.fn = fn
+        self.name = name or getattr(fn, "__name__", type(fn).__name__).strip("_<>")
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        return ()
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        given = self.fn(trace, task)
+        acts = trace.acts()
+        if isinstance(given, bool | int | float):
+            return [Credit(n.id, self.name, float(given)) for n in acts]
+        if isinstance(given, Mapping):
+            names = {n.id for n in acts} | {n.agent for n in acts} | {n.role for n in acts}
+            odd = [key for key in given if key not in names]
+            if odd:
+                raise RewardError(
+                    f"reward {self.name!r} names {odd[0]!r}, which is no act, agent or role of the trace"
+                )
+            return [
+                Credit(n.id, self.name, given[key])
+                for n in acts
+                for key in (n.id, n.agent, n.role)
+                if key in given
+            ]
+        if given is None or isinstance(given, str) or not isinstance(given, Iterable):
+            raise RewardError(
+                f"reward {self.name!r} gave {given!r:.80}; give a number, a dict by node, agent or role, or Credits"
+            )
+        return given
+
+
+def as_rule(given: Any) -> Rule:
+    """A rule out of a rule or a plain function; anything else is an error that says what fits."""
+    if hasattr(given, "on_end") or hasattr(given, "on_node"):
+        return given  # type: ignore[no-any-return]
+    if callable(given):
+        return FunctionRule(given)
+    raise RewardError(
+        f"{given!r} is no reward: give a function (trace, task), or an object with on_node / on_end"
+    )
+
+
+class Scorer:
+    """Applies rules to one episode and books what they give; the same whoever drives the episode."""
+
+    __slots__ = ("booked", "ended", "ids", "rules", "seen", "task")
+
+    def __init__(self, rules: Sequence[Rule], task: Task) -> None:
+        self.rules, self.task = rules, task
+        self.booked: list[Credit] = []
+        self.seen: set[str] = set()
+        self.ids: set[str] = set()
+        self.ended = False
+
+    def advance(self, trace: Trace) -> list[Credit]:
+        """Book what has become known since the last call, and give just that."""
+        fresh: list[Credit] = []
+        for node in trace.nodes:
+            if node.id not in self.seen:
+                self.seen.add(node.id)
+                if node.kind == "act":
+                    self.ids.add(node.id)
+                for rule in self.rules:
+                    if hasattr(rule, "on_node"):
+                        self._book(rule, rule.on_node(trace, node, self.task), fresh)
+        if str(trace.ended) != "no" and not self.ended:
+            self.ended = True
+            for rule in self.rules:
+                if hasattr(rule, "on_end"):
+                    self._book(rule, rule.on_end(trace, self.task), fresh)
+            for rule in self.rules:
+                metrics = getattr(rule, "metrics", None)
+                if metrics is not None:
+                    trace.metrics.update(metrics(trace, self.task))
+        self.booked.extend(fresh)
+        trace.credits = self.booked
+        return fresh
+
+    def _book(self, rule: Rule, given: Iterable[Credit] | None, fresh: list[Credit]) -> None:
+        for credit in given or ():
+            if not isinstance(credit, tuple) or len(credit) != 3:
+                raise RewardError(
+                    f"reward {rule.name!r} gave {credit!r:.80}, which is no Credit(node, component, amount)"
+                )
+            node, component, amount = credit
+            if node not in self.ids:
+                raise RewardError(
+                    f"reward {rule.name!r} credits node {node!r}, which is no answered act of the trace"
+                )
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or not math.isfinite(amount):
+                raise RewardError(
+                    f"reward {rule.name!r} gave {amount!r:.60} to node {node!r} as {component!r}; "
+                    "an amount must be a finite number"
+                )
+            fresh.append(Credit(node, component, float(amount)))
+
+
+def check_names(rules: Sequence[Rule]) -> None:
+    """The same reward attached twice would count twice without a word: an error instead."""
+    names = [rule.name for rule in rules]
+    for name in names:
+        if names.count(name) > 1:
+            raise RewardError(f"two rewards are called {name!r}; give one of them another name")

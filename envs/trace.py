@@ -1,0 +1,229 @@
+"""The graph trajectory of an episode: who was asked what, what came back, and what it was worth.
+
+`Trace.to_dict()` is plain JSON (its keys are part of the contract); `write` and `read` keep many of them
+in one zstandard-compressed JSONL file that stays readable however the writer died.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..agents.roles import Reply
+from .ledger import Credit
+
+if TYPE_CHECKING:
+    from .workflow import Node
+
+SCHEMA = "unitymas.trace/1"
+
+
+@dataclass(slots=True)
+class Trace:
+    """One episode. `nodes` stand in canonical order; credits are kept by node and component."""
+
+    env_id: str = ""
+    task_id: str = ""
+    seed: int = 0
+    sample: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+    code_hash: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+    ended: str = "no"
+    reason: str = ""
+    error: str | None = None
+    outcome: Mapping[str, Any] | None = None
+    grade: Any = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    credits: list[Credit] = field(default_factory=list)
+    tags: dict[str, Any] = field(default_factory=dict)  # timings, team, versions: not compared
+
+    def acts(self, role: str | None = None) -> list[Node]:
+        """The acts, all or of one role, in canonical order."""
+        return [n for n in self.nodes if n.kind == "act" and (role is None or n.role == role)]
+
+    def uses(self, tool: str | None = None) -> list[Node]:
+        """The tool uses, all or of one tool, in canonical order."""
+        return [n for n in self.nodes if n.kind == "use" and (tool is None or n.tool == tool)]
+
+    def node(self, id: str) -> Node:
+        """The node with this id."""
+        for node in self.nodes:
+            if node.id == id:
+                return node
+        raise KeyError(f"no node {id!r} in this trace; it has {', '.join(n.id for n in self.nodes)}")
+
+    def rewards(self, id: str) -> dict[str, float]:
+        """A node's credits, summed by component."""
+        table: dict[str, float] = {}
+        for credit in self.credits:
+            if credit.node == id:
+                table[credit.component] = table.get(credit.component, 0.0) + credit.amount
+        return table
+
+    def to_dict(self, *, volatile: bool = True) -> dict[str, Any]:
+        """Plain JSON. Without `volatile`, only what two runs of the same episode must share."""
+        by_node: dict[str, dict[str, float]] = {}
+        for credit in self.credits:
+            row = by_node.setdefault(credit.node, {})
+            row[credit.component] = row.get(credit.component, 0.0) + credit.amount
+        plain: dict[str, Any] = {
+            "schema": SCHEMA,
+            "env_id": self.env_id,
+            "config": jsonable(self.config),
+            "code_hash": self.code_hash,
+            "task_id": self.task_id,
+            "seed": self.seed,
+            "sample": self.sample,
+            "data": jsonable(self.data),
+            "ended": str(self.ended),
+            "reason": self.reason,
+            "error": self.error,
+            "outcome": jsonable(self.outcome),
+            "grade": jsonable(self.grade),
+            "metrics": dict(self.metrics),
+            "nodes": [_node_dict(n, by_node.get(n.id, {}), volatile) for n in self.nodes],
+        }
+        if volatile:
+            plain["tags"] = jsonable(self.tags)
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Trace:
+        """The inverse of `to_dict`; an unknown schema is an error."""
+        if plain.get("schema") != SCHEMA:
+            raise ValueError(f"this is no trace of schema {SCHEMA!r}: its schema is {plain.get('schema')!r}")
+        known = (
+            "env_id",
+            "config",
+            "code_hash",
+            "task_id",
+            "seed",
+            "data",
+            "ended",
+            "reason",
+            "error",
+            "outcome",
+        )
+        trace = cls(**{name: plain[name] for name in known})
+        trace.sample, trace.grade = plain.get("sample", 0), plain.get("grade")
+        trace.metrics, trace.tags = dict(plain["metrics"]), dict(plain.get("tags", {}))
+        for row in plain["nodes"]:
+            trace.nodes.append(_node_from(row))
+            trace.credits.extend(Credit(row["id"], name, amount) for name, amount in row["rewards"].items())
+        return trace
+
+
+def _node_dict(node: Node, rewards: Mapping[str, float], volatile: bool) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "id": node.id,
+        "kind": node.kind,
+        "role": node.role,
+        "agent": node.agent,
+        "turn": node.turn,
+        "round": node.round,
+        "parents": list(node.parents),
+        "messages": [jsonable(m) for m in node.messages],
+        "reply": node.text,
+        "ok": node.ok,
+        "value": jsonable(node.value),
+        "tool": node.tool,
+        "args": jsonable(node.args),
+        "result": jsonable(node.result),
+        "private": jsonable(node.private),
+        "error": node.error,
+        "rewards": dict(rewards),
+        "credit": sum(rewards.values()),
+    }
+    if volatile:
+        plain["meta"] = jsonable(node.meta)
+    return plain
+
+
+def _node_from(row: Mapping[str, Any]) -> Node:
+    from .workflow import ANSWERED, Act, Use  # the workflow module knows traces for its types only
+
+    node: Node
+    if row["kind"] == "act":
+        node = Act(row["agent"], row["role"], tuple(row["messages"]), None)  # type: ignore[arg-type]
+        node.reply = Reply(row["reply"], row["ok"], row["value"], row["id"])
+    else:
+        node = Use(row["tool"], row["args"])
+        node.result, node.private, node.error = row["result"], row["private"], row["error"]
+    node.id, node.turn, node.round = row["id"], row["turn"], row["round"]
+    node.parents, node.meta, node.state = tuple(row["parents"]), row.get("meta", {}), ANSWERED
+    return node
+
+
+def jsonable(value: Any) -> Any:
+    """Plain JSON types out of frozen data; what has no JSON form becomes its repr."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return value if type(value) is str else str(value)
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    if isinstance(value, set | frozenset):
+        return sorted((jsonable(v) for v in value), key=repr)
+    if hasattr(value, "to_dict"):
+        return jsonable(value.to_dict())
+    return repr(value)
+
+
+def dumps(trace: Trace) -> bytes:
+    """One line of JSON. Lone surrogates, which models do produce, are escaped."""
+    return json.dumps(trace.to_dict(), ensure_ascii=True, separators=(",", ":"), allow_nan=True).encode()
+
+
+def write(traces: Iterable[Trace], path: str | Path, *, append: bool = False) -> int:
+    """Write traces to a `.jsonl` or `.jsonl.zst` file; returns how many. Each is a frame of its own."""
+    import zstandard
+
+    path, count = Path(path), 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    compress = zstandard.ZstdCompressor(level=3).compress if path.suffix == ".zst" else bytes
+    with open(path, "ab" if append else "wb") as file:
+        for trace in traces:
+            file.write(compress(dumps(trace) + b"\n"))
+            count += 1
+    return count
+
+
+def read(path: str | Path) -> Iterator[Trace]:
+    """The traces of a file, in order. A torn last line (its writer was killed) is left out."""
+    for row in read_dicts(path):
+        yield Trace.from_dict(row)
+
+
+def read_dicts(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The same as plain dicts."""
+    import zstandard
+
+    path = Path(path)
+    with open(path, "rb") as raw:
+        source: Any = raw
+        if path.suffix == ".zst":
+            source = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+        lines = io.BufferedReader(source) if path.suffix == ".zst" else raw
+        number = 0
+        while True:
+            number += 1
+            try:
+                line = lines.readline()
+            except zstandard.ZstdError:
+                return  # a torn frame at the end
+            if not line:
+                return
+            if not line.endswith(b"\n"):
+                return  # a torn line at the end
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: this is not a line of JSON ({error})") from error

@@ -1,0 +1,335 @@
+"""What a workflow author meets: `Workflow`, and the `Episode` its `run` is given.
+
+A workflow is a sans-IO program. It never calls a model, a retriever or a clock: it *asks*, and whoever
+drives it answers. Every `ep.act`, `ep.use` and `ep.all` only makes a request; awaiting the request
+hands it to the driver (`execution.Execution`), which resumes `run` with the answer.
+
+    class Debate(Workflow):
+        roles = (Role("solver", instances=2, reply=Tags("answer")),
+                 Role("judge", reply=Choice("1", "2", otherwise="1")))
+
+        async def run(self, ep):
+            first, second = await ep.all(*(ep.act(s, ask(ep.task)) for s in ep.cast("solver")))
+            pick = await ep.act("judge", compare(ep.task, first, second))
+            return Outcome(answer=(first, second)[int(pick.value) - 1].value)
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..agents.frozen import FrozenDict, View, freeze
+from ..agents.roles import Format, Reply, Role
+from .tasks import QA, Schema
+
+if TYPE_CHECKING:
+    from .tasks import Task
+    from .trace import Trace
+
+MADE, PENDING, ANSWERED = 0, 1, 2
+EMPTY = FrozenDict()
+
+
+class WorkflowError(RuntimeError):
+    """A workflow broke one of the rules of the core; the message says which, where, and what to do."""
+
+
+class ToolError(RuntimeError):
+    """A tool failed. It is journalled: `run` may catch it, and a replay raises it again."""
+
+
+class Outcome(FrozenDict):
+    """What an episode came to, by name: `Outcome(answer="Paris")`."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__({name: freeze(value) for name, value in values.items()})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_outcome, (dict(self),))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(
+                f"the outcome has no {name!r}; it has {', '.join(self) or 'nothing'}"
+            ) from None
+
+
+def _outcome(values: dict[str, Any]) -> Outcome:
+    return Outcome(**values)
+
+
+class Node:
+    """A request, and once answered, a node of the graph trajectory. Class attributes are the defaults."""
+
+    kind: ClassVar[str] = ""
+    id: str = ""
+    round: int = 0
+    turn: int | None = None
+    parents: tuple[str, ...] = ()
+    agent: str | None = None
+    role: str | None = None
+    messages: tuple[Mapping[str, Any], ...] = ()
+    reply: Reply | None = None
+    tool: str | None = None
+    args: FrozenDict | None = None
+    result: Any = None
+    private: Any = None
+    error: str | None = None
+    meta: Mapping[str, Any] = EMPTY
+    state: int = MADE
+
+    def __await__(self) -> Generator[Node, Any, Any]:
+        if self.state:
+            raise WorkflowError(
+                f"the request to {self.agent or self.tool!r} was awaited twice; make a new one"
+            )
+        self.state = PENDING
+        return (yield self)
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether the reply was legal (acts), or the tool succeeded (uses)."""
+        if self.kind == "use":
+            return self.error is None
+        return None if self.reply is None else self.reply.ok
+
+    @property
+    def value(self) -> Any:
+        """What the reply's format read out of it."""
+        return None if self.reply is None else self.reply.value
+
+    @property
+    def text(self) -> str | None:
+        """The reply as it was said."""
+        return None if self.reply is None else self.reply.text
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.id or '?'} {self.agent or self.tool}>"
+
+
+class Act(Node):
+    """A role is asked to speak."""
+
+    kind = "act"
+    max_tokens: int | None = None
+
+    def __init__(
+        self, agent: str, role: str, messages: tuple[Mapping[str, Any], ...], format: Format
+    ) -> None:
+        self.agent = agent
+        self.role = role
+        self.messages = messages
+        self.format = format
+
+
+class Use(Node):
+    """A tool is used."""
+
+    kind = "use"
+
+    def __init__(self, tool: str, args: FrozenDict) -> None:
+        self.tool = tool
+        self.args = args
+
+
+class Join:
+    """Several branches side by side; awaited, it gives their results in order."""
+
+    __slots__ = ("branches", "state")
+
+    def __init__(self, branches: tuple[Coroutine[Any, Any, Any], ...]) -> None:
+        self.branches = branches
+        self.state = MADE
+
+    def __await__(self) -> Generator[Join, Any, Any]:
+        if self.state:
+            raise WorkflowError("the same ep.all(…) was awaited twice; make a new one")
+        self.state = PENDING
+        return (yield self)
+
+
+async def _just(request: Awaitable[Any]) -> Any:
+    return await request
+
+
+class Episode:
+    """What `run` sees: the task without its reference, chance, and the three ways to ask."""
+
+    __slots__ = ("_cast", "_made", "_rng", "_roles", "_seed", "_tools", "task")
+
+    def __init__(self, task: View, seed: int, roles: Mapping[str, Role], tools: Sequence[str]) -> None:
+        self.task = task
+        self._seed = seed
+        self._roles = roles  # by agent
+        self._tools = tools
+        self._made: list[Node | Join] = []
+        self._rng: random.Random | None = None
+
+    @property
+    def rng(self) -> random.Random:
+        """The only source of chance inside `run`; seeded by the episode."""
+        if self._rng is None:
+            self._rng = random.Random(self._seed)
+        return self._rng
+
+    def cast(self, role: str) -> tuple[str, ...]:
+        """The agents of a role, in order."""
+        agents = tuple(agent for agent, known in self._roles.items() if known.name == role)
+        if not agents:
+            raise unknown("role", role, {known.name for known in self._roles.values()})
+        return agents
+
+    def act(
+        self,
+        agent: str,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        reply: Format | None = None,
+        turn: int | None = None,
+        max_tokens: int | None = None,
+    ) -> Act:
+        """Ask an agent to speak; awaited, gives its `Reply`. `reply` overrides the role's format."""
+        role = self._roles.get(agent)
+        if role is None:
+            raise unknown("agent", agent, self._roles)
+        if type(prompt) is str:
+            messages: tuple[Mapping[str, Any], ...] = ({"role": "user", "content": prompt},)
+        else:
+            messages = _checked_messages(agent, prompt)
+        if role.system:
+            messages = ({"role": "system", "content": role.system}, *messages)
+        node = Act(agent, role.name, messages, reply or role.reply)
+        if turn is not None:
+            node.turn = turn
+        if max_tokens is not None:
+            node.max_tokens = max_tokens
+        self._made.append(node)
+        return node
+
+    def use(self, tool: str, **args: Any) -> Use:
+        """Use a tool; awaited, gives its (public) result, or raises the `ToolError` it failed with."""
+        if tool not in self._tools and tool.partition(":")[0] not in self._tools:
+            raise unknown("tool", tool, self._tools)
+        node = Use(tool, FrozenDict({name: freeze(value) for name, value in args.items()}))
+        self._made.append(node)
+        return node
+
+    def all(self, *branches: Awaitable[Any]) -> Join:
+        """Side by side: requests, or coroutines of requests. Awaited, gives their results in order."""
+        coroutines = []
+        for branch in branches:
+            if isinstance(branch, Coroutine):
+                coroutines.append(branch)
+            elif isinstance(branch, Node | Join):
+                coroutines.append(_just(branch))
+            else:
+                raise WorkflowError(
+                    f"ep.all takes ep.act(…), ep.use(…) or coroutines of them, not {branch!r}"
+                )
+        join = Join(tuple(coroutines))
+        self._made.append(join)
+        return join
+
+    def memory(self, agent: str) -> Memory:
+        """A conversation of this agent's own, which every act of it continues."""
+        return Memory(self, agent)
+
+    def _forgotten(self) -> Node | Join | None:
+        for request in self._made:
+            if request.state == MADE:
+                return request
+        return None
+
+
+class Memory:
+    """An agent's own conversation: each act sees all that came before, its own words included."""
+
+    __slots__ = ("agent", "ep", "messages")
+
+    def __init__(self, ep: Episode, agent: str) -> None:
+        self.ep, self.agent = ep, agent
+        self.messages: tuple[Mapping[str, Any], ...] = ()
+
+    def hear(self, text: str) -> None:
+        """Add something to the conversation without asking for a reply."""
+        self.messages += ({"role": "user", "content": text},)
+
+    async def act(self, prompt: str, **how: Any) -> Reply:
+        """Say `prompt` to the agent and take its reply into the conversation."""
+        self.hear(prompt)
+        reply: Reply = await self.ep.act(self.agent, self.messages, **how)
+        self.messages += (reply.message(),)
+        return reply
+
+
+class Workflow:
+    """A team's program: declare `roles` (and `tools`, `schema`), write `run`.
+
+    Configuration comes in through `__init__`; once an environment is made of it, a workflow is frozen.
+    """
+
+    roles: tuple[Role, ...] = ()
+    tools: tuple[str, ...] = ()
+    schema: Schema = QA
+
+    async def run(self, ep: Episode) -> Outcome | None:
+        """The program. Only `ep`'s requests may be awaited."""
+        raise WorkflowError(f"{type(self).__name__} needs an `async def run(self, ep)`")
+
+    async def grade(self, ep: Episode, trace: Trace, task: Task) -> Mapping[str, Any] | None:
+        """After `run`: may use the reference, tools and judges; what it returns is `trace.grade`."""
+        return None
+
+    def seal(self) -> Workflow:
+        """Freeze the object; from here on it is shared by every episode."""
+        self.__dict__["_sealed"] = True
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get("_sealed"):
+            raise WorkflowError(
+                f"{type(self).__name__}.{name} was set inside an episode; a workflow is shared by all of them: "
+                "keep what belongs to one episode in local variables of `run`"
+            )
+        object.__setattr__(self, name, value)
+
+    def agents(self) -> dict[str, Role]:
+        """Every agent of the workflow with its role, in order."""
+        if not self.roles:
+            raise WorkflowError(f"{type(self).__name__} declares no roles")
+        table: dict[str, Role] = {}
+        for role in self.roles:
+            for agent in role.agents:
+                if agent in table:
+                    raise WorkflowError(f"{type(self).__name__}: two agents are called {agent!r}")
+                table[agent] = role
+        return table
+
+
+def unknown(what: str, name: object, known: Any) -> WorkflowError:
+    """An unknown name, answered with the nearest known ones."""
+    names = sorted(map(str, known))
+    near = difflib.get_close_matches(str(name), names, n=3)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(names) or 'none'}"
+    return WorkflowError(f"unknown {what} {name!r}; {hint}")
+
+
+def _checked_messages(agent: str, prompt: Any) -> tuple[Mapping[str, Any], ...]:
+    if isinstance(prompt, str):  # a str subclass
+        return ({"role": "user", "content": prompt},)
+    messages = tuple(prompt) if isinstance(prompt, Sequence) else ()
+    if not messages or any(
+        not isinstance(m, Mapping)
+        or not isinstance(m.get("role"), str)
+        or not isinstance(m.get("content"), str)
+        for m in messages
+    ):
+        raise WorkflowError(
+            f"the prompt to {agent!r} must be a string, or a list of {{'role': …, 'content': …}}; got {prompt!r:.200}"
+        )
+    return messages
