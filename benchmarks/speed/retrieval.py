@@ -1,0 +1,161 @@
+"""How fast is retrieval? Building and searching a BM25 index, beside bare bm25s in the same run.
+
+    python -m unitymas.benchmarks.speed.retrieval --passages 1000000
+
+Passages are made-up encyclopedia articles like those of the mini world: a few templates, many rare names. Queries
+are questions about them; one in ten has common words only, the hard case for an inverted index. Every measurement
+runs in a process of its own, so that its peak memory is its own; all use one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...envs.tools.retrieval import Analyzer, Bm25Index, Passage
+
+SYLLABLES = [a + b for a in "b br d f g gr h k l m n p r s st t tr v z".split() for b in "a e i o u ai or an el".split()]
+TRADES = "architect painter composer engineer botanist explorer novelist surgeon weaver pilot".split()
+THINGS = "bridge opera museum novel railway garden theatre telescope harbour cathedral".split()
+TEMPLATES = (
+    "{a} is a {trade} who was born in {b} in {y}. After studying with {c}, {a} moved to {d} and designed the {thing} "
+    "of {b}, which opened in {z}. It is the largest {thing} in the province of {e}.",
+    "{a} is a town in the province of {b}, founded in {y} by the {trade} {c}. The town is known for its {thing}, built "
+    "by {d} in {z}, and for a yearly market. The river {e} flows through {a}.",
+    "The {thing} of {a} was completed in {y} by {b}, a {trade} from {c}. It replaced an older {thing} that burned down "
+    "in {z}. The company {d} owns it, and the head of the company is {e}.",
+)
+QUESTIONS = ("In which year was the {thing} of {a} completed, and by which {trade}?",
+             "Who founded the town of {a}?", "Where was the {trade} {a} born?",
+             "Which company owns the {thing} designed by {a} from {b}?")
+COMMON = ("Which {trade} designed the largest {thing} in the province?", "A town known for its {thing} on the river")
+
+
+def name(rng: random.Random) -> str:
+    return " ".join("".join(rng.choices(SYLLABLES, k=rng.choice((2, 2, 3)))).title() for _ in range(rng.choice((1, 2))))
+
+
+def fill(template: str, rng: random.Random, names: list[str]) -> str:
+    slots = dict(zip("abcde", rng.choices(names, k=5), strict=True))
+    return template.format(trade=rng.choice(TRADES), thing=rng.choice(THINGS), y=rng.randrange(1400, 2030),
+                           z=rng.randrange(1400, 2030), **slots)
+
+
+def world(seed: int) -> tuple[random.Random, list[str]]:
+    rng = random.Random(seed)
+    return rng, [name(rng) for _ in range(300_000)]
+
+
+def passages(count: int) -> Iterator[Passage]:
+    rng, names = world(0)
+    for position in range(count):
+        title = names[position % len(names)]
+        text = fill(TEMPLATES[position % len(TEMPLATES)].replace("{a}", title, 1), rng, names)
+        yield Passage(id=str(position), title=title, text=text)
+
+
+def questions(count: int) -> list[str]:
+    _, names = world(0)
+    rng = random.Random(1)
+    return [fill(rng.choice(COMMON if place % 10 == 9 else QUESTIONS), rng, names) for place in range(count)]
+
+
+def measure_build(count: int, path: str) -> dict[str, float]:
+    start = time.perf_counter()
+    for _ in passages(count):  # what making them up costs is not the index's
+        pass
+    making = time.perf_counter() - start
+    start = time.perf_counter()
+    Bm25Index.build(passages(count), path)
+    size = sum(file.stat().st_size for file in Path(path).iterdir())
+    return {"build_s": time.perf_counter() - start - making, "index_gb": size / 1e9}
+
+
+def measure_search(count: int, path: str) -> dict[str, float]:
+    index = Bm25Index.open(path)
+    return time_queries(lambda query: index(query, 5), questions(count))
+
+
+def measure_bm25s(count: int, queries: int) -> dict[str, float]:
+    import bm25s
+
+    analyze, bare = Analyzer(), bm25s.BM25(method="lucene")
+    kept = list(passages(count))
+    start = time.perf_counter()
+    bare.index([analyze(f"{one['title']} {one['text']}") for one in kept], show_progress=False)
+    seconds = time.perf_counter() - start
+    return {"build_s": seconds, **time_queries(
+        lambda query: bare.retrieve([analyze(query)], corpus=kept, k=5, show_progress=False), questions(queries))}
+
+
+def measure_small(count: int, queries: int) -> dict[str, float]:
+    index = Bm25Index.build(passages(count))
+    return time_queries(lambda query: index(query, 5), questions(queries))
+
+
+def time_queries(ask: Callable[[str], Any], queries: list[str]) -> dict[str, float]:
+    for query in queries[:20]:
+        ask(query)
+    times = []
+    for query in queries:
+        start = time.perf_counter()
+        ask(query)
+        times.append(time.perf_counter() - start)
+    p50, p99 = np.percentile(times, [50, 99]) * 1000
+    return {"queries_per_s": len(times) / sum(times), "p50_ms": p50, "p99_ms": p99, "max_ms": max(times) * 1000}
+
+
+def _child(measure: Callable[..., dict[str, float]], args: tuple[Any, ...], out: Any) -> None:
+    figures = measure(*args)
+    figures["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # Linux counts in KB
+    out.send(figures)
+
+
+def alone(measure: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
+    """Run a measurement in a fresh process and return its figures."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(measure, args, sender))
+    process.start()
+    sender.close()
+    figures: dict[str, float] = receiver.recv()
+    process.join()
+    return {key: round(value, 4) for key, value in figures.items()}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--passages", type=int, default=1_000_000)
+    parser.add_argument("--queries", type=int, default=2000)
+    parser.add_argument("--bare-queries", type=int, default=200, help="queries for bm25s, which takes longer")
+    parser.add_argument("--dir", help="where to put the index (default: a temporary directory)")
+    options = parser.parse_args(argv)
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the measuring processes
+    with tempfile.TemporaryDirectory(dir=options.dir) as directory:
+        path = f"{directory}/index"
+        results = {
+            "build": alone(measure_build, options.passages, path),
+            "search": alone(measure_search, options.queries, path),
+            "bare bm25s": alone(measure_bm25s, options.passages, options.bare_queries),
+            "small (300 passages, in memory)": alone(measure_small, 300, options.queries),
+        }
+    ratio = results["search"]["queries_per_s"] / results["bare bm25s"]["queries_per_s"]
+    for key, figures in results.items():
+        print(f"{key}: {json.dumps(figures)}", flush=True)
+    print(f"queries per second, ours / bare bm25s: {ratio:.1f}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

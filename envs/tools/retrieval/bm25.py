@@ -1,0 +1,309 @@
+"""BM25 in this process: an index in memory or mapped from disk, exact and deterministic.
+
+    index = Bm25Index.build(passages)                       # in memory
+    index = Bm25Index.build(passages, "wiki.index")         # on disk, built once
+    index = Bm25Index.open("wiki.index")                    # mapped: processes share one copy
+    index("who directed Metropolis", 5)                     # [{id, title, text}, …]
+
+Every term has its list of passages with ready-made impacts (postings.py), so scoring is adding. A small corpus is
+simply summed. In a large one a query's rare words are summed first, and its common words are only looked up for
+passages that can still reach the best k (the MaxScore rule), with the same result as summing everything.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .base import Hit, Index, IntArray, Passage, RetrievalError, best_first, check_k, check_queries
+from .postings import UNIT, Postings, PostingsBuilder
+from .store import (
+    Draft,
+    Fingerprint,
+    PassageFile,
+    PassageWriter,
+    Strings,
+    check_files,
+    encode,
+    new_index,
+    read_array,
+    read_manifest,
+)
+from .text import Analyzer
+
+SMALL = 4096
+"""Up to so many passages, summing everything is the fastest way."""
+
+LONG = 4096
+"""A list of so many passages is worth an effort to skip."""
+
+MOST_WORDS = 1000
+"""Words of a query that are read; a longer query is cut here."""
+
+
+class _List(NamedTuple):
+    """One query term's postings, with the most it can add to a score."""
+
+    bound: int
+    passages: IntArray
+    impacts: IntArray
+
+    def times(self, weight: int) -> _List:
+        """The list of a word that the query says `weight` times."""
+        return _List(self.bound * weight, self.passages, self.impacts * weight)
+
+
+class Bm25Index(Index):
+    """A BM25 index; make one with `build` or `open`."""
+
+    def __init__(self, passages: Sequence[Passage], terms: Mapping[str, int], postings: Postings,
+                 analyze: Analyzer, fingerprint: str, path: Path | None = None) -> None:
+        self.fingerprint = fingerprint
+        self.path = path
+        self.analyze = analyze
+        self._passages, self._terms, self._postings = passages, terms, postings
+        self._seen: dict[str, _List] = {}
+        self._scratch = threading.local()
+
+    @classmethod
+    def build(cls, passages: Iterable[Passage], path: str | Path | None = None, *, analyze: Analyzer | None = None,
+              k1: float = 1.5, b: float = 0.75, overwrite: bool = False) -> Bm25Index:
+        """Index `passages`, in memory or as a directory at `path`.
+
+        An index of the same passages and settings that is already at `path` is opened and left as it is.
+        `k1` (usually 0.9-2) says how soon repeating a word stops counting, `b` (0-1) how much length counts.
+        """
+        analyze = analyze or Analyzer()
+        settings = {"k1": k1, "b": b, **analyze.settings()}
+        if path is None:
+            return cls._build_in_memory(passages, analyze, settings)
+        path = Path(path)
+        if path.exists() and not overwrite:
+            return cls._reuse(passages, path, settings)
+        manifest: dict[str, Any] = {"kind": "bm25", "settings": settings}
+        with new_index(path, manifest, overwrite=overwrite) as draft:
+            manifest["fingerprint"], manifest["passages"] = _write(passages, draft, analyze, settings)
+        return cls.open(path, verify=False)
+
+    @classmethod
+    def open(cls, path: str | Path, *, verify: bool = True) -> Bm25Index:
+        """The index at `path`. `verify` reads every file once to compare checksums (about 1 GB/s)."""
+        path = Path(path)
+        manifest = read_manifest(path)
+        if manifest["kind"] != "bm25":
+            raise RetrievalError(f"{path} is a {manifest['kind']} index; open it with `open_index`")
+        check_files(path, manifest, contents=verify)
+        settings = manifest["settings"]
+        postings = Postings(
+            starts=read_array(path / "starts", np.int64), passages=read_array(path / "postings", np.int32),
+            impacts=read_array(path / "impacts", np.int32), peaks=read_array(path / "peaks", np.int32))
+        analyze = Analyzer(stem=settings["stem"], stop_words=settings["stop_words"])
+        return cls(PassageFile(path), _TermFile(path), postings, analyze, manifest["fingerprint"], path)
+
+    @classmethod
+    def _build_in_memory(cls, passages: Iterable[Passage], analyze: Analyzer, settings: dict[str, Any]) -> Bm25Index:
+        kept: list[Passage] = []
+        builder, fingerprint = PostingsBuilder(), Fingerprint("bm25", settings)
+        for position, raw in enumerate(passages):
+            passage, line = encode(raw, position)
+            fingerprint.add(line)
+            kept.append(passage)
+            builder.add(analyze(f"{passage['title']} {passage['text']}"))
+        terms, postings = builder.finish(lambda name, dtype, shape: np.empty(shape, dtype),
+                                         k1=settings["k1"], b=settings["b"])
+        return cls(kept, {term: number for number, term in enumerate(terms)}, postings, analyze, str(fingerprint))
+
+    @classmethod
+    def _reuse(cls, passages: Iterable[Passage], path: Path, settings: dict[str, Any]) -> Bm25Index:
+        """The index at `path`, if it is the one that building would give."""
+        index = cls.open(path)
+        fingerprint = Fingerprint("bm25", settings)
+        for position, raw in enumerate(passages):
+            fingerprint.add(encode(raw, position)[1])
+        if str(fingerprint) != index.fingerprint:
+            raise RetrievalError(f"{path} holds an index of other passages or settings: "
+                                 "choose another path, or pass overwrite=True")
+        return index
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    def passage(self, position: int) -> Passage:
+        found = self._passages[position]
+        return Passage(id=found["id"], title=found["title"], text=found["text"])
+
+    def __call__(self, query: str, k: int) -> list[Passage]:
+        check_k(k)
+        return [self.passage(position) for position, _ in self._search(query, k)]
+
+    def search_many(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        check_k(k)
+        check_queries(queries)
+        return [[Hit(position, score / UNIT) for position, score in self._search(query, k)] for query in queries]
+
+    async def aretrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        if len(self) <= SMALL:  # answering is quicker than handing over to a thread
+            return self.retrieve_many(queries, k)
+        return await super().aretrieve_many(queries, k)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.path is not None:
+            return _open_unverified, (self.path.absolute(), self.fingerprint)
+        return Bm25Index, (self._passages, self._terms, self._postings, self.analyze, self.fingerprint)
+
+    def _search(self, query: str, k: int) -> list[tuple[int, int]]:
+        """(position, score in UNITs) of the `k` best passages that share a word with the query."""
+        lists = self._lists(query)
+        if not lists:
+            return []
+        if len(self) <= SMALL:
+            return self._sum(lists, k)
+        return self._skip(sorted(lists, key=lambda item: (-item.bound, len(item.passages))), k)
+
+    def _lists(self, query: str) -> list[_List]:
+        lists = []
+        for word, weight in Counter(self.analyze(query)[:MOST_WORDS]).items():
+            found = self._seen.get(word) or self._find(word)
+            if found is not None:
+                lists.append(found if weight == 1 else found.times(weight))
+        return lists
+
+    def _find(self, word: str) -> _List | None:
+        """The word's postings; those of a small corpus are remembered, as slicing costs more than summing."""
+        term = self._terms.get(word)
+        if term is None:
+            return None
+        postings = self._postings
+        start, end = postings.starts[term : term + 2].tolist()
+        found = _List(int(postings.peaks[term]), postings.passages[start:end], postings.impacts[start:end])
+        if len(self) <= SMALL:
+            self._seen[word] = found
+        return found
+
+    def _sum(self, lists: list[_List], k: int) -> list[tuple[int, int]]:
+        passages = np.concatenate([item.passages for item in lists])
+        scores = np.bincount(passages, np.concatenate([item.impacts for item in lists]))
+        found = scores.nonzero()[0]
+        return best_first(scores[found], found, k)
+
+    def _skip(self, lists: list[_List], k: int) -> list[tuple[int, int]]:
+        """Sum the lists from the highest bound down, only until no passage outside them can reach the best k;
+        then finish the passages already met by looking them up in the lists that remain."""
+        rest = np.cumsum([item.bound for item in reversed(lists)])[::-1].tolist() + [0]  # rest[i]: all from i on
+        scores = self._take_zeros()
+        floor, met = 0, 0
+        while met < len(lists) and rest[met] >= floor:  # an equal score may still win by its position
+            passages = lists[met].passages
+            scores[passages] += lists[met].impacts
+            met += 1
+            if met < len(lists) and len(lists[met].passages) > LONG:
+                floor = max(floor, _floor(scores, passages, lists[met:], k))
+        found, totals = self._collect(scores, [item.passages for item in lists[:met]], max(floor - rest[met], 1))
+        for place in range(met, len(lists)):
+            totals = totals + _look_up(lists[place], found)
+            able = totals + rest[place + 1] >= floor
+            found, totals = found[able], totals[able]
+        return best_first(totals, found, k)
+
+    def _collect(self, scores: IntArray, touched: list[IntArray], least: int) -> tuple[IntArray, IntArray]:
+        """The passages that score at least `least`, and their scores; `scores` is zeroed and given back."""
+        if sum(map(len, touched)) > len(self) // 32:  # one pass over the corpus costs less than over the lists
+            found = (scores >= least).nonzero()[0]
+            totals = scores[found]
+            scores.fill(0)
+        else:
+            union = np.unique(np.concatenate(touched))
+            found = union[scores[union] >= least]
+            totals = scores[found]
+            scores[union] = 0
+        self._scratch.zeros = scores
+        return found, totals
+
+    def _take_zeros(self) -> npt.NDArray[np.int32]:
+        """An all-zero array over the corpus: this thread's own, which `_collect` gives back, else a new one."""
+        zeros: npt.NDArray[np.int32] | None = self._scratch.__dict__.pop("zeros", None)
+        return np.zeros(len(self), np.int32) if zeros is None else zeros
+
+
+def _floor(scores: IntArray, passages: IntArray, remaining: list[_List], k: int) -> int:
+    """A score that at least k passages reach: the k-th best full score among the most promising `passages`."""
+    if len(passages) < k:
+        return 0
+    partial = scores[passages]
+    if len(passages) > 4 * k:
+        best = np.sort(np.argpartition(partial, -4 * k)[-4 * k :])
+        partial, passages = partial[best], passages[best]
+    for item in remaining:
+        partial = partial + _look_up(item, passages)
+    return int(np.partition(partial, len(partial) - k)[-k])
+
+
+def _look_up(item: _List, wanted: IntArray) -> IntArray:
+    """What the term adds to each of the `wanted` passages; 0 where it does not occur."""
+    places = np.searchsorted(item.passages, wanted)
+    places[places == len(item.passages)] = 0
+    impacts: IntArray = np.where(item.passages[places] == wanted, item.impacts[places], 0)
+    return impacts
+
+
+class _TermFile(Mapping[str, int]):
+    """The sorted terms of an index on disk. Terms once found are remembered."""
+
+    def __init__(self, path: Path) -> None:
+        self._terms = Strings(path / "terms", path / "terms.offsets")
+        self._found: dict[str, int] = {}
+
+    def get(self, term: str, default: Any = None) -> Any:
+        if term not in self._found:
+            wanted = term.encode()
+            place = bisect_left(self._terms, wanted)
+            if place == len(self._terms) or self._terms[place] != wanted:
+                return default
+            self._found[term] = place
+        return self._found[term]
+
+    def __getitem__(self, term: str) -> int:
+        number = self.get(term)
+        if number is None:
+            raise KeyError(term)
+        return int(number)
+
+    def __len__(self) -> int:
+        return len(self._terms)
+
+    def __iter__(self) -> Any:
+        return (term.decode() for term in self._terms)
+
+
+def _write(passages: Iterable[Passage], draft: Draft, analyze: Analyzer, settings: dict[str, Any]) -> tuple[str, int]:
+    """Write all files of an index; its fingerprint and number of passages."""
+    builder, fingerprint, kept = PostingsBuilder(draft.directory), Fingerprint("bm25", settings), PassageWriter(draft)
+    position = -1
+    for position, raw in enumerate(passages):
+        passage, line = encode(raw, position)
+        fingerprint.add(line)
+        kept.add(line)
+        builder.add(analyze(f"{passage['title']} {passage['text']}"))
+    kept.close()
+    terms, _ = builder.finish(draft.array, k1=settings["k1"], b=settings["b"])
+    ends = [0]
+    with draft.file("terms") as file:
+        for term in terms:
+            ends.append(ends[-1] + file.write(term.encode()))
+    draft.save("terms.offsets", np.array(ends, np.int64))
+    return str(fingerprint), position + 1
+
+
+def _open_unverified(path: Path, fingerprint: str) -> Bm25Index:
+    """Unpickling: the sender has verified the files; only that they are still the same index is checked."""
+    index = Bm25Index.open(path, verify=False)
+    if index.fingerprint != fingerprint:
+        raise RetrievalError(f"{path} was replaced by another index since this retriever was pickled")
+    return index

@@ -1,0 +1,131 @@
+"""Inverting a corpus with bounded memory: passages in, one sorted list of (passage, impact) per term out.
+
+Terms are collected in runs; a full run is sorted, counted and, for an index on disk, spilled. At the end the runs
+are dealt into place: they are in corpus order, so every list comes out sorted. An impact is what a term adds to a
+passage's BM25 score, known at indexing time and kept as a fixed-point integer: integer sums are the same in any
+order, which makes scores and ties exact whatever the search skips.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+UNIT = 1 << 16
+"""An impact of 1.0. A query of at most 1,000 words cannot overflow 31 bits with it."""
+
+RUN = 8_000_000
+"""Words in a run; sorting one takes about 40 bytes each."""
+
+Run = npt.NDArray[np.int32]  # rows: term, passage, count; sorted by term, then passage
+Allocate = Callable[[str, npt.DTypeLike, tuple[int, ...]], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Postings:
+    """For term t, `passages[starts[t]:starts[t + 1]]`, ascending, and their impacts; `peaks[t]` is the largest."""
+
+    starts: npt.NDArray[np.int64]
+    passages: npt.NDArray[np.int32]
+    impacts: npt.NDArray[np.int32]
+    peaks: npt.NDArray[np.int32]
+
+
+class PostingsBuilder:
+    """Collects the terms of passages, then inverts them."""
+
+    def __init__(self, spill: Path | None = None, run: int = RUN) -> None:
+        self._spill, self._run = spill, run
+        self._numbers: defaultdict[str, int] = defaultdict()
+        self._numbers.default_factory = self._numbers.__len__  # a new term gets the next number
+        self._words = array("i")  # term numbers of the current run
+        self._lengths = array("i")  # of all passages
+        self._run_start = 0  # the first passage of the current run
+        self._runs: list[Run | Path] = []
+
+    def add(self, terms: list[str]) -> None:
+        """The terms of the next passage."""
+        self._words.extend(map(self._numbers.__getitem__, terms))
+        self._lengths.append(len(terms))
+        if len(self._words) >= self._run:
+            self._end_run()
+
+    def finish(self, allocate: Allocate, *, k1: float, b: float) -> tuple[list[str], Postings]:
+        """The terms, sorted, and their postings in arrays from `allocate(name, dtype, shape)`."""
+        self._end_run()
+        terms = sorted(self._numbers)
+        order = np.fromiter(map(self._numbers.__getitem__, terms), np.int64, len(terms))
+        rank = np.empty(len(terms), np.int64)
+        rank[order] = np.arange(len(terms))
+        frequency = sum((np.bincount(run[0], minlength=len(terms)) for run in self._load_runs()),
+                        np.zeros(len(terms), np.int64))[order]
+        postings = Postings(
+            starts=allocate("starts", np.int64, (len(terms) + 1,)),
+            passages=allocate("postings", np.int32, (int(frequency.sum()),)),
+            impacts=allocate("impacts", np.int32, (int(frequency.sum()),)),
+            peaks=allocate("peaks", np.int32, (len(terms),)),
+        )
+        postings.starts[0] = 0
+        np.cumsum(frequency, out=postings.starts[1:])
+        weigh = _bm25(frequency, np.frombuffer(self._lengths, np.int32), k1, b)
+        self._deal(rank, weigh, postings)
+        if len(terms):
+            np.maximum.reduceat(postings.impacts, postings.starts[:-1], out=postings.peaks)
+        return terms, postings
+
+    def _end_run(self) -> None:
+        """Sort and count the current run, keep it, and start another."""
+        lengths = np.array(self._lengths[self._run_start :], np.int32)
+        passages = np.repeat(np.arange(self._run_start, len(self._lengths), dtype=np.int64), lengths)
+        keys = np.frombuffer(self._words, np.int32).astype(np.int64) << 32 | passages
+        keys.sort()
+        first = np.flatnonzero(np.diff(keys, prepend=-1))
+        counts = np.diff(first, append=len(keys))
+        keys = keys[first]
+        run = np.stack([keys >> 32, keys & 0xFFFFFFFF, counts]).astype(np.int32)
+        self._words, self._run_start = array("i"), len(self._lengths)
+        if self._spill is None:
+            self._runs.append(run)
+        else:
+            file = self._spill / f"run-{len(self._runs)}.npy"
+            with open(file, "wb") as handle:  # not np.save(path): a full disk must be an OSError with its errno
+                handle.write(run.data)
+            self._runs.append(file)
+
+    def _load_runs(self) -> Any:
+        for run in self._runs:
+            yield np.fromfile(run, np.int32).reshape(3, -1) if isinstance(run, Path) else run
+
+    def _deal(self, rank: npt.NDArray[np.int64], weigh: Any, postings: Postings) -> None:
+        """Copy each run's stretch of every term behind those of the runs before."""
+        filled = np.array(postings.starts[:-1])
+        for run in self._load_runs():
+            terms, passages, counts = rank[run[0]], run[1], run[2]
+            first = np.flatnonzero(np.diff(terms, prepend=-1))
+            sizes = np.diff(first, append=len(terms))
+            places = np.repeat(filled[terms[first]] - first, sizes) + np.arange(len(terms))
+            postings.passages[places] = passages
+            postings.impacts[places] = weigh(terms, passages, counts)
+            filled[terms[first]] += sizes
+        for run_file in self._runs:
+            if isinstance(run_file, Path):
+                run_file.unlink()
+
+
+def _bm25(frequency: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], k1: float, b: float) -> Any:
+    """Lucene's BM25: idf * tf / (tf + k1 * (1 - b + b * length / mean length)), in units of 1 / UNIT."""
+    idf = np.log1p((len(lengths) - frequency + 0.5) / (frequency + 0.5))
+    saturation = k1 * (1 - b + b * lengths / max(float(lengths.mean()), 1e-9))
+
+    def weigh(terms: Any, passages: Any, counts: Any) -> Any:
+        impact = idf[terms] * counts / (counts + saturation[passages])
+        return np.maximum(np.rint(impact * UNIT), 1)  # a match never counts for nothing
+
+    return weigh
