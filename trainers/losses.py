@@ -15,16 +15,12 @@ References: PPO 1707.06347; dual clip 1912.09729; clip-higher (DAPO) 2503.14476;
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .batch import Batch
-
-Aggregation = Literal["token-mean", "sequence-mean", "sequence-sum", "unit-mean"]
-Estimator = Literal["k1", "k2", "k3"]
-Importance = Literal["off", "truncate", "mask", "sequence-truncate"]
+from .options import Aggregation, Estimator, Importance
 
 LOG_RATIO_LIMIT = 20.0
 """exp() of more than this overflows bf16 sums long before it means anything."""

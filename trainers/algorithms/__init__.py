@@ -1,0 +1,134 @@
+"""Algorithms by name.
+
+    algorithm = make_algorithm("grpo", clip_high=0.28)       # an unknown key is an error that names the nearest
+    list_algorithms()                                         # ["at_grpo", "dapo", …]
+    register_algorithm("mine", "my_package.mine:Mine")        # or an entry point in the group unitymas.algorithms
+
+One file each; a class is imported when it is first made. A new one: docs/new-algorithm.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from .base import Algorithm, GroupRelative, Needs, Plan, PolicyGradient, Tree
+
+__all__ = [
+    "Algorithm",
+    "GroupRelative",
+    "Needs",
+    "Plan",
+    "PolicyGradient",
+    "Tree",
+    "config_of",
+    "list_algorithms",
+    "make_algorithm",
+    "register_algorithm",
+]
+
+_WHERE: dict[str, str | type[Algorithm]] = {
+    "at_grpo": ".at_grpo:ATGRPO",
+    "dapo": ".dapo:DAPO",
+    "dr_grpo": ".dr_grpo:DrGRPO",
+    "dr_mas": ".dr_mas:DrMAS",
+    "gigpo": ".gigpo:GiGPO",
+    "grpo": ".grpo:GRPO",
+    "gspo": ".gspo:GSPO",
+    "m_grpo": ".m_grpo:MGRPO",
+    "mappo": ".mappo:MAPPO",
+    "matpo": ".matpo:MATPO",
+    "ppo": ".ppo:PPO",
+    "reinforce_pp": ".reinforce_pp:ReinforcePP",
+    "rloo": ".rloo:RLOO",
+}
+"""Name -> "module:Class" (".module" is a file of this folder), or the class itself."""
+
+
+def register_algorithm(name: str, where: str | type[Algorithm]) -> None:
+    """Add an algorithm by name: a class, or "package.module:Class", which is imported when first used."""
+    if name in _WHERE and _WHERE[name] != where:
+        raise ValueError(
+            f"an algorithm named {name!r} is already registered ({_WHERE[name]}): choose another name"
+        )
+    _WHERE[name] = where
+
+
+def list_algorithms() -> list[str]:
+    return sorted({*_WHERE, *_plugins()})
+
+
+def make_algorithm(name: str, **config: Any) -> Algorithm:
+    """The algorithm called `name`, with the fields given in `config` and the defaults of its file for the rest."""
+    cls = find_algorithm(name)
+    return cls(**_checked(name, cls, config))
+
+
+def config_of(algorithm: Algorithm) -> dict[str, Any]:
+    """Its fields and their values, in order: what a dry run prints."""
+    return {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
+
+
+def find_algorithm(name: str) -> type[Algorithm]:
+    plugins = _plugins()
+    if name in _WHERE:
+        cls = _WHERE[name]
+        if isinstance(cls, str):
+            module, _, attribute = cls.partition(":")
+            cls = getattr(import_module(module, __name__), attribute)
+    elif name in plugins:
+        cls = plugins[name].load()
+    else:
+        raise ValueError(f"unknown algorithm {name!r}: {_nearest(name, list_algorithms())}")
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+        raise TypeError(f"algorithm {name!r} is {cls!r}: it must be a class derived from Algorithm")
+    return cls
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    """Found, not loaded: a broken plug-in fails when it is asked for, and only then."""
+    return {point.name: point for point in entry_points(group="unitymas.algorithms")}
+
+
+def _checked(name: str, cls: type[Algorithm], config: dict[str, Any]) -> dict[str, Any]:
+    """Refuse unknown keys and values of the wrong kind (YAML reads `1e-3` as a string, for one)."""
+    hints = get_type_hints(cls)
+    known = [field.name for field in fields(cls)]
+    for key, value in config.items():
+        if key not in known:
+            raise ValueError(f"algorithm {name!r} has no key {key!r}: {_nearest(key, known)}")
+        if not _fits(value, hints[key]):
+            raise ValueError(f"{name}.{key} is {value!r}: expected {_described(hints[key])}")
+    return config
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin = get_origin(kind)
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, option) for option in get_args(kind))
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, origin or kind)
+
+
+def _described(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_described(option) for option in get_args(kind))
+    return "null" if kind is type(None) else str(getattr(kind, "__name__", kind))
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = get_close_matches(name, known, 1, 0.5)
+    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"

@@ -1,0 +1,63 @@
+"""AT-GRPO: agent- and turn-wise groups, made exact by sampling trees.
+
+Paper: Zhao et al., Stronger Together (Stronger-MAS / PettingLLMs), 2510.11062.
+
+    at every act, `tree` candidates are drawn from the *same* state; they are one group
+    score = alpha * team + local               per act: use the `mix` transform of credit.py
+    A     = (score - mean) / (std + eps)
+    the episode goes on with the best candidate; its siblings are training data only
+
+Without a tree (`tree=0`) this is the paper's "parallel" baseline: k trajectories per task, grouped by (task, agent,
+turn), where turns after the first compare acts in different states.
+
+How published code deviates: PettingLLMs' group key divides an index that is already the problem's, so its default
+groups mix eight problems; all agents speak before any acts, and after the first agent was scored every later one is
+scored on copies of the winner, so that its candidates all score the same. Here a tree branches per act, and the next
+role sees the winner's words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..groups import Groups, Score, partition
+from ..options import Aggregation
+from ..table import Table
+from .base import GroupRelative, Needs, Plan, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class ATGRPO(GroupRelative):
+    name = "at_grpo"
+
+    tree: int = 4
+    """Candidates per act, drawn from one state; 0: none (k trajectories instead). Usual 4–8."""
+    tree_score: Literal["step", "rollout", "value"] = "step"
+    """What a candidate is chosen by: its own reward, the reward of playing on, or the critic's value."""
+    continuation: Literal["greedy", "softmax", "random", "all"] = "greedy"
+    """Which candidate the episode goes on with."""
+    group: str = "agent-turn"
+    """Acts drawn without a tree; with one, siblings are the groups."""
+    score: Score = "act"
+    """An act's own reward: siblings share everything else."""
+    aggregation: Aggregation = "token-mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tree == 1 or self.tree < 0:
+            raise ValueError(
+                f"at_grpo: tree is {self.tree}: 2 or more candidates can be compared; 0 is no tree"
+            )
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, k=1 if self.tree else 2, tree=self.tree)
+
+    def collect(self, plan: Plan) -> Plan:
+        if not self.tree:
+            return plan
+        return replace(plan, tree=Tree(self.tree, self.tree_score, self.continuation))
+
+    def groups(self, table: Table) -> Groups:
+        return partition(table, "siblings" if self.tree else self.group, self.each)

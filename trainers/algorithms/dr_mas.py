@@ -1,0 +1,46 @@
+"""Dr. MAS: statistics of each agent's own, not one for all.
+
+Paper: Feng et al., Dr. MAS: Stable Reinforcement Learning for Multi-Agent LLM Systems, 2602.08847.
+
+    A = (score - mean_k) / (std_k + eps)           mean_k, std_k over the calls of agent k on the task
+
+One baseline for agents whose rewards are distributed differently inflates the second moment of the gradient. With
+
+    statistics="agent"    per agent: the paper
+    statistics="task"     one for all agents: the GRPO it argues against
+    statistics="step"     one for all agents of the same turn: the ablation that its readers asked for
+
+    each="call"           every call counts: the paper. One success in 1 call against a failure in 3 calls gives
+                          +1.5 and three times -0.5
+    each="trajectory"     every trajectory counts once: +0.707 and three times -0.707
+
+How published code deviates: a group of one has A = its raw score (here 0); a batch is made even by duplicating random
+rows *before* the statistics (here nothing is duplicated); a malformed verdict counts as approval (an environment's
+matter, and not so here).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..groups import Groups, Score, partition
+from ..options import Aggregation
+from ..table import Table
+from .base import GroupRelative
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrMAS(GroupRelative):
+    name = "dr_mas"
+
+    statistics: Literal["agent", "task", "step"] = "agent"
+    """Whose calls share a mean and a deviation."""
+    each: Literal["", "trajectory", "call"] = "call"
+    """What counts once in them."""
+    score: Score = "mean"
+    """The agent's average in the trajectory; where every call carries the team's reward, that is the team's."""
+    aggregation: Aggregation = "token-mean"
+
+    def groups(self, table: Table) -> Groups:
+        return partition(table, self.statistics, self.each)

@@ -1,0 +1,56 @@
+"""M-GRPO: a main agent and sub-agents that it calls a varying number of times.
+
+Paper: Hong et al., Multi-Agent Deep Research: Training Multi-Agent Systems with M-GRPO, 2511.13288.
+
+    a sample is one *invocation* (a chain); its score is all that it earned
+    A = (score - mean) / (std + eps)         per (task, agent), so main and sub-agents are normalised apart
+    every rollout counts the same for an agent, however often that agent was called in it
+
+The paper aligns rollouts by drawing a fixed number of invocations from each, with repetition if there are too few.
+Here each invocation is weighted by (mean number of calls) / (number of calls in its rollout), in the statistics and
+in the loss: the expectation of that drawing, with nothing dropped or repeated. As there, a rollout that never called
+an agent says nothing about it.
+
+The authors' code was not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..groups import Groups, Score
+from ..table import Floats, Ints, Signal, Table
+from .base import GroupRelative, Unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class MGRPO(GroupRelative):
+    name = "m_grpo"
+
+    score: Score = "chain"
+    """All that the invocation earned."""
+    unit: Unit = "chain"
+    """An invocation is not split over mini-batches."""
+
+    def groups(self, table: Table) -> Groups:
+        """(task, agent): each trajectory counts once in it, and each invocation the same within its trajectory."""
+        plain = super().groups(table)
+        per_act, calls = invocations(table, plain.sample)
+        return replace(plain, share=per_act / calls)
+
+    def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
+        within, x = self.groups(table), self.scores(table)
+        calls = invocations(table, within.sample)[1]
+        weight = within.mean(calls)[within.code] / calls
+        return self.compared(table, mine, self.compare(within, x), within.still(x), weight)
+
+
+def invocations(table: Table, sample: Ints) -> tuple[Floats, Floats]:
+    """Per row: 1 / (acts in its invocation), and the number of invocations in its sample."""
+    chain = table.codes("chain")
+    per_act = 1.0 / np.bincount(chain)[chain]
+    return per_act, np.bincount(sample, per_act)[sample]

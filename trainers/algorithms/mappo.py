@@ -1,0 +1,28 @@
+"""MAPPO: PPO whose critic sees the whole trace.
+
+Paper: Yu et al., The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games, 2103.01955.
+
+    V_i = V(everything said and returned so far by everyone, and the tokens of this act up to i)
+
+The actors are unchanged and stay decentralised: each sees its own prompt. The critic, which is only used in training,
+is shown the trace up to the act (rendered by the group: `needs.values == "trace"`) and then the act's tokens, so it
+can tell a good act in a lost episode from a bad one in a won episode.
+
+A critic that is given the actor's own prompt is PPO with a shared critic (IPPO), whatever it is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .base import Needs
+from .ppo import PPO
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAPPO(PPO):
+    name = "mappo"
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, values="trace")

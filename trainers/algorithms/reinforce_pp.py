@@ -1,0 +1,63 @@
+"""REINFORCE++: no critic; a penalty per token, and one whitening over the whole batch.
+
+Paper: Hu et al., REINFORCE++, 2501.03262.
+
+    A_i = score - c * sum over tokens j >= i of (proximal_j - reference_j),     then whitened over all tokens
+
+With `baseline` the mean score of the (task, agent) group is subtracted first (REINFORCE++-baseline); samples that
+have nobody to compare with then get 0 and stay out of the whitening.
+
+One whitening over everything is the paper's statistic and the default (`whiten="policy"`); where a policy plays
+several roles, the one with the largest rewards then sets the scale for all, and `whiten="role"` is the cure.
+
+How published code deviates: in MARTI the groups of the baseline come from reshaping a list of calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from .. import gae
+from ..table import Ints, Signal, Table
+from .base import GroupRelative, Needs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforcePP(GroupRelative):
+    name = "reinforce_pp"
+
+    baseline: bool = False
+    """Subtract the group's mean score first. Needs k >= 2."""
+    kl_reward: float = 0.0
+    """Penalty on each token for leaving the reference (k1), as part of its reward. Usual 0–0.01."""
+    whiten: Literal["policy", "role", "agent"] = "policy"
+    """Within what advantages get mean 0 and deviation 1."""
+    whiten_floor: float = 1e-6
+    """Smallest deviation divided by."""
+    std: bool = False
+
+    @property
+    def needs(self) -> Needs:
+        own = super().needs
+        return replace(
+            own,
+            k=own.k if self.baseline else 1,
+            kl_reward=self.kl_reward,
+            reference=own.reference or self.kl_reward > 0,
+        )
+
+    def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
+        within, score, live = self.groups(table), self.scores(table), mine
+        if self.baseline:
+            live = mine[~within.still(score)[mine]]
+            score = self.compare(within, score)
+        if self.kl_reward:
+            # a critic-less summary holds the penalties alone, so that the score is the decision's tail
+            shift, scale = gae.whiten(
+                table, mine, gae.moments(table, score, 1.0), self.whiten, self.whiten_floor
+            )
+            return self.signals(table, mine, tail=score, shift=shift, scale=scale)
+        shift, scale = gae.whiten(table, live, gae.flat_moments(table, score), self.whiten, self.whiten_floor)
+        return self.signals(table, mine, advantage=score, shift=shift, scale=scale)

@@ -1,0 +1,36 @@
+"""RLOO: the baseline of a sample is the mean of the *other* samples.
+
+Paper: Ahmadian et al., Back to Basics, 2402.14740; Kool et al. 2019.
+
+    A = score - mean of the others' scores in the group
+
+Unbiased, since a sample's own score is not in its baseline. A trajectory in which the agent spoke several times is
+one sample: its own calls are never in each other's baseline.
+
+How published code deviates: MARTI takes its groups from reshaping a list of calls, so that in a debate an agent's
+two turns of one trajectory are each other's baseline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..groups import Groups
+from ..table import Floats
+from .base import GroupRelative
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLOO(GroupRelative):
+    name = "rloo"
+
+    std: bool = False
+    """Leave-one-out never divides by a deviation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.std:
+            raise ValueError("rloo: std=true is not leave-one-out any more: choose grpo")
+
+    def compare(self, within: Groups, x: Floats) -> Floats:
+        return within.leave_one_out(x)

@@ -1,0 +1,202 @@
+"""Generalised advantage estimation along chains of decisions, and whitening per role.
+
+A chain's tokens lie in several decisions, perhaps in several model groups, but GAE at the level of tokens needs none
+of them to meet. Write V_1 … V_n for a decision's values, r for its reward (on its last token), primes for the
+decision that follows in the chain, and decay = gamma * lam. Then, exactly,
+
+    A_i  = local_i + decay^(n-i) * tail
+    tail = r + gamma * V'_1 + decay * A'_1            terminal: r.   truncated: r + gamma * after
+
+`local_i` is made where the values are (`local_advantages`), a `ValueSummary` of it crosses to the controller, which
+computes the tails (`tails`), and one tail per decision goes back (`token_advantages`). Means and variances over all
+tokens of a role are exact from the same few numbers (`moments`).
+
+Generalised advantage estimation: Schulman et al., 1506.02438.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .table import Floats, Ints, Table, ValueSummary
+
+Horizon = Literal["chain", "act"]
+
+
+# -- in the controller: from summaries to one number per decision -------------------------------------------------
+
+
+def summaries(table: Table) -> list[ValueSummary]:
+    """Every row's value summary; an error that names the first row without one."""
+    found = []
+    for row in table.rows:
+        if row.value is None:
+            raise ValueError(
+                f"decision {row.id!r} (role {row.role!r}, policy {row.policy!r}) has no values: "
+                f"its policy needs a critic, and the critic must have seen it before advantages are computed"
+            )
+        found.append(row.value)
+    return found
+
+
+def tails(table: Table, gamma: float = 1.0, lam: float = 1.0, horizon: Horizon = "chain") -> Floats:
+    """What each decision's tokens inherit from its reward and from the rest of its chain.
+
+    `horizon="act"` ends every act as if it were the last: rewards then never flow back to earlier acts.
+    """
+    if horizon == "act":
+        return table.reward.copy()
+    values, rows = summaries(table), table.rows
+    tail, following, decay = table.reward.tolist(), table.following.tolist(), gamma * lam
+    for row in table.backwards:
+        after = following[row]
+        if after >= 0:
+            then = values[after]
+            first = then.local_first + decay ** (then.n - 1) * tail[after]
+            tail[row] += gamma * then.first + decay * first
+        elif rows[row].ended == "truncated":
+            tail[row] += gamma * values[row].after
+    return np.array(tail, np.float64)
+
+
+def turn_level(
+    table: Table, gamma: float = 1.0, lam: float = 1.0, horizon: Horizon = "chain"
+) -> tuple[Floats, Floats]:
+    """GAE whose steps are acts: V is the value before an act's first token. -> (advantages, critic targets)."""
+    values, rows = summaries(table), table.rows
+    following, reward = table.following.tolist(), table.reward.tolist()
+    advantage = [0.0] * len(rows)
+    for row in table.backwards:
+        after = following[row]
+        delta = reward[row] - values[row].first
+        if horizon == "chain" and after >= 0:
+            delta += gamma * values[after].first + gamma * lam * advantage[after]
+        elif horizon == "chain" and rows[row].ended == "truncated":
+            delta += gamma * values[row].after
+        advantage[row] = delta
+    found = np.array(advantage, np.float64)
+    return found, found + np.array([value.first for value in values], np.float64)
+
+
+class Moments(NamedTuple):
+    """Count, sum and sum of squares of a decision's token advantages, one entry per row of the table."""
+
+    n: Floats
+    total: Floats
+    squares: Floats
+
+
+def moments(table: Table, tail: Floats, decay: float) -> Moments:
+    """Of A_i = local_i + decay^(n-i) * tail, from the summaries alone."""
+    columns = [(v.n, v.sum_local, v.sum_local2, v.sum_local_decay) for v in summaries(table)]
+    n, local, local2, cross = np.array(columns, np.float64).reshape(-1, 4).T
+    powers, powers2 = _geometric(decay, n), _geometric(decay**2, n)
+    return Moments(n, local + tail * powers, local2 + 2.0 * tail * cross + tail**2 * powers2)
+
+
+def flat_moments(table: Table, advantage: Floats) -> Moments:
+    """Of an advantage that is the same for all tokens of a decision."""
+    n = table.numbers("n_tokens")
+    return Moments(n, n * advantage, n * advantage**2)
+
+
+def _geometric(ratio: float, n: Floats) -> Floats:
+    """1 + ratio + … + ratio^(n-1)."""
+    if abs(1.0 - ratio) < 1e-12:
+        return n
+    found: Floats = -np.expm1(n * np.log(ratio)) / (1.0 - ratio) if ratio > 0 else np.minimum(n, 1.0)
+    return found
+
+
+def whiten(
+    table: Table, rows: Ints, of: Moments, per: str = "role", floor: float = 0.1
+) -> tuple[Floats, Floats]:
+    """Shift and scale that give the tokens of `rows` mean 0 and deviation 1, within each `per` (a column).
+
+    Statistics are per role by default, so a role with large rewards does not drown one with small ones. `floor` is
+    the smallest deviation divided by: without it a role that has nothing left to learn is fed amplified noise.
+    Rows outside of `rows` keep shift 0, scale 1.
+    """
+    shift, scale = np.zeros(len(table)), np.ones(len(table))
+    if not len(rows):
+        return shift, scale
+    code = np.unique(table.codes(per)[rows], return_inverse=True)[1].reshape(-1)
+    n, total = of.n[rows], of.total[rows]
+    count = np.maximum(np.bincount(code, n), 1.0)
+    mean = np.bincount(code, total) / count
+    # within decisions plus between them: no difference of two large sums over the whole role
+    own = total / np.maximum(n, 1.0)
+    within = np.maximum(of.squares[rows] - n * own**2, 0.0)
+    variance = np.bincount(code, within + n * (own - mean[code]) ** 2) / count
+    shift[rows] = mean[code]
+    scale[rows] = (1.0 / np.maximum(np.sqrt(variance), floor))[code]
+    return shift, scale
+
+
+# -- in the group: from values to summaries, from tails to advantages ---------------------------------------------
+
+
+def local_advantages(
+    values: npt.ArrayLike,
+    lengths: npt.ArrayLike,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    rewards: npt.ArrayLike | None = None,
+) -> Floats:
+    """`local_i` of every token of many decisions, flat: GAE as if all that comes after a decision were worth 0.
+
+    `values` (T,) in order of decisions, `lengths` (S,), `rewards` (T,) per token (the KL penalty) or None.
+    """
+    v, n = np.asarray(values, np.float64), np.asarray(lengths, np.int64)
+    ends = np.cumsum(n)
+    following = np.append(v[1:], 0.0)
+    following[ends - 1] = 0.0
+    found: Floats = gamma * following - v
+    if rewards is not None:
+        found = found + np.asarray(rewards, np.float64)
+    for back in range(1, int(n.max(initial=0))):
+        token = ends[n > back] - 1 - back
+        found[token] += gamma * lam * found[token + 1]
+    return found
+
+
+def _decays(lengths: Ints, decay: float) -> Floats:
+    """decay^(n-i) for every token: (T,)."""
+    to_end = np.repeat(np.cumsum(lengths), lengths) - 1 - np.arange(int(lengths.sum()))
+    found: Floats = decay ** to_end.astype(np.float64)
+    return found
+
+
+def summarise(
+    values: npt.ArrayLike,
+    lengths: npt.ArrayLike,
+    after: npt.ArrayLike,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    rewards: npt.ArrayLike | None = None,
+) -> list[ValueSummary]:
+    """One summary per decision. `after` (S,) is the value once the last token is said. Decisions have >= 1 token."""
+    n = np.asarray(lengths, np.int64)
+    if (n < 1).any():
+        raise ValueError(f"decision number {int(np.argmin(n))} has no tokens, so it has no value summary")
+    local = local_advantages(values, n, gamma, lam, rewards)
+    starts = np.cumsum(n) - n
+    sums = [
+        np.add.reduceat(x, starts).tolist() if len(n) else []
+        for x in (local, local**2, local * _decays(n, gamma * lam))
+    ]
+    first = np.asarray(values, np.float64)[starts].tolist()
+    last = np.asarray(after, np.float64).tolist()
+    return list(map(ValueSummary, first, local[starts].tolist(), n.tolist(), *sums, last))
+
+
+def token_advantages(
+    local: Floats, lengths: npt.ArrayLike, tail: npt.ArrayLike, gamma: float = 1.0, lam: float = 1.0
+) -> Floats:
+    """A_i of every token, before shift and scale; A_i + V_i is what the critic should have said."""
+    n = np.asarray(lengths, np.int64)
+    found: Floats = local + _decays(n, gamma * lam) * np.repeat(np.asarray(tail, np.float64), n)
+    return found

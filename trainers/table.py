@@ -1,0 +1,288 @@
+"""The thin table: one row per decision, and the columns that statistics are made of.
+
+A *decision* is one act that was sampled: a role spoke once. The controller keeps only this thin row of it; its
+tokens, log-probs and per-token values stay in the model group that sampled them. Because the table holds the rows
+of *all* policies, statistics that span roles, groups and frozen policies are exact.
+
+    table = Table(decisions)                          # sorted by id: arrival order can not matter
+    table.reward                                      # float64, one number per row: the sum of its credits
+    table.codes("task", "agent")                      # which (task, agent) a row belongs to, as 0 … G-1
+    signals = algorithm.advantages(table, table.mine("planner-policy"), state)
+
+Columns are numpy arrays, made when first asked for: 100,000 rows cost a few tenths of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+Ended = Literal["no", "terminal", "truncated"]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSummary:
+    """What token-level GAE of one decision of n tokens needs to say to the rest of its chain.
+
+    With values V_1 … V_n before its tokens and the reward only at its end, token i's advantage is
+    `local_i + decay^(n-i) * tail`, where decay = gamma * lam, local_i is the GAE of token i as if everything after
+    the decision were worth 0 (per-token KL reward included), and `tail` is one number per decision (see gae.py).
+    """
+
+    first: float
+    """V_1: the critic's value before the decision's first token."""
+    local_first: float
+    """local_1."""
+    n: int
+    """Tokens."""
+    sum_local: float
+    """Sum of local_i over the tokens."""
+    sum_local2: float
+    """Sum of local_i squared."""
+    sum_local_decay: float
+    """Sum of local_i * decay^(n-i)."""
+    after: float = 0.0
+    """The critic's value once the last token is said: the bootstrap of a chain that was cut off there."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Decision:
+    """One act that was sampled. Filled in two steps (hence not frozen): credit at sealing, `value` by the critic."""
+
+    id: str
+    """`episode/node`: unique in a table."""
+    task: str
+    episode: str
+    """The trajectory: one played episode, or one root-to-leaf branch of a tree of them."""
+    node: str
+    role: str
+    agent: str
+    """The role's instance: `evidence_2`."""
+    chain: str
+    """One agent in one invocation on one root-to-leaf path: what GAE and memory run along."""
+    policy: str
+    n_tokens: int
+    """Trained tokens."""
+    parents: tuple[str, ...] = ()
+    """Node ids, in the same episode, whose words this act was shown."""
+    sibling_set: str = ""
+    """Names the candidates drawn from one state (tree sampling). Empty: it had no siblings."""
+    turn: int = 0
+    """How many times this agent had acted before in the episode."""
+    order: int = 0
+    """Position in the chain."""
+    prompt_hash: str = ""
+    anchor: str | None = None
+    """Hash of the environment's state, where the environment names one (GiGPO)."""
+    version: int = 0
+    trainable: bool = True
+    credit: Mapping[str, float] = field(default_factory=dict)
+    """Reward component -> amount."""
+    ended: Ended = "no"
+    """How the *chain* ended with this decision; "no" on all but its last."""
+    value: ValueSummary | None = None
+    env_id: str = ""
+
+
+class Signal(NamedTuple):
+    """What goes back to the group for one trained decision. (A named tuple: 100,000 are made in one step.)
+
+    The advantage of token i is `(a_i - shift) * scale`, where a_i is `advantage`, the same for every token, or,
+    if `tail` is given instead, `local_i + decay^(n-i) * tail`.
+    """
+
+    id: str
+    advantage: float | None
+    tail: float | None = None
+    shift: float = 0.0
+    scale: float = 1.0
+    weight: float = 1.0
+    """Of this decision in the loss."""
+    unit: str = ""
+    """Decisions of one unit are never split over mini-batches. Empty: its own unit."""
+    target: float | None = None
+    """With `advantage`: what the critic should say at the decision's tokens. With `tail` the targets are a_i + V_i."""
+
+
+class Table:
+    """Decisions as columns. Rows are sorted by id, so what is computed does not depend on who answered first."""
+
+    def __init__(self, decisions: Iterable[Decision]) -> None:
+        self.rows: tuple[Decision, ...] = tuple(sorted(decisions, key=lambda row: row.id))
+        self.ids: list[str] = [row.id for row in self.rows]
+        self._reward: Floats | None = None
+        self._cache: dict[Any, Any] = {}
+        if len(set(self.ids)) < len(self.rows):
+            twice = next(a for a, b in zip(self.ids, self.ids[1:], strict=False) if a == b)
+            raise ValueError(f"decision {twice!r} stands twice in the table: an episode was sealed twice")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def with_reward(self, reward: Floats) -> Table:
+        """The same rows, rewarded otherwise (see credit.py). Cached columns are shared."""
+        if reward.shape != (len(self),):
+            raise ValueError(f"{len(self)} decisions need {len(self)} rewards, got shape {reward.shape}")
+        if not np.isfinite(reward).all():
+            bad = self.ids[int(np.flatnonzero(~np.isfinite(reward))[0])]
+            raise ValueError(f"the reward of decision {bad!r} is not a finite number")
+        other = copy(self)
+        other._reward = reward
+        return other
+
+    @property
+    def reward(self) -> Floats:
+        """One number per decision: the sum of its credits, unless `with_reward` said otherwise."""
+        if self._reward is None:
+            totals = (sum(row.credit.values()) for row in self.rows)
+            self._reward = np.fromiter(totals, np.float64, len(self))
+        return self._reward
+
+    def component(self, name: str) -> Floats:
+        """One component's credit per decision; 0 where it has none."""
+        amounts = (row.credit.get(name, 0.0) for row in self.rows)
+        return np.fromiter(amounts, np.float64, len(self))
+
+    @property
+    def components(self) -> list[str]:
+        return sorted({name for row in self.rows for name in row.credit})
+
+    def numbers(self, column: str) -> Floats:
+        """A numeric column (`n_tokens`, `turn`, `version` …)."""
+        if ("numbers", column) not in self._cache:
+            cells = (getattr(row, column) for row in self.rows)
+            self._cache["numbers", column] = np.fromiter(cells, np.float64, len(self))
+        found: Floats = self._cache["numbers", column]
+        return found
+
+    def codes(self, *columns: str) -> Ints:
+        """Which group a row falls into, 0 … G-1, when rows that agree in all of `columns` are put together.
+
+        `task` means (environment, task): two environments may both have a task "1". A row without an anchor, a
+        prompt hash or a sibling set stands alone under that column, for nothing says that it equals another.
+        """
+        if columns not in self._cache:
+            code = np.zeros(len(self), np.int64)
+            for column in columns:
+                code = _merged(code, self._column_codes(column))
+            self._cache[columns] = code
+        found: Ints = self._cache[columns]
+        return found
+
+    def _column_codes(self, column: str) -> Ints:
+        if ("codes", column) not in self._cache:
+            seen: dict[Any, int] = {}
+            cells = (seen.setdefault(cell, len(seen)) for cell in self._cells(column))
+            self._cache["codes", column] = np.fromiter(cells, np.int64, len(self))
+        found: Ints = self._cache["codes", column]
+        return found
+
+    def _cells(self, column: str) -> Iterable[Any]:
+        if column == "task":
+            return ((row.env_id, row.task) for row in self.rows)
+        if column in ("anchor", "prompt_hash", "sibling_set"):
+            named = (getattr(row, column) for row in self.rows)
+            return (name or ("alone", i) for i, name in enumerate(named))
+        return (getattr(row, column) for row in self.rows)
+
+    def mine(self, policy: str) -> Ints:
+        """Rows that this policy sampled and may train on."""
+        return np.array([i for i, r in enumerate(self.rows) if r.trainable and r.policy == policy], np.int64)
+
+    @property
+    def index(self) -> dict[str, int]:
+        """Decision id -> row."""
+        if "index" not in self._cache:
+            self._cache["index"] = {name: i for i, name in enumerate(self.ids)}
+        found: dict[str, int] = self._cache["index"]
+        return found
+
+    @property
+    def following(self) -> Ints:
+        """The row that follows in the chain, or -1 on its last decision. Broken chains are refused here."""
+        if "following" not in self._cache:
+            self._cache["following"] = self._follow()
+        found: Ints = self._cache["following"]
+        return found
+
+    def _follow(self) -> Ints:
+        chain, order = self.codes("chain"), self.numbers("order")
+        by_chain = np.lexsort((order, chain))
+        first, second = by_chain[:-1], by_chain[1:]
+        together = chain[first] == chain[second]
+        twice = together & (order[first] == order[second])
+        if twice.any():
+            row = self.rows[int(first[int(np.flatnonzero(twice)[0])])]
+            raise ValueError(
+                f"chain {row.chain!r} has two decisions at position {row.order}: give branches their own"
+            )
+        following = np.full(len(self), -1, np.int64)
+        following[first[together]] = second[together]
+        open_end = np.fromiter((row.ended == "no" for row in self.rows), np.bool_, len(self))
+        wrong = np.flatnonzero(open_end != (following >= 0))
+        if len(wrong):
+            row = self.rows[int(wrong[0])]
+            raise ValueError(
+                f"decision {row.id!r} says ended={row.ended!r}, but it is {'not ' if row.ended != 'no' else ''}"
+                f'the last of chain {row.chain!r}: "terminal" or "truncated" belongs on the last, and only there'
+            )
+        return following
+
+    @property
+    def backwards(self) -> list[int]:
+        """All rows, each after the one that follows it in its chain: the order to accumulate returns in."""
+        if "backwards" not in self._cache:
+            self._cache["backwards"] = np.argsort(-self.numbers("order"), kind="stable").tolist()
+        found: list[int] = self._cache["backwards"]
+        return found
+
+
+def _merged(left: Ints, right: Ints) -> Ints:
+    """One code for each pair of codes that occurs, numbered from 0."""
+    if not len(left):
+        return left
+    pair = left * (int(right.max()) + 1) + right
+    return np.unique(pair, return_inverse=True)[1].astype(np.int64, copy=False).reshape(-1)
+
+
+def make_signals(
+    table: Table,
+    mine: Ints,
+    *,
+    advantage: Floats | None = None,
+    tail: Floats | None = None,
+    shift: Floats | None = None,
+    scale: Floats | None = None,
+    weight: Floats | None = None,
+    target: Floats | None = None,
+    unit: Sequence[str] | None = None,
+) -> list[Signal]:
+    """Signals of the rows `mine`, from columns over the whole table."""
+
+    def column(values: Floats | None, otherwise: float | None) -> Iterable[Any]:
+        return repeat(otherwise) if values is None else values[mine].tolist()
+
+    rows = mine.tolist()
+    return list(
+        map(
+            Signal,
+            [table.ids[i] for i in rows],
+            column(advantage, None),
+            column(tail, None),
+            column(shift, 0.0),
+            column(scale, 1.0),
+            column(weight, 1.0),
+            repeat("") if unit is None else [unit[i] for i in rows],
+            column(target, None),
+        )
+    )
