@@ -1,0 +1,204 @@
+"""The decoder of the Llama family, small enough to read: Llama, SmolLM2, Mistral, Qwen2, Qwen3 and their like.
+
+One forward pass serves training and generation; only *who sees whom* differs, and that is an argument:
+`attention(layer, q, k, v)`. In training it is a packed row of sequences (`attention.PackedAttention`), in the engine
+a cache (`cache.py`). Weights are loaded and saved by `weights.py`; the products that dominate a small model are
+fused (q, k, v in one; gate and up in one).
+
+Parameters keep their own type (float32 for learning) and are cast to the type of the computation at use, so one
+model learns in float32 or in bfloat16 with float32 masters, and no autocast is needed.
+
+Shapes: T tokens, d width, H heads, K key-value heads, D head width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .attention import Packed, PackedAttention
+from .shape import Shape
+
+# Which adapter answers for which rows: (name, rows), rows None meaning all. () is the base model alone.
+Route = Sequence[tuple[str, "Tensor | None"]]
+
+
+class Attention(Protocol):
+    """Who sees whom: q [T, H, D], k and v [T, K, D] of one layer -> [T, H, D]."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+
+class Linear(nn.Module):
+    """A matrix product to which named low-rank adapters can be added; each row of the batch may use its own."""
+
+    def __init__(self, d_in: int, d_out: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+        self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
+        self.adapters = nn.ModuleDict()
+
+    def forward(self, x: Tensor, route: Route = ()) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        y = F.linear(x, self.weight.to(x.dtype), bias)
+        for name, rows in route:
+            if name not in self.adapters:
+                continue
+            if rows is None:
+                y = y + self.adapters[name](x)
+            else:
+                y = y.index_add(0, rows, self.adapters[name](x[rows]))
+        return y
+
+
+class LowRank(nn.Module):
+    """x A' B' * scale: the change an adapter makes to one matrix. B starts at zero: a new adapter changes nothing."""
+
+    def __init__(self, d_in: int, d_out: int, rank: int, scale: float) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(rank, d_in) / rank)
+        self.up = nn.Parameter(torch.zeros(d_out, rank))
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, self.down.to(x.dtype)), self.up.to(x.dtype)) * self.scale
+
+
+class Norm(nn.Module):
+    """Root-mean-square norm."""
+
+    def __init__(self, d: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+
+
+class Layer(nn.Module):
+    """Attention, then a gated feed-forward, each on a normed input and added to the stream."""
+
+    def __init__(self, shape: Shape, index: int) -> None:
+        super().__init__()
+        self.shape, self.index = shape, index
+        heads, keys, width = shape.heads, shape.kv_heads, shape.head_width
+        self.attention_norm = Norm(shape.d, shape.eps)
+        self.qkv = Linear(shape.d, (heads + 2 * keys) * width, shape.qkv_bias)
+        self.q_norm = Norm(width, shape.eps) if shape.qk_norm else None
+        self.k_norm = Norm(width, shape.eps) if shape.qk_norm else None
+        self.out = Linear(heads * width, shape.d, shape.out_bias)
+        self.mlp_norm = Norm(shape.d, shape.eps)
+        self.gate_up = Linear(shape.d, 2 * shape.ffn, shape.mlp_bias)
+        self.down = Linear(shape.ffn, shape.d, shape.mlp_bias)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention, route: Route) -> Tensor:
+        heads, keys = self.shape.heads, self.shape.kv_heads
+        qkv = self.qkv(self.attention_norm(x), route).view(len(x), -1, self.shape.head_width)
+        qk, v = torch.split(qkv, [heads + keys, keys], 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), 1)
+        q, k = torch.split(rotate(qk, cos, sin), [heads, keys], 1)
+        x = x + self.out(attention(self.index, q, k, v).flatten(1), route)
+        gate, up = self.gate_up(self.mlp_norm(x), route).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up, route)  # type: ignore[no-any-return]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: x [T, heads, D], cos and sin [T, 1, D/2]."""
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class Llama(nn.Module):
+    """The decoder. `hf_config` (a transformers configuration) travels along so that the model saves as it loaded."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, shape: Shape, hf_config: Any = None) -> None:
+        super().__init__()
+        self.shape, self.hf_config = shape, hf_config
+        self.embed = nn.Parameter(torch.empty(shape.vocab, shape.d))
+        self.layers = nn.ModuleList(Layer(shape, i) for i in range(shape.layers))
+        self.norm = Norm(shape.d, shape.eps)
+        self.untied_head = None if shape.tied else nn.Parameter(torch.empty(shape.vocab, shape.d))
+        angle = torch.outer(torch.arange(shape.context).float(), torch.tensor(shape.inverse_frequencies))
+        self.register_buffer("cos", angle.cos() * shape.rope_factor, persistent=False)
+        self.register_buffer("sin", angle.sin() * shape.rope_factor, persistent=False)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int = 0, std: float = 0.02) -> Llama:
+        """Random weights (norms 1, biases 0), the same for the same seed."""
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, std, generator=generator)
+        return self
+
+    @property
+    def head(self) -> Tensor:
+        """The output matrix [V, d]: the embedding itself where the two are tied."""
+        return self.embed if self.untied_head is None else self.untied_head
+
+    def forward(
+        self,
+        ids: Tensor,
+        position: Tensor,
+        attention: Attention,
+        *,
+        dtype: torch.dtype | None = None,
+        route: Route = (),
+        checkpointing: bool = False,
+    ) -> Tensor:
+        """ids [T] at `position` [T] -> hidden states [T, d] after the last norm; `logits` makes scores of them."""
+        x = F.embedding(ids, self.embed).to(dtype or self.embed.dtype)
+        cos, sin = self.cos[position, None].to(x.dtype), self.sin[position, None].to(x.dtype)
+        for layer in self.layers:
+            if checkpointing:
+                x = checkpoint(layer, x, cos, sin, attention, route, use_reentrant=False)
+            else:
+                x = layer(x, cos, sin, attention, route)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def forward_packed(
+        self,
+        packed: Packed,
+        *,
+        dtype: torch.dtype | None = None,
+        adapter: str | None = None,
+        checkpointing: bool = False,
+    ) -> Tensor:
+        """Hidden states [T, d] of packed sequences; sequence i's are `hidden[packed.rows[i]]`.
+
+        `dtype` is that of the computation (default: the parameters' own). `checkpointing` keeps only each layer's
+        input for the backward pass and computes the rest again.
+        """
+        if int(packed.position.max()) >= self.shape.context:
+            raise ValueError(
+                f"a sequence of {int(packed.position.max()) + 1} tokens is longer than the model's context of "
+                f"{self.shape.context}; drop it, or cut it where it was made"
+            )
+        attention = PackedAttention(packed.segments, dtype or self.embed.dtype)
+        route: Route = () if adapter is None else ((adapter, None),)
+        ids, position = packed.ids.to(self.embed.device), packed.position.to(self.embed.device)
+        return self.forward(ids, position, attention, dtype=dtype, route=route, checkpointing=checkpointing)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores [T, V] in float32. For learning use `logprobs.logprobs_entropy`, which never holds them all."""
+        return F.linear(hidden, self.head.to(hidden.dtype)).float()
+
+    def add_adapter(self, name: str, rank: int = 8, alpha: float = 16.0) -> list[nn.Parameter]:
+        """A new low-rank adapter on every matrix of every layer; its parameters, for an optimiser."""
+        added: list[nn.Parameter] = []
+        for module in self.modules():
+            if isinstance(module, Linear):
+                d_out, d_in = module.weight.shape
+                module.adapters[name] = LowRank(d_in, d_out, rank, alpha / rank).to(module.weight.device)
+                added += module.adapters[name].parameters()
+        return added

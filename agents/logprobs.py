@@ -1,0 +1,119 @@
+"""Log-probs and entropies of chosen tokens without ever holding [tokens x vocabulary].
+
+Rows are taken a chunk at a time, a chunk being as many rows as keep it near a fixed number of scores, so memory
+does not grow with the vocabulary. The backward pass computes each chunk's scores again and multiplies them on the
+spot into the gradients of the hidden states and of the head. Scores are float32 whatever the type of the product.
+
+The distribution is the one that was sampled from: scores divided by the temperature, over the tokens that were
+allowed (`Support`; choices and top-k/top-p truncation), all others having probability zero.
+
+Shapes: N scored tokens, d width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 1 << 22  # scores held at a time: 16 MB
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """The tokens allowed at each of N places: `ids[offsets[i]:offsets[i + 1]]`; an empty list allows all."""
+
+    offsets: Tensor
+    ids: Tensor
+
+    @classmethod
+    def of(cls, allowed: Sequence[Sequence[int] | None]) -> Support | None:
+        """From a list per place (None: all tokens); None when no place is restricted."""
+        lists = [tuple(a) if a is not None else () for a in allowed]
+        if not any(lists):
+            return None
+        offsets = torch.tensor([0, *map(len, lists)]).cumsum(0)
+        return cls(offsets, torch.tensor([i for ids in lists for i in ids], dtype=torch.long))
+
+    def forbid(self, scores: Tensor, start: int) -> Tensor:
+        """Scores of places `start …` with -inf at what was not allowed."""
+        offsets = self.offsets[start : start + len(scores) + 1]
+        counts = offsets.diff()
+        row = torch.repeat_interleave(torch.arange(len(scores)), counts)
+        ids = self.ids[offsets[0] : offsets[-1]]
+        kept = torch.full_like(scores, float("-inf"))
+        kept[counts == 0] = scores[counts == 0]
+        kept[row, ids] = scores[row, ids]
+        return kept
+
+
+def logprobs_entropy(
+    hidden: Tensor,
+    head: Tensor,
+    targets: Tensor,
+    temperature: float | Tensor = 1.0,
+    support: Support | None = None,
+) -> tuple[Tensor, Tensor]:
+    """hidden [N, d], head [V, d], targets [N] -> log-probs [N] and entropies [N], float32, both differentiable.
+
+    `temperature` is a number or one per token; 0 (greedy) counts as 1, as in the engine.
+    """
+    heat = torch.as_tensor(temperature, dtype=torch.float32, device=hidden.device).expand(len(hidden))
+    heat = torch.where(heat == 0, 1.0, heat)
+    return _Chunked.apply(hidden, head, targets, heat, support)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _scores(hidden: Tensor, head: Tensor, heat: Tensor, support: Support | None, start: int) -> Tensor:
+    """Log-probs [n, V] of one chunk."""
+    scores = F.linear(hidden, head).float() / heat[:, None]
+    if support is not None:
+        scores = support.forbid(scores, start)
+    return scores.log_softmax(-1)
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, heat: Tensor, support: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.support = support
+        cast = head.to(hidden.dtype)
+        step = max(1, CHUNK // len(head))
+        logprobs, entropy = torch.empty_like(heat), torch.empty_like(heat)
+        for i in range(0, len(hidden), step):
+            part = slice(i, i + step)
+            scores = _scores(hidden[part], cast, heat[part], support, i)
+            logprobs[part] = scores.gather(1, targets[part, None]).squeeze(1)
+            entropy[part] = -_p_log_p(scores).sum(-1)
+        ctx.save_for_backward(hidden, head, targets, heat, entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, g_logprobs: Tensor | None, g_entropy: Tensor | None) -> Any:
+        hidden, head, targets, heat, entropy = ctx.saved_tensors
+        if g_logprobs is None and g_entropy is None:
+            return (None,) * 5
+        cast = head.to(hidden.dtype)
+        step = max(1, CHUNK // len(head))
+        d_hidden, d_head = torch.empty_like(hidden), torch.zeros_like(head)
+        for i in range(0, len(hidden), step):
+            part = slice(i, i + step)
+            scores = _scores(hidden[part], cast, heat[part], ctx.support, i)
+            grad = torch.zeros_like(scores)
+            if g_logprobs is not None:  # d logp(target) / d score = [target] - p
+                grad -= scores.exp() * g_logprobs[part, None]
+                grad.scatter_add_(1, targets[part, None], g_logprobs[part, None])
+            if g_entropy is not None:  # d H / d score = -p (log p + H)
+                grad -= (_p_log_p(scores) + scores.exp() * entropy[part, None]) * g_entropy[part, None]
+            grad = (grad / heat[part, None]).to(hidden.dtype)
+            d_hidden[part] = grad @ cast
+            d_head += grad.T @ hidden[part]
+        return d_hidden, d_head, None, None, None
+
+
+def _p_log_p(logprobs: Tensor) -> Tensor:
+    """p log p, 0 where p is 0."""
+    return torch.where(logprobs == float("-inf"), 0.0, logprobs.exp() * logprobs)

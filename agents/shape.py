@@ -1,0 +1,92 @@
+"""The numbers of a Llama-family decoder, read from its configuration; what does not fit is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+KNOWN = ("llama", "mistral", "qwen2", "qwen3")
+
+
+class UnsupportedArchitecture(ValueError):
+    """The decoder of `llama.py` does not compute this model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes and switches of one decoder."""
+
+    vocab: int
+    d: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    ffn: int
+    context: int
+    eps: float
+    inverse_frequencies: tuple[float, ...]
+    rope_factor: float = 1.0
+    tied: bool = True
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+def shape_of(config: Any) -> Shape:
+    """The shape of a transformers configuration (LlamaConfig, Qwen2Config, Qwen3Config, MistralConfig)."""
+    _refuse_unless_known(config)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    inverse_frequencies, rope_factor = _rope(config, width)
+    bias = bool(getattr(config, "attention_bias", False))
+    return Shape(
+        vocab=config.vocab_size,
+        d=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_width=width,
+        ffn=config.intermediate_size,
+        context=config.max_position_embeddings,
+        eps=config.rms_norm_eps,
+        inverse_frequencies=inverse_frequencies,
+        rope_factor=rope_factor,
+        tied=bool(config.tie_word_embeddings),
+        qkv_bias=bias or config.model_type == "qwen2",
+        out_bias=bias and config.model_type != "qwen2",
+        mlp_bias=bool(getattr(config, "mlp_bias", False)),
+        qk_norm=config.model_type == "qwen3",
+    )
+
+
+def _refuse_unless_known(config: Any) -> None:
+    kind = getattr(config, "model_type", None)
+    works = f"what works here: {', '.join(KNOWN)} (SmolLM2, TinyLlama: llama), full attention, SiLU"
+    if kind not in KNOWN:
+        raise UnsupportedArchitecture(
+            f"no decoder for model type {kind!r}; {works}. Others can be served by vLLM."
+        )
+    if getattr(config, "hidden_act", "silu") != "silu":
+        raise UnsupportedArchitecture(f"{kind} with activation {config.hidden_act!r}; {works}")
+    layers = set(getattr(config, "layer_types", None) or ())
+    sliding = getattr(config, "sliding_window", None) and (kind == "mistral" or config.use_sliding_window)
+    if layers - {"full_attention"} or sliding:
+        raise UnsupportedArchitecture(f"{kind} with sliding-window attention; {works}")
+
+
+def _rope(config: Any, width: int) -> tuple[tuple[float, ...], float]:
+    """Inverse frequencies and the factor on cos and sin; scaled variants (linear, llama3, yarn) by transformers."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kind = rope.get("rope_type", "default")
+    if kind == "default":
+        theta: float = rope.get("rope_theta") or getattr(config, "rope_theta", 10_000.0)
+        return tuple(theta ** (-i / width) for i in range(0, width, 2)), 1.0
+    if kind not in ("linear", "llama3", "yarn"):
+        raise UnsupportedArchitecture(
+            f"rotary positions of type {kind!r}; what works: default, linear, llama3, yarn"
+        )
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, None)
+    return tuple(frequencies.tolist()), float(factor)
