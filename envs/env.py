@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from pettingzoo import AECEnv
@@ -62,8 +63,9 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
             self._chance = random.Random(seed)
         options = dict(options or {})
         task_id = options.pop("task_id", None)
-        if options:
-            raise unknown("reset option", next(iter(options)), ["task_id"])
+        for name in options:  # PettingZoo lets callers pass options of other environments; not misspelt ones
+            if get_close_matches(name, ["task_id"]) or name == "task":
+                raise unknown("reset option", name, ["task_id"])
         if task_id is None:
             task_id = self._chance.choice(self.arena.task_ids)
         self._close_episode()

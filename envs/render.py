@@ -11,7 +11,8 @@ WIDE = 600  # characters of a reply or result that are shown
 def harmless(text: str) -> str:
     """Text without terminal escapes, other control characters, lone surrogates or direction overrides."""
     return "".join(
-        c if c == "\n" or c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in text
+        c if c == "\n" or c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}"
+        for c in text
     )
 
 

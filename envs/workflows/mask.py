@@ -1,0 +1,229 @@
+"""M-ASK: iterative search by five roles.
+
+    plan -> answer_0 -> for t = 1 … T: search_t -> retrieve -> summary_t -> update_t -> answer_t
+
+The team keeps a *trajectory* of steps t1, t2, …: sub-questions with what is known of them. The planner
+lays it out, each turn finds one more piece, the updater files it (into a step, or as a new one), and the
+answerer answers from the whole. The searcher ends the episode with `<end>` when nothing is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...agents.policies import Call
+from ...agents.roles import Custom, FormatError, Role
+from ..workflow import Episode, Outcome, Workflow
+
+UNKNOWN = "unknown"
+NOTHING = "No useful information"
+
+
+class Step(NamedTuple):
+    """One step of the trajectory: what was asked, and what is known about it."""
+
+    question: str
+    answer: str
+
+
+# rules and parsing: pure functions ---------------------------------------------------------------------
+
+_PAIR = re.compile(r"\s*<q(\d)>(.*?)</q\1>\s*<a\1>(.*?)</a\1>", re.S)
+_FINAL = re.compile(r"\s*<final_answer>(.*?)</final_answer>\s*", re.S)
+_SEARCH = re.compile(r"\s*<search>(.*?)</search>\s*", re.S)
+_END = re.compile(r"\s*<end\s*/?>(\s*</end>)?\s*")
+_EVIDENCE = re.compile(r"\s*<evidence>(.*?)</evidence>\s*", re.S)
+_FILE = re.compile(r"\s*<(update|add)>\s*t(\d+)\s*</\1>\s*")
+_TAG = re.compile(r"</?\w+\s*/?>")
+
+
+def first_line(text: str, most: int = 200) -> str:
+    """What to make of a malformed reply: its first line, without tags."""
+    lines = _TAG.sub(" ", text[:4000]).strip().splitlines()
+    return " ".join(lines[0].split())[:most] if lines else ""
+
+
+def read_plan(text: str) -> dict[str, Any]:
+    """<q1>…</q1><a1>…</a1> up to five times, then <final_answer>…</final_answer>"""
+    steps: list[Step] = []
+    at = 0
+    for match in _PAIR.finditer(text[:20_000]):
+        if match.start() != at:
+            break
+        steps.append(Step(match[2].strip(), match[3].strip() or UNKNOWN))
+        at = match.end()
+    numbered = all(m[1] == str(i) for i, m in enumerate(_PAIR.finditer(text[:20_000]), 1))
+    final = _FINAL.fullmatch(text, at)
+    questions = [s.question for s in steps]
+    if final and final[1].strip() and 1 <= len(steps) <= 5 and numbered and all(questions):
+        if len(set(questions)) == len(questions):
+            return {"steps": steps, "final": final[1].strip()}
+    loose = _FINAL.search(text[:20_000])
+    kept = [s for s in steps if s.question][:5]
+    answer = loose[1].strip() if loose else kept[-1].answer if kept else UNKNOWN
+    raise FormatError("a plan is 1–5 numbered q/a pairs and a final answer", {"steps": kept, "final": answer})
+
+
+def read_answer(text: str) -> str:
+    """<final_answer>…</final_answer>"""
+    whole = _FINAL.fullmatch(text)
+    if whole and whole[1].strip() and "<final_answer>" not in whole[1]:
+        return whole[1].strip()
+    inside = _FINAL.search(text[:20_000])
+    raise FormatError(
+        "answer inside <final_answer>", (inside[1].strip() if inside else first_line(text)) or UNKNOWN
+    )
+
+
+def read_search(text: str) -> dict[str, Any]:
+    """<search>query</search> or <end>"""
+    if _END.fullmatch(text):
+        return {"end": True}
+    whole = _SEARCH.fullmatch(text)
+    if whole and whole[1].strip() and "<" not in whole[1]:
+        return {"search": whole[1].strip()}
+    query = "" if _END.match(text) else first_line(text)
+    raise FormatError("one <search>…</search> or <end>", {"search": query} if query else {"end": True})
+
+
+def read_evidence(text: str) -> str:
+    """<evidence>at most 75 words</evidence> or No useful information"""
+    whole = _EVIDENCE.fullmatch(text)
+    if whole and whole[1].strip() and len(whole[1].split()) <= 75 and "<evidence>" not in whole[1]:
+        return whole[1].strip()
+    if text.strip().rstrip(".").casefold() == NOTHING.casefold():
+        return NOTHING
+    raise FormatError("evidence of at most 75 words", first_line(text) or NOTHING)
+
+
+def read_filing(text: str) -> dict[str, Any]:
+    """<update>tK</update> or <add>tK</add>"""
+    whole = _FILE.fullmatch(text)
+    if whole is None:
+        raise FormatError("one <update>tK</update> or <add>tK</add>", {"kind": "add", "step": 0})
+    return {"kind": whole[1], "step": int(whole[2])}
+
+
+def filed(steps: Sequence[Step], filing: Mapping[str, Any], new: Step) -> list[Step]:
+    """The trajectory with the new step in place of step K, or at the end (an unknown K appends)."""
+    kept = list(steps)
+    if filing["kind"] == "update" and 1 <= filing["step"] <= len(kept):
+        kept[filing["step"] - 1] = new
+    else:
+        kept.append(new)
+    return kept
+
+
+# what each role sees ------------------------------------------------------------------------------------
+
+
+def told(steps: Sequence[Step]) -> str:
+    """The trajectory as the roles read it."""
+    return "\n".join(f"t{i}: {s.question} | {s.answer}" for i, s in enumerate(steps, 1)) or "none"
+
+
+def passages_text(docs: Sequence[Mapping[str, str]]) -> str:
+    """Passages, one a line."""
+    return "\n".join(f"{doc['title']}: {doc['text']}" for doc in docs) or "none"
+
+
+ROLES = (
+    Role(
+        "planner",
+        reply=Custom(read_plan, ends=("</final_answer>",)),
+        system="Split the question into steps. Write <q1>step</q1><a1>answer</a1> for each step, then "
+        "<final_answer>answer</final_answer>. Write unknown where you do not know.",
+    ),
+    Role(
+        "searcher",
+        reply=Custom(read_search, ends=("</search>", "<end>")),
+        system="Find what is missing. Write <search>one simple question</search>, or <end> if all is known.",
+    ),
+    Role(
+        "summarizer",
+        reply=Custom(read_evidence, ends=("</evidence>",)),
+        system="Answer the query from the passages. Write <evidence>answer</evidence>, "
+        "or No useful information.",
+    ),
+    Role(
+        "updater",
+        reply=Custom(read_filing, ends=("</update>", "</add>")),
+        system="Which step does the new evidence answer? Write <update>step</update>, "
+        "or <add>next step</add> if it answers none.",
+    ),
+    Role(
+        "answerer",
+        reply=Custom(read_answer, ends=("</final_answer>",)),
+        system="Answer the question from the steps. Write <final_answer>answer</final_answer>.",
+    ),
+)
+
+
+class Mask(Workflow):
+    """M-ASK with at most `max_turns` searches of `top_k` passages each."""
+
+    roles = ROLES
+    tools = ("retrieve",)
+
+    def __init__(self, max_turns: int = 3, top_k: int = 5) -> None:
+        if max_turns < 1 or top_k < 1:
+            raise ValueError(f"max_turns and top_k must be at least 1, got {max_turns} and {top_k}")
+        self.max_turns, self.top_k = max_turns, top_k
+
+    async def run(self, ep: Episode) -> Outcome:
+        question = ep.task.question
+        plan = (await ep.act("planner", f"Question: {question}", turn=0)).value
+        steps = [Step(*s) for s in plan["steps"]] or [Step(question, UNKNOWN)]
+        answer = await ep.act("answerer", f"Question: {question}\nSteps:\n{told(steps)}", turn=0)
+        for t in range(1, self.max_turns + 1):
+            known = told(steps)
+            search = (await ep.act("searcher", f"Question: {question}\nSteps:\n{known}", turn=t)).value
+            if "end" in search:
+                return Outcome(answer=answer.value, turns=t, ended_by_searcher=True)
+            query = search["search"]
+            docs = await ep.use("retrieve", query=query, k=self.top_k)
+            prompt = f"Query: {query}\nPassages:\n{passages_text(docs)}"
+            evidence = (await ep.act("summarizer", prompt, turn=t)).value
+            prompt = f"Question: {question}\nSteps:\n{known}\nNew: {query} | {evidence}\nNext step: t{len(steps) + 1}"
+            filing = (await ep.act("updater", prompt, turn=t)).value
+            steps = filed(steps, filing, Step(query, evidence))
+            answer = await ep.act("answerer", f"Question: {question}\nSteps:\n{told(steps)}", turn=t)
+        return Outcome(answer=answer.value, turns=self.max_turns, ended_by_searcher=False)
+
+
+# the expert: plays every role right, from the same messages and the task's reference --------------------
+
+
+def expert(call: Call) -> str:
+    """Plans the task's hops, searches them in order, files each answer, ends when the last is known."""
+    reference = call.task.reference
+    question = call.task.view["question"]
+    gold = reference["answers"][0]
+    hops = reference.get("hops") or ({"question": question, "answer": gold},)
+    seen = call.messages[-1]["content"]
+    steps = [line.split(": ", 1)[1].split(" | ") for line in seen.splitlines() if re.match(r"t\d+: ", line)]
+    known = [s[0] for s in steps if s[-1] not in (UNKNOWN, NOTHING)]
+    left = [h for h in hops if not any(k.startswith(h["question"]) for k in known)]
+    if call.role == "planner":
+        pairs = "".join(f"<q{i}>{h['question']}</q{i}><a{i}>{UNKNOWN}</a{i}>" for i, h in enumerate(hops, 1))
+        return f"{pairs}<final_answer>{UNKNOWN}</final_answer>"
+    if call.role == "answerer":
+        return f"<final_answer>{UNKNOWN if left else gold}</final_answer>"
+    if call.role == "searcher":
+        if not left:
+            return "<end>"
+        failed = [left[0]["question"], NOTHING] in steps  # then say the title once more: it counts twice
+        again = f" {left[0]['title']}" if failed and "title" in left[0] else ""
+        return f"<search>{left[0]['question']}{again}</search>"
+    if call.role == "summarizer":
+        query = seen.splitlines()[0].removeprefix("Query: ")
+        answer = next((h["answer"] for h in hops if query.startswith(h["question"])), None)
+        found = answer is not None and answer in seen.split("\nPassages:\n", 1)[-1]
+        return f"<evidence>{answer}</evidence>" if found or "hops" not in reference else NOTHING
+    new = next(line for line in seen.splitlines() if line.startswith("New: ")).removeprefix("New: ")
+    for number, step in enumerate(steps, 1):
+        if new.startswith(step[0]):
+            return f"<update>t{number}</update>"
+    return f"<add>t{len(steps) + 1}</add>"

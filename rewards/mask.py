@@ -1,0 +1,66 @@
+"""M-ASK's published allocation: absolute F1 for plan and answers, F1 gains for what lies between.
+
+    planner    F1 of its own final answer
+    answer_t   F1(a_t)
+    search_t, summary_t, update_t    F1(a_t) − F1(a_{t−1})
+
+A search that ends the episode earns nothing, and a turn without an answer assigns nothing. Format is a
+component of its own (`FormatReward`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..envs.ledger import Credit
+from ..envs.tasks import Task
+from ..envs.trace import Trace
+from ..envs.workflow import Node
+from .metrics import exact_match, f1
+
+
+class MaskCredit:
+    """The allocation of the module's docstring, given as soon as each answer is known."""
+
+    name = "mask"
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        gold = task.reference["answers"]
+        if node.role == "planner":
+            yield Credit(node.id, "plan", f1(node.value["final"], gold))
+        elif node.role == "answerer":
+            score = f1(node.value, gold)
+            yield Credit(node.id, "answer", score)
+            if node.turn:
+                before = _answer(trace, node.turn - 1)
+                gain = score - (f1(before.value, gold) if before is not None else 0.0)
+                for other in trace.nodes:
+                    if other.turn == node.turn and other.role in ("searcher", "summarizer", "updater"):
+                        yield Credit(other.id, "gain", gain)
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        return ()
+
+    def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        gold = task.reference["answers"]
+        scores = [f1(n.value, gold) for n in trace.acts("answerer")]
+        plans = [f1(n.value["final"], gold) for n in trace.acts("planner")]
+        final = str((trace.outcome or {}).get("answer") or "")
+        gains = [b - a for a, b in zip(scores, scores[1:], strict=False)]
+        filings = [n.value["kind"] for n in trace.acts("updater")]
+        return {
+            "f1": f1(final, gold),
+            "em": exact_match(final, gold),
+            "plan_f1": plans[0] if plans else 0.0,
+            "answer0_f1": scores[0] if scores else 0.0,
+            "gain_over_plan": f1(final, gold) - (plans[0] if plans else 0.0),
+            "gain_per_turn": sum(gains) / len(gains) if gains else 0.0,
+            "searches": float(len(trace.uses("retrieve"))),
+            "ended_by_searcher": float(bool((trace.outcome or {}).get("ended_by_searcher"))),
+            "updates": float(filings.count("update")),
+            "adds": float(filings.count("add")),
+        }
+
+
+def _answer(trace: Trace, turn: int) -> Node | None:
+    return next((n for n in trace.nodes if n.role == "answerer" and n.turn == turn), None)

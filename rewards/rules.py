@@ -1,0 +1,112 @@
+"""Reward rules that any workflow can use: format, trajectory, role and turn rewards, mixing, propagation.
+
+A rule gives `Credit(node, component, amount)`s; the environment's ledger keeps them apart by component
+down to each node. Each rule here can also wrap an environment (`rewards.wrappers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from ..envs.ledger import Credit
+from ..envs.tasks import Task
+from ..envs.trace import Trace
+from ..envs.workflow import Node
+
+
+class FormatReward:
+    """0 for a legal reply, −1 × weight for a malformed one; the weight may differ by role."""
+
+    name = "format"
+
+    def __init__(
+        self, weight: float | Mapping[str, float] = 1.0, legal: float = 0.0, illegal: float = -1.0
+    ) -> None:
+        self.weight, self.legal, self.illegal = weight, legal, illegal
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        if node.kind != "act":
+            return ()
+        weight = (
+            self.weight if isinstance(self.weight, float | int) else self.weight.get(node.role or "", 0.0)
+        )
+        return (Credit(node.id, self.name, weight * (self.legal if node.ok else self.illegal)),)
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        return ()
+
+    def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        acts = trace.acts()
+        return {"format_ok": sum(bool(n.ok) for n in acts) / len(acts)} if acts else {}
+
+
+class TrajectoryReward:
+    """One number for the whole episode, given to every act in full, or split among them.
+
+    `share="full"` pays each act the whole; `"split"` divides it by their number; `roles` restricts it.
+    """
+
+    def __init__(
+        self,
+        score: Callable[[Trace, Task], float],
+        name: str = "trajectory",
+        share: Literal["full", "split"] = "full",
+        weight: float = 1.0,
+        roles: tuple[str, ...] | None = None,
+    ) -> None:
+        if share not in ("full", "split"):
+            raise ValueError(f"share={share!r}: use 'full' or 'split'")
+        self.score, self.name, self.share, self.weight, self.roles = score, name, share, weight, roles
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        return ()
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        acts = [n for n in trace.acts() if self.roles is None or n.role in self.roles]
+        amount = self.weight * self.score(trace, task)
+        part = amount / len(acts) if self.share == "split" and acts else amount
+        return [Credit(n.id, self.name, part) for n in acts]
+
+
+class RoleReward:
+    """A score per role: `{"planner": score, …}`, each given to every act of its role at the end."""
+
+    def __init__(self, scores: Mapping[str, Callable[[Trace, Task], float]], name: str = "role") -> None:
+        self.scores, self.name = dict(scores), name
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        return ()
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        credits = []
+        for role, score in self.scores.items():
+            acts = trace.acts(role)
+            if acts:
+                amount = score(trace, task)
+                credits += [Credit(n.id, self.name, amount) for n in acts]
+        return credits
+
+
+class TurnReward:
+    """A score for each act as soon as it is said: `score(trace, node, task)`; None gives nothing."""
+
+    def __init__(
+        self,
+        score: Callable[[Trace, Node, Task], float | None],
+        name: str = "turn",
+        roles: tuple[str, ...] | None = None,
+    ) -> None:
+        self.score, self.name, self.roles = score, name, roles
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        if node.kind != "act" or (self.roles is not None and node.role not in self.roles):
+            return ()
+        amount = self.score(trace, node, task)
+        return () if amount is None else (Credit(node.id, self.name, amount),)
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        return ()
+
+
+Rules = list[Any]
