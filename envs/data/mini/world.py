@@ -1,0 +1,201 @@
+"""The mini world itself: people, towns, works and companies, and what is true of them.
+
+The world is a row of *blocks*: eight entities that refer to each other and to nothing outside. Any block can
+be made alone, from (seed, split, number of the block), so a world of a million passages is a stream, and
+the worlds of the splits share no name. Only `random.random()` of a generator seeded by a string is used: its
+numbers are the same in every process and every version of Python.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+from . import words
+from .words import NameWords
+
+T = TypeVar("T")
+
+PEOPLE_PER_BLOCK, TOWNS_PER_BLOCK, WORKS_PER_BLOCK, COMPANIES_PER_BLOCK = 3, 2, 2, 1
+ENTITIES_PER_BLOCK = PEOPLE_PER_BLOCK + TOWNS_PER_BLOCK + WORKS_PER_BLOCK + COMPANIES_PER_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Town:
+    name: str
+    country: str
+    river: str
+    founded: int
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    name: str
+    birthplace: Town
+    home: Town
+    """Where the person lives: never the birthplace, so the two can be mixed up."""
+    born: int
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    name: str
+    kind: str
+    creator: Person
+    sponsor: Person
+    """Whom the work is dedicated to: another person in the same passage, to be mixed up with the creator."""
+    year: int
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    name: str
+    founder: Person
+    head: Person
+    seat: Town
+    founded: int
+    product: str
+
+
+Entity = Town | Person | Work | Company
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Eight entities that refer to each other only."""
+
+    number: int
+    towns: tuple[Town, ...]
+    people: tuple[Person, ...]
+    works: tuple[Work, ...]
+    companies: tuple[Company, ...]
+
+    @property
+    def entities(self) -> tuple[Entity, ...]:
+        return (*self.towns, *self.people, *self.works, *self.companies)
+
+
+class Dice(random.Random):
+    """A generator named by what it is for; draws by `random()` only, which never changes between Pythons."""
+
+    def __init__(self, *name: object) -> None:
+        super().__init__("/".join(map(str, ("mini", *name))))
+
+    def below(self, bound: int) -> int:
+        return int(self.random() * bound)
+
+    def pick(self, items: Sequence[T]) -> T:
+        return items[self.below(len(items))]
+
+    def two(self, items: Sequence[T]) -> tuple[T, T]:
+        """Two different items."""
+        first = self.below(len(items))
+        second = (first + 1 + self.below(len(items) - 1)) % len(items)
+        return items[first], items[second]
+
+    def shuffled(self, items: Sequence[T]) -> list[T]:
+        pool = list(items)
+        for last in range(len(pool) - 1, 0, -1):
+            other = self.below(last + 1)
+            pool[last], pool[other] = pool[other], pool[last]
+        return pool
+
+
+@lru_cache(maxsize=64)
+def _names(kind: str, split: str, seed: int) -> list[tuple[int, int]]:
+    """The names of a kind that belong to a split, in the order in which this seed hands them out."""
+    lists: NameWords = getattr(words, kind)
+    own = [
+        (first, second)
+        for first in range(len(lists.first))
+        for second in range(len(lists.second))
+        if lists.split_of(first, second) == split
+    ]
+    return Dice("names", kind, split, seed).shuffled(own)
+
+
+def name_of(kind: str, split: str, seed: int, number: int) -> str:
+    """The number-th name of a kind. When the two-word names are used up, a third word follows, then a fourth …"""
+    lists: NameWords = getattr(words, kind)
+    pairs = _names(kind, split, seed)
+    first, second = pairs[number % len(pairs)]
+    name = [lists.first[first], lists.second[second]]
+    more = number // len(pairs)
+    while more:  # bijective numeration, so no two numbers give the same words
+        more, digit = divmod(more - 1, len(lists.second))
+        name.append(lists.second[digit])
+    return " ".join(name)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One split's world under one seed; `block(i)` makes any part of it."""
+
+    split: str
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.split not in words.SPLITS:
+            raise ValueError(
+                f"the mini world has no split {self.split!r}; its splits are {', '.join(words.SPLITS)}"
+            )
+
+    def _name(self, kind: str, number: int) -> str:
+        return name_of(kind, self.split, self.seed, number)
+
+    def block(self, number: int) -> Block:
+        """Block `number` of this world."""
+        dice = Dice("block", self.split, self.seed, number)
+        towns = self._towns(number, dice)
+        people = self._people(number, towns, dice)
+        works = self._works(number, people, dice)
+        return Block(number, towns, people, works, self._companies(number, people, towns, dice))
+
+    def _towns(self, number: int, dice: Dice) -> tuple[Town, ...]:
+        countries, rivers = dice.two(words.COUNTRIES), dice.two(words.RIVERS)
+        return tuple(
+            Town(
+                self._name("TOWNS", number * TOWNS_PER_BLOCK + i),
+                countries[i],
+                rivers[i],
+                1850 + dice.below(50),
+            )
+            for i in range(TOWNS_PER_BLOCK)
+        )
+
+    def _people(self, number: int, towns: tuple[Town, ...], dice: Dice) -> tuple[Person, ...]:
+        born = dice.shuffled(range(1890, 1950))[:PEOPLE_PER_BLOCK]
+        people = []
+        for i in range(PEOPLE_PER_BLOCK):
+            birthplace, home = dice.two(towns)
+            name = self._name("PEOPLE", number * PEOPLE_PER_BLOCK + i)
+            people.append(Person(name, birthplace, home, born[i], dice.pick(words.JOBS)))
+        return tuple(people)
+
+    def _works(self, number: int, people: tuple[Person, ...], dice: Dice) -> tuple[Work, ...]:
+        works: list[Work] = []
+        for i in range(WORKS_PER_BLOCK):
+            creator, sponsor = dice.two(people)
+            year = creator.born + 20 + dice.below(30)
+            year += bool(works and works[-1].year == year)  # two works of a block never tie
+            name = "The " + self._name("WORKS", number * WORKS_PER_BLOCK + i)
+            works.append(
+                Work(name, dice.pick(words.WORK_KINDS), creator, sponsor, year, dice.pick(words.TOPICS))
+            )
+        return tuple(works)
+
+    def _companies(
+        self, number: int, people: tuple[Person, ...], towns: tuple[Town, ...], dice: Dice
+    ) -> tuple[Company, ...]:
+        made = []
+        for i in range(COMPANIES_PER_BLOCK):
+            founder, head = dice.two(people)
+            name = self._name("COMPANIES", number * COMPANIES_PER_BLOCK + i)
+            founded = founder.born + 20 + dice.below(20)
+            made.append(Company(name, founder, head, dice.pick(towns), founded, dice.pick(words.PRODUCTS)))
+        return tuple(made)
