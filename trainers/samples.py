@@ -44,9 +44,13 @@ class Sample:
     finish_reason: str = "stop"
     role: str = ""
     values: NDArray[np.float32] | None = None
-    """The critic's value before each reply token, once `values` has been asked."""
+    """The critic's value before each reply token and, last, after all of them (n_tokens + 1), once asked for."""
     proximal: NDArray[np.float32] | None = None
+    """Log-probs at the start of the update, once made; gone with the update."""
     reference: NDArray[np.float32] | None = None
+    """Log-probs under the frozen reference, once made."""
+    critic_prompt: NDArray[np.int64] | None = None
+    """What the critic sees in place of the prompt, if it sees more than the policy did."""
     state: State = "open"
 
     @property

@@ -1,0 +1,100 @@
+"""The settings of a model group, importable without torch: what a run's config tree holds per group and policy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """How one policy learns."""
+
+    lr: float = 1e-5
+    """Peak learning rate. Usual 1e-6 for billions of parameters, 1e-5 to 3e-4 for millions or adapters."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls after the warm-up, to `final` of its peak at `horizon` optimiser steps."""
+    warmup: int = 0
+    """Optimiser steps over which the rate rises from 0."""
+    horizon: int = 0
+    """Optimiser steps until the schedule ends; needed unless constant."""
+    final: float = 0.1
+    """Share of the peak that the schedule ends on."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    """Largest gradient norm; 0: no clipping. Usual 0.5–1."""
+    micro_tokens: int = 8192
+    """Tokens laid in one forward pass. Changes memory and speed, never the result."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation; parameters and optimiser are float32 always. bfloat16 pays where the processor has it."""
+    checkpointing: bool = False
+    """Keep only each layer's input for the backward pass: less memory, a third more time."""
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ("constant", "linear", "cosine"):
+            raise ValueError(f"learning.schedule is {self.schedule!r}: choose constant, linear or cosine")
+        if self.schedule != "constant" and self.horizon <= self.warmup:
+            raise ValueError(
+                f"learning.schedule={self.schedule} needs learning.horizon > warmup ({self.horizon} <= {self.warmup})"
+            )
+        if self.lr < 0 or self.micro_tokens < 1:
+            raise ValueError("learning.lr must not be negative, and learning.micro_tokens must be at least 1")
+        if self.precision not in ("float32", "bfloat16"):
+            raise ValueError(f"learning.precision is {self.precision!r}: choose float32 or bfloat16")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of optimiser step 0, 1, 2 …"""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        if self.schedule == "constant":
+            return self.lr
+        gone = min(1.0, (step - self.warmup) / (self.horizon - self.warmup))
+        left = 1.0 - gone if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * gone))
+        return self.lr * (self.final + (1.0 - self.final) * left)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        found: torch.dtype = getattr(torch, self.precision)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A policy as a low-rank change to its group's base."""
+
+    rank: int = 8
+    alpha: float = 16.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySpec:
+    """One policy of a group. Without `learning` it is frozen."""
+
+    learning: Learning | None = None
+    adapter: Adapter | None = None
+    """None: parameters of its own, a full copy of the base."""
+    critic: bool = False
+    """A value head in place of the vocabulary."""
+    init: str = ""
+    """A model directory to begin from instead of the group's base (full parameters only)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """A model group: one base and the policies on it."""
+
+    name: str
+    model: str
+    """A Hugging Face directory (or a .gguf file) of the Llama family."""
+    policies: dict[str, PolicySpec] = field(default_factory=dict)
+    seed: int = 0
+    threads: int = 0
+    """Threads of its matrix products; 0: torch's default. Fix it where runs must agree bit for bit."""
