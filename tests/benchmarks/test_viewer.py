@@ -1,0 +1,206 @@
+"""The viewer page: harmless whatever a trace says, and used by keyboard, mouse and link in a real browser."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from unitymas.benchmarks import page, viewer
+
+Make = Callable[..., dict[str, Any]]
+
+
+def test_page_is_self_contained_and_ascii_where_data_is(tmp_path: Path, episode: Make, hostile: str) -> None:
+    out = viewer.build([episode(0, hostile=hostile)], tmp_path / "v.html", title=hostile)
+    html = out.read_bytes()
+    assert b"<img" not in html and html.count(b"<script") == 3, "index, program, one block: no tag from outside"
+    assert not re.search(rb"https?://(?!www\.w3\.org/2000/svg)", html), "nothing is fetched"
+    assert b"default-src 'none'" in html and b"unsafe-inline" not in html
+
+
+@pytest.mark.parametrize("odd", ["\x1b[2J", "\ud800", "\u202e", "\x00", "\x9b31m"])
+def test_printable_shows_control_characters_instead_of_obeying_them(odd: str) -> None:
+    shown = page.printable(f"a{odd}b\n")
+    assert shown.startswith("a⟨") and shown.endswith("b\n")
+    shown.encode("utf-8")
+    assert "<" not in page.escape(f"<b {odd} '\">") and '"' not in page.escape('"')
+
+
+def test_ten_megabyte_replies_are_clipped_and_say_so(tmp_path: Path, episode: Make) -> None:
+    big = episode(0)
+    big["nodes"][0]["reply"] = "".join(random.Random(0).choices("abcdefgh ", k=10_000_000))
+    out = viewer.build([big], tmp_path / "v.html")
+    assert out.stat().st_size < 300_000
+    assert viewer._clipped("x" * 200_000).endswith("100,000 more characters are in the trace file")
+
+
+def test_sources_label_by_file_and_skip_a_torn_tail(tmp_path: Path, episode: Make) -> None:
+    traces = tmp_path / "run" / "traces"
+    traces.mkdir(parents=True)
+    for step in (2, 10):
+        lines = (json.dumps(episode(i)) + "\n" for i in range(3))
+        (traces / f"step-{step}.jsonl.zst").write_bytes(b"".join(zstandard.compress(x.encode()) for x in lines))
+    with open(traces / "step-10.jsonl.zst", "r+b") as file:
+        file.truncate(file.seek(0, 2) - 7)
+    assert viewer.view_main([str(tmp_path / "run"), "--no-open", "-o", str(tmp_path / "v.html")]) == 0
+    labels = [label for label, _ in viewer.labelled_episodes([tmp_path / "run"])]
+    assert labels == ["step-2"] * 3 + ["step-10"] * 2, "files in numeric order, the torn last episode left out"
+
+
+def test_a_source_without_traces_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"traces/\*\.jsonl\.zst"):
+        list(viewer.labelled_episodes([tmp_path]))
+
+
+# ---------------------------------------------------------------- in the browser
+
+
+class Page:
+    """A page with its errors collected: a script error fails the test that caused it."""
+
+    def __init__(self, context: Any, url: str) -> None:
+        self.errors: list[str] = []
+        self.page = context.new_page()
+        self.page.set_default_timeout(15_000)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        self.page.on("dialog", lambda dialog: (self.errors.append("dialog"), dialog.dismiss()))
+        self.page.on("request", lambda r: None if r.url.startswith("file:") else self.errors.append(r.url))
+        self.page.goto(url)
+        self.page.wait_for_selector("html[data-ready]", timeout=30_000)
+
+    def text(self, selector: str) -> str:
+        return str(self.page.inner_text(selector))
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Page]]:
+    opened: list[tuple[Any, Page]] = []
+
+    def open_(path: Path, hash_: str = "", **context: Any) -> Page:
+        made = browser.new_context(**context)
+        opened.append((made, Page(made, path.as_uri() + hash_)))
+        return opened[-1][1]
+
+    yield open_
+    for context, page_ in opened:
+        assert not page_.errors
+        context.close()
+
+
+@pytest.fixture
+def viewed(tmp_path: Path, episode: Make, hostile: str) -> Path:
+    made = [episode(i, good=i % 3 != 1, tokens=True, hostile=hostile if i == 7 else "") for i in range(200)]
+    pairs = ((f"step {0 if i % 2 else 20}", e) for i, e in enumerate(made))
+    return viewer.build_labelled(pairs, tmp_path / "view.html", title="before and after")
+
+
+@pytest.mark.browser
+def test_hostile_text_is_shown_as_text(visit: Callable[..., Page], viewed: Path) -> None:
+    seen = visit(viewed, "#a=7&node=3")
+    assert seen.page.title() == "before and after"
+    assert "</script><script>" in seen.text(".episode h2")
+    assert "⟨1B⟩[31m⟨202E⟩⟨D800⟩⟨00⟩" in seen.text("#main .reply pre")
+    assert seen.page.query_selector("#main img") is None
+
+
+@pytest.mark.browser
+def test_filters_search_and_sort_narrow_the_list(visit: Callable[..., Page], viewed: Path) -> None:
+    seen = visit(viewed)
+    assert "200 of 200" in seen.text("#counts")
+    seen.page.select_option("[data-key=trouble]", "malformed")
+    assert seen.text("#counts").startswith("67 of 200")
+    seen.page.select_option("[data-key=role]", "planner")  # the planner is never malformed
+    assert seen.text("#counts").startswith("0 of 200")
+    seen.page.select_option("[data-key=role]", "searcher")
+    seen.page.select_option("[data-key=label]", "step 0")
+    assert seen.text("#counts").startswith("34 of 200")
+    seen.page.fill("#query", "Harrow")
+    seen.page.get_by_text(re.compile(r"^6 of")).wait_for()
+    assert "role=searcher" in seen.page.url and "q=Harrow" in seen.page.url
+    again = visit(viewed, "#" + seen.page.url.split("#")[1])
+    assert again.text("#counts") == seen.text("#counts"), "a view is a link"
+
+
+@pytest.mark.browser
+def test_enter_searches_whole_texts(visit: Callable[..., Page], viewed: Path) -> None:
+    seen = visit(viewed)
+    seen.page.fill("#query", "the index did not answer")
+    seen.page.get_by_text(re.compile(r"^0 of")).wait_for()
+    seen.page.press("#query", "Enter")
+    seen.page.get_by_text(re.compile(r"^67 of")).wait_for()
+
+
+@pytest.mark.browser
+def test_keyboard_walks_episodes_and_nodes_and_compares(visit: Callable[..., Page], viewed: Path) -> None:
+    seen = visit(viewed, "#a=0&node=0")
+    keys = seen.page.keyboard
+    keys.press("ArrowRight")
+    assert seen.text(".node-head h3") == "searcher"
+    keys.press("j")
+    seen.page.wait_for_selector(".episode[data-i='1']")
+    keys.press("c")
+    seen.page.click(".row[data-i='3']")
+    seen.page.wait_for_selector(".episode[data-side=b][data-i='3']")
+    assert seen.page.url.endswith("a=1&b=3&node=7&nodeB=7")
+    keys.press("Escape")
+    seen.page.wait_for_selector(".episode[data-side=b]", state="detached")
+    keys.press("/")
+    assert seen.page.evaluate("document.activeElement.id") == "query"
+
+
+@pytest.mark.browser
+def test_a_node_shows_prompt_reply_verdict_tokens_and_credit(visit: Callable[..., Page], viewed: Path) -> None:
+    seen = visit(viewed, "#a=1&node=7")
+    assert "You are the answerer" in seen.text(".message.system pre")
+    assert seen.page.locator(".tok").count() == 7
+    seen.page.click("text=advantage")
+    assert "coloured by advantage" in seen.text(".reply .label").lower()
+    assert [*map(str.split, seen.text(".rewards").splitlines())][-1] == ["credit", "−0.05"]
+    seen.page.click(".node[data-node='4']")
+    assert "malformed" in seen.text(".verdict") and "no value" in seen.text(".verdict")
+    seen.page.click(".node[data-node='5']")
+    assert "TimeoutError" in seen.text(".detail")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_narrow_screens_show_one_pane_at_a_time(visit: Callable[..., Page], viewed: Path, scheme: str) -> None:
+    seen = visit(viewed, viewport={"width": 380, "height": 700}, color_scheme=scheme)
+    assert seen.page.is_visible("#side") and not seen.page.is_visible("#main")
+    seen.page.click(".row[data-i='2']")
+    seen.page.wait_for_selector(".episode[data-i='2']")
+    assert not seen.page.is_visible("#side")
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= 380
+    seen.page.click("#back")
+    assert seen.page.is_visible("#side")
+
+
+@pytest.mark.browser
+def test_ten_thousand_episodes_paint_within_two_seconds(
+    visit: Callable[..., Page], tmp_path: Path, episode: Make
+) -> None:
+    words = [f"w{i:x}" for i in range(5000)]
+    rng = random.Random(1)
+
+    def many() -> Iterator[dict[str, Any]]:
+        for i in range(10_000):
+            one = episode(i, good=i % 3 != 0)
+            for node in one["nodes"][::3]:  # prompts that do not compress away
+                node["messages"] = [{"role": "user", "content": f"Question: {i}? " + " ".join(rng.choices(words, k=120))}]
+            yield one
+
+    out = viewer.build(many(), tmp_path / "view.html")
+    assert out.stat().st_size > 10_000_000
+    seen = visit(out, "#a=9000")
+    paint = seen.page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    assert paint < 2000
+    assert "10,000 of 10,000" in seen.text("#counts")
+    assert seen.page.locator(".row").count() < 60, "rows outside the window are not in the document"
