@@ -25,16 +25,16 @@ import numpy as np
 
 from ...envs.tools.retrieval import Analyzer, Bm25Index, Passage
 
-SYLLABLES = [a + b for a in "b br d f g gr h k l m n p r s st t tr v z".split() for b in "a e i o u ai or an el".split()]
-TRADES = "architect painter composer engineer botanist explorer novelist surgeon weaver pilot".split()
-THINGS = "bridge opera museum novel railway garden theatre telescope harbour cathedral".split()
+SYLLABLES = [a + b for a in ("br", *"dfg", "gr", *"hklmnpr", "st", "tr", *"vz") for b in (*"aeiou", "ai", "or", "el")]
+TRADES = ("architect", "painter", "composer", "engineer", "botanist", "explorer", "novelist", "surgeon", "pilot")
+THINGS = ("bridge", "opera", "museum", "novel", "railway", "garden", "theatre", "telescope", "harbour", "cathedral")
 TEMPLATES = (
-    "{a} is a {trade} who was born in {b} in {y}. After studying with {c}, {a} moved to {d} and designed the {thing} "
-    "of {b}, which opened in {z}. It is the largest {thing} in the province of {e}.",
-    "{a} is a town in the province of {b}, founded in {y} by the {trade} {c}. The town is known for its {thing}, built "
-    "by {d} in {z}, and for a yearly market. The river {e} flows through {a}.",
-    "The {thing} of {a} was completed in {y} by {b}, a {trade} from {c}. It replaced an older {thing} that burned down "
-    "in {z}. The company {d} owns it, and the head of the company is {e}.",
+    ("{a} is a {trade} who was born in {b} in {y}. After studying with {c}, {a} moved to {d} and designed the {thing} "
+     "of {b}, which opened in {z}. It is the largest {thing} in the province of {e}."),
+    ("{a} is a town in the province of {b}, founded in {y} by the {trade} {c}. The town is known for its {thing}, built "
+     "by {d} in {z}, and for a yearly market. The river {e} flows through {a}."),
+    ("The {thing} of {a} was completed in {y} by {b}, a {trade} from {c}. It replaced an older {thing} that burned down "
+     "in {z}. The company {d} owns it, and the head of the company is {e}."),
 )
 QUESTIONS = ("In which year was the {thing} of {a} completed, and by which {trade}?",
              "Who founded the town of {a}?", "Where was the {trade} {a} born?",

@@ -1,4 +1,40 @@
-"""Retrieval."""
-from .base import Passage as Passage
-from .bm25 import Bm25Index as Bm25Index
-from .text import Analyzer as Analyzer
+"""Retrieval: an embedded BM25 index, an embedded dense index, and a pool of servers over HTTP.
+
+All three are callables `(query, k) -> [{id, title, text}]` (the pool's is awaitable), answer batches with
+`aretrieve_many(queries, k)`, aligned with the queries, and name what they search by `.fingerprint`. See base.py.
+"""
+
+from .base import Hit, Index, IndexFormatError, Passage, RetrievalError
+from .bm25 import Bm25Index
+from .build import index_corpus, index_main, open_index
+from .cache import AnswerCache
+from .corpus import CorpusError, read_corpus
+from .dense import DenseIndex
+from .embedders import Embedder, HashEmbedder, SentenceEncoder
+from .pool import RetrieverPool
+from .server import make_app, serve, serve_main
+from .text import Analyzer
+
+__all__ = [
+    "Analyzer",
+    "AnswerCache",
+    "Bm25Index",
+    "CorpusError",
+    "DenseIndex",
+    "Embedder",
+    "HashEmbedder",
+    "Hit",
+    "Index",
+    "IndexFormatError",
+    "Passage",
+    "RetrievalError",
+    "RetrieverPool",
+    "SentenceEncoder",
+    "index_corpus",
+    "index_main",
+    "make_app",
+    "open_index",
+    "read_corpus",
+    "serve",
+    "serve_main",
+]

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+T = TypeVar("T")
 IntArray = npt.NDArray[np.integer]
 
 
@@ -89,13 +90,13 @@ def check_queries(queries: Sequence[str]) -> None:
 
 
 def as_passage(raw: object, position: int) -> Passage:
-    """`raw` as a passage, or a ValueError saying what it lacks. A missing id becomes the position."""
+    """`raw` as a passage, or a TypeError saying what it lacks. A missing id becomes the position."""
     if not isinstance(raw, dict):
-        raise ValueError(f"passage {position} must be a dict with id, title and text; got {type(raw).__name__}")
+        raise TypeError(f"passage {position} must be a dict with id, title and text; got {type(raw).__name__}")
     text, title = raw.get("text"), raw.get("title", "")
     if not isinstance(text, str) or not isinstance(title, str):
-        raise ValueError(f"passage {position} needs a string 'text' and, if any, a string 'title'; "
-                         f"it has {sorted(map(str, raw))}")
+        raise TypeError(f"passage {position} needs a string 'text' and, if any, a string 'title'; "
+                        f"it has {sorted(map(str, raw))}")
     return Passage(id=str(raw.get("id", position)), title=title, text=text)
 
 
@@ -112,9 +113,9 @@ def best_first(scores: IntArray, positions: IntArray, k: int) -> list[tuple[int,
     return [(-key & 0xFFFFFFFF, (key + (-key & 0xFFFFFFFF)) >> 32) for key in keys[::-1].tolist()]
 
 
-def batches(items: Iterable[Passage], size: int) -> Iterable[list[Passage]]:
+def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """`items` in lists of `size`, the last one shorter."""
-    batch: list[Passage] = []
+    batch: list[T] = []
     for item in items:
         batch.append(item)
         if len(batch) == size:

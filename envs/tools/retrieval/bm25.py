@@ -31,6 +31,7 @@ from .store import (
     PassageWriter,
     Strings,
     check_files,
+    check_same,
     encode,
     new_index,
     read_array,
@@ -86,7 +87,9 @@ class Bm25Index(Index):
             return cls._build_in_memory(passages, analyze, settings)
         path = Path(path)
         if path.exists() and not overwrite:
-            return cls._reuse(passages, path, settings)
+            lines = (encode(raw, position)[1] for position, raw in enumerate(passages))
+            check_same(path, Fingerprint("bm25", settings), lines)
+            return cls.open(path)
         manifest: dict[str, Any] = {"kind": "bm25", "settings": settings}
         with new_index(path, manifest, overwrite=overwrite) as draft:
             manifest["fingerprint"], manifest["passages"] = _write(passages, draft, analyze, settings)
@@ -119,18 +122,6 @@ class Bm25Index(Index):
         terms, postings = builder.finish(lambda name, dtype, shape: np.empty(shape, dtype),
                                          k1=settings["k1"], b=settings["b"])
         return cls(kept, {term: number for number, term in enumerate(terms)}, postings, analyze, str(fingerprint))
-
-    @classmethod
-    def _reuse(cls, passages: Iterable[Passage], path: Path, settings: dict[str, Any]) -> Bm25Index:
-        """The index at `path`, if it is the one that building would give."""
-        index = cls.open(path)
-        fingerprint = Fingerprint("bm25", settings)
-        for position, raw in enumerate(passages):
-            fingerprint.add(encode(raw, position)[1])
-        if str(fingerprint) != index.fingerprint:
-            raise RetrievalError(f"{path} holds an index of other passages or settings: "
-                                 "choose another path, or pass overwrite=True")
-        return index
 
     def __len__(self) -> int:
         return len(self._passages)

@@ -18,7 +18,8 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -60,8 +61,7 @@ def _reserve(file: BinaryIO, size: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
         return
-    for start in range(0, size, 1 << 20):  # macOS
-        file.write(bytes(min(1 << 20, size - start)))
+    file.writelines(bytes(min(1 << 20, size - start)) for start in range(0, size, 1 << 20))  # macOS
 
 
 @contextmanager
@@ -178,6 +178,15 @@ class Fingerprint:
         return self._digest.hexdigest()[:32]
 
 
+def check_same(path: Path, fingerprint: Fingerprint, lines: Iterable[bytes]) -> None:
+    """Raise unless the index at `path` is of just these passages (their lines in passages.jsonl) and settings."""
+    for line in lines:
+        fingerprint.add(line)
+    if read_manifest(path)["fingerprint"] != str(fingerprint):
+        raise RetrievalError(f"{path} holds an index of other passages or settings: "
+                             "choose another path, or pass overwrite=True")
+
+
 def encode(passage: object, position: int) -> tuple[Passage, bytes]:
     """A checked passage and its line in passages.jsonl."""
     checked = as_passage(passage, position)
@@ -193,7 +202,7 @@ class PassageWriter:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._file = draft.file("passages.jsonl")
-        self._ends = [0]
+        self._ends = array("q", [0])
 
     def add(self, line: bytes) -> None:
         self._file.write(line)
@@ -201,7 +210,7 @@ class PassageWriter:
 
     def close(self) -> None:
         self._file.close()
-        self._draft.save("passages.offsets", np.array(self._ends, np.int64))
+        self._draft.save("passages.offsets", np.frombuffer(self._ends, np.int64))
 
 
 class Strings(Sequence[bytes]):

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-STOP_WORDS = frozenset(
+_STOP_WORDS = (
     "a an and are as at be but by did do does for from had has have he her his how i if in into is it its of on or "
     "she such that the their then there these they this to was we were what when where which who whom whose why "
-    "will with you".split()
+    "will with you"
 )
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 _words = re.compile(r"[^\W_]+").findall
 _ascii_words = re.compile(r"[a-z0-9]+").findall  # the same on ASCII text, and twice as fast
 

@@ -1,0 +1,152 @@
+"""Reading a corpus row by row: JSON lines, Parquet, or a folder saved by `datasets`.
+
+A row needs a text, and may have a title and an id, under the usual names (wire.py) or those given. The reader holds
+a few rows at a time, runs nothing that it finds, and stops at the first bad row, saying where it stands.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .base import Passage, RetrievalError
+from .wire import ID_FIELDS, TEXT_FIELDS, BadAnswer, read_passage
+
+LONGEST_LINE = 64 << 20
+JSON_LINES = {".jsonl", ".ndjson", ".json"}
+Progress = Callable[[int, int], None]
+"""Told how much of how much has been read, in bytes or rows."""
+
+
+class CorpusError(RetrievalError):
+    """A corpus cannot be read; the message names the file and the row."""
+
+
+def read_corpus(path: str | Path, *, split: str | None = None, fields: dict[str, str] | None = None,
+                progress: Progress | None = None) -> Iterator[Passage]:
+    """The passages of the corpus at `path`.
+
+    `fields` names the columns where they are not the usual ones: {"text": "abstract", "title": "name"}; an id
+    column of "-" numbers the rows instead.
+    """
+    path, rename, tell = Path(path), fields or {}, progress or (lambda done, total: None)
+    seen = array("q")
+    for place, (where, row) in enumerate(_rows(path, split, tell)):
+        try:
+            passage = _passage(row, rename, place)
+        except BadAnswer as error:
+            raise CorpusError(f"{where}: {error}") from None
+        seen.append(hash(passage["id"]))
+        yield passage
+    _check_ids(seen, path)
+
+
+def _passage(row: Any, rename: dict[str, str], place: int) -> Passage:
+    if not isinstance(row, dict):
+        raise BadAnswer(f"a row must be an object with a text, not {type(row).__name__}")
+    for name, column in rename.items():
+        if column != "-" and column not in row:
+            raise BadAnswer(f"there is no column {column!r} for the {name}; the row has {', '.join(map(str, row))}")
+    if rename.get("text"):
+        row = {key: value for key, value in row.items() if key not in TEXT_FIELDS} | {"text": row[rename["text"]]}
+    if rename.get("title"):
+        row = row | {"title": row[rename["title"]]}
+    passage = read_passage(row)
+    if rename.get("id", "-") != "-":
+        passage["id"] = str(row[rename["id"]])
+    elif "id" in rename or not any(isinstance(row.get(field), (str, int)) for field in ID_FIELDS):
+        passage["id"] = str(place)
+    return passage
+
+
+def _check_ids(seen: array[int], path: Path) -> None:
+    """Raise when two rows share an id: what names a passage must name one."""
+    hashes = np.frombuffer(seen, np.int64)
+    order = np.argsort(hashes, kind="stable")
+    same = np.flatnonzero(np.diff(hashes[order]) == 0)
+    if len(same):
+        first, second = sorted(order[same[0] : same[0] + 2].tolist())
+        raise CorpusError(f"{path}: rows {first + 1} and {second + 1} have the same id ({len(same)} rows repeat one); "
+                          "name another id column, or '-' to number the rows")
+
+
+def _rows(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, Any]]:
+    """(where it stands, row) for every row."""
+    if not path.exists():
+        raise CorpusError(f"there is no corpus at {path}")
+    if path.is_dir() and any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        yield from _saved_dataset(path, split, tell)
+        return
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in JSON_LINES | {".parquet"})
+        if not files:
+            raise CorpusError(f"{path} holds neither .jsonl or .parquet files nor a data set saved by `datasets`")
+    total, before = sum(file.stat().st_size for file in files), 0
+    for file in files:
+        read = _parquet if file.suffix == ".parquet" else _json_lines
+        for where, row, done in read(file):
+            tell(before + done, total)
+            yield where, row
+        before += file.stat().st_size
+
+
+def _json_lines(file: Path) -> Iterator[tuple[str, Any, int]]:
+    if file.suffix not in JSON_LINES:
+        raise CorpusError(f"{file}: a corpus is a .jsonl or .parquet file, or a folder of such; got {file.suffix!r}")
+    done, number = 0, 0
+    with open(file, "rb") as handle:
+        while line := handle.readline(LONGEST_LINE + 1):
+            number, done = number + 1, done + len(line)
+            where = f"{file}, line {number}"
+            if len(line) > LONGEST_LINE:
+                raise CorpusError(f"{where}: longer than {LONGEST_LINE >> 20} MB; is this one JSON object per line?")
+            if not line.strip():
+                continue
+            try:
+                yield where, json.loads(line), done
+            except (ValueError, RecursionError) as error:
+                raise CorpusError(f"{where}: not a JSON object ({error})") from None
+
+
+def _parquet(file: Path) -> Iterator[tuple[str, Any, int]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError("reading Parquet needs the pyarrow package: pip install pyarrow") from error
+    size, number = file.stat().st_size, 0
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+        rows = max(1, table.metadata.num_rows)
+        for batch in table.iter_batches(batch_size=1000):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{file}, row {number}", row, size * number // rows
+    except (pyarrow.ArrowException, OSError) as error:
+        raise CorpusError(f"{file}: cannot be read as Parquet after row {number} ({error})") from None
+
+
+def _saved_dataset(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, Any]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError("reading this folder needs the datasets package: pip install datasets") from error
+    try:
+        found = datasets.load_from_disk(str(path))
+    except Exception as error:  # whatever its readers raise on a damaged folder
+        raise CorpusError(f"{path}: cannot be read as a saved data set ({error})") from error
+    if isinstance(found, datasets.DatasetDict):
+        if split is None and len(found) == 1:
+            split = next(iter(found))
+        if split not in found:
+            raise CorpusError(f"{path}: choose one of its splits, {', '.join(found)}; got {split!r}")
+        found = found[split]
+    for number, row in enumerate(found, 1):
+        tell(number, len(found))
+        yield f"{path}, row {number}", row

@@ -1,0 +1,145 @@
+"""From texts to vectors: what a dense index needs, in two sizes.
+
+An embedder is any object with `dimensions`, `fingerprint` and `embed(texts) -> float32 [len(texts), dimensions]`
+whose rows have length one. `HashEmbedder` needs nothing and is quick: words and letter trigrams, hashed. It finds
+spelling variants and shared words, not meaning. `SentenceEncoder` is a transformer read from a local folder (such
+as all-MiniLM-L6-v2), mean-pooled; it needs the `dense` extra.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from .base import RetrievalError
+from .text import Analyzer
+
+Vectors = npt.NDArray[np.float32]
+
+
+class Embedder(Protocol):
+    """What `DenseIndex` asks of an embedder."""
+
+    @property
+    def dimensions(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def embed(self, texts: Sequence[str]) -> Vectors: ...
+
+
+class HashEmbedder:
+    """Words and letter trigrams, each hashed to a signed coordinate; the same on every machine."""
+
+    def __init__(self, dimensions: int = 1024) -> None:
+        if dimensions < 1:
+            raise ValueError(f"dimensions must be positive, got {dimensions}")
+        self.dimensions = dimensions
+        self.fingerprint = f"hash-{dimensions}"
+        self._analyze = Analyzer()
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        vectors = np.zeros((len(texts), self.dimensions), np.float32)
+        for row, text in enumerate(texts):
+            for feature, weight in self._features(text).items():
+                code = crc32(feature.encode())
+                vectors[row, (code >> 1) % self.dimensions] += weight if code & 1 else -weight
+        return _unit_rows(vectors)
+
+    def settings(self) -> dict[str, Any]:
+        return {"embedder": "hash", "dimensions": self.dimensions}
+
+    def _features(self, text: str) -> dict[str, float]:
+        features: dict[str, float] = {}
+        for word, count in Counter(self._analyze(text)).items():
+            weight = 1 + math.log(count)
+            features[word] = features.get(word, 0.0) + weight
+            padded = f"<{word}>"
+            for start in range(len(padded) - 2):
+                trigram = "#" + padded[start : start + 3]
+                features[trigram] = features.get(trigram, 0.0) + weight / len(word)
+        return features
+
+
+class SentenceEncoder:
+    """A sentence-embedding transformer from a local folder, mean-pooled over its tokens."""
+
+    def __init__(self, path: str | Path, *, device: str = "cpu", max_tokens: int = 256, batch: int = 64) -> None:
+        self.path = Path(path)
+        if not (self.path / "config.json").is_file():
+            raise RetrievalError(f"{self.path} holds no sentence encoder: it has no config.json. Give the folder of a "
+                                 "Hugging Face model, such as a copy of sentence-transformers/all-MiniLM-L6-v2.")
+        self.device, self.max_tokens, self.batch = device, max_tokens, batch
+        self.fingerprint = f"encoder-{_digest(self.path)}-{max_tokens}"
+        self._loaded: tuple[Any, Any] | None = None
+
+    @property
+    def dimensions(self) -> int:
+        return int(self._load()[1].config.hidden_size)
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        import torch
+
+        tokenizer, model = self._load()
+        rows: list[Vectors] = []
+        with torch.inference_mode():
+            for start in range(0, len(texts), self.batch):
+                inputs = tokenizer(list(texts[start : start + self.batch]), padding=True, truncation=True,
+                                   max_length=self.max_tokens, return_tensors="pt").to(self.device)
+                states = model(**inputs).last_hidden_state
+                mask = inputs["attention_mask"].unsqueeze(-1)
+                rows.append(((states * mask).sum(1) / mask.sum(1)).float().cpu().numpy())
+        return _unit_rows(np.concatenate(rows)) if rows else np.zeros((0, self.dimensions), np.float32)
+
+    def settings(self) -> dict[str, Any]:
+        return {"embedder": "encoder", "path": str(self.path.absolute()), "max_tokens": self.max_tokens}
+
+    def _load(self) -> tuple[Any, Any]:
+        if self._loaded is None:
+            try:
+                from transformers import AutoModel, AutoTokenizer
+            except ImportError as error:
+                raise ImportError("a sentence encoder needs the extra: pip install 'unitymas[dense]'") from error
+            tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=True)
+            model = AutoModel.from_pretrained(self.path, local_files_only=True).to(self.device).eval()
+            self._loaded = tokenizer, model
+        return self._loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None}  # the weights stay on disk
+
+
+def embedder_from(settings: dict[str, Any]) -> Embedder:
+    """The embedder that an index was built with, from its recorded settings."""
+    if settings["embedder"] == "hash":
+        return HashEmbedder(settings["dimensions"])
+    if settings["embedder"] == "encoder":
+        return SentenceEncoder(settings["path"], max_tokens=settings["max_tokens"])
+    raise RetrievalError(f"the index was built with an embedder of your own ({settings['embedder']!r}): "
+                         "open it with DenseIndex.open(path, embedder)")
+
+
+def _unit_rows(vectors: npt.NDArray[Any]) -> Vectors:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.ascontiguousarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)
+
+
+def _digest(folder: Path) -> str:
+    """Names a model by its configuration, tokenizer and weights."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*")):
+        if file.suffix in {".json", ".safetensors", ".bin", ".txt"}:
+            digest.update(file.name.encode())
+            with open(file, "rb") as handle:
+                while block := handle.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,131 @@
+"""One retrieval server as a client sees it: where and how to ask it, and whether it is worth asking now.
+
+An address without a path is tried at /retrieve, /query, /search and /, in both dialects, until something answers;
+what worked is kept. The circuit breaker: after a few failures in a row the endpoint is left alone for a while, then
+one single request probes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from .base import Passage
+from .wire import DIALECTS, BadAnswer, decode_response, encode_request
+
+PATHS = ("/retrieve", "/query", "/search", "/")
+NOT_THIS_WAY = {400, 404, 405, 415, 422}  # wrong path or dialect: another may do
+LARGEST_ANSWER = 64 << 20
+
+
+class Trouble(Exception):
+    """A request to an endpoint failed; the text is for the final error."""
+
+
+class Endpoint:
+    """The state of one server."""
+
+    def __init__(self, address: str, dialect: str, *, breaker_failures: int, breaker_seconds: float) -> None:
+        self.address = address
+        self.routes = [(url, name) for url in _urls(address) for name in (DIALECTS if dialect == "auto" else [dialect])]
+        self.route: tuple[str, str] | None = self.routes[0] if len(self.routes) == 1 else None
+        self.failures = 0
+        self.last_error = ""
+        self.closed_until = 0.0  # the time before which it is left alone
+        self._probing = False
+        self._breaker_failures, self._breaker_seconds = breaker_failures, breaker_seconds
+
+    @property
+    def broken(self) -> bool:
+        """Whether the circuit breaker has tripped."""
+        return self.failures >= self._breaker_failures
+
+    def available(self, now: float) -> bool:
+        return not self.broken or (now >= self.closed_until and not self._probing)
+
+    async def ask(self, session: Any, queries: Sequence[str], k: int, timeout: float,
+                  expected_index: str | None) -> tuple[list[list[Passage]], str | None]:
+        """The rows for `queries` and the index the server says it serves; Trouble when it fails."""
+        self._probing = self.broken
+        try:
+            answer = await asyncio.wait_for(self._find_answer(session, queries, k, expected_index), timeout)
+        except (Trouble, BadAnswer, OSError, asyncio.TimeoutError) as error:
+            why = f"no answer within {timeout:.2g} s" if isinstance(error, asyncio.TimeoutError) else _say(error)
+            self._failed(asyncio.get_running_loop().time(), why)
+            raise Trouble(why) from error
+        finally:
+            self._probing = False
+        self.failures, self.last_error = 0, ""
+        return answer
+
+    async def _find_answer(self, session: Any, queries: Sequence[str], k: int,
+                           expected_index: str | None) -> tuple[list[list[Passage]], str | None]:
+        """Ask by the known route; where there is none yet, by each in turn."""
+        refused = ""
+        for url, dialect in [self.route] if self.route else self.routes:
+            status, headers, raw = await _post(session, url, encode_request(dialect, queries, k))
+            if status in NOT_THIS_WAY:
+                refused = f"{url} answered {status}: {raw[:200].decode(errors='replace')}"
+                continue
+            if status != 200:
+                raise Trouble(f"{url} answered {status}: {raw[:200].decode(errors='replace')}")
+            index = headers.get("X-Index-Fingerprint")
+            if expected_index and index and index != expected_index:
+                raise Trouble(f"{url} serves the index {index}, the pool began with {expected_index}")
+            try:
+                rows = decode_response(raw, queries, k)
+            except BadAnswer as error:
+                if self.route:
+                    raise
+                refused = f"{url}: {error}"
+                continue
+            self.route = url, dialect
+            return rows, index
+        if len(self.routes) > 1:
+            self.route = None  # the server may have been replaced by one that speaks otherwise
+        raise Trouble(refused)
+
+    def _failed(self, now: float, why: str) -> None:
+        self.failures += 1
+        self.last_error = why
+        if self.broken:
+            self.closed_until = now + self._breaker_seconds
+
+
+async def _post(session: Any, url: str, payload: dict[str, Any]) -> tuple[int, Any, bytes]:
+    """Status, headers and body of the answer; the body is read up to a limit."""
+    from aiohttp import ClientError
+
+    data = json.dumps(payload).encode()
+    try:
+        async with session.post(url, data=data, headers={"Content-Type": "application/json"}) as response:
+            parts, size = [], 0
+            async for part in response.content.iter_chunked(1 << 16):
+                parts.append(part)
+                size += len(part)
+                if size > LARGEST_ANSWER:
+                    raise BadAnswer(f"the answer of {url} is larger than {LARGEST_ANSWER >> 20} MB")
+            return response.status, response.headers, b"".join(parts)
+    except ClientError as error:
+        raise Trouble(f"{url}: {_say(error)}") from error
+
+
+def _say(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _urls(address: str) -> list[str]:
+    """The addresses to try for one given by a user."""
+    parts = urlsplit(address if "://" in address else f"http://{address}")
+    if parts.scheme not in {"http", "https"} or not parts.netloc:
+        raise ValueError(f"a retriever's address looks like http://host:port, got {address!r}")
+    paths: Sequence[str] = [parts.path]
+    if parts.path in {"", "/"}:
+        paths = PATHS
+    elif parts.path.endswith("/retrieve"):
+        stem = parts.path.removesuffix("/retrieve")
+        paths = [parts.path, f"{stem}/query", f"{stem}/search"]
+    return [urlunsplit(parts._replace(path=path)) for path in paths]

@@ -1,0 +1,217 @@
+"""Retrieval over HTTP from one or several servers that come and go.
+
+    pool = RetrieverPool(["http://node1:8000", "http://node2:8000"])
+    rows = await pool.aretrieve_many(["who …", "where …"], 5)
+
+A batch is cut into requests; each is retried, on another server if there is one, until it has exactly one row per
+query or the deadline passes. Rows are put back by place, so nothing is lost, dropped or shifted, whichever server
+answered. `pool(query, k)` is awaitable, and serves as a workflow's `retrieve` tool; `pool.retrieve_many` is for
+code without an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import threading
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from .base import Passage, RetrievalError, check_k, check_queries
+from .cache import AnswerCache, copied
+from .endpoint import Endpoint, Trouble
+from .wire import DIALECTS
+
+
+class RetrieverPool:
+    """A client of several servers of one index.
+
+    endpoints: addresses such as "http://host:8000"; without a path the usual ones are tried.
+    dialect: "unitymas", "search-r1", or "auto", which tries both.
+    choice: "sticky" stays with a server while it works; "random" spreads the load.
+    deadline: seconds until a call gives up, all retries included.
+    attempt: seconds that one request may take.
+    attempts: requests per part of a batch before giving up; every server is tried at least once.
+    backoff, most_backoff: the first and the longest pause before asking again, in seconds; pauses are jittered.
+    breaker_failures, breaker_seconds: after so many failures in a row a server is left alone for so long.
+    batch: queries per request.
+    concurrency: requests under way at once.
+    cache: an AnswerCache, or its capacity; 0 for none.
+    fingerprint: names the index served, if known; by default the addresses do.
+    seed: makes the choice of servers repeatable; give each worker its own, and they spread over the servers.
+    """
+
+    def __init__(self, endpoints: Sequence[str], *, dialect: str = "auto", choice: str = "sticky",
+                 deadline: float = 30.0, attempt: float = 5.0, attempts: int = 5, backoff: float = 0.1,
+                 most_backoff: float = 2.0, breaker_failures: int = 3, breaker_seconds: float = 5.0, batch: int = 64,
+                 concurrency: int = 32, cache: AnswerCache | int = 100_000, fingerprint: str | None = None,
+                 seed: int = 0) -> None:
+        self._again = partial(RetrieverPool, **{
+            name: value for name, value in locals().items() if name not in {"self", "__class__"}})
+        _check_choices(endpoints, dialect, choice, batch, concurrency)
+        self.endpoints = [Endpoint(address, dialect, breaker_failures=breaker_failures,
+                                   breaker_seconds=breaker_seconds) for address in endpoints]
+        self.choice, self.deadline, self.attempt = choice, deadline, attempt
+        self.attempts = max(attempts, len(self.endpoints))
+        self.backoff, self.most_backoff, self.batch, self.concurrency = backoff, most_backoff, batch, concurrency
+        self.cache = AnswerCache(cache) if isinstance(cache, int) else cache
+        addresses = hashlib.sha256("\n".join(sorted(endpoints)).encode()).hexdigest()[:16]
+        self.fingerprint = fingerprint or f"http-{addresses}"
+        self._served: str | None = None  # the index that the servers say they serve: it must be one
+        self._chance = random.Random(seed)
+        self._favourite = seed % len(self.endpoints)
+        self._loops: weakref.WeakKeyDictionary[Any, tuple[Any, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
+
+    async def __call__(self, query: str, k: int) -> list[Passage]:
+        return (await self.aretrieve_many([query], k))[0]
+
+    async def aretrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """The passages for every query, in order; blank queries have none. RetrievalError when no server answers."""
+        check_k(k)
+        check_queries(queries)
+        known: dict[str, list[Passage]] = {}
+        for query in dict.fromkeys(queries):
+            answer = self.cache.get(self.fingerprint, query, k) if query.strip() else []
+            if answer is not None:
+                known[query] = answer
+        missing = [query for query in dict.fromkeys(queries) if query not in known]
+        parts = [missing[start : start + self.batch] for start in range(0, len(missing), self.batch)]
+        end = asyncio.get_running_loop().time() + self.deadline
+        # Parts that succeed are kept even if another fails: asking again then costs only the rest.
+        results = await asyncio.gather(*(self._answer(part, k, end) for part in parts), return_exceptions=True)
+        for part, result in zip(parts, results, strict=True):
+            if isinstance(result, BaseException):
+                raise result
+            known.update(zip(part, result, strict=True))
+        return [copied(known[query]) for query in queries]
+
+    def retrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """The same for code without an event loop."""
+        return asyncio.run_coroutine_threadsafe(self.aretrieve_many(queries, k), _background_loop()).result()
+
+    async def health(self, timeout: float = 2.0) -> dict[str, str]:
+        """Asks every server, and says for each address "ok" or what is wrong; servers that answer are used again."""
+        session, _ = self._connect()
+
+        async def probe(endpoint: Endpoint) -> str:
+            try:
+                await endpoint.ask(session, ["health"], 1, timeout, self._served)
+            except Trouble as trouble:
+                return str(trouble)
+            return "ok"
+
+        says = await asyncio.gather(*map(probe, self.endpoints))
+        return {endpoint.address: said for endpoint, said in zip(self.endpoints, says, strict=True)}
+
+    async def close(self) -> None:
+        """Close this event loop's connections."""
+        session, _ = self._loops.pop(asyncio.get_running_loop(), (None, None))
+        if session is not None:
+            await session.close()
+
+    async def __aenter__(self) -> RetrieverPool:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._again, ()
+
+    async def _answer(self, queries: list[str], k: int, end: float) -> list[list[Passage]]:
+        """One request's rows, asking again until they are there, attempts run out, or the time `end` has come."""
+        session, slots = self._connect()
+        clock = asyncio.get_running_loop().time
+        troubles: list[str] = []
+        failed: set[Endpoint] = set()  # since the last pause: a server not among them is asked at once
+        while len(troubles) < self.attempts and clock() < end:
+            endpoint = self._choose(clock(), failed)
+            if endpoint is None:
+                failed.clear()
+                pause = self._pause(len(troubles), clock())
+                if clock() + pause >= end:
+                    break
+                await asyncio.sleep(pause)
+                continue
+            try:
+                async with slots:
+                    left = end - clock()
+                    if left <= 0:
+                        break
+                    rows, served = await endpoint.ask(session, queries, k, min(self.attempt, left), self._served)
+            except Trouble as trouble:
+                troubles.append(f"{endpoint.address}: {trouble}")
+                failed.add(endpoint)
+                continue
+            self._served = self._served or served
+            self._favourite = self.endpoints.index(endpoint)
+            for query, row in zip(queries, rows, strict=True):
+                self.cache.put(self.fingerprint, query, k, row)
+            return rows
+        raise self._give_up(len(queries), troubles)
+
+    def _choose(self, now: float, failed: set[Endpoint]) -> Endpoint | None:
+        """A server worth asking now, or None when a pause is due."""
+        count = len(self.endpoints)
+        in_turn = [self.endpoints[(self._favourite + step) % count] for step in range(count)]
+        able = [endpoint for endpoint in in_turn if endpoint not in failed and endpoint.available(now)]
+        if not able:
+            return None
+        return able[0] if self.choice == "sticky" else self._chance.choice(able)
+
+    def _pause(self, failures: int, now: float) -> float:
+        """Back-off with jitter, but at least until the first server may be asked again."""
+        longest = min(self.most_backoff, self.backoff * 2.0 ** max(0, failures - 1))
+        opening = min((endpoint.closed_until if endpoint.broken else now) for endpoint in self.endpoints) - now
+        return max(longest * self._chance.uniform(0.5, 1.0), opening)
+
+    def _give_up(self, queries: int, troubles: list[str]) -> RetrievalError:
+        if len(troubles) < self.attempts:
+            reason = f"no time is left of the deadline of {self.deadline:g} s"
+        else:
+            reason = f"{len(troubles)} attempts failed"
+        alone = [f"{one.address}: left alone after: {one.last_error}" for one in self.endpoints if one.broken]
+        said = "\n  ".join(troubles or alone)
+        return RetrievalError(f"no retriever answered {queries} queries: {reason}\n  {said}\n"
+                              "Start one with `unitymas serve retriever INDEX`, or correct the addresses.")
+
+    def _connect(self) -> tuple[Any, asyncio.Semaphore]:
+        """This event loop's session and its slots for requests."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._loops:
+            try:
+                import aiohttp
+            except ImportError as error:
+                raise ImportError("retrieval over HTTP needs the extra: pip install 'unitymas[serve]'") from error
+            session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0),
+                                            timeout=aiohttp.ClientTimeout(total=None))
+            self._loops[loop] = session, asyncio.Semaphore(self.concurrency)
+        return self._loops[loop]
+
+
+def _check_choices(endpoints: Sequence[str], dialect: str, choice: str, batch: int, concurrency: int) -> None:
+    if isinstance(endpoints, str) or not endpoints:
+        raise ValueError(f"endpoints must be a list of at least one address, got {endpoints!r}")
+    if dialect not in {"auto", *DIALECTS}:
+        raise ValueError(f"dialect must be 'auto', {' or '.join(map(repr, DIALECTS))}; got {dialect!r}")
+    if choice not in {"sticky", "random"}:
+        raise ValueError(f"choice must be 'sticky' or 'random', got {choice!r}")
+    if batch < 1 or concurrency < 1:
+        raise ValueError(f"batch and concurrency must be at least 1, got {batch} and {concurrency}")
+
+
+_loop: asyncio.AbstractEventLoop | None = None
+_loop_lock = threading.Lock()
+
+
+def _background_loop() -> asyncio.AbstractEventLoop:
+    """An event loop in a daemon thread, for calls from code that has none."""
+    global _loop
+    with _loop_lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="unitymas-retrieval", daemon=True).start()
+        return _loop

@@ -1,0 +1,140 @@
+"""The two request and response dialects that retrieval servers of this field speak.
+
+| dialect     | request                                                | response                                        |
+|-------------|--------------------------------------------------------|-------------------------------------------------|
+| `unitymas`  | `{"questions": [...], "N": 5}`                         | `[{"top_k_docs": [doc, ...]}, ...]`             |
+| `search-r1` | `{"queries": [...], "topk": 5, "return_scores": true}` | `{"result": [[{"document": doc, "score": 1.0}, ...], ...]}` |
+
+A `doc` may be a string or an object, with its text under `text`, `contents`, `content` or `document`; Search-R1's
+contents are `"Title"` in quotes, a line break, and the text. Our server also says in each `unitymas` row which
+question it answers, and our client checks that where it is said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .base import Passage
+
+DIALECTS = ("unitymas", "search-r1")
+TEXT_FIELDS = ("text", "contents", "content", "document", "passage", "paragraph_text", "body")
+TITLE_FIELDS = ("title", "wikipedia_title", "name")
+ID_FIELDS = ("id", "_id", "doc_id", "docid", "passage_id", "pid")
+
+
+class BadAnswer(ValueError):
+    """A server's answer is not what the dialect promises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A decoded request."""
+
+    queries: tuple[str, ...]
+    k: int
+    dialect: str
+    scores: bool = False
+    """Whether a `search-r1` client wants scores."""
+
+
+def encode_request(dialect: str, queries: Sequence[str], k: int) -> dict[str, Any]:
+    if dialect == "unitymas":
+        return {"questions": list(queries), "N": k}
+    return {"queries": list(queries), "topk": k, "return_scores": False}
+
+
+def decode_request(body: object, *, most_queries: int, most_k: int) -> Request:
+    """A request of either dialect, or a ValueError that tells the client what to send."""
+    if not isinstance(body, dict) or ("questions" in body) == ("queries" in body):
+        raise ValueError('send {"questions": [...], "N": 5} or {"queries": [...], "topk": 5}')
+    dialect, field, count = ("unitymas", "questions", "N") if "questions" in body else ("search-r1", "queries", "topk")
+    queries, k = body[field], body.get(count, 5)
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+        raise ValueError(f"{field} must be a list of strings")
+    if len(queries) > most_queries:
+        raise ValueError(f"{field} holds {len(queries)} queries; this server takes {most_queries} at a time")
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= most_k:
+        raise ValueError(f"{count} must be a whole number from 1 to {most_k}")
+    return Request(tuple(queries), k, dialect, bool(body.get("return_scores", False)))
+
+
+def encode_response(request: Request, rows: Sequence[Sequence[tuple[Passage, float]]]) -> Any:
+    """The answer to `request`: for every query its (passage, score) pairs."""
+    if request.dialect == "unitymas":
+        return [{"question": query, "top_k_docs": [{**passage, "score": score} for passage, score in row]}
+                for query, row in zip(request.queries, rows, strict=True)]
+    documents = [[({"id": passage["id"], "title": passage["title"],
+                    "contents": f'"{passage["title"]}"\n{passage["text"]}'}, score)
+                  for passage, score in row] for row in rows]
+    if request.scores:
+        return {"result": [[{"document": doc, "score": score} for doc, score in row] for row in documents]}
+    return {"result": [[doc for doc, _ in row] for row in documents]}
+
+
+def decode_response(raw: bytes, queries: Sequence[str], k: int) -> list[list[Passage]]:
+    """The passages for every query, in order; BadAnswer unless there is exactly one row for each."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadAnswer(f"the answer is not JSON ({error}): {raw[:80]!r}") from None
+    rows = _rows(body, queries)
+    if len(rows) != len(queries):
+        raise BadAnswer(f"{len(queries)} queries were sent, {len(rows)} rows came back")
+    return [_row(row, query)[:k] for row, query in zip(rows, queries, strict=True)]
+
+
+def _rows(body: Any, queries: Sequence[str]) -> list[Any]:
+    if isinstance(body, dict) and isinstance(body.get("result"), list):
+        return list(body["result"])
+    if isinstance(body, dict) and isinstance(body.get("top_k_docs"), list):
+        docs = body["top_k_docs"]
+        return docs if docs and all(isinstance(row, list) for row in docs) else [docs]
+    if isinstance(body, list):
+        return body
+    known = sorted(map(str, body)) if isinstance(body, dict) else type(body).__name__
+    raise BadAnswer(f"the answer has neither 'result' nor 'top_k_docs': {known}")
+
+
+def _row(row: Any, query: str) -> list[Passage]:
+    if isinstance(row, dict):
+        if str(row.get("question", query)).strip() != query.strip():
+            raise BadAnswer(f"a row answers {row['question']!r} where {query!r} was asked")
+        row = row.get("top_k_docs")
+    if not isinstance(row, list):
+        raise BadAnswer(f"a row is {type(row).__name__}, not a list of passages")
+    return [read_passage(doc) for doc in row]
+
+
+def read_passage(doc: Any) -> Passage:
+    """A passage from whatever shape a server or a corpus gives it; BadAnswer when there is no text in it."""
+    if isinstance(doc, str):
+        doc = {"text": doc}
+    if not isinstance(doc, dict):
+        raise BadAnswer(f"a passage is {type(doc).__name__}, not text or an object")
+    if isinstance(doc.get("document"), dict):  # {"document": {...}, "score": ...}
+        doc = doc["document"]
+    text = next((doc[field] for field in TEXT_FIELDS if isinstance(doc.get(field), str)), None)
+    if text is None:
+        raise BadAnswer(f"a passage has no text: none of {', '.join(TEXT_FIELDS)} is a string in it; "
+                        f"it has {sorted(map(str, doc))}")
+    title = next((doc[field] for field in TITLE_FIELDS if isinstance(doc.get(field), str)), None)
+    if isinstance(doc.get("contents"), str) and not isinstance(doc.get("text"), str):
+        title, text = _split_contents(text, title)
+    number = next((doc[field] for field in ID_FIELDS if isinstance(doc.get(field), (str, int))), None)
+    if number is None:
+        number = "text-" + hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+    return Passage(id=str(number), title=title or "", text=text)
+
+
+def _split_contents(contents: str, title: str | None) -> tuple[str | None, str]:
+    """Search-R1 puts the title, in quotes, on the first line of the contents."""
+    if title is not None:
+        return title, contents.removeprefix(f'"{title}"\n')
+    first, line_break, rest = contents.partition("\n")
+    if line_break and len(first) >= 2 and first[0] == first[-1] == '"':
+        return first[1:-1], rest
+    return None, contents
