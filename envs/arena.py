@@ -40,13 +40,13 @@ class Arena:
         env_id: str = "custom-v0",
         tools: Mapping[str, Any] | None = None,
         rules: Iterable[Any] = (),
-        budget: Budget = Budget(),
+        budget: Budget | None = None,
         config: Mapping[str, Any] | None = None,
         expert: Any = None,
         headline: str = "score",
     ) -> None:
         self.workflow = workflow.seal()
-        self.env_id, self.data, self.budget = env_id, data, budget
+        self.env_id, self.data, self.budget = env_id, data, budget or Budget()
         self.config = dict(config or {})
         self.expert, self.headline = expert, headline
         self.roles: dict[str, Role] = workflow.agents()

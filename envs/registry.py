@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -313,7 +313,7 @@ def _data(known: EnvSpec, split: str, data: Any, size: int | None) -> DataSet:
     return sets.load(str(data), split)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _say(line: str) -> None:
     print(f"unitymas: {line}", file=sys.stderr)
 

@@ -11,6 +11,7 @@ component of its own (`FormatReward`).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from ..envs.ledger import Credit
 from ..envs.tasks import Task
@@ -46,7 +47,7 @@ class MaskCredit:
         scores = [f1(n.value, gold) for n in trace.acts("answerer")]
         plans = [f1(n.value["final"], gold) for n in trace.acts("planner")]
         final = str((trace.outcome or {}).get("answer") or "")
-        gains = [b - a for a, b in zip(scores, scores[1:], strict=False)]
+        gains = [b - a for a, b in pairwise(scores)]
         filings = [n.value["kind"] for n in trace.acts("updater")]
         return {
             "f1": f1(final, gold),

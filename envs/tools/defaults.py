@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..tasks import DataSet
-from .base import Tool
+from .base import Result, Tool
 
 
 def retrieve(data: DataSet) -> Tool:
@@ -38,3 +38,32 @@ def _index(corpus: _Corpus) -> Any:
             "pass tools={'retrieve': your_retriever} to make, a callable (query, k) -> [{id, title, text}]"
         )
     return Bm25Index.build(data.passages)
+
+
+def verify(data: DataSet) -> Tool:
+    """Run a program on the task's tests in a sandbox: the visible results are public, the hidden private."""
+    return Tool(_verify, name="verify", task=True)
+
+
+def _verify(program: str, fn_name: str | None, task: Any) -> Result:
+    from .code import verify_code
+
+    visible, hidden = list(task.view["visible_tests"]), list(task.reference["hidden_tests"])
+    report = verify_code(program, visible + hidden, fn_name=fn_name)
+    shown, kept = report.cases[: len(visible)], report.cases[len(visible) :]
+    passed = sum(case.verdict == "accepted" for case in kept)
+    failure = next((case for case in shown if case.verdict != "accepted"), None)
+    return Result(
+        {
+            "passed": sum(case.verdict == "accepted" for case in shown),
+            "total": len(visible),
+            "verdicts": [str(case.verdict) for case in shown],
+            "first_failure": "" if failure is None else failure.explain(),
+        },
+        {
+            "passed": passed,
+            "total": len(kept),
+            "pass_rate": passed / len(kept) if kept else 0.0,
+            "by": report.sandbox,
+        },
+    )

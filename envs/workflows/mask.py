@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from ...agents.policies import Call
 from ...agents.roles import Custom, FormatError, Role
 from ..workflow import Episode, Outcome, Workflow
+from .parts import ANSWER, UNKNOWN, first_line, passages_text
 
-UNKNOWN = "unknown"
 NOTHING = "No useful information"
 
 
@@ -30,19 +30,12 @@ class Step(NamedTuple):
 
 # rules and parsing: pure functions ---------------------------------------------------------------------
 
-_PAIR = re.compile(r"\s*<q(\d)>(.*?)</q\1>\s*<a\1>(.*?)</a\1>", re.S)
-_FINAL = re.compile(r"\s*<final_answer>(.*?)</final_answer>\s*", re.S)
-_SEARCH = re.compile(r"\s*<search>(.*?)</search>\s*", re.S)
+_PAIR = re.compile(r"\s*<q(\d)>(.*?)</q\1>\s*<a\1>(.*?)</a\1>", re.DOTALL)
+_FINAL = re.compile(r"\s*<final_answer>(.*?)</final_answer>\s*", re.DOTALL)
+_SEARCH = re.compile(r"\s*<search>(.*?)</search>\s*", re.DOTALL)
 _END = re.compile(r"\s*<end\s*/?>(\s*</end>)?\s*")
-_EVIDENCE = re.compile(r"\s*<evidence>(.*?)</evidence>\s*", re.S)
+_EVIDENCE = re.compile(r"\s*<evidence>(.*?)</evidence>\s*", re.DOTALL)
 _FILE = re.compile(r"\s*<(update|add)>\s*t(\d+)\s*</\1>\s*")
-_TAG = re.compile(r"</?\w+\s*/?>")
-
-
-def first_line(text: str, most: int = 200) -> str:
-    """What to make of a malformed reply: its first line, without tags."""
-    lines = _TAG.sub(" ", text[:4000]).strip().splitlines()
-    return " ".join(lines[0].split())[:most] if lines else ""
 
 
 def read_plan(text: str) -> dict[str, Any]:
@@ -57,24 +50,13 @@ def read_plan(text: str) -> dict[str, Any]:
     numbered = all(m[1] == str(i) for i, m in enumerate(_PAIR.finditer(text[:20_000]), 1))
     final = _FINAL.fullmatch(text, at)
     questions = [s.question for s in steps]
-    if final and final[1].strip() and 1 <= len(steps) <= 5 and numbered and all(questions):
-        if len(set(questions)) == len(questions):
-            return {"steps": steps, "final": final[1].strip()}
+    distinct = numbered and all(questions) and len(set(questions)) == len(questions)
+    if final and final[1].strip() and 1 <= len(steps) <= 5 and distinct:
+        return {"steps": steps, "final": final[1].strip()}
     loose = _FINAL.search(text[:20_000])
     kept = [s for s in steps if s.question][:5]
     answer = loose[1].strip() if loose else kept[-1].answer if kept else UNKNOWN
     raise FormatError("a plan is 1–5 numbered q/a pairs and a final answer", {"steps": kept, "final": answer})
-
-
-def read_answer(text: str) -> str:
-    """<final_answer>…</final_answer>"""
-    whole = _FINAL.fullmatch(text)
-    if whole and whole[1].strip() and "<final_answer>" not in whole[1]:
-        return whole[1].strip()
-    inside = _FINAL.search(text[:20_000])
-    raise FormatError(
-        "answer inside <final_answer>", (inside[1].strip() if inside else first_line(text)) or UNKNOWN
-    )
 
 
 def read_search(text: str) -> dict[str, Any]:
@@ -124,11 +106,6 @@ def told(steps: Sequence[Step]) -> str:
     return "\n".join(f"t{i}: {s.question} | {s.answer}" for i, s in enumerate(steps, 1)) or "none"
 
 
-def passages_text(docs: Sequence[Mapping[str, str]]) -> str:
-    """Passages, one a line."""
-    return "\n".join(f"{doc['title']}: {doc['text']}" for doc in docs) or "none"
-
-
 ROLES = (
     Role(
         "planner",
@@ -155,7 +132,7 @@ ROLES = (
     ),
     Role(
         "answerer",
-        reply=Custom(read_answer, ends=("</final_answer>",)),
+        reply=ANSWER,
         system="Answer the question from the steps. Write <final_answer>answer</final_answer>.",
     ),
 )

@@ -1,1 +1,82 @@
-"""unitymas: Gymnasium for teams of language models."""
+"""unitymas: Gymnasium for teams of language models, and the trainer that goes with it.
+
+    import unitymas
+
+    env = unitymas.make("mask-hotpotqa", data="mini")   # a PettingZoo AEC environment
+    traces = unitymas.rollout(env, "scripted", tasks=8)
+    print(traces[0].metrics)
+
+Names are loaded at first use: importing this package loads neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .agents.roles import Boxed as Boxed
+    from .agents.roles import Choice as Choice
+    from .agents.roles import Custom as Custom
+    from .agents.roles import FormatError as FormatError
+    from .agents.roles import Json as Json
+    from .agents.roles import Raw as Raw
+    from .agents.roles import Reply as Reply
+    from .agents.roles import Role as Role
+    from .agents.roles import Tags as Tags
+    from .agents.team import Team as Team
+    from .benchmarks.evaluate import evaluate as evaluate
+    from .envs.check import check_env as check_env
+    from .envs.drivers import arollout as arollout
+    from .envs.drivers import rollout as rollout
+    from .envs.execution import Budget as Budget
+    from .envs.ledger import Credit as Credit
+    from .envs.registry import list_envs as list_envs
+    from .envs.registry import make as make
+    from .envs.registry import register as register
+    from .envs.registry import spec as spec
+    from .envs.tasks import Task as Task
+    from .envs.tools.base import Infrastructure as Infrastructure
+    from .envs.tools.base import Result as Result
+    from .envs.tools.base import Tool as Tool
+    from .envs.tools.base import tool as tool
+    from .envs.trace import Trace as Trace
+    from .envs.workflow import Episode as Episode
+    from .envs.workflow import Outcome as Outcome
+    from .envs.workflow import ToolError as ToolError
+    from .envs.workflow import Workflow as Workflow
+    from .trainers.run import train as train
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "agents.roles": ("Boxed", "Choice", "Custom", "FormatError", "Json", "Raw", "Reply", "Role", "Tags"),
+    "agents.team": ("Team",),
+    "benchmarks.evaluate": ("evaluate",),
+    "envs.check": ("check_env",),
+    "envs.drivers": ("arollout", "rollout"),
+    "envs.execution": ("Budget",),
+    "envs.graph": ("GraphWorkflow",),
+    "envs.adapters": ("AECWorkflow", "single_role"),
+    "envs.ledger": ("Credit",),
+    "envs.registry": ("list_envs", "make", "register", "spec"),
+    "envs.tasks": ("Task",),
+    "envs.tools.base": ("Infrastructure", "Result", "Tool", "tool"),
+    "envs.trace": ("Trace",),
+    "envs.workflow": ("Episode", "Outcome", "ToolError", "Workflow"),
+    "trainers.run": ("train",),
+}
+_WHERE = {name: module for module, names in _HOME.items() for name in names}
+__all__ = ["__version__", *sorted(_WHERE)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'unitymas' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

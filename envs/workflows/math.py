@@ -1,0 +1,69 @@
+"""Math by four roles in a strict line: solver -> verifier -> refiner -> finalizer.
+
+One act each, no early exit; each role reads its predecessors' raw words. Only the finalizer's
+`<final_answer>` is graded.
+"""
+
+from __future__ import annotations
+
+from ...agents.policies import Call
+from ...agents.roles import Role, Tags
+from ..tasks import MATH
+from ..workflow import Episode, Outcome, Workflow
+
+STATUS = ("correct", "incorrect", "uncertain")
+ERRORS = ("none", "calculation", "reasoning", "missing_case", "misread_problem", "format", "unclear")
+
+ROLES = (
+    Role(
+        "solver",
+        reply=Tags("solution", "answer"),
+        system="Solve the problem. Write <solution>steps</solution><answer>answer</answer>.",
+    ),
+    Role(
+        "verifier",
+        reply=Tags("status", "error_type", "feedback", status=STATUS, error_type=ERRORS),
+        system="Check the solution. Write <status>correct, incorrect or uncertain</status>"
+        "<error_type>none, calculation, reasoning, missing_case, misread_problem, format or unclear</error_type>"
+        "<feedback>feedback</feedback>.",
+    ),
+    Role(
+        "refiner",
+        reply=Tags("refined_solution", "answer"),
+        system="Improve the solution. Write <refined_solution>steps</refined_solution><answer>answer</answer>.",
+    ),
+    Role(
+        "finalizer",
+        reply=Tags("final_solution", "final_answer"),
+        system="Give the final solution. Write <final_solution>steps</final_solution>"
+        "<final_answer>answer</final_answer>.",
+    ),
+)
+
+
+class Math(Workflow):
+    """The four roles, one after the other."""
+
+    roles = ROLES
+    schema = MATH
+
+    async def run(self, ep: Episode) -> Outcome:
+        problem = f"Problem: {ep.task.problem}"
+        solved = await ep.act("solver", problem)
+        checked = await ep.act("verifier", f"{problem}\nSolution: {solved.text}")
+        refined = await ep.act("refiner", f"{problem}\nSolution: {solved.text}\nFeedback: {checked.text}")
+        final = await ep.act("finalizer", f"{problem}\nSolution: {refined.text}")
+        value = final.value if final.ok else {}
+        return Outcome(answer=value.get("final_answer", ""))
+
+
+def expert(call: Call) -> str:
+    """The task's own solution, confirmed by each role."""
+    reference = call.task.reference
+    answer, steps = reference["answer"], reference.get("solution") or f"The answer is {reference['answer']}."
+    return {
+        "solver": f"<solution>{steps}</solution><answer>{answer}</answer>",
+        "verifier": "<status>correct</status><error_type>none</error_type><feedback>ok</feedback>",
+        "refiner": f"<refined_solution>{steps}</refined_solution><answer>{answer}</answer>",
+        "finalizer": f"<final_solution>{steps}</final_solution><final_answer>{answer}</final_answer>",
+    }[call.role]

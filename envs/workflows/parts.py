@@ -1,0 +1,37 @@
+"""What several teams share: how passages are told, how an answer is read, what a malformed line is worth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ...agents.roles import Custom, FormatError
+
+UNKNOWN = "unknown"
+_FINAL = re.compile(r"\s*<final_answer>(.*?)</final_answer>\s*", re.DOTALL)
+_TAG = re.compile(r"</?\w+\s*/?>")
+
+
+def first_line(text: str, most: int = 200) -> str:
+    """What to make of a malformed reply: its first line, without tags."""
+    lines = _TAG.sub(" ", text[:4000]).strip().splitlines()
+    return " ".join(lines[0].split())[:most] if lines else ""
+
+
+def read_answer(text: str) -> str:
+    """<final_answer>…</final_answer>"""
+    whole = _FINAL.fullmatch(text)
+    if whole and whole[1].strip() and "<final_answer>" not in whole[1]:
+        return whole[1].strip()
+    inside = _FINAL.search(text[:20_000])
+    raise FormatError(
+        "answer inside <final_answer>", (inside[1].strip() if inside else first_line(text)) or UNKNOWN
+    )
+
+
+ANSWER = Custom(read_answer, ends=("</final_answer>",))
+
+
+def passages_text(docs: Sequence[Mapping[str, str]]) -> str:
+    """Passages, one a line."""
+    return "\n".join(f"{doc['title']}: {doc['text']}" for doc in docs) or "none"

@@ -1,0 +1,184 @@
+"""Retrieval-augmented question answering, in the four published shapes.
+
+    rag            decompose -> retrieve -> answer
+    rag-evidence   decompose -> retrieve -> up to three evidence agents side by side -> answer
+    rag-summary    decompose -> retrieve -> one summary of all -> answer
+    rag-rewrite    rewrite -> retrieve -> select -> answer
+
+A malformed decomposition searches nothing: the answerer then answers from the question alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...agents.policies import Call
+from ...agents.roles import Json, Role, Tags
+from ..workflow import Episode, Outcome, Workflow
+from .parts import ANSWER, UNKNOWN, passages_text
+
+Docs = Sequence[Mapping[str, str]]
+
+
+def numbered(queries: Sequence[str], texts: Sequence[str]) -> str:
+    """Sub-questions with what was found for each."""
+    return (
+        "\n".join(f"{i}. {q}\n{t}" for i, (q, t) in enumerate(zip(queries, texts, strict=True), 1)) or "none"
+    )
+
+
+def decomposer(most: int) -> Role:
+    """Splits the question into at most `most` sub-questions."""
+    return Role(
+        "decomposer",
+        reply=Json("sub_queries", most=most, otherwise=()),
+        system=f'Split the question into at most {most} simple questions. Write {{"sub_queries": ["…"]}}.',
+    )
+
+
+ANSWERER = Role(
+    "answerer",
+    reply=ANSWER,
+    system="Answer the question from what was found. Write <final_answer>answer</final_answer>.",
+)
+
+
+class Rag(Workflow):
+    """Decompose, retrieve for each sub-question, answer."""
+
+    tools = ("retrieve",)
+
+    def __init__(self, max_queries: int = 3, top_k: int = 4) -> None:
+        if max_queries < 1 or top_k < 1:
+            raise ValueError(f"max_queries and top_k must be at least 1, got {max_queries} and {top_k}")
+        self.max_queries, self.top_k = max_queries, top_k
+        self.roles = (decomposer(max_queries), *self.middle(), ANSWERER)
+
+    def middle(self) -> tuple[Role, ...]:
+        """The roles between decomposer and answerer."""
+        return ()
+
+    async def run(self, ep: Episode) -> Outcome:
+        queries = await self.ask_queries(ep)
+        found = await ep.all(*(ep.use("retrieve", query=q, k=self.top_k) for q in queries))
+        return await self.answer(ep, numbered(queries, [passages_text(docs) for docs in found]))
+
+    async def ask_queries(self, ep: Episode) -> tuple[str, ...]:
+        """The sub-questions that are text and not blank."""
+        plan = await ep.act("decomposer", f"Question: {ep.task.question}")
+        return texts(plan.value)
+
+    async def answer(self, ep: Episode, found: str) -> Outcome:
+        """The last act of all four."""
+        reply = await ep.act("answerer", f"Question: {ep.task.question}\nFound:\n{found}")
+        return Outcome(answer=reply.value)
+
+
+class RagEvidence(Rag):
+    """Each sub-question's passages are read by an evidence agent of its own, side by side."""
+
+    def middle(self) -> tuple[Role, ...]:
+        system = "Answer the query from the passages. Write <sub_evidence>answer</sub_evidence>."
+        reply = Tags("sub_evidence", otherwise=UNKNOWN)
+        return (Role("evidence", instances=self.max_queries, reply=reply, system=system),)
+
+    async def run(self, ep: Episode) -> Outcome:
+        queries = await self.ask_queries(ep)
+        evidence = await ep.all(
+            *(self.read(ep, a, q) for a, q in zip(ep.cast("evidence"), queries, strict=False))
+        )
+        return await self.answer(ep, numbered(queries, evidence))
+
+    async def read(self, ep: Episode, agent: str, query: str) -> str:
+        """One branch: retrieve, then extract."""
+        docs = await ep.use("retrieve", query=query, k=self.top_k)
+        prompt = f"Question: {ep.task.question}\nQuery: {query}\nPassages:\n{passages_text(docs)}"
+        evidence: str = (await ep.act(agent, prompt)).value
+        return evidence
+
+
+class RagSummary(Rag):
+    """One summarizer answers all sub-questions at once."""
+
+    def __init__(self, max_queries: int = 5, top_k: int = 5) -> None:
+        super().__init__(max_queries, top_k)
+
+    def middle(self) -> tuple[Role, ...]:
+        system = 'Answer each query from its passages, in order. Write {"sub_answers": ["…"]}.'
+        reply = Json("sub_answers", most=self.max_queries, otherwise=())
+        return (Role("summarizer", reply=reply, system=system),)
+
+    async def run(self, ep: Episode) -> Outcome:
+        queries = await self.ask_queries(ep)
+        if not queries:
+            return await self.answer(ep, "none")
+        found = await ep.all(*(ep.use("retrieve", query=q, k=self.top_k) for q in queries))
+        prompt = f"Question: {ep.task.question}\n{numbered(queries, [passages_text(docs) for docs in found])}"
+        answers = texts((await ep.act("summarizer", prompt)).value)
+        padded = (*answers, *(UNKNOWN for _ in queries))[: len(queries)]
+        return await self.answer(ep, numbered(queries, padded))
+
+
+class RagRewrite(Workflow):
+    """Rewrite the question into one query, retrieve, select what matters, answer."""
+
+    tools = ("retrieve",)
+    roles = (
+        Role(
+            "rewriter",
+            reply=Tags("rewrite_query"),
+            system="Rewrite the question as a search query. Write <rewrite_query>query</rewrite_query>.",
+        ),
+        Role(
+            "selector",
+            reply=Tags("selected_docs", otherwise="none"),
+            system="Copy the passages that help. Write <selected_docs>passages</selected_docs>.",
+        ),
+        ANSWERER,
+    )
+
+    def __init__(self, top_k: int = 5) -> None:
+        self.top_k = top_k
+
+    async def run(self, ep: Episode) -> Outcome:
+        question = ep.task.question
+        query = (await ep.act("rewriter", f"Question: {question}")).value or question
+        docs = await ep.use("retrieve", query=query, k=self.top_k)
+        prompt = f"Question: {question}\nQuery: {query}\nPassages:\n{passages_text(docs)}"
+        chosen = (await ep.act("selector", prompt)).value
+        reply = await ep.act("answerer", f"Question: {question}\nFound:\n{chosen}")
+        return Outcome(answer=reply.value)
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """The strings of a parsed list; anything else a model put there is left out."""
+    return tuple(v for v in value if isinstance(v, str)) if isinstance(value, tuple) else ()
+
+
+# the expert ----------------------------------------------------------------------------------------------
+
+
+def expert(call: Call) -> str:
+    """Splits into the task's hops, finds each answer in the passages, answers the gold."""
+    task = call.task
+    question, gold = task.view["question"], task.reference["answers"][0]
+    hops = task.reference.get("hops") or ({"question": question, "answer": gold, "title": ""},)
+    seen = call.messages[-1]["content"]
+    if call.role == "decomposer":
+        return json.dumps({"sub_queries": [h["question"] for h in hops]})
+    if call.role == "rewriter":
+        return f"<rewrite_query>{question} {' '.join(h['title'] for h in hops)}</rewrite_query>".replace(
+            " <", "<"
+        )
+    if call.role == "evidence":
+        asked = next((h["answer"] for h in hops if f"\nQuery: {h['question']}\n" in seen), gold)
+        return f"<sub_evidence>{asked}</sub_evidence>"
+    if call.role == "summarizer":
+        return json.dumps({"sub_answers": [h["answer"] for h in hops]})
+    if call.role == "selector":
+        wanted = tuple(f"{h['title']}: " for h in hops if h["title"])
+        lines = [line for line in seen.split("\nPassages:\n", 1)[-1].splitlines() if line.startswith(wanted)]
+        return f"<selected_docs>{' '.join(lines) or 'none'}</selected_docs>"
+    return f"<final_answer>{gold}</final_answer>"

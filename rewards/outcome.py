@@ -1,0 +1,93 @@
+"""Outcome rewards of the published teams: answer F1 for RAG, accuracy for math, pass-rate deltas for code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..envs.ledger import Credit
+from ..envs.tasks import Task
+from ..envs.tools.math import math_equal
+from ..envs.trace import Trace
+from ..envs.workflow import Node
+from .metrics import exact_match, f1
+from .rules import TrajectoryReward
+
+
+def answer_of(trace: Trace, name: str = "answer") -> str:
+    """A field of the outcome as text; empty where the episode came to none."""
+    value = (trace.outcome or {}).get(name)
+    return "" if value is None else str(value)
+
+
+def answer_f1(trace: Trace, task: Task) -> float:
+    """F1 of the outcome's answer."""
+    return f1(answer_of(trace), task.reference["answers"])
+
+
+def answer_right(trace: Trace, task: Task) -> float:
+    """1 where the outcome's answer equals the task's, mathematically."""
+    gold = task.reference["answer"]
+    listed = gold if isinstance(gold, tuple) else (gold,)
+    return float(any(math_equal(answer_of(trace), str(g)) for g in listed))
+
+
+class AnswerF1(TrajectoryReward):
+    """F1 of the final answer, in full to every act (the published default of RAG)."""
+
+    def __init__(self) -> None:
+        super().__init__(answer_f1, name="outcome")
+
+    def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        gold, said = task.reference["answers"], answer_of(trace)
+        return {"f1": f1(said, gold), "em": exact_match(said, gold)}
+
+
+class Accuracy(TrajectoryReward):
+    """0 or 1 for the final answer, in full to every act (the published default of math)."""
+
+    def __init__(self) -> None:
+        super().__init__(answer_right, name="outcome")
+
+    def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        return {"accuracy": answer_right(trace, task)}
+
+
+class CodeCredit:
+    """Reflective code's allocation, on the share R_t of *hidden* tests passed at turn t.
+
+    planner_t, coder_t    R_0 at first, then R_t − R_{t−1}
+    reflector_t           R_{t+1} − R_t, once the next program is verified
+    """
+
+    name = "code"
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        if node.kind != "use" or node.tool != "verify":
+            return
+        rates = [pass_rate(n) for n in trace.uses("verify")]
+        rates = rates[: trace.uses("verify").index(node) + 1]
+        t = len(rates) - 1
+        gain = rates[t] - (rates[t - 1] if t else 0.0)
+        for other in trace.nodes:
+            paid = t - 1 if other.role == "reflector" else t  # its advice shows in the next program
+            if other.kind == "act" and other.turn == paid:
+                yield Credit(other.id, "progress", gain)
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        return ()
+
+    def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        rates = [pass_rate(n) for n in trace.uses("verify")]
+        last = rates[-1] if rates else 0.0
+        return {
+            "pass_rate": last,
+            "all_passed": float(last == 1.0),
+            "turns": float(len(rates)),
+            "first_pass_rate": rates[0] if rates else 0.0,
+            "visible_passed": float(bool((trace.outcome or {}).get("visible_passed"))),
+        }
+
+
+def pass_rate(node: Node) -> float:
+    """The share of hidden tests that a verified program passed; 0 where the verifier failed."""
+    return float((node.private or {}).get("pass_rate", 0.0))
