@@ -1,0 +1,122 @@
+"""The process in which symbolic grading happens, so that no answer can hang or kill the trainer.
+
+It reads one JSON line ``{"predictions", "golds", "seconds"}`` at a time and writes "1", "0" or "e" (the grader
+failed on this input). Each comparison may burn so many seconds of *processor* time: the kernel then ends the
+process with SIGPROF, also in the middle of C code such as 9**9**9, and however busy the machine is. Memory is
+limited too, files cannot be written, and the environment is empty. ``math.py`` starts a new process when needed.
+
+Run by path, never imported by the trainer: it is the only place that loads sympy.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import resource
+import signal
+import sys
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+MEMORY = 3 << 30
+
+
+def main() -> None:
+    """Answer comparisons until standard input ends."""
+    logging.disable(logging.CRITICAL)
+    sys.set_int_max_str_digits(20_000)
+    _grader(), _numerals()  # the slow imports, before limits and before the first clock starts
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    _say("ready")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
+        try:
+            verdict = "1" if equal(asked["predictions"], asked["golds"]) else "0"
+        except Exception:  # whatever sympy makes of hostile input: not equal
+            verdict = "e"
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _say(verdict)
+
+
+def equal(predictions: list[str], golds: list[str]) -> bool:
+    """Whether some reading of the prediction equals some reading of the gold answer."""
+    wanted = [reading for text in golds for reading in _parsed(text)]
+    return any(_same(want, got) for text in predictions for got in _parsed(text) for want in wanted)
+
+
+def _parsed(text: str) -> list[Any]:
+    parse, _, targets = _grader()
+    found: list[Any] = parse(text, targets, parsing_timeout=None)
+    return found
+
+
+def _same(gold: Any, prediction: Any) -> bool:
+    """Rational numbers exactly, as ``numerals.close``; all else as math-verify, minus numerical flukes."""
+    _, verify, _ = _grader()
+    left, right = _rational(gold), _rational(prediction)
+    if left is not None and right is not None:
+        return bool(_numerals().close(left, right))
+    return bool(verify(gold, prediction, timeout_seconds=None)) and not _far_apart(gold, prediction)
+
+
+def _rational(value: Any) -> Fraction | None:
+    """The exact value of an expression that is a rational number (2^10, 0.25), else None; not percentages."""
+    import sympy
+
+    if not isinstance(value, sympy.Expr) or value.free_symbols or value.has(sympy.UnevaluatedExpr):
+        return None
+    value = value.doit()
+    if isinstance(value, sympy.Rational):
+        return Fraction(int(value.p), int(value.q))
+    if isinstance(value, sympy.Float) and value.is_finite:
+        return Fraction(str(value))
+    return None
+
+
+def _far_apart(gold: Any, prediction: Any) -> bool:
+    """math-verify chops tiny differences, so e^-100 would equal 0; such pairs differ in relative terms."""
+    import sympy
+
+    if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in (gold, prediction)):
+        return False
+    if any(side.has(sympy.UnevaluatedExpr) for side in (gold, prediction)):
+        return False  # percentages have two readings
+    left, right = abs(sympy.N(gold, 30)), abs(sympy.N(prediction, 30))
+    if not (left.is_Float or left.is_Rational) or not (right.is_Float or right.is_Rational):
+        return False
+    return bool(max(left, right) < 1e-6 and abs(left - right) > 1e-6 * max(left, right))
+
+
+def _grader() -> tuple[Any, Any, list[Any]]:
+    from math_verify import parse, verify
+    from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+
+    return parse, verify, [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
+
+
+@cache
+def _numerals() -> ModuleType:
+    """The neighbouring file, loaded by path because this one runs outside the package."""
+    path = Path(__file__).with_name("numerals.py")
+    spec = importlib.util.spec_from_file_location("numerals", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["numerals"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _say(word: str) -> None:
+    sys.stdout.write(word + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
