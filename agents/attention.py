@@ -11,13 +11,14 @@ Shapes: T packed tokens, B segments of a bucket, Q queries and S keys of its lon
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,90 +94,108 @@ class _Row:
                 self.last[i] = parent if start == end else self.lay(whole[i][start:], start, parent)
 
     def places(self, i: int) -> Tensor:
+        return _rows_seen(self.segments, self.last[i])
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Queries `start : start + n` of a row of tokens, which stand after `context` keys of their own."""
+
+    start: int
+    n: int
+    context: int
+
+
+class Buckets:
+    """Spans of like sizes, gathered into dense batches and padded on the right.
+
+    Padding needs no mask of its own: padded keys stand after every real query, and padded queries are dropped.
+    """
+
+    waste = 1.3  # a bucket may be this much larger than its spans
+    pairs = 1 << 23  # and hold this many query-key pairs
+
+    def __init__(
+        self, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, alone: bool = False
+    ) -> None:
+        """`alone`: one span a bucket, so that no result depends on what else is in the row."""
+        self.groups = [[i] for i in range(len(spans))] if alone else self._cut(spans)
+        self.queries: list[Tensor] = []  # per bucket [B, Q]: rows of the queries
+        self.masks: list[Tensor] = []  # per bucket [B, Q, S], to be added to the scores
+        landed: list[Tensor] = []
+        offset = 0
+        for group in self.groups:
+            longest = max(spans[i].n for i in group)
+            queries = torch.zeros(len(group), longest, dtype=torch.long)
+            for b, i in enumerate(group):
+                own = torch.arange(spans[i].n)
+                queries[b, : spans[i].n] = spans[i].start + own
+                landed.append(torch.stack((spans[i].start + own, offset + b * longest + own)))
+            offset += queries.numel()
+            self.queries.append(queries.to(device))
+            self.masks.append(self._mask([spans[i] for i in group], longest, dtype).to(device))
+        places = torch.cat(landed, 1)
+        self.back = places[1][places[0].argsort()].to(device)  # token -> its row in the buckets' outputs
+
+    def _cut(self, spans: Sequence[Span]) -> list[list[int]]:
+        groups: list[list[int]] = []
+        real = n_max = k_max = 0
+        for i in sorted(range(len(spans)), key=lambda i: (spans[i].context, spans[i].n)):
+            n, k = spans[i].n, spans[i].context + spans[i].n
+            if groups:
+                wider, longer = max(n, n_max), max(k, k_max)
+                area = (len(groups[-1]) + 1) * wider * longer
+                if area <= self.waste * (real + n * k) and area <= self.pairs:
+                    groups[-1].append(i)
+                    real, n_max, k_max = real + n * k, wider, longer
+                    continue
+            groups.append([i])
+            real, n_max, k_max = n * k, n, k
+        return groups
+
+    @staticmethod
+    def _mask(spans: list[Span], longest: int, dtype: torch.dtype) -> Tensor:
+        last_seen = torch.tensor([s.context for s in spans])[:, None] + torch.arange(longest)  # [B, Q]
+        hidden = torch.arange(max(s.context + s.n for s in spans)) > last_seen[:, :, None]
+        return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+
+    def attend(self, q: Tensor, keys_values: Callable[[int], tuple[Tensor, Tensor]]) -> Tensor:
+        """q [T, H, D] -> [T, H, D], given k and v [B, K, S, D] of each bucket."""
         parts = []
-        segment = self.last[i]
-        while segment >= 0:
-            s = self.segments[segment]
-            parts.append(torch.arange(s.start, s.stop))
-            segment = s.parent
-        return torch.cat(parts[::-1])
+        for b, (rows, mask) in enumerate(zip(self.queries, self.masks, strict=True)):
+            k, v = keys_values(b)
+            parts.append(attend(q[rows].transpose(1, 2), k, v, mask).transpose(1, 2).flatten(0, 1))
+        return torch.cat(parts)[self.back]
 
 
 class PackedAttention:
-    """Causal attention over a packed row: segments of like lengths are gathered into dense batches."""
+    """Causal attention over a packed row: keys and values are gathered from the row itself."""
 
-    waste = 1.3  # a bucket may be this much larger than its segments
-    scores = 1 << 23  # and hold this many query-key pairs
-
-    def __init__(self, segments: Sequence[Segment], dtype: torch.dtype) -> None:
-        contexts = [_context(segments, i) for i in range(len(segments))]
-        lengths = [s.stop - s.start for s in segments]
-        order = sorted(range(len(segments)), key=lambda i: (contexts[i].numel(), lengths[i]))
-        self.buckets: list[_Bucket] = []
-        landed: list[Tensor] = []
-        offset = 0
-        for group in self._cut(order, segments, contexts):
-            bucket = _Bucket([segments[i] for i in group], [contexts[i] for i in group], dtype)
-            self.buckets.append(bucket)
-            width = bucket.queries.shape[1]
-            for b, i in enumerate(group):
-                own = torch.arange(lengths[i])
-                landed.append(torch.stack((segments[i].start + own, offset + b * width + own)))
-            offset += bucket.queries.numel()
-        places = torch.cat(landed, 1)
-        self.back = places[1][places[0].argsort()]  # packed token -> its row in the buckets' outputs
-
-    def _cut(self, order: list[int], segments: Sequence[Segment], contexts: list[Tensor]) -> list[list[int]]:
-        groups: list[list[int]] = []
-        real = q_max = k_max = 0
-        for i in order:
-            q = segments[i].stop - segments[i].start
-            k = contexts[i].numel() + q
-            new_q, new_k = max(q, q_max), max(k, k_max)
-            if groups:
-                area = (len(groups[-1]) + 1) * new_q * new_k
-                if area <= self.waste * (real + q * k) and area <= self.scores:
-                    groups[-1].append(i)
-                    real, q_max, k_max = real + q * k, new_q, new_k
-                    continue
-            groups.append([i])
-            real, q_max, k_max = q * k, q, k
-        return groups
+    def __init__(self, segments: Sequence[Segment], dtype: torch.dtype, device: torch.device) -> None:
+        seen = [_rows_seen(segments, i) for i in range(len(segments))]
+        spans = [
+            Span(s.start, s.stop - s.start, len(rows) - (s.stop - s.start))
+            for s, rows in zip(segments, seen, strict=True)
+        ]
+        self.buckets = Buckets(spans, dtype, device)
+        self.keys = [
+            pad_sequence([seen[i] for i in g], batch_first=True).to(device) for g in self.buckets.groups
+        ]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [T, H, D], k and v [T, K, D] -> [T, H, D]."""
-        parts = [bucket.attend(q, k, v).flatten(0, 1) for bucket in self.buckets]
-        return torch.cat(parts)[self.back] if len(parts) > 1 else parts[0][self.back]
+        return self.buckets.attend(
+            q, lambda b: (k[self.keys[b]].transpose(1, 2), v[self.keys[b]].transpose(1, 2))
+        )
 
 
-def _context(segments: Sequence[Segment], i: int) -> Tensor:
-    """The rows of all ancestors' tokens, in order."""
+def _rows_seen(segments: Sequence[Segment], i: int) -> Tensor:
+    """The rows of segment i and of all its ancestors, in the order of the sequence."""
     parts = []
-    while (i := segments[i].parent) >= 0:
+    while i >= 0:
         parts.append(torch.arange(segments[i].start, segments[i].stop))
-    return torch.cat(parts[::-1]) if parts else torch.empty(0, dtype=torch.long)
-
-
-class _Bucket:
-    """Segments padded on the right to one size. Padding needs no mask of its own: it stands after every real query."""
-
-    def __init__(self, segments: list[Segment], contexts: list[Tensor], dtype: torch.dtype) -> None:
-        lengths = [s.stop - s.start for s in segments]
-        n_queries = max(lengths)
-        n_keys = max(c.numel() + n for c, n in zip(contexts, lengths, strict=True))
-        self.queries = torch.zeros(len(segments), n_queries, dtype=torch.long)
-        self.keys = torch.zeros(len(segments), n_keys, dtype=torch.long)
-        for b, (s, context, n) in enumerate(zip(segments, contexts, lengths, strict=True)):
-            own = torch.arange(s.start, s.stop)
-            self.queries[b, :n] = own
-            self.keys[b, : context.numel() + n] = torch.cat((context, own))
-        last_seen = torch.tensor([c.numel() for c in contexts])[:, None] + torch.arange(n_queries)  # [B, Q]
-        hidden = torch.arange(n_keys) > last_seen[:, :, None]
-        self.mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))  # [B, Q, S]
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (t[rows].transpose(1, 2) for t, rows in ((q, self.queries), (k, self.keys), (v, self.keys)))
-        return attend(q, k, v, self.mask).transpose(1, 2)
+        i = segments[i].parent
+    return torch.cat(parts[::-1])
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -188,6 +207,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     if q.dtype == torch.float32 or q.device.type != "cpu" or q.shape[2] * k.shape[2] > 1 << 18:
         shared = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], enable_gqa=shared)
+    return plain_attend(q, k, v, mask)
+
+
+def plain_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """`attend` in plain products: the query heads that share a key head are rows of one matrix."""
     batch, heads, queries, width = q.shape
     groups = heads // k.shape[1]
     grouped = (q * width**-0.5).reshape(batch, -1, groups * queries, width)

@@ -184,7 +184,7 @@ class Llama(nn.Module):
                 f"a sequence of {int(packed.position.max()) + 1} tokens is longer than the model's context of "
                 f"{self.shape.context}; drop it, or cut it where it was made"
             )
-        attention = PackedAttention(packed.segments, dtype or self.embed.dtype)
+        attention = PackedAttention(packed.segments, dtype or self.embed.dtype, self.embed.device)
         route: Route = () if adapter is None else ((adapter, None),)
         ids, position = packed.ids.to(self.embed.device), packed.position.to(self.embed.device)
         return self.forward(ids, position, attention, dtype=dtype, route=route, checkpointing=checkpointing)

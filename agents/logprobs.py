@@ -39,11 +39,14 @@ class Support:
         offsets = torch.tensor([0, *map(len, lists)]).cumsum(0)
         return cls(offsets, torch.tensor([i for ids in lists for i in ids], dtype=torch.long))
 
+    def to(self, device: torch.device | str) -> Support:
+        return Support(self.offsets.to(device), self.ids.to(device))
+
     def forbid(self, scores: Tensor, start: int) -> Tensor:
         """Scores of places `start …` with -inf at what was not allowed."""
         offsets = self.offsets[start : start + len(scores) + 1]
         counts = offsets.diff()
-        row = torch.repeat_interleave(torch.arange(len(scores)), counts)
+        row = torch.repeat_interleave(torch.arange(len(scores), device=scores.device), counts)
         ids = self.ids[offsets[0] : offsets[-1]]
         kept = torch.full_like(scores, float("-inf"))
         kept[counts == 0] = scores[counts == 0]

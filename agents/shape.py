@@ -77,11 +77,11 @@ def _refuse_unless_known(config: Any) -> None:
 
 def _rope(config: Any, width: int) -> tuple[tuple[float, ...], float]:
     """Inverse frequencies and the factor on cos and sin; scaled variants (linear, llama3, yarn) by transformers."""
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", "default")
     if kind == "default":
-        theta: float = rope.get("rope_theta") or getattr(config, "rope_theta", 10_000.0)
-        return tuple(theta ** (-i / width) for i in range(0, width, 2)), 1.0
+        theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", 10_000.0)
+        return tuple(float(theta ** (-i / width)) for i in range(0, width, 2)), 1.0
     if kind not in ("linear", "llama3", "yarn"):
         raise UnsupportedArchitecture(
             f"rotary positions of type {kind!r}; what works: default, linear, llama3, yarn"
