@@ -114,8 +114,8 @@ class Tags(_Base):
         if match is None:
             return Reply(text, False, self.otherwise)
         values: dict[str, str] = {}
-        for name in self.names:
-            value = match[name].strip()
+        for name, value in match.groupdict().items():
+            value = value.strip()
             if not value or "<" in value and f"<{name}>" in value.lower():
                 return Reply(text, False, self.otherwise)
             allowed = self.enums.get(name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -25,16 +25,16 @@ from .trace import Trace
 from .workflow import (
     ANSWERED,
     PENDING,
-    Act,
     Episode,
     Join,
     Node,
     Outcome,
     ToolError,
-    Use,
     Workflow,
     WorkflowError,
 )
+
+_reply = tuple.__new__  # a NamedTuple's own constructor costs three times as much
 
 
 class Ended(str, Enum):
@@ -138,12 +138,12 @@ class Execution:
         if node.state != PENDING or node.kind != "act":
             raise WorkflowError(f"node {node.id} waits for no reply")
         said = node.format.parse(text)  # type: ignore[attr-defined]
-        node.reply = reply = Reply(said.text, said.ok, said.value, node.id)
+        node.reply = reply = _reply(Reply, (said[0], said[1], said[2], node.id))
         if meta:
             node.meta = meta
             self.tokens += meta.get("tokens_in", 0) + meta.get("tokens_out", 0)
         self._settle(node)
-        return reply
+        return reply  # type: ignore[return-value]
 
     def give(self, node: Node, result: Any, private: Any = None) -> None:
         """A tool's result; `private` is for rewards and the trace, never for `run`."""
@@ -277,7 +277,13 @@ class Execution:
                 if len(self.seeds) > 1:
                     self._reseed()
                 for branch in branches:
-                    self._resume(branch)
+                    node = branch.node
+                    if node is None:  # the first round
+                        self._run(branch, None)
+                    elif node.error is not None:
+                        self._run(branch, None, ToolError(node.error))
+                    else:
+                        self._run(branch, node.reply if node.kind == "act" else node.result)
                     if self.ended is not Ended.NO:
                         return
                 if self._unanswered:
@@ -292,19 +298,9 @@ class Execution:
             if start == self.round:
                 self._episode.rng.seed(seed)
 
-    def _resume(self, branch: _Branch) -> None:
-        node = branch.node
-        if node is None:
-            self._run(branch, None, None)
-            return
-        branch.node = None
-        if node.error is not None:
-            self._run(branch, None, ToolError(node.error))
-        else:
-            self._run(branch, node.reply if node.kind == "act" else node.result, None)
-
-    def _run(self, branch: _Branch, value: Any, error: BaseException | None) -> None:
+    def _run(self, branch: _Branch, value: Any, error: BaseException | None = None) -> None:
         """Run one branch to its next request, its join, or its end."""
+        branch.node = None
         try:
             got = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
         except StopIteration as stop:
@@ -403,12 +399,12 @@ class Execution:
             arm.join, arm.index = opened, index
             opened.arms.append(arm)
         if not opened.arms:
-            self._run(branch, (), None)
+            self._run(branch, ())
             return
         for arm in opened.arms:
             if opened.left < 0:  # an earlier arm failed at once
                 return
-            self._run(arm, None, None)
+            self._run(arm, None)
             if self.ended is not Ended.NO:
                 return
 
@@ -422,7 +418,7 @@ class Execution:
         if join.left == 0:
             tails = dict.fromkeys(t for arm in join.arms for t in arm.tails)
             join.parent.tails = tuple(tails)
-            self._run(join.parent, tuple(join.results), None)
+            self._run(join.parent, tuple(join.results))
 
     def _failed(self, branch: _Branch, error: Exception) -> None:
         """A failing arm cancels its siblings and raises where the `all` was awaited."""
@@ -477,7 +473,7 @@ class Execution:
         self.ended = Ended.NO
         last = self._root.tails
         self._root = _Branch(self.workflow.grade(self._episode, trace, self.task), "g", last)
-        self._run(self._root, None, None)
+        self._run(self._root, None)
 
     def _end(self, ended: Ended, reason: str) -> None:
         self.ended, self.reason = ended, reason
@@ -534,5 +530,3 @@ def _restore(
     return play
 
 
-Observer = Callable[[Execution], None]
-_ = (Act, Use)
