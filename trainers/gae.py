@@ -91,8 +91,11 @@ class Moments(NamedTuple):
 
 def moments(table: Table, tail: Floats, decay: float) -> Moments:
     """Of A_i = local_i + decay^(n-i) * tail, from the summaries alone."""
-    columns = [(v.n, v.sum_local, v.sum_local2, v.sum_local_decay) for v in summaries(table)]
-    n, local, local2, cross = np.array(columns, np.float64).reshape(-1, 4).T
+    values = summaries(table)
+    n, local, local2, cross = (
+        np.fromiter((getattr(value, name) for value in values), np.float64, len(values))
+        for name in ("n", "sum_local", "sum_local2", "sum_local_decay")
+    )
     powers, powers2 = _geometric(decay, n), _geometric(decay**2, n)
     return Moments(n, local + tail * powers, local2 + 2.0 * tail * cross + tail**2 * powers2)
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from .table import Bools, Floats, Ints, Signal, Table
+from .table import Bools, Floats, Ints, Signal, Table, total
 
 Each = Literal["trajectory", "call"]
 Score = Literal["act", "return", "chain", "mean", "agent", "episode"]
@@ -66,7 +66,7 @@ class Groups:
 
     def others(self, x: Floats) -> Floats:
         """Mean over the *other* samples of the row's group, per row; undefined (0) for singletons."""
-        own = np.bincount(self.sample, self.share * x)[self.sample]
+        own = total(self.sample, self.share * x)
         rest = (self.mean(x) * self.samples)[self.code] - own
         found: Floats = rest / np.maximum(self.samples[self.code] - 1.0, 1.0)
         return found
@@ -129,21 +129,15 @@ def scores(table: Table, kind: Score = "return", gamma: float = 1.0) -> Floats:
     if kind == "return":
         return returns(table, gamma)
     if kind == "chain":
-        return _total(reward, table.codes("chain"))
+        return total(table.codes("chain"), reward)
     if kind == "episode":
-        return _total(reward, table.codes("task", "episode"))
+        return total(table.codes("task", "episode"), reward)
     own = table.codes("task", "episode", "agent")
     if kind == "agent":
-        return _total(reward, own)
+        return total(own, reward)
     if kind == "mean":
-        calls: Floats = np.bincount(own)[own].astype(np.float64)
-        return _total(reward, own) / calls
+        return total(own, reward) / np.bincount(own)[own]
     raise ValueError(f"unknown score {kind!r}: choose act, return, chain, mean, agent or episode")
-
-
-def _total(x: Floats, code: Ints) -> Floats:
-    sums: Floats = np.bincount(code, x)[code] if len(x) else x
-    return sums
 
 
 def returns(table: Table, gamma: float = 1.0) -> Floats:
@@ -189,14 +183,14 @@ def report(table: Table, mine: Ints, groups: Groups, x: Floats) -> dict[str, flo
 
 def zero_shares(table: Table, signals: Sequence[Signal]) -> dict[str, float]:
     """Role -> share of its trained decisions whose every token has advantage 0."""
-    total: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
     zero: Counter[str] = Counter()
     for signal in signals:
         role = table.rows[table.index[signal.id]].role
-        total[role] += 1
+        calls[role] += 1
         plain = signal.advantage is not None and signal.advantage == signal.shift
         zero[role] += plain or signal.weight == 0.0 or signal.scale == 0.0
-    return {role: zero[role] / total[role] for role in sorted(total)}
+    return {role: zero[role] / calls[role] for role in sorted(calls)}
 
 
 def starved(table: Table, signals: Sequence[Signal], limit: float = 0.9, at_least: int = 8) -> str | None:

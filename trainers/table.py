@@ -252,7 +252,15 @@ def _merged(left: Ints, right: Ints) -> Ints:
     if not len(left):
         return left
     pair = left * (int(right.max()) + 1) + right
-    return np.unique(pair, return_inverse=True)[1].astype(np.int64, copy=False).reshape(-1)
+    merged: Ints = np.unique(pair, return_inverse=True)[1].reshape(-1)
+    return merged
+
+
+def total(code: Ints, x: Floats) -> Floats:
+    """For each row the sum of x over all rows of the same code."""
+    sums: Floats = np.bincount(code, x).astype(np.float64)
+    found: Floats = sums[code]
+    return found
 
 
 def make_signals(

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..groups import Groups, Score
-from ..table import Floats, Ints, Signal, Table
+from ..table import Floats, Ints, Signal, Table, total
 from .base import GroupRelative, Unit
 
 
@@ -53,4 +53,4 @@ def invocations(table: Table, sample: Ints) -> tuple[Floats, Floats]:
     """Per row: 1 / (acts in its invocation), and the number of invocations in its sample."""
     chain = table.codes("chain")
     per_act = 1.0 / np.bincount(chain)[chain]
-    return per_act, np.bincount(sample, per_act)[sample]
+    return per_act, total(sample, per_act)

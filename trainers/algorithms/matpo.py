@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..table import Floats, Ints, Signal, Table
+from ..table import Floats, Ints, Signal, Table, total
 from .base import GroupRelative
 
 
@@ -40,5 +40,4 @@ class MATPO(GroupRelative):
     def scores(self, table: Table) -> Floats:
         episode = table.codes("task", "episode")
         is_main = np.array([row.role == self.main for row in table.rows], np.float64)
-        score: Floats = np.bincount(episode, table.reward * is_main)[episode]
-        return score
+        return total(episode, table.reward * is_main)

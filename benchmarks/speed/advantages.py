@@ -1,0 +1,84 @@
+"""How long advantages take: 100,000 decisions in 10,000 ragged groups, on one core.
+
+    OMP_NUM_THREADS=1 python -m unitymas.benchmarks.speed.advantages
+
+Timed is everything between "all credits are known" and "signals can be sent": building the columns of the table from
+decision objects, the groups, the statistics, and 100,000 signal objects. Data: 2,500 tasks, 4 agents, trajectories
+and calls of random number; three rewards in four are ties, as with real 0/1 scores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import time
+
+from ...trainers.algorithms import list_algorithms, make_algorithm
+from ...trainers.table import Decision, Table, ValueSummary
+
+CONFIG: dict[str, dict[str, object]] = {"matpo": {"main": "role0"}, "at_grpo": {"tree": 0}}
+
+
+def decisions(count: int, tasks: int, seed: int = 0) -> list[Decision]:
+    """Random ragged play: `tasks` tasks, four agents, until there are `count` decisions."""
+    chance = random.Random(seed)
+    rows: list[Decision] = []
+    episode = 0
+    while len(rows) < count:
+        task, name = f"task{episode % tasks}", f"episode{episode}"
+        episode += 1
+        for agent in range(4):
+            calls = chance.randint(1, 4)
+            for turn in range(calls):
+                n = chance.randint(1, 60)
+                rows.append(
+                    Decision(
+                        id=f"{name}/{agent}.{turn}",
+                        task=task,
+                        episode=name,
+                        node=f"{agent}.{turn}",
+                        role=f"role{agent}",
+                        agent=f"role{agent}",
+                        chain=f"{name}/role{agent}",
+                        turn=turn,
+                        order=turn,
+                        policy="shared",
+                        n_tokens=n,
+                        anchor=f"{task}/{chance.randint(0, 5)}",
+                        credit={"outcome": float(chance.random() < 0.25), "format": 0.0},
+                        ended="terminal" if turn == calls - 1 else "no",
+                        value=ValueSummary(chance.random(), chance.gauss(0, 1), n, 1.0, 2.0, 0.5),
+                    )
+                )
+    return rows[:count] if rows[count - 1].ended != "no" else decisions(count, tasks, seed + 1)
+
+
+def seconds(name: str, rows: list[Decision]) -> float:
+    algorithm = make_algorithm(name, **CONFIG.get(name, {}))
+    gc.collect()
+    start = time.perf_counter()
+    table = Table(rows)
+    signals = algorithm.advantages(table, table.mine("shared"), {})
+    took = time.perf_counter() - start
+    assert len(signals) == len(rows)
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--decisions", type=int, default=100_000)
+    parser.add_argument("--tasks", type=int, default=2_500)
+    options = parser.parse_args()
+    rows = decisions(options.decisions, options.tasks)
+    random.Random(1).shuffle(rows)
+    groups = len({(row.task, row.agent) for row in rows})
+    print(f"{len(rows):,} decisions, {groups:,} groups of (task, agent); best of 3, seconds")
+    for name in list_algorithms():
+        print(f"{name:14} {min(seconds(name, rows) for _ in range(3)):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Random ragged play for the tests of statistics: tasks, trajectories, agents, calls, chains, siblings, tokens."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from unitymas.trainers.table import Decision
+
+
+@dataclass
+class Play:
+    """Decisions, and what their model groups would know of their tokens."""
+
+    rows: list[Decision] = field(default_factory=list)
+    values: dict[str, list[float]] = field(default_factory=dict)
+    """Decision -> V_1 … V_n."""
+    after: dict[str, float] = field(default_factory=dict)
+    """Decision -> the value once its last token is said."""
+    kl: dict[str, list[float]] = field(default_factory=dict)
+    """Decision -> per-token reward."""
+
+
+def play(seed: int, tasks: int = 3, trees: bool = True) -> Play:
+    """Agents speak 0–3 times per trajectory in one or more chains; scores are coarse, so that there are ties."""
+    chance, found = random.Random(seed), Play()
+    for task in range(tasks):
+        scale = chance.choice([0.0, 1.0, 5.0])
+        for trajectory in range(chance.randint(1, 4)):
+            episode = f"t{task}e{trajectory}"
+            for agent, role in (("planner", "planner"), ("worker_1", "worker"), ("worker_2", "worker")):
+                turn = 0
+                for invocation in range(chance.randint(0, 2)):
+                    length = chance.randint(1, 3)
+                    for order in range(length):
+                        siblings = chance.randint(1, 3) if trees and chance.random() < 0.4 else 0
+                        for sibling in range(1 + siblings):
+                            lost = sibling > 0
+                            node = f"{agent}.{turn}" + (f"s{sibling}" if lost else "")
+                            name = f"{episode}/{node}"
+                            last = lost or order == length - 1
+                            n = chance.randint(1, 5)
+                            found.values[name] = [chance.gauss(0, 1) for _ in range(n)]
+                            found.after[name] = chance.gauss(0, 1)
+                            found.kl[name] = [chance.gauss(0, 0.2) for _ in range(n)]
+                            found.rows.append(
+                                Decision(
+                                    id=name,
+                                    env_id=f"env{task % 2}",
+                                    task=f"task{task // 2}",
+                                    episode=episode,
+                                    node=node,
+                                    role=role,
+                                    agent=agent,
+                                    chain=f"{episode}/{agent}/{invocation}" + (f"/{node}" if lost else ""),
+                                    policy=chance.choice(["mine", "theirs"]) if role == "worker" else "mine",
+                                    n_tokens=n,
+                                    parents=(f"planner.{turn}", "tool.1") if role == "worker" else (),
+                                    sibling_set=f"{episode}/{agent}/{turn}" if siblings else "",
+                                    turn=turn,
+                                    order=0 if lost else order,
+                                    prompt_hash=f"h{chance.randint(0, 3)}" if chance.random() < 0.8 else "",
+                                    anchor=f"s{chance.randint(0, 3)}" if chance.random() < 0.8 else None,
+                                    trainable=chance.random() < 0.9,
+                                    credit={
+                                        "outcome": scale * chance.choice([0.0, 0.5, 1.0]),
+                                        "format": chance.choice([0.0, -1.0]),
+                                    },
+                                    ended=chance.choice(["terminal", "truncated"]) if last else "no",
+                                )
+                            )
+                        turn += 1
+    chance.shuffle(found.rows)
+    return found
+
+
+@pytest.fixture(scope="session")
+def ragged() -> Callable[..., Play]:
+    """`ragged(seed)`: a different team at a different table each time."""
+    return play

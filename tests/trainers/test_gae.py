@@ -1,0 +1,166 @@
+"""Composed GAE against a flat one: plain loops in float64 over whole chains of tokens, as if nothing were split."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unitymas.trainers import gae
+from unitymas.trainers.algorithms import make_algorithm
+from unitymas.trainers.table import Decision, Table
+
+UNHURRIED = settings(deadline=None, max_examples=40)
+RATES = st.sampled_from([0.0, 0.5, 0.9, 0.95, 1.0])
+
+
+def flat(play: Any, gamma: float, lam: float, horizon: str = "chain") -> dict[str, list[float]]:
+    """GAE over each chain's tokens in one go."""
+    chains = defaultdict(list)
+    for row in play.rows:
+        chains[row.id if horizon == "act" else row.chain].append(row)
+    found: dict[str, list[float]] = {}
+    for rows in chains.values():
+        rows.sort(key=lambda row: row.order)
+        values, rewards, where = [], [], []
+        for row in rows:
+            n = row.n_tokens
+            values += play.values[row.id]
+            rewards += [
+                play.kl[row.id][i] + (sum(row.credit.values()) if i == n - 1 else 0) for i in range(n)
+            ]
+            where += [(row.id, i) for i in range(n)]
+            found[row.id] = [0.0] * n
+        cut = rows[-1].ended == "truncated" and horizon == "chain"
+        later, next_value = 0.0, play.after[rows[-1].id] if cut else 0.0
+        for value, reward, (name, i) in reversed(list(zip(values, rewards, where, strict=True))):
+            later = reward + gamma * next_value - value + gamma * lam * later
+            found[name][i] = later
+            next_value = value
+    return found
+
+
+def summarised(play: Any, gamma: float, lam: float) -> tuple[Table, dict[str, np.ndarray]]:
+    """The table as the controller gets it, and the local advantages that stay behind."""
+    rows = play.rows
+    lengths = [row.n_tokens for row in rows]
+    values = [v for row in rows for v in play.values[row.id]]
+    kl = [k for row in rows for k in play.kl[row.id]]
+    after = [play.after[row.id] for row in rows]
+    for row, summary in zip(rows, gae.summarise(values, lengths, after, gamma, lam, kl), strict=True):
+        row.value = summary
+    local = gae.local_advantages(values, lengths, gamma, lam, kl)
+    parts = np.split(local, np.cumsum(lengths)[:-1]) if rows else []
+    return Table(rows), {row.id: part for row, part in zip(rows, parts, strict=True)}
+
+
+@UNHURRIED
+@given(seed=st.integers(0, 2**20), gamma=RATES, lam=RATES, horizon=st.sampled_from(["chain", "act"]))
+def test_composed_equals_flat(
+    ragged: Callable[..., Any], seed: int, gamma: float, lam: float, horizon: gae.Horizon
+) -> None:
+    play = ragged(seed)
+    table, local = summarised(play, gamma, lam)
+    expected = flat(play, gamma, lam, horizon)
+    tails = gae.tails(table, gamma, lam, horizon)
+    for name, tail in zip(table.ids, tails, strict=True):
+        found = gae.token_advantages(local[name], [len(local[name])], [tail], gamma, lam)
+        assert found == pytest.approx(expected[name], abs=1e-6)
+    of = gae.moments(table, tails, gamma * lam)
+    for row, name in enumerate(table.ids):
+        assert of.n[row] == len(expected[name])
+        assert of.total[row] == pytest.approx(sum(expected[name]), abs=1e-6)
+        assert of.squares[row] == pytest.approx(sum(a * a for a in expected[name]), abs=1e-6)
+
+
+@UNHURRIED
+@given(seed=st.integers(0, 2**20), whiten=st.sampled_from(["role", "agent", "policy", "none"]))
+def test_ppo_signals_are_whitened_flat_gae(ragged: Callable[..., Any], seed: int, whiten: str) -> None:
+    """What the group makes of a signal equals mean 0, deviation 1 over all of a role's tokens, in float64."""
+    play, gamma, lam, floor = ragged(seed), 0.99, 0.9, 0.1
+    table, local = summarised(play, gamma, lam)
+    ppo = make_algorithm("ppo", gamma=gamma, lam=lam, whiten=whiten, whiten_floor=floor)
+    mine = table.mine("mine")
+    signals = ppo.advantages(table, mine, {})
+    expected = flat(play, gamma, lam)
+    assert [signal.id for signal in signals] == [table.ids[row] for row in mine]
+    pools: dict[Any, list[float]] = defaultdict(list)
+    for row in mine:
+        pools[getattr(table.rows[row], whiten, "")].extend(expected[table.ids[row]])
+    for signal in signals:
+        row = table.rows[table.index[signal.id]]
+        pool = pools[getattr(row, whiten, "")]
+        mean = math.fsum(pool) / len(pool)
+        deviation = math.sqrt(math.fsum((a - mean) ** 2 for a in pool) / len(pool))
+        if whiten == "none":
+            mean, deviation = 0.0, 1.0
+        tokens = gae.token_advantages(local[row.id], [row.n_tokens], [signal.tail], gamma, lam)
+        want = [(a - mean) / max(deviation, floor) for a in expected[row.id]]
+        assert (tokens - signal.shift) * signal.scale == pytest.approx(want, abs=1e-6)
+
+
+@UNHURRIED
+@given(seed=st.integers(0, 2**20), gamma=RATES, lam=RATES)
+def test_turn_level(ragged: Callable[..., Any], seed: int, gamma: float, lam: float) -> None:
+    """Acts as steps: the flat estimator on chains whose every decision is one step with the value of its first token."""
+    play = ragged(seed)
+    table, _ = summarised(play, gamma, lam)
+    advantage, target = gae.turn_level(table, gamma, lam)
+    first = {row.id: play.values[row.id][0] for row in play.rows}
+    chains = defaultdict(list)
+    for row in play.rows:
+        chains[row.chain].append(row)
+    for rows in chains.values():
+        later, next_value = 0.0, play.after[max(rows, key=lambda r: r.order).id]
+        if max(rows, key=lambda r: r.order).ended == "terminal":
+            next_value = 0.0
+        for row in sorted(rows, key=lambda r: -r.order):
+            later = sum(row.credit.values()) + gamma * next_value - first[row.id] + gamma * lam * later
+            next_value = first[row.id]
+            index = table.index[row.id]
+            assert advantage[index] == pytest.approx(later, abs=1e-6)
+            assert target[index] == pytest.approx(later + first[row.id], abs=1e-6)
+
+
+def one(name: str, order: int, ended: str, reward: float = 1.0) -> Decision:
+    return Decision(
+        id=name, task="t", episode="e", node=name, role="r", agent="r", chain="c", policy="p", n_tokens=1,
+        order=order, ended=ended, credit={"r": reward},  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_a_quiet_role_is_not_fed_amplified_noise() -> None:
+    table = Table([one("a", 0, "no", 0.001), one("b", 1, "terminal", -0.001)])
+    rows = np.arange(2)
+    of = gae.flat_moments(table, table.reward)
+    shift, scale = gae.whiten(table, rows, of, floor=0.1)
+    assert scale.tolist() == [10.0, 10.0]
+    assert shift.tolist() == [0.0, 0.0]
+
+
+def test_missing_values_are_named() -> None:
+    with pytest.raises(ValueError, match="decision 'a' .* has no values"):
+        gae.tails(Table([one("a", 0, "terminal")]))
+
+
+def test_broken_chains_are_named() -> None:
+    with pytest.raises(ValueError, match="two decisions at position 0"):
+        _ = Table([one("a", 0, "no"), one("b", 0, "terminal")]).following
+    with pytest.raises(ValueError, match="'b' says ended='no'"):
+        _ = Table([one("a", 0, "no"), one("b", 1, "no")]).following
+    with pytest.raises(ValueError, match="'a' says ended='terminal', but it is not the last"):
+        _ = Table([one("a", 0, "terminal"), one("b", 1, "terminal")]).following
+
+
+def test_a_decision_without_tokens_has_no_summary() -> None:
+    with pytest.raises(ValueError, match="number 1 has no tokens"):
+        gae.summarise([0.1, 0.2], [2, 0], [0.0, 0.0])
+
+
+def test_nothing_is_fine() -> None:
+    assert gae.summarise([], [], []) == []
+    assert gae.tails(Table([])).shape == (0,)
+    assert make_algorithm("ppo").advantages(Table([]), np.zeros(0, np.int64), {}) == []
