@@ -136,9 +136,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         """The graph trajectory of the current episode."""
         if self._play is None:
             raise WorkflowError("there is no episode yet; call reset() first")
-        trace = self._play.trace
-        trace.credits = self._scorer.booked
-        return self.arena.label(trace)
+        return self.arena.label(self._scorer.show(self._play.trace))
 
     @property
     def execution(self) -> Execution:

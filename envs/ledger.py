@@ -95,11 +95,12 @@ def as_rule(given: Any) -> Rule:
 class Scorer:
     """Applies rules to one episode and books what they give; the same whoever drives the episode."""
 
-    __slots__ = ("booked", "ended", "ids", "rules", "seen", "task")
+    __slots__ = ("booked", "ended", "ids", "metrics", "rules", "seen", "task")
 
     def __init__(self, rules: Sequence[Rule], task: Task) -> None:
         self.rules, self.task = rules, task
         self.booked: list[Credit] = []
+        self.metrics: dict[str, float] = {}
         self.seen: set[str] = set()
         self.ids: set[str] = set()
         self.ended = False
@@ -123,10 +124,15 @@ class Scorer:
             for rule in self.rules:
                 metrics = getattr(rule, "metrics", None)
                 if metrics is not None:
-                    trace.metrics.update(metrics(trace, self.task))
+                    self.metrics.update(metrics(trace, self.task))
         self.booked.extend(fresh)
-        trace.credits = self.booked
+        self.show(trace)
         return fresh
+
+    def show(self, trace: Trace) -> Trace:
+        """Let a trace of this episode show what was booked."""
+        trace.credits, trace.metrics = self.booked, self.metrics
+        return trace
 
     def _book(self, rule: Rule, given: Iterable[Credit] | None, fresh: list[Credit]) -> None:
         for credit in given or ():

@@ -1,2 +1,83 @@
-def main() -> int:
-    return 0
+"""The command line: `unitymas list | info | play | validate | train | eval | leaderboard | view | data | serve | …`.
+
+Each command lives where its work is done; this file only finds it, so that `unitymas list` loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from difflib import get_close_matches
+
+COMMANDS = {
+    "list": ("envs.commands:list_main", "the environments"),
+    "info": (
+        "envs.commands:info_main",
+        "one environment: roles, formats, rewards, data, a sample observation",
+    ),
+    "play": ("envs.commands:play_main", "play an episode, yourself or with a team"),
+    "validate": ("envs.commands:validate_main", "the expert gets full marks, the fool none: one id, or all"),
+    "train": ("trainers.commands:train_main", "train a team"),
+    "warmstart": ("trainers.commands:warmstart_main", "fine-tune on the expert's traces (TRL)"),
+    "eval": ("benchmarks.evaluate:eval_main", "evaluate a team on an environment or a suite"),
+    "submit": ("benchmarks.submission:submit_main", "pack an evaluation for a leaderboard, or check one"),
+    "leaderboard": ("benchmarks.leaderboard:leaderboard_main", "build a leaderboard's static site"),
+    "view": ("benchmarks.viewer:view_main", "look at traces in a browser"),
+    "export": ("benchmarks.export:export_main", "traces to datasets, Parquet, Perfetto"),
+    "data": ("envs.data.commands:data_main", "list, prepare, check and index data"),
+    "serve": ("envs.tools.retrieval:serve_main", "serve a retriever"),
+    "bench": ("benchmarks.speed:bench_main", "measure speed"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; errors that a user can mend are one line, without a traceback."""
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if args[0] in ("-V", "--version", "version"):
+        from . import __version__
+
+        print(f"unitymas {__version__}")
+        return 0
+    name, rest = args[0], args[1:]
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, n=1)
+        print(
+            f"unitymas: unknown command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+            file=sys.stderr,
+        )
+        return 2
+    module, _, function = COMMANDS[name][0].partition(":")
+    try:
+        command = getattr(importlib.import_module(f".{module}", __package__), function)
+        return int(command(rest) or 0)
+    except KeyboardInterrupt:
+        print("\nunitymas: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `unitymas list | head`
+        return 0
+    except ModuleNotFoundError as error:
+        print(
+            f"unitymas {name}: {error}; pip install 'unitymas[all]' brings what every command needs",
+            file=sys.stderr,
+        )
+        return 1
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
+        if "--debug" in rest:
+            raise
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        print(f"unitymas {name}: {text}", file=sys.stderr)
+        return 1
+
+
+def usage() -> str:
+    """What there is to do."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(["usage: unitymas COMMAND [...]   (unitymas COMMAND --help)", "", *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
