@@ -37,6 +37,7 @@ def register_all() -> None:
     _search()
     _rag()
     _code_and_math()
+    _peers()
 
 
 def _flow(module: str, name: str) -> dict[str, Any]:
@@ -78,4 +79,45 @@ def _code_and_math() -> None:
         "math-deepscaler",
         dataset="deepscaler",
         **{**MATH, **_flow("math", "Math"), "description": "solve, verify, refine, finalise"},
+    )
+
+
+def _peers() -> None:
+    solo = (f"{ROOT}.rewards.outcome:OwnAccuracy", FORMAT)
+    register(
+        "solver-verifier-deepscaler",
+        dataset="deepscaler",
+        **{
+            **MATH,
+            **_flow("peers", "SolverVerifier"),
+            "reward": (f"{ROOT}.rewards.outcome:Accuracy", f"{ROOT}.rewards.outcome:DrMasFormat"),
+            "description": "Dr. MAS: solve, verify, solve again if rejected",
+        },
+    )
+    register(
+        "search-router-hotpotqa",
+        dataset="hotpotqa",
+        **{
+            **QA,
+            **_flow("peers", "SearchRouter"),
+            "reward": (f"{ROOT}.rewards.outcome:AnswerEM", f"{ROOT}.rewards.outcome:SearchFormat"),
+            "headline": "em",
+            "description": "Dr. MAS: a verifier routes to the searcher or to the answerer",
+        },
+    )
+    for name, workflow, description in (
+        ("debate", "Debate", "MARTI: debaters side by side in rounds, majority vote"),
+        ("chain", "Chain", "MARTI: generate, verify, refine, majority vote"),
+    ):
+        fields = {**MATH, **_flow("peers", workflow), "reward": solo, "description": description}
+        register(f"{name}-deepscaler", dataset="deepscaler", **fields)
+    register(
+        "coder-tester-deepcoder",
+        dataset="deepcoder",
+        **{
+            **CODE,
+            **_flow("coder_tester", "CoderTester"),
+            "reward": (f"{ROOT}.rewards.outcome:CoderTesterCredit", FORMAT),
+            "description": "Stronger-MAS: one writes the program, the other the tests",
+        },
     )

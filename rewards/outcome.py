@@ -10,7 +10,7 @@ from ..envs.tools.math import math_equal
 from ..envs.trace import Trace
 from ..envs.workflow import Node
 from .metrics import exact_match, f1
-from .rules import TrajectoryReward
+from .rules import FormatReward, TrajectoryReward, TurnReward
 
 
 def answer_of(trace: Trace, name: str = "answer") -> str:
@@ -24,11 +24,19 @@ def answer_f1(trace: Trace, task: Task) -> float:
     return f1(answer_of(trace), task.reference["answers"])
 
 
+def answer_em(trace: Trace, task: Task) -> float:
+    """Exact match of the outcome's answer."""
+    return exact_match(answer_of(trace), task.reference["answers"])
+
+
 def answer_right(trace: Trace, task: Task) -> float:
     """1 where the outcome's answer equals the task's, mathematically."""
+    return float(_equals(answer_of(trace), task))
+
+
+def _equals(said: str, task: Task) -> bool:
     gold = task.reference["answer"]
-    listed = gold if isinstance(gold, tuple) else (gold,)
-    return float(any(math_equal(answer_of(trace), str(g)) for g in listed))
+    return any(math_equal(said, str(g)) for g in (gold if isinstance(gold, tuple) else (gold,)))
 
 
 class AnswerF1(TrajectoryReward):
@@ -50,6 +58,45 @@ class Accuracy(TrajectoryReward):
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
         return {"accuracy": answer_right(trace, task)}
+
+
+class AnswerEM(TrajectoryReward):
+    """Exact match of the final answer, in full to every act (Dr. MAS's search team)."""
+
+    def __init__(self) -> None:
+        super().__init__(answer_em, name="outcome")
+
+    def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        gold, said = task.reference["answers"], answer_of(trace)
+        return {"f1": f1(said, gold), "em": exact_match(said, gold), "calls": float(len(trace.acts()))}
+
+
+class OwnAccuracy(TurnReward):
+    """Each act earns 1 where its own boxed answer is right (MARTI's debate and chain)."""
+
+    def __init__(self) -> None:
+        super().__init__(_own_right, name="own")
+
+    def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        return {"accuracy": answer_right(trace, task)}
+
+
+def _own_right(trace: Trace, node: Node, task: Task) -> float:
+    return float(node.value is not None and _equals(str(node.value), task))
+
+
+class DrMasFormat(FormatReward):
+    """Dr. MAS takes 0.1 from a malformed call of its math team …"""
+
+    def __init__(self) -> None:
+        super().__init__(0.1)
+
+
+class SearchFormat(FormatReward):
+    """… and 0.01 from one of its search team."""
+
+    def __init__(self) -> None:
+        super().__init__(0.01)
 
 
 class CodeCredit:
@@ -91,3 +138,24 @@ class CodeCredit:
 def pass_rate(node: Node) -> float:
     """The share of hidden tests that a verified program passed; 0 where the verifier failed."""
     return float((node.private or {}).get("pass_rate", 0.0))
+
+
+class CoderTesterCredit(CodeCredit):
+    """Stronger-MAS: the coder earns 2 × its pass rate; the tester its golden rate plus the coder's pass rate.
+
+    The golden rate is the share of the tester's tests that the task's own solution passes (where there is one).
+    """
+
+    name = "coder_tester"
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        if node.kind != "use" or node.tool != "verify":
+            return
+        turn = trace.uses("verify").index(node)
+        golden = float((node.private or {}).get("golden", 0.0))
+        for other in trace.nodes:
+            if other.turn == turn and other.role == "coder":
+                yield Credit(other.id, "passes", 2.0 * pass_rate(node))
+            elif other.turn == turn and other.role == "tester":
+                yield Credit(other.id, "golden", golden)
+                yield Credit(other.id, "passes", pass_rate(node))

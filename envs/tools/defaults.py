@@ -45,25 +45,30 @@ def verify(data: DataSet) -> Tool:
     return Tool(_verify, name="verify", task=True)
 
 
-def _verify(program: str, fn_name: str | None, task: Any) -> Result:
+def _verify(program: str, fn_name: str | None, task: Any, tests: Any = None) -> Result:
+    """With `tests` (a tester's own) those are the public ones, and the task's solution is tried on them too."""
     from .code import verify_code
 
-    visible, hidden = list(task.view["visible_tests"]), list(task.reference["hidden_tests"])
-    report = verify_code(program, visible + hidden, fn_name=fn_name)
-    shown, kept = report.cases[: len(visible)], report.cases[len(visible) :]
+    public = list(task.view["visible_tests"] if tests is None else tests)
+    hidden = list(task.reference["hidden_tests"])
+    report = verify_code(program, public + hidden, fn_name=fn_name)
+    shown, kept = report.cases[: len(public)], report.cases[len(public) :]
     passed = sum(case.verdict == "accepted" for case in kept)
     failure = next((case for case in shown if case.verdict != "accepted"), None)
+    private = {
+        "passed": passed,
+        "total": len(kept),
+        "pass_rate": passed / len(kept) if kept else 0.0,
+        "by": report.sandbox,
+    }
+    if tests and task.reference.get("solution"):
+        private["golden"] = verify_code(task.reference["solution"], public, fn_name=fn_name).pass_rate
     return Result(
         {
             "passed": sum(case.verdict == "accepted" for case in shown),
-            "total": len(visible),
+            "total": len(public),
             "verdicts": [str(case.verdict) for case in shown],
             "first_failure": "" if failure is None else failure.explain(),
         },
-        {
-            "passed": passed,
-            "total": len(kept),
-            "pass_rate": passed / len(kept) if kept else 0.0,
-            "by": report.sandbox,
-        },
+        private,
     )

@@ -1,0 +1,83 @@
+"""Coder and tester (Stronger-MAS): one writes the program, the other writes tests for it.
+
+    coder_t | tester_t side by side -> verify (tool): the program on the tester's tests -> done if all pass
+
+The tester is rewarded for tests that a right program passes; the coder for hidden tests. Both see, in the
+next turn, how the last program did on the last tests.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ...agents.policies import Call
+from ...agents.roles import Custom, FormatError, Role, first_json_object
+from ..tasks import CODE
+from ..workflow import Episode, Outcome, Workflow
+from .code import checked_text, one_tag, tests_text
+
+MOST = 4  # tests of the tester's that are run
+
+
+def read_tests(text: str) -> list[dict[str, Any]]:
+    """{"tests": [{"input": …, "output": …}]}"""
+    found = first_json_object(text) or {}
+    given = found.get("tests")
+    tests = [t for t in given if _is_test(t)][:MOST] if isinstance(given, list) else []
+    if not tests or len(tests) < min(len(given), MOST):  # type: ignore[arg-type]
+        raise FormatError('{"tests": [{"input": …, "output": …}]}', tests)
+    return tests
+
+
+def _is_test(test: Any) -> bool:
+    return isinstance(test, dict) and isinstance(test.get("input"), str | list) and "output" in test
+
+
+class CoderTester(Workflow):
+    """At most `max_turns` programs, each judged by tests of the tester's own."""
+
+    schema = CODE
+    tools = ("verify",)
+    roles = (
+        Role(
+            "coder",
+            reply=one_tag("code"),
+            system="Write a Python program for the problem. Write <code>program</code>.",
+        ),
+        Role(
+            "tester",
+            reply=Custom(read_tests),
+            system='Write tests for the problem. Write {"tests": [{"input": "…", "output": "…"}]}.',
+        ),
+    )
+
+    def __init__(self, max_turns: int = 3) -> None:
+        if max_turns < 1:
+            raise ValueError(f"max_turns must be at least 1, got {max_turns}")
+        self.max_turns = max_turns
+
+    async def run(self, ep: Episode) -> Outcome:
+        task = ep.task
+        how = f"Write a function {task.fn_name}." if task.get("fn_name") else "Read stdin and print."
+        problem = f"Problem: {task.problem}\n{how}\nTests:\n{tests_text(task.visible_tests)}"
+        before, code = "", ""
+        for t in range(self.max_turns):
+            coded, tested = await ep.all(
+                ep.act("coder", problem + before, turn=t), ep.act("tester", problem + before, turn=t)
+            )
+            code = coded.value
+            checked = await ep.use("verify", program=code, fn_name=task.get("fn_name"), tests=tested.value)
+            if checked["total"] and checked["passed"] == checked["total"]:
+                return Outcome(code=code, turns=t + 1, agreed=True)
+            before = f"\nEarlier:\nProgram:\n{code}\nTests:\n{tests_text(tested.value, MOST)}\nResult: {checked_text(checked)}"
+        return Outcome(code=code, turns=self.max_turns, agreed=False)
+
+
+def expert(call: Call) -> str:
+    """The task's own solution, and its own hidden tests as the tester's."""
+    reference = call.task.reference
+    if call.role == "coder":
+        return f"<code>\n{reference['solution']}\n</code>"
+    tests = [{"input": t["input"], "output": t["output"]} for t in reference["hidden_tests"][:2]]
+    return json.dumps({"tests": tests})
