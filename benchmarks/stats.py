@@ -32,6 +32,7 @@ LEVEL = 0.95
 EXACT_FLIPS = 12  # up to 2**12 sign patterns are enumerated; above, they are sampled
 _CHUNK = 4_000_000  # resampled cells held in memory at once
 _INTERVAL = "expanded percentile bootstrap over tasks"
+_ALIKE = "exact (every task alike): Clopper-Pearson"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,13 @@ class Difference:
     test: str = "two-sided paired sign-flip permutation test over tasks"
 
 
-def average(scores: Rows, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL) -> Estimate:
-    """avg@k: the mean over tasks of each task's mean over its samples."""
+def average(
+    scores: Rows, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL, share: bool = True
+) -> Estimate:
+    """avg@k: the mean over tasks of each task's mean over its samples. ``share``: scores lie between 0 and 1."""
     means = np.array([np.mean(row) for row in scores if len(row)], dtype=np.float64)
     k = max((len(row) for row in scores), default=0)
-    return _estimate(means, f"avg@{k}", seed, resamples, level)
+    return _estimate(means, f"avg@{k}", seed, resamples, level, share)
 
 
 def pass_at(successes: Rows, k: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL) -> Estimate:
@@ -158,11 +161,21 @@ def sign_flip_p(gaps: Floats, *, seed: int = 0, flips: int = 20_000) -> float:
     return (extreme + 1) / (flips + 1)  # the observed pattern is one of the patterns: p is never 0
 
 
-def _estimate(values: Floats, estimator: str, seed: int, resamples: int, level: float) -> Estimate:
-    if not len(values):
+def _estimate(
+    values: Floats, estimator: str, seed: int, resamples: int, level: float, share: bool = True
+) -> Estimate:
+    n = len(values)
+    if not n:
         raise ValueError(f"{estimator}: no task has a sample")
-    low, high = bootstrap_interval(values, seed=seed, resamples=resamples, level=level)
-    return Estimate(float(values.mean()), low, high, len(values), estimator, level=level)
+    value = float(values.mean())
+    if share and n > 1 and value in (0.0, 1.0):
+        # Nothing to resample: a bootstrap would claim certainty. The share of tasks that score anything else is at
+        # most this, and so is the distance of the mean.
+        reach = 1 - ((1 - level) / 2) ** (1 / n)
+        low, high = (0.0, reach) if value == 0.0 else (1 - reach, 1.0)
+        return Estimate(value, low, high, n, estimator, _ALIKE, level)
+    bounds = bootstrap_interval(values, seed=seed, resamples=resamples, level=level)
+    return Estimate(value, *bounds, n, estimator, level=level)
 
 
 def _counts(successes: Rows, k: int) -> list[tuple[int, int]]:

@@ -87,6 +87,15 @@ def test_student_quantile_against_scipy(df: int) -> None:
     assert stats._student_quantile(0.025, df) == pytest.approx(scipy_stats.t.ppf(0.025, df), rel=0.01)
 
 
+def test_tasks_that_all_score_alike_are_not_certainty() -> None:
+    scipy_stats = pytest.importorskip("scipy.stats")
+    none = stats.average([[0.0]] * 50)
+    exact = scipy_stats.binomtest(0, 50).proportion_ci(0.95, "exact")
+    assert (none.low, none.high) == pytest.approx((exact.low, exact.high)) and "Clopper" in none.interval
+    assert stats.pass_at([[1, 1]] * 50, 2).low == pytest.approx(1 - exact.high)
+    assert stats.average([[0.0]] * 50, share=False).high == 0.0
+
+
 def test_success_is_spelled_out() -> None:
     assert stats.Success()(sum([0.1] * 10)) and not stats.Success()(0.99)
     assert stats.Success(">", 0.0)(0.01) and not stats.Success(">", 0.0)(0.0)

@@ -1,0 +1,257 @@
+"""From episodes to figures: every number of an evaluation is computed here, from traces and nothing else.
+
+`Tally` reads traces one by one and keeps a short row of each; `figures` turns the rows into the plain dict that is
+``results.json``. A submission is checked by running the same two again. Failures (an episode that ended in an error,
+or without the headline metric) score 0 in the headline and are shown apart as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import stats
+from .stats import Success
+
+SCHEMA = "unitymas.results/1"
+_COMPARED_META = ("tokens_in", "tokens_out", "tokens_cached", "finish_reason", "policy", "version", "cut", "cost")
+"""What of a node's measurements two runs of the same command share; timings are not among it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What an evaluation ranks by: a headline metric, and when an episode counts as solved."""
+
+    headline: str = "score"
+    success_metric: str = ""
+    success: Success = field(default_factory=Success)
+
+    @classmethod
+    def of_spec(cls, spec: Any) -> Measure:
+        """The measure that an environment's spec declares."""
+        return cls(spec.headline, spec.success or spec.headline)
+
+    def score(self, trace: Mapping[str, Any]) -> float:
+        return _number(trace, self.headline) if trace.get("ended") != "error" else 0.0
+
+    def solved(self, trace: Mapping[str, Any]) -> bool:
+        return trace.get("ended") != "error" and self.success(_number(trace, self.success_metric or self.headline))
+
+    def __str__(self) -> str:
+        return str(self.success).replace("score", self.success_metric or self.headline)
+
+
+@dataclass(slots=True)
+class RoleSum:
+    """What one role did in one or many episodes."""
+
+    calls: int = 0
+    legal: int = 0
+    credit: float = 0.0
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+    def add(self, other: RoleSum) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(slots=True)
+class EpisodeRow:
+    """One episode, as far as the tables go."""
+
+    task: str
+    sample: int
+    key: str
+    digest: str
+    score: float
+    solved: bool
+    ended: str
+    reason: str
+    acts: int
+    seconds: float
+    cost: float
+    metrics: dict[str, float]
+    roles: dict[str, RoleSum]
+    tools: dict[str, tuple[int, int]]  # uses, successes
+
+    @property
+    def failed(self) -> bool:
+        return self.ended == "error"
+
+
+def episode_row(trace: Mapping[str, Any], measure: Measure, price: tuple[float, float] = (0.0, 0.0)) -> EpisodeRow:
+    """The row of one trace dict. ``price`` is dollars per million tokens in and out, where a policy reports no cost."""
+    roles: dict[str, RoleSum] = {}
+    tools: dict[str, tuple[int, int]] = {}
+    cost = 0.0
+    for node in trace["nodes"]:
+        if node["kind"] == "use":
+            uses, good = tools.get(node["tool"], (0, 0))
+            tools[node["tool"]] = (uses + 1, good + (node["error"] is None))
+            continue
+        meta = node.get("meta") or {}
+        tokens_in, tokens_out = int(meta.get("tokens_in") or 0), int(meta.get("tokens_out") or 0)
+        roles.setdefault(node["role"], RoleSum()).add(
+            RoleSum(1, int(bool(node["ok"])), float(node["credit"]), tokens_in, tokens_out)
+        )
+        cost += float(meta["cost"]) if "cost" in meta else (tokens_in * price[0] + tokens_out * price[1]) / 1e6
+    tags = trace.get("tags") or {}
+    return EpisodeRow(
+        task=trace["task_id"], sample=int(trace.get("sample", 0)), key=str(tags.get("key", "")),
+        digest=trace_digest(trace), score=measure.score(trace), solved=measure.solved(trace), ended=trace["ended"],
+        reason=_cause(trace), acts=sum(role.calls for role in roles.values()), seconds=float(tags.get("seconds") or 0.0),
+        cost=cost, metrics={k: float(v) for k, v in trace["metrics"].items()}, roles=roles, tools=tools,
+    )  # fmt: skip
+
+
+def trace_digest(trace: Mapping[str, Any]) -> str:
+    """A SHA-256 over what two runs of the same episode share: everything but timings and tags."""
+    plain = {name: value for name, value in trace.items() if name != "tags"}
+    plain["nodes"] = [
+        {**node, "meta": {k: v for k, v in (node.get("meta") or {}).items() if k in _COMPARED_META}}
+        for node in trace["nodes"]
+    ]
+    return hashlib.sha256(canonical(plain)).hexdigest()
+
+
+def canonical(value: Any) -> bytes:
+    """JSON that is the same for the same content: sorted keys, ASCII, no blanks."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str).encode("ascii")
+
+
+def figures(rows: Sequence[EpisodeRow], measure: Measure, k: int, *, seed: int = 0) -> dict[str, Any]:
+    """All figures of an evaluation, as plain JSON; deterministic but for the part called ``timing``."""
+    if not rows:
+        raise ValueError("an evaluation without a single episode has no figures")
+    rows = sorted(rows, key=lambda row: (row.task, row.sample))
+    _check_headline(rows, measure)
+    by_task: dict[str, list[EpisodeRow]] = defaultdict(list)
+    for row in rows:
+        by_task[row.task].append(row)
+    scores = [[r.score for r in group] for group in by_task.values()]
+    solved = [[float(r.solved) for r in group] for group in by_task.values()]
+    errorless = [kept for group in by_task.values() if (kept := [r.score for r in group if not r.failed])]
+    fewest = min(len(group) for group in by_task.values())
+    chances = [j for j in _powers(k) if j <= fewest]
+    return {
+        "tasks": len(by_task),
+        "episodes": len(rows),
+        "k": k,
+        "headline": measure.headline,
+        "success": str(measure),
+        "score": asdict(stats.average(scores, seed=seed)),
+        "score_without_errors": asdict(stats.average(errorless, seed=seed)) if errorless else None,
+        "pass_at": {str(j): asdict(stats.pass_at(solved, j, seed=seed)) for j in chances},
+        "pass_hat": {str(j): asdict(stats.pass_hat(solved, j, seed=seed)) for j in chances},
+        "metrics": _metrics(by_task, measure, seed),
+        "endings": dict(sorted(Counter(row.ended for row in rows).items())),
+        "failures": dict(Counter(row.reason for row in rows if row.reason).most_common()),
+        "per_episode": _per_episode(rows),
+        "roles": _roles(rows),
+        "tools": _tools(rows),
+        "timing": {"seconds_per_episode": float(np.mean([row.seconds for row in rows]))},
+    }
+
+
+def per_task(rows: Iterable[EpisodeRow]) -> dict[str, list[float]]:
+    """Scores by task, for paired differences."""
+    table: dict[str, list[float]] = defaultdict(list)
+    for row in sorted(rows, key=lambda r: (r.task, r.sample)):
+        table[row.task].append(row.score)
+    return dict(table)
+
+
+def episode_list(rows: Iterable[EpisodeRow]) -> list[dict[str, Any]]:
+    """What ``results.json`` says of each episode: enough to name the one that was tampered with."""
+    return [
+        {"task": r.task, "sample": r.sample, "key": r.key, "score": r.score, "solved": r.solved, "digest": r.digest}
+        for r in sorted(rows, key=lambda r: (r.task, r.sample))
+    ]
+
+
+def _number(trace: Mapping[str, Any], metric: str) -> float:
+    value = trace["metrics"].get(metric, 0.0)
+    return float(value) if np.isfinite(value) else 0.0
+
+
+def _cause(trace: Mapping[str, Any]) -> str:
+    """Why an episode did not end as it should, in words that many episodes share; empty where it did."""
+    ended = str(trace["ended"])
+    if ended == "terminal":
+        return ""
+    if ended == "error":
+        kind = str(trace.get("error") or "").split(":", 1)[0]
+        return f"{trace.get('reason') or 'error'}: {kind}" if kind else str(trace.get("reason") or "error")
+    return f"{ended}: {trace.get('reason')}" if trace.get("reason") else ended
+
+
+def _check_headline(rows: Sequence[EpisodeRow], measure: Measure) -> None:
+    finished = [row for row in rows if not row.failed]
+    if finished and not any(measure.headline in row.metrics for row in finished):
+        known = sorted({name for row in finished for name in row.metrics})
+        raise ValueError(
+            f"no episode has the headline metric {measure.headline!r}; the metrics are {', '.join(known) or 'none'} "
+            "(they are computed by the environment's reward rules: was it made with reward=None?)"
+        )
+
+
+def _powers(k: int) -> list[int]:
+    """1, 2, 4, … and k itself."""
+    return sorted({1, k, *(2**i for i in range(k.bit_length()) if 2**i <= k)})
+
+
+def _metrics(by_task: Mapping[str, list[EpisodeRow]], measure: Measure, seed: int) -> dict[str, Any]:
+    names = sorted({name for group in by_task.values() for row in group for name in row.metrics})
+    table = {
+        name: [[row.metrics.get(name, 0.0) for row in group] for group in by_task.values()] for name in names
+    }
+    shares = (measure.headline, measure.success_metric)
+    return {n: asdict(stats.average(values, seed=seed, share=n in shares)) for n, values in table.items()}
+
+
+def _per_episode(rows: Sequence[EpisodeRow]) -> dict[str, float]:
+    def mean(values: Iterable[float]) -> float:
+        return float(np.mean(list(values)))
+
+    return {
+        "acts": mean(r.acts for r in rows),
+        "tool_uses": mean(sum(uses for uses, _ in r.tools.values()) for r in rows),
+        "tokens_in": mean(sum(role.tokens_in for role in r.roles.values()) for r in rows),
+        "tokens_out": mean(sum(role.tokens_out for role in r.roles.values()) for r in rows),
+        "credit": mean(sum(role.credit for role in r.roles.values()) for r in rows),
+        "cost": mean(r.cost for r in rows),
+    }
+
+
+def _roles(rows: Sequence[EpisodeRow]) -> dict[str, dict[str, float]]:
+    total: dict[str, RoleSum] = defaultdict(RoleSum)
+    for row in rows:
+        for role, did in row.roles.items():
+            total[role].add(did)
+    return {
+        role: {
+            "calls": did.calls,
+            "calls_per_episode": did.calls / len(rows),
+            "format_validity": did.legal / did.calls,
+            "mean_credit": did.credit / did.calls,
+            "tokens_in": did.tokens_in / did.calls,
+            "tokens_out": did.tokens_out / did.calls,
+        }
+        for role, did in total.items()
+    }
+
+
+def _tools(rows: Sequence[EpisodeRow]) -> dict[str, dict[str, float]]:
+    total: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows:
+        for tool, (uses, good) in row.tools.items():
+            total[tool][0] += uses
+            total[tool][1] += good
+    return {tool: {"uses": uses, "success": good / uses} for tool, (uses, good) in sorted(total.items())}
