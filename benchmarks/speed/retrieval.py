@@ -25,31 +25,73 @@ import numpy as np
 
 from ...envs.tools.retrieval import Analyzer, Bm25Index, Passage
 
-SYLLABLES = [a + b for a in ("br", *"dfg", "gr", *"hklmnpr", "st", "tr", *"vz") for b in (*"aeiou", "ai", "or", "el")]
-TRADES = ("architect", "painter", "composer", "engineer", "botanist", "explorer", "novelist", "surgeon", "pilot")
-THINGS = ("bridge", "opera", "museum", "novel", "railway", "garden", "theatre", "telescope", "harbour", "cathedral")
-TEMPLATES = (
-    ("{a} is a {trade} who was born in {b} in {y}. After studying with {c}, {a} moved to {d} and designed the {thing} "
-     "of {b}, which opened in {z}. It is the largest {thing} in the province of {e}."),
-    ("{a} is a town in the province of {b}, founded in {y} by the {trade} {c}. The town is known for its {thing}, built "
-     "by {d} in {z}, and for a yearly market. The river {e} flows through {a}."),
-    ("The {thing} of {a} was completed in {y} by {b}, a {trade} from {c}. It replaced an older {thing} that burned down "
-     "in {z}. The company {d} owns it, and the head of the company is {e}."),
+SYLLABLES = [
+    a + b for a in ("br", *"dfg", "gr", *"hklmnpr", "st", "tr", *"vz") for b in (*"aeiou", "ai", "or", "el")
+]
+TRADES = (
+    "architect",
+    "painter",
+    "composer",
+    "engineer",
+    "botanist",
+    "explorer",
+    "novelist",
+    "surgeon",
+    "pilot",
 )
-QUESTIONS = ("In which year was the {thing} of {a} completed, and by which {trade}?",
-             "Who founded the town of {a}?", "Where was the {trade} {a} born?",
-             "Which company owns the {thing} designed by {a} from {b}?")
-COMMON = ("Which {trade} designed the largest {thing} in the province?", "A town known for its {thing} on the river")
+THINGS = (
+    "bridge",
+    "opera",
+    "museum",
+    "novel",
+    "railway",
+    "garden",
+    "theatre",
+    "telescope",
+    "harbour",
+    "cathedral",
+)
+TEMPLATES = (
+    (
+        "{a} is a {trade} who was born in {b} in {y}. After studying with {c}, {a} moved to {d} and designed the {thing} "
+        "of {b}, which opened in {z}. It is the largest {thing} in the province of {e}."
+    ),
+    (
+        "{a} is a town in the province of {b}, founded in {y} by the {trade} {c}. The town is known for its {thing}, built "
+        "by {d} in {z}, and for a yearly market. The river {e} flows through {a}."
+    ),
+    (
+        "The {thing} of {a} was completed in {y} by {b}, a {trade} from {c}. It replaced an older {thing} that burned down "
+        "in {z}. The company {d} owns it, and the head of the company is {e}."
+    ),
+)
+QUESTIONS = (
+    "In which year was the {thing} of {a} completed, and by which {trade}?",
+    "Who founded the town of {a}?",
+    "Where was the {trade} {a} born?",
+    "Which company owns the {thing} designed by {a} from {b}?",
+)
+COMMON = (
+    "Which {trade} designed the largest {thing} in the province?",
+    "A town known for its {thing} on the river",
+)
 
 
 def name(rng: random.Random) -> str:
-    return " ".join("".join(rng.choices(SYLLABLES, k=rng.choice((2, 2, 3)))).title() for _ in range(rng.choice((1, 2))))
+    return " ".join(
+        "".join(rng.choices(SYLLABLES, k=rng.choice((2, 2, 3)))).title() for _ in range(rng.choice((1, 2)))
+    )
 
 
 def fill(template: str, rng: random.Random, names: list[str]) -> str:
     slots = dict(zip("abcde", rng.choices(names, k=5), strict=True))
-    return template.format(trade=rng.choice(TRADES), thing=rng.choice(THINGS), y=rng.randrange(1400, 2030),
-                           z=rng.randrange(1400, 2030), **slots)
+    return template.format(
+        trade=rng.choice(TRADES),
+        thing=rng.choice(THINGS),
+        y=rng.randrange(1400, 2030),
+        z=rng.randrange(1400, 2030),
+        **slots,
+    )
 
 
 def world(seed: int) -> tuple[random.Random, list[str]]:
@@ -95,8 +137,13 @@ def measure_bm25s(count: int, queries: int) -> dict[str, float]:
     start = time.perf_counter()
     bare.index([analyze(f"{one['title']} {one['text']}") for one in kept], show_progress=False)
     seconds = time.perf_counter() - start
-    return {"build_s": seconds, **time_queries(
-        lambda query: bare.retrieve([analyze(query)], corpus=kept, k=5, show_progress=False), questions(queries))}
+    return {
+        "build_s": seconds,
+        **time_queries(
+            lambda query: bare.retrieve([analyze(query)], corpus=kept, k=5, show_progress=False),
+            questions(queries),
+        ),
+    }
 
 
 def measure_small(count: int, queries: int) -> dict[str, float]:
@@ -113,7 +160,12 @@ def time_queries(ask: Callable[[str], Any], queries: list[str]) -> dict[str, flo
         ask(query)
         times.append(time.perf_counter() - start)
     p50, p99 = np.percentile(times, [50, 99]) * 1000
-    return {"queries_per_s": len(times) / sum(times), "p50_ms": p50, "p99_ms": p99, "max_ms": max(times) * 1000}
+    return {
+        "queries_per_s": len(times) / sum(times),
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "max_ms": max(times) * 1000,
+    }
 
 
 def _child(measure: Callable[..., dict[str, float]], args: tuple[Any, ...], out: Any) -> None:

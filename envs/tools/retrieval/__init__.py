@@ -11,7 +11,7 @@ from .cache import AnswerCache
 from .corpus import CorpusError, read_corpus
 from .dense import DenseIndex
 from .embedders import Embedder, HashEmbedder, SentenceEncoder
-from .pool import RetrieverPool
+from .pool import RetrieverPool, RetrieverUnavailable
 from .server import make_app, serve, serve_main
 from .text import Analyzer
 
@@ -29,6 +29,7 @@ __all__ = [
     "Passage",
     "RetrievalError",
     "RetrieverPool",
+    "RetrieverUnavailable",
     "SentenceEncoder",
     "index_corpus",
     "index_main",

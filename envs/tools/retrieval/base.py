@@ -92,11 +92,15 @@ def check_queries(queries: Sequence[str]) -> None:
 def as_passage(raw: object, position: int) -> Passage:
     """`raw` as a passage, or a TypeError saying what it lacks. A missing id becomes the position."""
     if not isinstance(raw, dict):
-        raise TypeError(f"passage {position} must be a dict with id, title and text; got {type(raw).__name__}")
+        raise TypeError(
+            f"passage {position} must be a dict with id, title and text; got {type(raw).__name__}"
+        )
     text, title = raw.get("text"), raw.get("title", "")
     if not isinstance(text, str) or not isinstance(title, str):
-        raise TypeError(f"passage {position} needs a string 'text' and, if any, a string 'title'; "
-                        f"it has {sorted(map(str, raw))}")
+        raise TypeError(
+            f"passage {position} needs a string 'text' and, if any, a string 'title'; "
+            f"it has {sorted(map(str, raw))}"
+        )
     return Passage(id=str(raw.get("id", position)), title=title, text=text)
 
 

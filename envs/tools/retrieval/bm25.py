@@ -64,8 +64,15 @@ class _List(NamedTuple):
 class Bm25Index(Index):
     """A BM25 index; make one with `build` or `open`."""
 
-    def __init__(self, passages: Sequence[Passage], terms: Mapping[str, int], postings: Postings,
-                 analyze: Analyzer, fingerprint: str, path: Path | None = None) -> None:
+    def __init__(
+        self,
+        passages: Sequence[Passage],
+        terms: Mapping[str, int],
+        postings: Postings,
+        analyze: Analyzer,
+        fingerprint: str,
+        path: Path | None = None,
+    ) -> None:
         self.fingerprint = fingerprint
         self.path = path
         self.analyze = analyze
@@ -74,8 +81,16 @@ class Bm25Index(Index):
         self._scratch = threading.local()
 
     @classmethod
-    def build(cls, passages: Iterable[Passage], path: str | Path | None = None, *, analyze: Analyzer | None = None,
-              k1: float = 1.5, b: float = 0.75, overwrite: bool = False) -> Bm25Index:
+    def build(
+        cls,
+        passages: Iterable[Passage],
+        path: str | Path | None = None,
+        *,
+        analyze: Analyzer | None = None,
+        k1: float = 1.5,
+        b: float = 0.75,
+        overwrite: bool = False,
+    ) -> Bm25Index:
         """Index `passages`, in memory or as a directory at `path`.
 
         An index of the same passages and settings that is already at `path` is opened and left as it is.
@@ -105,13 +120,18 @@ class Bm25Index(Index):
         check_files(path, manifest, contents=verify)
         settings = manifest["settings"]
         postings = Postings(
-            starts=read_array(path / "starts", np.int64), passages=read_array(path / "postings", np.int32),
-            impacts=read_array(path / "impacts", np.int32), peaks=read_array(path / "peaks", np.int32))
+            starts=read_array(path / "starts", np.int64),
+            passages=read_array(path / "postings", np.int32),
+            impacts=read_array(path / "impacts", np.int32),
+            peaks=read_array(path / "peaks", np.int32),
+        )
         analyze = Analyzer(stem=settings["stem"], stop_words=settings["stop_words"])
         return cls(PassageFile(path), _TermFile(path), postings, analyze, manifest["fingerprint"], path)
 
     @classmethod
-    def _build_in_memory(cls, passages: Iterable[Passage], analyze: Analyzer, settings: dict[str, Any]) -> Bm25Index:
+    def _build_in_memory(
+        cls, passages: Iterable[Passage], analyze: Analyzer, settings: dict[str, Any]
+    ) -> Bm25Index:
         kept: list[Passage] = []
         builder, fingerprint = PostingsBuilder(), Fingerprint("bm25", settings)
         for position, raw in enumerate(passages):
@@ -119,9 +139,12 @@ class Bm25Index(Index):
             fingerprint.add(line)
             kept.append(passage)
             builder.add(analyze(f"{passage['title']} {passage['text']}"))
-        terms, postings = builder.finish(lambda name, dtype, shape: np.empty(shape, dtype),
-                                         k1=settings["k1"], b=settings["b"])
-        return cls(kept, {term: number for number, term in enumerate(terms)}, postings, analyze, str(fingerprint))
+        terms, postings = builder.finish(
+            lambda name, dtype, shape: np.empty(shape, dtype), k1=settings["k1"], b=settings["b"]
+        )
+        return cls(
+            kept, {term: number for number, term in enumerate(terms)}, postings, analyze, str(fingerprint)
+        )
 
     def __len__(self) -> int:
         return len(self._passages)
@@ -137,7 +160,9 @@ class Bm25Index(Index):
     def search_many(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         check_k(k)
         check_queries(queries)
-        return [[Hit(position, score / UNIT) for position, score in self._search(query, k)] for query in queries]
+        return [
+            [Hit(position, score / UNIT) for position, score in self._search(query, k)] for query in queries
+        ]
 
     async def aretrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         if len(self) <= SMALL:  # answering is quicker than handing over to a thread
@@ -187,7 +212,9 @@ class Bm25Index(Index):
     def _skip(self, lists: list[_List], k: int) -> list[tuple[int, int]]:
         """Sum the lists from the highest bound down, only until no passage outside them can reach the best k;
         then finish the passages already met by looking them up in the lists that remain."""
-        rest = np.cumsum([item.bound for item in reversed(lists)])[::-1].tolist() + [0]  # rest[i]: all from i on
+        rest = np.cumsum([item.bound for item in reversed(lists)])[::-1].tolist() + [
+            0
+        ]  # rest[i]: all from i on
         scores = self._take_zeros()
         floor, met = 0, 0
         while met < len(lists) and rest[met] >= floor:  # an equal score may still win by its position
@@ -196,7 +223,9 @@ class Bm25Index(Index):
             met += 1
             if met < len(lists) and len(lists[met].passages) > LONG:
                 floor = max(floor, _floor(scores, passages, lists[met:], k))
-        found, totals = self._collect(scores, [item.passages for item in lists[:met]], max(floor - rest[met], 1))
+        found, totals = self._collect(
+            scores, [item.passages for item in lists[:met]], max(floor - rest[met], 1)
+        )
         for place in range(met, len(lists)):
             totals = totals + _look_up(lists[place], found)
             able = totals + rest[place + 1] >= floor
@@ -205,7 +234,9 @@ class Bm25Index(Index):
 
     def _collect(self, scores: IntArray, touched: list[IntArray], least: int) -> tuple[IntArray, IntArray]:
         """The passages that score at least `least`, and their scores; `scores` is zeroed and given back."""
-        if sum(map(len, touched)) > len(self) // 32:  # one pass over the corpus costs less than over the lists
+        if (
+            sum(map(len, touched)) > len(self) // 32
+        ):  # one pass over the corpus costs less than over the lists
             found = (scores >= least).nonzero()[0]
             totals = scores[found]
             scores.fill(0)
@@ -273,9 +304,15 @@ class _TermFile(Mapping[str, int]):
         return (term.decode() for term in self._terms)
 
 
-def _write(passages: Iterable[Passage], draft: Draft, analyze: Analyzer, settings: dict[str, Any]) -> tuple[str, int]:
+def _write(
+    passages: Iterable[Passage], draft: Draft, analyze: Analyzer, settings: dict[str, Any]
+) -> tuple[str, int]:
     """Write all files of an index; its fingerprint and number of passages."""
-    builder, fingerprint, kept = PostingsBuilder(draft.directory), Fingerprint("bm25", settings), PassageWriter(draft)
+    builder, fingerprint, kept = (
+        PostingsBuilder(draft.directory),
+        Fingerprint("bm25", settings),
+        PassageWriter(draft),
+    )
     position = -1
     for position, raw in enumerate(passages):
         passage, line = encode(raw, position)

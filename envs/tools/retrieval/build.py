@@ -22,9 +22,17 @@ def open_index(path: str | Path, *, verify: bool = True) -> Bm25Index | DenseInd
     return DenseIndex.open(path, verify=verify) if kind == "dense" else Bm25Index.open(path, verify=verify)
 
 
-def index_corpus(corpus: str | Path, path: str | Path, *, embedder: Embedder | None = None, stem: str = "",
-                 split: str | None = None, fields: dict[str, str] | None = None, overwrite: bool = False,
-                 progress: Progress | None = None) -> Bm25Index | DenseIndex:
+def index_corpus(
+    corpus: str | Path,
+    path: str | Path,
+    *,
+    embedder: Embedder | None = None,
+    stem: str = "",
+    split: str | None = None,
+    fields: dict[str, str] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Bm25Index | DenseIndex:
     """Index the corpus file or folder `corpus` at `path`: BM25, or dense when an embedder is given."""
     passages = _some(read_corpus(corpus, split=split, fields=fields, progress=progress), corpus)
     if embedder is not None:
@@ -34,29 +42,47 @@ def index_corpus(corpus: str | Path, path: str | Path, *, embedder: Embedder | N
 
 def index_main(argv: Sequence[str] | None = None) -> int:
     """`unitymas data index`."""
-    parser = argparse.ArgumentParser(prog="unitymas data index", description="Build a retrieval index on disk.")
-    parser.add_argument("corpus", help="a .jsonl or .parquet file, a folder of such, or a folder saved by `datasets`")
+    parser = argparse.ArgumentParser(
+        prog="unitymas data index", description="Build a retrieval index on disk."
+    )
+    parser.add_argument(
+        "corpus", help="a .jsonl or .parquet file, a folder of such, or a folder saved by `datasets`"
+    )
     parser.add_argument("--out", help="the index directory (default: CORPUS.index)")
-    parser.add_argument("--dense", metavar="ENCODER", help="build a dense index: 'hash', or a sentence encoder's folder")
-    parser.add_argument("--stem", default="", metavar="LANGUAGE", help="stem words, e.g. english (needs PyStemmer)")
+    parser.add_argument(
+        "--dense", metavar="ENCODER", help="build a dense index: 'hash', or a sentence encoder's folder"
+    )
+    parser.add_argument(
+        "--stem", default="", metavar="LANGUAGE", help="stem words, e.g. english (needs PyStemmer)"
+    )
     parser.add_argument("--split", help="the split to take of a saved data set with several")
     for field in ("id", "title", "text"):
         parser.add_argument(f"--{field}", metavar="COLUMN", help=f"the column of the {field}")
     parser.add_argument("--overwrite", action="store_true", help="replace an index that is already there")
     options = parser.parse_args(argv)
     out = options.out or f"{options.corpus.rstrip('/')}.index"
-    embedder: Embedder | None = None
-    if options.dense:
-        embedder = HashEmbedder() if options.dense == "hash" else SentenceEncoder(options.dense)
     fields = {field: getattr(options, field) for field in ("id", "title", "text") if getattr(options, field)}
     try:
+        embedder = _embedder(options.dense) if options.dense else None
         with _progress_bar(f"indexing {Path(options.corpus).name}") as progress:
-            index = index_corpus(options.corpus, out, embedder=embedder, stem=options.stem, split=options.split,
-                                 fields=fields, overwrite=options.overwrite, progress=progress)
+            index = index_corpus(
+                options.corpus,
+                out,
+                embedder=embedder,
+                stem=options.stem,
+                split=options.split,
+                fields=fields,
+                overwrite=options.overwrite,
+                progress=progress,
+            )
     except (RetrievalError, ValueError) as error:
         parser.exit(1, f"error: {error}\n")
     print(f"{len(index):,} passages indexed in {out} ({index.fingerprint})")
     return 0
+
+
+def _embedder(name: str) -> Embedder:
+    return HashEmbedder() if name == "hash" else SentenceEncoder(name)
 
 
 def _some(passages: Iterator[Passage], corpus: str | Path) -> Iterator[Passage]:
@@ -74,8 +100,13 @@ def _progress_bar(title: str) -> Iterator[Progress]:
     """A bar on the terminal that takes (done, total); it is redrawn a few times a second at most."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
-               TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     shown = -1
     with Progress(*columns, transient=True) as bar:
         task = bar.add_task(title)

@@ -27,8 +27,13 @@ class CorpusError(RetrievalError):
     """A corpus cannot be read; the message names the file and the row."""
 
 
-def read_corpus(path: str | Path, *, split: str | None = None, fields: dict[str, str] | None = None,
-                progress: Progress | None = None) -> Iterator[Passage]:
+def read_corpus(
+    path: str | Path,
+    *,
+    split: str | None = None,
+    fields: dict[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Passage]:
     """The passages of the corpus at `path`.
 
     `fields` names the columns where they are not the usual ones: {"text": "abstract", "title": "name"}; an id
@@ -51,9 +56,13 @@ def _passage(row: Any, rename: dict[str, str], place: int) -> Passage:
         raise BadAnswer(f"a row must be an object with a text, not {type(row).__name__}")
     for name, column in rename.items():
         if column != "-" and column not in row:
-            raise BadAnswer(f"there is no column {column!r} for the {name}; the row has {', '.join(map(str, row))}")
+            raise BadAnswer(
+                f"there is no column {column!r} for the {name}; the row has {', '.join(map(str, row))}"
+            )
     if rename.get("text"):
-        row = {key: value for key, value in row.items() if key not in TEXT_FIELDS} | {"text": row[rename["text"]]}
+        row = {key: value for key, value in row.items() if key not in TEXT_FIELDS} | {
+            "text": row[rename["text"]]
+        }
     if rename.get("title"):
         row = row | {"title": row[rename["title"]]}
     passage = read_passage(row)
@@ -71,8 +80,10 @@ def _check_ids(seen: array[int], path: Path) -> None:
     same = np.flatnonzero(np.diff(hashes[order]) == 0)
     if len(same):
         first, second = sorted(order[same[0] : same[0] + 2].tolist())
-        raise CorpusError(f"{path}: rows {first + 1} and {second + 1} have the same id ({len(same)} rows repeat one); "
-                          "name another id column, or '-' to number the rows")
+        raise CorpusError(
+            f"{path}: rows {first + 1} and {second + 1} have the same id ({len(same)} rows repeat one); "
+            "name another id column, or '-' to number the rows"
+        )
 
 
 def _rows(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, Any]]:
@@ -86,7 +97,9 @@ def _rows(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, 
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in JSON_LINES | {".parquet"})
         if not files:
-            raise CorpusError(f"{path} holds neither .jsonl or .parquet files nor a data set saved by `datasets`")
+            raise CorpusError(
+                f"{path} holds neither .jsonl or .parquet files nor a data set saved by `datasets`"
+            )
     total, before = sum(file.stat().st_size for file in files), 0
     for file in files:
         read = _parquet if file.suffix == ".parquet" else _json_lines
@@ -98,14 +111,18 @@ def _rows(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, 
 
 def _json_lines(file: Path) -> Iterator[tuple[str, Any, int]]:
     if file.suffix not in JSON_LINES:
-        raise CorpusError(f"{file}: a corpus is a .jsonl or .parquet file, or a folder of such; got {file.suffix!r}")
+        raise CorpusError(
+            f"{file}: a corpus is a .jsonl or .parquet file, or a folder of such; got {file.suffix!r}"
+        )
     done, number = 0, 0
     with open(file, "rb") as handle:
         while line := handle.readline(LONGEST_LINE + 1):
             number, done = number + 1, done + len(line)
             where = f"{file}, line {number}"
             if len(line) > LONGEST_LINE:
-                raise CorpusError(f"{where}: longer than {LONGEST_LINE >> 20} MB; is this one JSON object per line?")
+                raise CorpusError(
+                    f"{where}: longer than {LONGEST_LINE >> 20} MB; is this one JSON object per line?"
+                )
             if not line.strip():
                 continue
             try:

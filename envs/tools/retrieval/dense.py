@@ -38,15 +38,31 @@ BLOCK = 1 << 14  # passages that numpy scores at a time
 class DenseIndex(Index):
     """A dense index; make one with `build` or `open`."""
 
-    def __init__(self, passages: Sequence[Passage], vectors: Vectors, embedder: Embedder, fingerprint: str,
-                 path: Path | None = None, *, engine: str = "auto") -> None:
+    def __init__(
+        self,
+        passages: Sequence[Passage],
+        vectors: Vectors,
+        embedder: Embedder,
+        fingerprint: str,
+        path: Path | None = None,
+        *,
+        engine: str = "auto",
+    ) -> None:
         self.fingerprint, self.path, self.embedder = fingerprint, path, embedder
         self.engine = _choose(engine)
         self._passages, self._vectors = passages, vectors
 
     @classmethod
-    def build(cls, passages: Iterable[Passage], embedder: Embedder, path: str | Path | None = None, *,
-              batch: int = 256, engine: str = "auto", overwrite: bool = False) -> DenseIndex:
+    def build(
+        cls,
+        passages: Iterable[Passage],
+        embedder: Embedder,
+        path: str | Path | None = None,
+        *,
+        batch: int = 256,
+        engine: str = "auto",
+        overwrite: bool = False,
+    ) -> DenseIndex:
         """Embed and index `passages`, in memory or as a directory at `path`."""
         settings = _settings(embedder)
         fingerprint = Fingerprint("dense", {"embedder": embedder.fingerprint})
@@ -75,8 +91,9 @@ class DenseIndex(Index):
         return cls.open(path, embedder, verify=False, engine=engine)
 
     @classmethod
-    def open(cls, path: str | Path, embedder: Embedder | None = None, *, verify: bool = True,
-             engine: str = "auto") -> DenseIndex:
+    def open(
+        cls, path: str | Path, embedder: Embedder | None = None, *, verify: bool = True, engine: str = "auto"
+    ) -> DenseIndex:
         """The index at `path`, searched with the embedder it was built with (by default found by its settings)."""
         path = Path(path)
         manifest = read_manifest(path)
@@ -85,8 +102,10 @@ class DenseIndex(Index):
         check_files(path, manifest, contents=verify)
         embedder = embedder or embedder_from(manifest["settings"])
         if embedder.fingerprint != manifest["embedder"]:
-            raise RetrievalError(f"{path} was built with the embedder {manifest['embedder']}, not with "
-                                 f"{embedder.fingerprint}: queries and passages would not be comparable")
+            raise RetrievalError(
+                f"{path} was built with the embedder {manifest['embedder']}, not with "
+                f"{embedder.fingerprint}: queries and passages would not be comparable"
+            )
         vectors = read_array(path / "vectors", np.float32).reshape(-1, manifest["dimensions"])
         return cls(PassageFile(path), vectors, embedder, manifest["fingerprint"], path, engine=engine)
 
@@ -136,8 +155,10 @@ def _embed(embedder: Embedder, some: list[tuple[Passage, bytes]], fingerprint: F
         fingerprint.add(line)
     vectors = embedder.embed([f"{passage['title']} {passage['text']}".strip() for passage, _ in some])
     if vectors.shape != (len(some), embedder.dimensions) or not np.isfinite(vectors).all():
-        raise RetrievalError(f"the embedder {embedder.fingerprint} gave an array of shape {vectors.shape}, or with "
-                             f"values that are not finite, for {len(some)} texts of {embedder.dimensions} dimensions")
+        raise RetrievalError(
+            f"the embedder {embedder.fingerprint} gave an array of shape {vectors.shape}, or with "
+            f"values that are not finite, for {len(some)} texts of {embedder.dimensions} dimensions"
+        )
     return np.ascontiguousarray(vectors, np.float32)
 
 

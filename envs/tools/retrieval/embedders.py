@@ -73,11 +73,15 @@ class HashEmbedder:
 class SentenceEncoder:
     """A sentence-embedding transformer from a local folder, mean-pooled over its tokens."""
 
-    def __init__(self, path: str | Path, *, device: str = "cpu", max_tokens: int = 256, batch: int = 64) -> None:
+    def __init__(
+        self, path: str | Path, *, device: str = "cpu", max_tokens: int = 256, batch: int = 64
+    ) -> None:
         self.path = Path(path)
         if not (self.path / "config.json").is_file():
-            raise RetrievalError(f"{self.path} holds no sentence encoder: it has no config.json. Give the folder of a "
-                                 "Hugging Face model, such as a copy of sentence-transformers/all-MiniLM-L6-v2.")
+            raise RetrievalError(
+                f"{self.path} holds no sentence encoder: it has no config.json. Give the folder of a "
+                "Hugging Face model, such as a copy of sentence-transformers/all-MiniLM-L6-v2."
+            )
         self.device, self.max_tokens, self.batch = device, max_tokens, batch
         self.fingerprint = f"encoder-{_digest(self.path)}-{max_tokens}"
         self._loaded: tuple[Any, Any] | None = None
@@ -93,8 +97,13 @@ class SentenceEncoder:
         rows: list[Vectors] = []
         with torch.inference_mode():
             for start in range(0, len(texts), self.batch):
-                inputs = tokenizer(list(texts[start : start + self.batch]), padding=True, truncation=True,
-                                   max_length=self.max_tokens, return_tensors="pt").to(self.device)
+                inputs = tokenizer(
+                    list(texts[start : start + self.batch]),
+                    padding=True,
+                    truncation=True,
+                    max_length=self.max_tokens,
+                    return_tensors="pt",
+                ).to(self.device)
                 states = model(**inputs).last_hidden_state
                 mask = inputs["attention_mask"].unsqueeze(-1)
                 rows.append(((states * mask).sum(1) / mask.sum(1)).float().cpu().numpy())
@@ -108,7 +117,9 @@ class SentenceEncoder:
             try:
                 from transformers import AutoModel, AutoTokenizer
             except ImportError as error:
-                raise ImportError("a sentence encoder needs the extra: pip install 'unitymas[dense]'") from error
+                raise ImportError(
+                    "a sentence encoder needs the extra: pip install 'unitymas[dense]'"
+                ) from error
             tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=True)
             model = AutoModel.from_pretrained(self.path, local_files_only=True).to(self.device).eval()
             self._loaded = tokenizer, model
@@ -124,8 +135,10 @@ def embedder_from(settings: dict[str, Any]) -> Embedder:
         return HashEmbedder(settings["dimensions"])
     if settings["embedder"] == "encoder":
         return SentenceEncoder(settings["path"], max_tokens=settings["max_tokens"])
-    raise RetrievalError(f"the index was built with an embedder of your own ({settings['embedder']!r}): "
-                         "open it with DenseIndex.open(path, embedder)")
+    raise RetrievalError(
+        f"the index was built with an embedder of your own ({settings['embedder']!r}): "
+        "open it with DenseIndex.open(path, embedder)"
+    )
 
 
 def _unit_rows(vectors: npt.NDArray[Any]) -> Vectors:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from .base import Passage
-from .wire import DIALECTS, BadAnswer, decode_response, encode_request
+from .wire import DIALECTS, BadAnswer, Misaligned, decode_response, encode_request
 
 PATHS = ("/retrieve", "/query", "/search", "/")
 NOT_THIS_WAY = {400, 404, 405, 415, 422}  # wrong path or dialect: another may do
@@ -30,7 +30,9 @@ class Endpoint:
 
     def __init__(self, address: str, dialect: str, *, breaker_failures: int, breaker_seconds: float) -> None:
         self.address = address
-        self.routes = [(url, name) for url in _urls(address) for name in (DIALECTS if dialect == "auto" else [dialect])]
+        self.routes = [
+            (url, name) for url in _urls(address) for name in (DIALECTS if dialect == "auto" else [dialect])
+        ]
         self.route: tuple[str, str] | None = self.routes[0] if len(self.routes) == 1 else None
         self.failures = 0
         self.last_error = ""
@@ -46,14 +48,19 @@ class Endpoint:
     def available(self, now: float) -> bool:
         return not self.broken or (now >= self.closed_until and not self._probing)
 
-    async def ask(self, session: Any, queries: Sequence[str], k: int, timeout: float,
-                  expected_index: str | None) -> tuple[list[list[Passage]], str | None]:
+    async def ask(
+        self, session: Any, queries: Sequence[str], k: int, timeout: float, expected_index: str | None
+    ) -> tuple[list[list[Passage]], str | None]:
         """The rows for `queries` and the index the server says it serves; Trouble when it fails."""
         self._probing = self.broken
         try:
             answer = await asyncio.wait_for(self._find_answer(session, queries, k, expected_index), timeout)
         except (Trouble, BadAnswer, OSError, asyncio.TimeoutError) as error:
-            why = f"no answer within {timeout:.2g} s" if isinstance(error, asyncio.TimeoutError) else _say(error)
+            why = (
+                f"no answer within {timeout:.2g} s"
+                if isinstance(error, asyncio.TimeoutError)
+                else _say(error)
+            )
             self._failed(asyncio.get_running_loop().time(), why)
             raise Trouble(why) from error
         finally:
@@ -61,32 +68,33 @@ class Endpoint:
         self.failures, self.last_error = 0, ""
         return answer
 
-    async def _find_answer(self, session: Any, queries: Sequence[str], k: int,
-                           expected_index: str | None) -> tuple[list[list[Passage]], str | None]:
+    async def _find_answer(
+        self, session: Any, queries: Sequence[str], k: int, expected_index: str | None
+    ) -> tuple[list[list[Passage]], str | None]:
         """Ask by the known route; where there is none yet, by each in turn."""
-        refused = ""
+        refusals: list[tuple[bool, str]] = []  # "not found" last: the least it can tell
         for url, dialect in [self.route] if self.route else self.routes:
             status, headers, raw = await _post(session, url, encode_request(dialect, queries, k))
             if status in NOT_THIS_WAY:
-                refused = f"{url} answered {status}: {raw[:200].decode(errors='replace')}"
+                refusals.append((status in {404, 405}, f"{url} answered {status}: {_start(raw)}"))
                 continue
             if status != 200:
-                raise Trouble(f"{url} answered {status}: {raw[:200].decode(errors='replace')}")
+                raise Trouble(f"{url} answered {status}: {_start(raw)}")
             index = headers.get("X-Index-Fingerprint")
             if expected_index and index and index != expected_index:
                 raise Trouble(f"{url} serves the index {index}, the pool began with {expected_index}")
             try:
                 rows = decode_response(raw, queries, k)
             except BadAnswer as error:
-                if self.route:
+                if self.route or isinstance(error, Misaligned):
                     raise
-                refused = f"{url}: {error}"
+                refusals.append((False, f"{url}: {error}"))
                 continue
             self.route = url, dialect
             return rows, index
         if len(self.routes) > 1:
             self.route = None  # the server may have been replaced by one that speaks otherwise
-        raise Trouble(refused)
+        raise Trouble(min(refusals, key=lambda refusal: refusal[0])[1])
 
     def _failed(self, now: float, why: str) -> None:
         self.failures += 1
@@ -111,6 +119,10 @@ async def _post(session: Any, url: str, payload: dict[str, Any]) -> tuple[int, A
             return response.status, response.headers, b"".join(parts)
     except ClientError as error:
         raise Trouble(f"{url}: {_say(error)}") from error
+
+
+def _start(raw: bytes) -> str:
+    return raw[:200].decode(errors="replace")
 
 
 def _say(error: BaseException) -> str:

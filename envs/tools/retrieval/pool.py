@@ -14,16 +14,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-import threading
 import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from ..base import Infrastructure, background
 from .base import Passage, RetrievalError, check_k, check_queries
 from .cache import AnswerCache, copied
 from .endpoint import Endpoint, Trouble
 from .wire import DIALECTS
+
+
+class RetrieverUnavailable(RetrievalError, Infrastructure):
+    """No server answered. Nobody in the team is to blame: the episode ends, and never trains."""
 
 
 class RetrieverPool:
@@ -44,32 +48,57 @@ class RetrieverPool:
     seed: makes the choice of servers repeatable; give each worker its own, and they spread over the servers.
     """
 
-    def __init__(self, endpoints: Sequence[str], *, dialect: str = "auto", choice: str = "sticky",
-                 deadline: float = 30.0, attempt: float = 5.0, attempts: int = 5, backoff: float = 0.1,
-                 most_backoff: float = 2.0, breaker_failures: int = 3, breaker_seconds: float = 5.0, batch: int = 64,
-                 concurrency: int = 32, cache: AnswerCache | int = 100_000, fingerprint: str | None = None,
-                 seed: int = 0) -> None:
-        self._again = partial(RetrieverPool, **{
-            name: value for name, value in locals().items() if name not in {"self", "__class__"}})
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        dialect: str = "auto",
+        choice: str = "sticky",
+        deadline: float = 30.0,
+        attempt: float = 5.0,
+        attempts: int = 5,
+        backoff: float = 0.1,
+        most_backoff: float = 2.0,
+        breaker_failures: int = 3,
+        breaker_seconds: float = 5.0,
+        batch: int = 64,
+        concurrency: int = 32,
+        cache: AnswerCache | int = 100_000,
+        fingerprint: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._again = partial(
+            RetrieverPool,
+            **{name: value for name, value in locals().items() if name not in {"self", "__class__"}},
+        )
         _check_choices(endpoints, dialect, choice, batch, concurrency)
-        self.endpoints = [Endpoint(address, dialect, breaker_failures=breaker_failures,
-                                   breaker_seconds=breaker_seconds) for address in endpoints]
+        self.endpoints = [
+            Endpoint(address, dialect, breaker_failures=breaker_failures, breaker_seconds=breaker_seconds)
+            for address in endpoints
+        ]
         self.choice, self.deadline, self.attempt = choice, deadline, attempt
         self.attempts = max(attempts, len(self.endpoints))
-        self.backoff, self.most_backoff, self.batch, self.concurrency = backoff, most_backoff, batch, concurrency
+        self.backoff, self.most_backoff, self.batch, self.concurrency = (
+            backoff,
+            most_backoff,
+            batch,
+            concurrency,
+        )
         self.cache = AnswerCache(cache) if isinstance(cache, int) else cache
         addresses = hashlib.sha256("\n".join(sorted(endpoints)).encode()).hexdigest()[:16]
         self.fingerprint = fingerprint or f"http-{addresses}"
         self._served: str | None = None  # the index that the servers say they serve: it must be one
         self._chance = random.Random(seed)
         self._favourite = seed % len(self.endpoints)
-        self._loops: weakref.WeakKeyDictionary[Any, tuple[Any, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
+        self._loops: weakref.WeakKeyDictionary[Any, tuple[Any, asyncio.Semaphore]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     async def __call__(self, query: str, k: int) -> list[Passage]:
         return (await self.aretrieve_many([query], k))[0]
 
     async def aretrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """The passages for every query, in order; blank queries have none. RetrievalError when no server answers."""
+        """The passages for every query, in order; blank queries have none. RetrieverUnavailable if no server answers."""
         check_k(k)
         check_queries(queries)
         known: dict[str, list[Passage]] = {}
@@ -81,7 +110,9 @@ class RetrieverPool:
         parts = [missing[start : start + self.batch] for start in range(0, len(missing), self.batch)]
         end = asyncio.get_running_loop().time() + self.deadline
         # Parts that succeed are kept even if another fails: asking again then costs only the rest.
-        results = await asyncio.gather(*(self._answer(part, k, end) for part in parts), return_exceptions=True)
+        results = await asyncio.gather(
+            *(self._answer(part, k, end) for part in parts), return_exceptions=True
+        )
         for part, result in zip(parts, results, strict=True):
             if isinstance(result, BaseException):
                 raise result
@@ -90,7 +121,8 @@ class RetrieverPool:
 
     def retrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """The same for code without an event loop."""
-        return asyncio.run_coroutine_threadsafe(self.aretrieve_many(queries, k), _background_loop()).result()
+        rows: list[list[Passage]] = background(self.aretrieve_many(queries, k)).result()
+        return rows
 
     async def health(self, timeout: float = 2.0) -> dict[str, str]:
         """Asks every server, and says for each address "ok" or what is wrong; servers that answer are used again."""
@@ -141,7 +173,9 @@ class RetrieverPool:
                     left = end - clock()
                     if left <= 0:
                         break
-                    rows, served = await endpoint.ask(session, queries, k, min(self.attempt, left), self._served)
+                    rows, served = await endpoint.ask(
+                        session, queries, k, min(self.attempt, left), self._served
+                    )
             except Trouble as trouble:
                 troubles.append(f"{endpoint.address}: {trouble}")
                 failed.add(endpoint)
@@ -165,18 +199,22 @@ class RetrieverPool:
     def _pause(self, failures: int, now: float) -> float:
         """Back-off with jitter, but at least until the first server may be asked again."""
         longest = min(self.most_backoff, self.backoff * 2.0 ** max(0, failures - 1))
-        opening = min((endpoint.closed_until if endpoint.broken else now) for endpoint in self.endpoints) - now
+        opening = (
+            min((endpoint.closed_until if endpoint.broken else now) for endpoint in self.endpoints) - now
+        )
         return max(longest * self._chance.uniform(0.5, 1.0), opening)
 
-    def _give_up(self, queries: int, troubles: list[str]) -> RetrievalError:
+    def _give_up(self, queries: int, troubles: list[str]) -> RetrieverUnavailable:
         if len(troubles) < self.attempts:
             reason = f"no time is left of the deadline of {self.deadline:g} s"
         else:
             reason = f"{len(troubles)} attempts failed"
         alone = [f"{one.address}: left alone after: {one.last_error}" for one in self.endpoints if one.broken]
         said = "\n  ".join(troubles or alone)
-        return RetrievalError(f"no retriever answered {queries} queries: {reason}\n  {said}\n"
-                              "Start one with `unitymas serve retriever INDEX`, or correct the addresses.")
+        return RetrieverUnavailable(
+            f"no retriever answered {queries} queries: {reason}\n  {said}\n"
+            "Start one with `unitymas serve retriever INDEX`, or correct the addresses."
+        )
 
     def _connect(self) -> tuple[Any, asyncio.Semaphore]:
         """This event loop's session and its slots for requests."""
@@ -185,9 +223,12 @@ class RetrieverPool:
             try:
                 import aiohttp
             except ImportError as error:
-                raise ImportError("retrieval over HTTP needs the extra: pip install 'unitymas[serve]'") from error
-            session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0),
-                                            timeout=aiohttp.ClientTimeout(total=None))
+                raise ImportError(
+                    "retrieval over HTTP needs the extra: pip install 'unitymas[serve]'"
+                ) from error
+            session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+            )
             self._loops[loop] = session, asyncio.Semaphore(self.concurrency)
         return self._loops[loop]
 
@@ -201,17 +242,3 @@ def _check_choices(endpoints: Sequence[str], dialect: str, choice: str, batch: i
         raise ValueError(f"choice must be 'sticky' or 'random', got {choice!r}")
     if batch < 1 or concurrency < 1:
         raise ValueError(f"batch and concurrency must be at least 1, got {batch} and {concurrency}")
-
-
-_loop: asyncio.AbstractEventLoop | None = None
-_loop_lock = threading.Lock()
-
-
-def _background_loop() -> asyncio.AbstractEventLoop:
-    """An event loop in a daemon thread, for calls from code that has none."""
-    global _loop
-    with _loop_lock:
-        if _loop is None:
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="unitymas-retrieval", daemon=True).start()
-        return _loop

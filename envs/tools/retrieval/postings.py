@@ -64,8 +64,10 @@ class PostingsBuilder:
         order = np.fromiter(map(self._numbers.__getitem__, terms), np.int64, len(terms))
         rank = np.empty(len(terms), np.int64)
         rank[order] = np.arange(len(terms))
-        frequency = sum((np.bincount(run[0], minlength=len(terms)) for run in self._load_runs()),
-                        np.zeros(len(terms), np.int64))[order]
+        frequency = sum(
+            (np.bincount(run[0], minlength=len(terms)) for run in self._load_runs()),
+            np.zeros(len(terms), np.int64),
+        )[order]
         postings = Postings(
             starts=allocate("starts", np.int64, (len(terms) + 1,)),
             passages=allocate("postings", np.int32, (int(frequency.sum()),)),
@@ -95,7 +97,9 @@ class PostingsBuilder:
             self._runs.append(run)
         else:
             file = self._spill / f"run-{len(self._runs)}.npy"
-            with open(file, "wb") as handle:  # not np.save(path): a full disk must be an OSError with its errno
+            with open(
+                file, "wb"
+            ) as handle:  # not np.save(path): a full disk must be an OSError with its errno
                 handle.write(run.data)
             self._runs.append(file)
 

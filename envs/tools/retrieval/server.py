@@ -37,8 +37,12 @@ def make_app(index: Index, *, threads: int = 2) -> Any:
         return web.json_response(encode_response(asked, rows), headers=named)
 
     async def info(_: Any) -> Any:
-        facts = {"status": "ok", "kind": type(index).__name__, "passages": len(index),
-                 "fingerprint": index.fingerprint}
+        facts = {
+            "status": "ok",
+            "kind": type(index).__name__,
+            "passages": len(index),
+            "fingerprint": index.fingerprint,
+        }
         return web.json_response(facts, headers=named)
 
     async def stop(_: Any) -> None:
@@ -69,7 +73,10 @@ async def _serve(index: Index, host: str, port: int, threads: int) -> None:
     try:
         await web.TCPSite(runner, host, port).start()
         address = runner.addresses[0]
-        print(f"serving {len(index):,} passages ({index.fingerprint}) at http://{address[0]}:{address[1]}", flush=True)
+        print(
+            f"serving {len(index):,} passages ({index.fingerprint}) at http://{address[0]}:{address[1]}",
+            flush=True,
+        )
         await stopped.wait()
     finally:
         await runner.cleanup()
@@ -81,7 +88,9 @@ def serve_main(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="unitymas serve retriever", description="Serve an index over HTTP.")
     parser.add_argument("index", help="a directory made by `unitymas data index`")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: reachable from outside)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (0.0.0.0: reachable from outside)"
+    )
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--threads", type=int, default=2, help="batches searched at once")
     options = parser.parse_args(argv)
@@ -90,7 +99,9 @@ def serve_main(argv: Sequence[str] | None = None) -> int:
 
 
 def _rows(index: Index, queries: Sequence[str], k: int) -> list[list[Any]]:
-    return [[(index.passage(hit.position), hit.score) for hit in hits] for hits in index.search_many(queries, k)]
+    return [
+        [(index.passage(hit.position), hit.score) for hit in hits] for hits in index.search_many(queries, k)
+    ]
 
 
 def _web() -> Any:

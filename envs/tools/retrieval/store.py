@@ -30,8 +30,12 @@ import numpy.typing as npt
 from .base import IndexFormatError, Passage, RetrievalError, as_passage
 
 FORMAT = 1
-_DISK_TROUBLE = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up",
-                 errno.EFBIG: "a file would exceed the size limit", errno.EROFS: "the disk is read-only"}
+_DISK_TROUBLE = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file would exceed the size limit",
+    errno.EROFS: "the disk is read-only",
+}
 
 
 class Draft:
@@ -79,8 +83,10 @@ def new_index(path: Path, manifest: dict[str, Any], *, overwrite: bool = False) 
     except OSError as error:
         if error.errno not in _DISK_TROUBLE:
             raise
-        raise RetrievalError(f"cannot write the index {path}: {_DISK_TROUBLE[error.errno]}. What was written has been "
-                             "removed; free some space, or choose a path on another disk.") from error
+        raise RetrievalError(
+            f"cannot write the index {path}: {_DISK_TROUBLE[error.errno]}. What was written has been "
+            "removed; free some space, or choose a path on another disk."
+        ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -108,17 +114,22 @@ def _checksum(body: dict[str, Any]) -> str:
 
 
 def _move_into_place(draft: Path, path: Path, fingerprint: str, overwrite: bool) -> None:
+    replaced = draft.with_name(f"{draft.name}.replaced")
     if overwrite and path.exists():
         if not (path / "manifest.json").is_file():
-            raise RetrievalError(f"{path} exists and is no index: it is not overwritten. Choose another path.")
-        os.rename(path, draft / "replaced")
+            raise RetrievalError(
+                f"{path} exists and is no index: it is not overwritten. Choose another path."
+            )
+        os.rename(path, replaced)
     try:
         os.rename(draft, path)
     except OSError:
+        if replaced.exists():
+            os.rename(replaced, path)
         # Another process may have finished the same index first; then theirs is as good as ours.
         if not (path / "manifest.json").is_file() or read_manifest(path)["fingerprint"] != fingerprint:
             raise
-    shutil.rmtree(path / "replaced", ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -129,12 +140,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
         checksum = body.pop("checksum")
         version = body["format"]
     except FileNotFoundError:
-        raise IndexFormatError(f"{path} is no index: it has no manifest.json. "
-                               "Build one with `unitymas data index CORPUS`.") from None
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise IndexFormatError(
+            f"{path} is no index: it has no manifest.json. Build one with `unitymas data index CORPUS`."
+        ) from None
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise IndexFormatError(f"{file} is damaged ({error}); build the index again") from None
     if version != FORMAT:
-        raise IndexFormatError(f"{file} has format {version!r}, this version reads {FORMAT}; build the index again")
+        raise IndexFormatError(
+            f"{file} has format {version!r}, this version reads {FORMAT}; build the index again"
+        )
     if checksum != _checksum(body):
         raise IndexFormatError(f"{file} is damaged (its checksum does not match); build the index again")
     assert isinstance(body, dict)
@@ -149,7 +163,9 @@ def check_files(path: Path, manifest: dict[str, Any], *, contents: bool = True) 
         if size is None:
             raise IndexFormatError(f"{file} is missing; build the index again")
         if size != facts["bytes"]:
-            raise IndexFormatError(f"{file} has {size} bytes instead of {facts['bytes']}; build the index again")
+            raise IndexFormatError(
+                f"{file} has {size} bytes instead of {facts['bytes']}; build the index again"
+            )
         if contents and hashlib.sha256(_mapped(file)).hexdigest() != facts["sha256"]:
             raise IndexFormatError(f"{file} is damaged (its checksum does not match); build the index again")
 
@@ -183,8 +199,10 @@ def check_same(path: Path, fingerprint: Fingerprint, lines: Iterable[bytes]) -> 
     for line in lines:
         fingerprint.add(line)
     if read_manifest(path)["fingerprint"] != str(fingerprint):
-        raise RetrievalError(f"{path} holds an index of other passages or settings: "
-                             "choose another path, or pass overwrite=True")
+        raise RetrievalError(
+            f"{path} holds an index of other passages or settings: "
+            "choose another path, or pass overwrite=True"
+        )
 
 
 def encode(passage: object, position: int) -> tuple[Passage, bytes]:
@@ -193,7 +211,9 @@ def encode(passage: object, position: int) -> tuple[Passage, bytes]:
     try:
         return checked, json.dumps(checked, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError as error:
-        raise ValueError(f"passage {position} holds text that is not valid Unicode ({error.reason})") from None
+        raise ValueError(
+            f"passage {position} holds text that is not valid Unicode ({error.reason})"
+        ) from None
 
 
 class PassageWriter:

@@ -38,7 +38,9 @@ class Analyzer:
     stop_words: bool = True
     """Whether English stop words are dropped."""
 
-    _stem_words: Callable[[list[str]], list[str]] | None = field(init=False, repr=False, compare=False, default=None)
+    _stem_words: Callable[[list[str]], list[str]] | None = field(
+        init=False, repr=False, compare=False, default=None
+    )
 
     def __post_init__(self) -> None:
         if self.stem:
@@ -62,9 +64,13 @@ def _stemmer(language: str) -> Callable[[list[str]], list[str]]:
     try:
         import Stemmer
     except ImportError as error:
-        raise ImportError(f"stemming ({language!r}) needs the PyStemmer package: pip install PyStemmer") from error
+        raise ImportError(
+            f"stemming ({language!r}) needs the PyStemmer package: pip install PyStemmer"
+        ) from error
     try:
         stem_words: Callable[[list[str]], list[str]] = Stemmer.Stemmer(language).stemWords
     except KeyError:
-        raise ValueError(f"no stemmer for {language!r}; choose from {', '.join(Stemmer.algorithms())}") from None
+        raise ValueError(
+            f"no stemmer for {language!r}; choose from {', '.join(Stemmer.algorithms())}"
+        ) from None
     return stem_words

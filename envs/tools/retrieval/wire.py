@@ -6,8 +6,8 @@
 | `search-r1` | `{"queries": [...], "topk": 5, "return_scores": true}` | `{"result": [[{"document": doc, "score": 1.0}, ...], ...]}` |
 
 A `doc` may be a string or an object, with its text under `text`, `contents`, `content` or `document`; Search-R1's
-contents are `"Title"` in quotes, a line break, and the text. Our server also says in each `unitymas` row which
-question it answers, and our client checks that where it is said.
+contents are `"Title"` in quotes, a line break, and the text. Our server also repeats the queries that it answers
+(`"question"` in each row, `"queries"` beside the result), and our client checks them where they are repeated.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ ID_FIELDS = ("id", "_id", "doc_id", "docid", "passage_id", "pid")
 
 class BadAnswer(ValueError):
     """A server's answer is not what the dialect promises."""
+
+
+class Misaligned(BadAnswer):
+    """A server speaks the dialect, but its rows are not those of the queries: never a matter of dialect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,9 @@ def decode_request(body: object, *, most_queries: int, most_k: int) -> Request:
     """A request of either dialect, or a ValueError that tells the client what to send."""
     if not isinstance(body, dict) or ("questions" in body) == ("queries" in body):
         raise ValueError('send {"questions": [...], "N": 5} or {"queries": [...], "topk": 5}')
-    dialect, field, count = ("unitymas", "questions", "N") if "questions" in body else ("search-r1", "queries", "topk")
+    dialect, field, count = (
+        ("unitymas", "questions", "N") if "questions" in body else ("search-r1", "queries", "topk")
+    )
     queries, k = body[field], body.get(count, 5)
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise ValueError(f"{field} must be a list of strings")
@@ -65,14 +71,29 @@ def decode_request(body: object, *, most_queries: int, most_k: int) -> Request:
 def encode_response(request: Request, rows: Sequence[Sequence[tuple[Passage, float]]]) -> Any:
     """The answer to `request`: for every query its (passage, score) pairs."""
     if request.dialect == "unitymas":
-        return [{"question": query, "top_k_docs": [{**passage, "score": score} for passage, score in row]}
-                for query, row in zip(request.queries, rows, strict=True)]
-    documents = [[({"id": passage["id"], "title": passage["title"],
-                    "contents": f'"{passage["title"]}"\n{passage["text"]}'}, score)
-                  for passage, score in row] for row in rows]
-    if request.scores:
-        return {"result": [[{"document": doc, "score": score} for doc, score in row] for row in documents]}
-    return {"result": [[doc for doc, _ in row] for row in documents]}
+        return [
+            {"question": query, "top_k_docs": [{**passage, "score": score} for passage, score in row]}
+            for query, row in zip(request.queries, rows, strict=True)
+        ]
+    documents = [
+        [
+            (
+                {
+                    "id": passage["id"],
+                    "title": passage["title"],
+                    "contents": f'"{passage["title"]}"\n{passage["text"]}',
+                },
+                score,
+            )
+            for passage, score in row
+        ]
+        for row in rows
+    ]
+    result = [
+        [{"document": doc, "score": score} if request.scores else doc for doc, score in row]
+        for row in documents
+    ]
+    return {"result": result, "queries": list(request.queries)}
 
 
 def decode_response(raw: bytes, queries: Sequence[str], k: int) -> list[list[Passage]]:
@@ -83,12 +104,17 @@ def decode_response(raw: bytes, queries: Sequence[str], k: int) -> list[list[Pas
         raise BadAnswer(f"the answer is not JSON ({error}): {raw[:80]!r}") from None
     rows = _rows(body, queries)
     if len(rows) != len(queries):
-        raise BadAnswer(f"{len(queries)} queries were sent, {len(rows)} rows came back")
+        wrong = (
+            Misaligned if rows else BadAnswer
+        )  # a server that overlooks the queries may send no rows at all
+        raise wrong(f"{len(queries)} queries were sent, {len(rows)} rows came back")
     return [_row(row, query)[:k] for row, query in zip(rows, queries, strict=True)]
 
 
 def _rows(body: Any, queries: Sequence[str]) -> list[Any]:
     if isinstance(body, dict) and isinstance(body.get("result"), list):
+        if body.get("queries", list(queries)) != list(queries):
+            raise Misaligned("the rows answer other queries than were asked")
         return list(body["result"])
     if isinstance(body, dict) and isinstance(body.get("top_k_docs"), list):
         docs = body["top_k_docs"]
@@ -102,7 +128,7 @@ def _rows(body: Any, queries: Sequence[str]) -> list[Any]:
 def _row(row: Any, query: str) -> list[Passage]:
     if isinstance(row, dict):
         if str(row.get("question", query)).strip() != query.strip():
-            raise BadAnswer(f"a row answers {row['question']!r} where {query!r} was asked")
+            raise Misaligned(f"a row answers {row['question']!r} where {query!r} was asked")
         row = row.get("top_k_docs")
     if not isinstance(row, list):
         raise BadAnswer(f"a row is {type(row).__name__}, not a list of passages")
@@ -119,8 +145,10 @@ def read_passage(doc: Any) -> Passage:
         doc = doc["document"]
     text = next((doc[field] for field in TEXT_FIELDS if isinstance(doc.get(field), str)), None)
     if text is None:
-        raise BadAnswer(f"a passage has no text: none of {', '.join(TEXT_FIELDS)} is a string in it; "
-                        f"it has {sorted(map(str, doc))}")
+        raise BadAnswer(
+            f"a passage has no text: none of {', '.join(TEXT_FIELDS)} is a string in it; "
+            f"it has {sorted(map(str, doc))}"
+        )
     title = next((doc[field] for field in TITLE_FIELDS if isinstance(doc.get(field), str)), None)
     if isinstance(doc.get("contents"), str) and not isinstance(doc.get("text"), str):
         title, text = _split_contents(text, title)
