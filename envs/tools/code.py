@@ -1,0 +1,257 @@
+"""`verify_code`: judge a program by its tests, each in a process of its own in the sandbox.
+
+    report = verify_code("print(sum(map(int, input().split())))", [{"input": "1 2\\n", "output": "3\\n"}])
+    report.all_passed, report.verdicts, report.sandbox
+
+What was expected never enters the sandbox: output and returned values come out, and are compared here.
+So a program that rewrites its judge, its clock or its own equality changes nothing but its own answer.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from .code_checkers import (
+    Checker,
+    same_bytes,
+    same_items_in_any_order,
+    same_text,
+    same_tokens_in_any_order,
+    same_value,
+)
+from .code_tests import Case, read_tests
+from .sandbox import Level, Limits, Program, Result, resolve, submit
+
+__all__ = ["CaseReport", "Report", "Verdict", "averify_code", "extract_code", "verify_code"]
+
+CHECKERS = ("standard", "exact", "unordered")
+_SHOWN = 2000  # characters of a program's output that a report keeps
+
+
+class Verdict(str, Enum):
+    accepted = "accepted"
+    wrong_answer = "wrong_answer"
+    time_limit = "time_limit"
+    memory_limit = "memory_limit"
+    runtime_error = "runtime_error"
+    output_limit = "output_limit"
+    compile_error = "compile_error"
+    sandbox_violation = "sandbox_violation"
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class CaseReport:
+    """One test's outcome. `error` and `stdout` hold nothing of the test but what the program itself wrote."""
+
+    verdict: Verdict
+    error: str
+    stdout: str  # its head
+    stderr: str  # its end
+    value: str | None  # what the function returned, as JSON (its head)
+    exit_code: int
+    cpu: float
+    wall: float
+    case: Case
+
+    def explain(self) -> str:
+        """A few lines for whoever may see this test: its input, what was expected, what came."""
+        if self.verdict is Verdict.accepted:
+            return "accepted"
+        got = self.value if self.value is not None else self.stdout
+        parts = [
+            ("input", _show(self.case.input)),
+            ("expected", _show(self.case.expected)),
+            ("got", got.strip()),
+        ]
+        lines = [f"{self.verdict}: {self.error}" if self.error else str(self.verdict)]
+        return "\n".join(lines + [f"{name}: {text[:_SHOWN]}" for name, text in parts])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON, without the test: hidden tests stay hidden in a trace."""
+        names = ("error", "stdout", "stderr", "value", "exit_code", "cpu", "wall")
+        return {"verdict": str(self.verdict), **{name: getattr(self, name) for name in names}}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All cases of one program, in the order of its tests, and the level that judged them."""
+
+    cases: tuple[CaseReport, ...]
+    sandbox: Level
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return [case.verdict for case in self.cases]
+
+    @property
+    def passed(self) -> int:
+        return self.verdicts.count(Verdict.accepted)
+
+    @property
+    def total(self) -> int:
+        return len(self.cases)
+
+    @property
+    def all_passed(self) -> bool:
+        """No tests, nothing passed."""
+        return self.total > 0 and self.passed == self.total
+
+    @property
+    def pass_rate(self) -> float:
+        return self.passed / self.total if self.total else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        totals = {"passed": self.passed, "total": self.total, "pass_rate": self.pass_rate}
+        cases = [case.to_dict() for case in self.cases]
+        return {"sandbox": self.sandbox, **totals, "all_passed": self.all_passed, "cases": cases}
+
+
+def verify_code(
+    program: str,
+    tests: Any,
+    time_limit: float = 1.0,
+    memory_mb: int = 512,
+    fn_name: str | None = None,
+    sandbox: str = "auto",
+    checker: str | Checker = "standard",
+    float_tolerance: float = 1e-6,
+    limits: Limits | None = None,
+) -> Report:
+    """Run `program` on each test, as many at once as there are processors, and compare.
+
+    Tests are `{input, output}`: texts for stdin and stdout, or with `fn_name` a list of arguments and the
+    value to return (other forms: `code_tests`). `checker` is "standard", "exact", "unordered" or a callable
+    (got, expected, input) -> bool. `limits`, where given, stands for `time_limit` and `memory_mb` and says
+    the rest too.
+    """
+    limits = limits or Limits(time_limit=time_limit, memory_mb=memory_mb)
+    judge = _Judge(program, tests, limits, fn_name, sandbox, checker, float_tolerance)
+    return judge.report([future.result() for future in judge.start()])
+
+
+async def averify_code(
+    program: str,
+    tests: Any,
+    time_limit: float = 1.0,
+    memory_mb: int = 512,
+    fn_name: str | None = None,
+    sandbox: str = "auto",
+    checker: str | Checker = "standard",
+    float_tolerance: float = 1e-6,
+    limits: Limits | None = None,
+) -> Report:
+    """`verify_code` that waits without holding a thread; cancelling it drops the cases not yet begun."""
+    limits = limits or Limits(time_limit=time_limit, memory_mb=memory_mb)
+    judge = _Judge(program, tests, limits, fn_name, sandbox, checker, float_tolerance)
+    return judge.report(await asyncio.gather(*map(asyncio.wrap_future, judge.start())))
+
+
+class _Judge:
+    """One program, its tests, and how they are compared."""
+
+    def __init__(
+        self,
+        program: str,
+        tests: Any,
+        limits: Limits,
+        fn_name: str | None,
+        sandbox: str,
+        checker: str | Checker,
+        tolerance: float,
+    ) -> None:
+        if not callable(checker) and checker not in CHECKERS:
+            raise ValueError(f"checker={checker!r}; there are {', '.join(CHECKERS)}, or give a callable")
+        self.program, self.limits = program, limits
+        self.cases, self.fn_name = read_tests(tests, fn_name)
+        self.checker, self.tolerance = checker, tolerance
+        self.sandbox = resolve(sandbox)
+
+    def start(self) -> list[Future[Result]]:
+        return [submit(self._run(case), self.limits, self.sandbox) for case in self.cases]
+
+    def report(self, results: Sequence[Result]) -> Report:
+        judged = [self._judge(case, result) for case, result in zip(self.cases, results, strict=True)]
+        return Report(tuple(judged), self.sandbox)
+
+    def _run(self, case: Case) -> Program:
+        if self.fn_name is None:
+            return Program(self.program, stdin=case.input)
+        return Program(self.program, fn_name=self.fn_name, arguments=json.dumps(case.input))
+
+    def _judge(self, case: Case, result: Result) -> CaseReport:
+        verdict, error = Verdict.wrong_answer, result.error
+        if not result.ok:
+            verdict = Verdict(result.ended)
+        else:
+            try:
+                verdict = Verdict.accepted if self._right(case, result) else Verdict.wrong_answer
+            except Exception as fault:  # a hostile value, or the caller's checker: this case's fault alone
+                error = f"could not be compared: {type(fault).__name__}: {fault}"
+        value = None if result.value is None else result.value[:_SHOWN]
+        stdout, stderr = result.stdout[:_SHOWN], result.stderr[-_SHOWN:]
+        return CaseReport(
+            verdict, error, stdout, stderr, value, result.exit_code, result.cpu, result.wall, case
+        )
+
+    def _right(self, case: Case, result: Result) -> bool:
+        if self.fn_name is None:
+            return self._same_output(case, result.stdout)
+        got = json.loads(result.value or "null")
+        if self._same_return(case, got, case.expected):
+            return True
+        unwrappable = case.wrapped and isinstance(case.expected, list) and len(case.expected) == 1
+        return unwrappable and self._same_return(case, got, case.expected[0])
+
+    def _same_output(self, case: Case, got: str) -> bool:
+        if callable(self.checker):
+            return bool(self.checker(got, case.expected, case.input))
+        if self.checker == "exact":
+            return same_bytes(got, case.expected)
+        if self.checker == "unordered":
+            return same_tokens_in_any_order(got, case.expected)
+        return same_text(got, case.expected, self.tolerance)
+
+    def _same_return(self, case: Case, got: Any, expected: Any) -> bool:
+        if callable(self.checker):
+            return bool(self.checker(got, expected, case.input))
+        if self.checker == "unordered":
+            return same_items_in_any_order(got, expected)
+        return same_value(got, expected, 0.0 if self.checker == "exact" else self.tolerance)
+
+
+_CODE_TAG = re.compile(r"<code>(.*?)</code>", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+
+
+def extract_code(text: str) -> str:
+    """The program in a model's reply: the first <code>, else the last fence that parses, else the text."""
+    tag = _CODE_TAG.search(text)
+    text = text if tag is None else str(tag.group(1))
+    fences: list[str] = [
+        body for language, body in _FENCE.findall(text) if language.lower() in ("", "py", "python", "python3")
+    ]
+    valid = [body for body in fences if _parses(body)]
+    return (valid or fences or [text])[-1].strip("\r\n")
+
+
+def _parses(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _show(value: Any) -> str:
+    return value.strip() if isinstance(value, str) else json.dumps(value)
