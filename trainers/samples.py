@@ -46,7 +46,9 @@ class Sample:
     values: NDArray[np.float32] | None = None
     """The critic's value before each reply token and, last, after all of them (n_tokens + 1), once asked for."""
     proximal: NDArray[np.float32] | None = None
-    """Log-probs at the start of the update, once made; gone with the update."""
+    """Log-probs at the start of an update …"""
+    proximal_at: int = -1
+    """… and of which: the policy's optimiser steps before it."""
     reference: NDArray[np.float32] | None = None
     """Log-probs under the frozen reference, once made."""
     critic_prompt: NDArray[np.int64] | None = None
@@ -60,6 +62,21 @@ class Sample:
     @property
     def n_tokens(self) -> int:
         return len(self.reply)
+
+    def record(self) -> dict[str, Any]:
+        """Plain data for the `samples/` sidecar of a run."""
+        return {
+            "id": self.id,
+            "policy": self.policy,
+            "version": self.version,
+            "role": self.role,
+            "prompt_ids": self.prompt.tolist(),
+            "reply_ids": self.reply.tolist(),
+            "logprobs": self.behaviour.tolist(),
+            "temperature": self.temperature,
+            "support": self.support,
+            "finish_reason": self.finish_reason,
+        }
 
 
 class SampleStore:

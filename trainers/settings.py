@@ -75,26 +75,57 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a policy speaks while it collects. It is recorded with every sample and enters training."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:
-    """One policy of a group. Without `learning` it is frozen."""
+    """One policy of a group."""
 
     learning: Learning | None = None
+    """None: frozen."""
     adapter: Adapter | None = None
     """None: parameters of its own, a full copy of the base."""
     critic: bool = False
     """A value head in place of the vocabulary."""
+    reference: bool = False
+    """Keep the first parameters, frozen, for a KL penalty."""
     init: str = ""
     """A model directory to begin from instead of the group's base (full parameters only)."""
+    sampling: Sampling = Sampling()
+
+    def __post_init__(self) -> None:
+        if self.init and self.adapter:
+            raise ValueError("a policy has either an adapter on its group's base, or an init of its own")
+        if self.critic and self.reference:
+            raise ValueError("a critic has no use for a reference: set it on the policy that it judges")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """A model group: one base and the policies on it."""
+    """A model group: one base, the policies on it, and how they are served."""
 
     name: str
     model: str
     """A Hugging Face directory (or a .gguf file) of the Llama family."""
     policies: dict[str, PolicySpec] = field(default_factory=dict)
-    seed: int = 0
+    slots: int = 64
+    """Requests that are generated side by side."""
+    context: int | None = None
+    """Longest prompt and reply together. None: the model's own."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of generation."""
+    deterministic: bool = False
+    """Replies do not depend, bit for bit, on what they were generated beside."""
     threads: int = 0
     """Threads of its matrix products; 0: torch's default. Fix it where runs must agree bit for bit."""
+    seed: int = 0
+    """Of whatever begins at random (adapters)."""
+    folder: str = ""
+    """Where batches of failed updates are kept for inspection. Empty: nowhere."""

@@ -66,6 +66,7 @@ class Learner:
             fused=True,
         )
         self.steps = 0
+        self._began = 0
 
     def update(
         self, algorithm: Algorithm, signals: Mapping[str, Signal], minibatches: Sequence[Sequence[Sample]]
@@ -75,15 +76,13 @@ class Learner:
             raise UpdateError(f"policy {self.policy!r}: an update needs samples, got {list(map(len, minibatches))}")
         started = time.perf_counter()
         before = self._snapshot()
+        self._began = self.steps
         try:
             self._prepare(algorithm, minibatches)
             steps = [self._step(algorithm, signals, samples) for samples in minibatches]
         except UpdateError:
             self._restore(before)
             raise
-        finally:
-            for sample in (sample for samples in minibatches for sample in samples):
-                sample.proximal = None
         seconds = time.perf_counter() - started
         tokens = float(sum(sample.n_tokens for samples in minibatches for sample in samples))
         context = float(sum(len(sample.prompt) for samples in minibatches for sample in samples))
@@ -109,9 +108,9 @@ class Learner:
 
     def measure_proximal(self, samples: Sequence[Sample]) -> None:
         """Fill in `proximal` where it is missing: log-probs under the parameters as they are now."""
-        missing = [sample for sample in samples if sample.proximal is None]
+        missing = [sample for sample in samples if sample.proximal_at != self.steps]
         for sample, logp in zip(missing, self._logprobs(self.parameters, missing), strict=True):
-            sample.proximal = logp
+            sample.proximal, sample.proximal_at = logp, self.steps
 
     def measure_reference(self, samples: Sequence[Sample]) -> None:
         """Fill in `reference` where it is missing."""
@@ -211,8 +210,8 @@ class Learner:
     def _proximal(self, samples: Sequence[Sample], logp: Tensor) -> Tensor:
         """Known log-probs from the start of the update. In its first step nothing has moved yet: they are `logp`."""
         for sample, part in zip(samples, logp.detach().split([s.n_tokens for s in samples]), strict=True):
-            if sample.proximal is None:
-                sample.proximal = part.numpy()
+            if sample.proximal_at != self._began:
+                sample.proximal, sample.proximal_at = part.numpy(), self._began
         return _flat([_known(sample, "proximal") for sample in samples])
 
     # -- all or nothing -------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def own_behaviour(mine: Learner, samples: list[Sample]) -> None:
     mine.measure_proximal(samples)
     for sample in samples:
         assert sample.proximal is not None
-        sample.behaviour, sample.proximal = sample.proximal, None
+        sample.behaviour, sample.proximal, sample.proximal_at = sample.proximal, None, -1
 
 
 def hf_logprobs(reference: Any, sample: Sample) -> torch.Tensor:
@@ -198,7 +198,7 @@ def test_proximal_is_the_start_of_the_update_in_every_step() -> None:
     metrics = mine.update(Watching(), signals(samples), minibatches)
     assert len(seen) == 4 and max(seen) < 1e-4
     assert metrics["max_log_ratio"] > 1e-4 and mine.steps == 4
-    assert all(sample.proximal is None for sample in samples)
+    assert all(sample.proximal_at == 0 for sample in samples)
 
 
 @pytest.mark.parametrize("broken", [0, 1])

@@ -1,0 +1,319 @@
+"""A model group: one base model, the policies on it, their engines, samples and learners.
+
+The controller holds workflows, tables and statistics; a group holds whatever is made of tensors. What crosses is
+thin: calls and answers, ids, signals, summaries, metrics. The same object runs in the controller's process or as a
+Ray actor (runtime.py); every method is a coroutine, and each says what it needs and no more.
+
+A step, as the controller sees it:
+
+    answer = await group.generate("team", call)         # many at a time; the sample is kept under (episode, node)
+    ids = await group.seal(episode, ["0", "1.0"])       # its credits are known: these may train
+    values = await group.values("team", ids, needs, critic="team-critic")
+    metrics = await group.update("team", algorithm, signals, minibatches)
+    versions = await group.publish()                    # after all groups have updated; then a checkpoint
+    await group.retire(episodes)
+
+Heavy work runs in a thread of its own, one piece at a time, so that other groups go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import difflib
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ..agents.engine import Generation
+from ..agents.policies import Answer, Call
+from ..agents.weights import load_model, save_model
+from . import checkpoint
+from .algorithms.base import Algorithm, Needs
+from .hosting import Hosted, host, merged
+from .samples import Sample, SampleStore
+from .settings import GroupSpec
+from .table import Signal, ValueSummary
+from .targets import Discount, summaries
+
+T = TypeVar("T")
+
+
+class CallCancelled(RuntimeError):
+    """The controller called off a request before it was answered."""
+
+
+class ModelGroup:
+    """See the module's text."""
+
+    def __init__(self, spec: GroupSpec) -> None:
+        self.spec = spec
+        if spec.threads:
+            torch.set_num_threads(spec.threads)
+        self.hosted = host(spec)
+        self.store = SampleStore()
+        self._running: dict[str, asyncio.Task[Any]] = {}
+        self._work = asyncio.Lock()
+        self._open = asyncio.Event()
+        self._open.set()
+
+    # -- collecting -----------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
+    ) -> Answer:
+        """Let a policy answer. The sample is kept until sealed or dropped, unless `keep` is off (validation)."""
+        hosted = self._policy(policy)
+        hosted.speaking()
+        await self._open.wait()
+        name = f"{call.episode}/{call.node}"
+        task = asyncio.ensure_future(self._answer(hosted, call, temperature, keep))
+        self._running[name] = task
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise CallCancelled(f"call {name!r} to policy {policy!r} was called off") from None
+            task.cancel()  # the caller itself was cancelled, and the request goes with it
+            raise
+        finally:
+            if self._running.get(name) is task:
+                del self._running[name]
+
+    async def _answer(self, hosted: Hosted, call: Call, temperature: float | None, keep: bool) -> Answer:
+        version = hosted.version
+        answer, said = await hosted.speaking().say(call, temperature)
+        answer.meta |= {"policy": hosted.name, "version": version}
+        if keep and said.ids:
+            sampling = hosted.spec.sampling.temperature if temperature is None else temperature
+            sample = _sample(hosted.name, version, call, said, sampling)
+            answer.meta["sample"] = sample.id if self.store.put(sample) else None
+        return answer
+
+    async def cancel(self, episode: str, node: str | None = None) -> int:
+        """Call off an episode's requests (or one of them); whoever waits for them gets `CallCancelled`."""
+        found = [
+            task
+            for name, task in self._running.items()
+            if name.rpartition("/")[0] == episode and node in (None, name.rpartition("/")[2])
+        ]
+        for task in found:
+            task.cancel()
+        return len(found)
+
+    async def seal(self, episode: str, keep: Sequence[str]) -> list[str]:
+        """Close an episode; the nodes in `keep` may train. Idempotent. -> their decision ids."""
+        return self.store.seal(episode, keep)
+
+    async def drop(self, episode: str, cause: str) -> int:
+        """Discard an episode's samples, in whatever state; counted under `cause`. -> how many."""
+        await self.cancel(episode)
+        return self.store.drop(episode, cause)
+
+    async def retire(self, episodes: Collection[str]) -> dict[str, int]:
+        """These episodes are done with: forget their samples. -> counts by state and cause so far."""
+        self.store.retire(episodes)
+        return self.store.summary()
+
+    async def samples(self, ids: Sequence[str]) -> list[Sample]:
+        """Samples as records: for the run's sidecar (`Sample.record`), or for a critic in another group."""
+        return [copy.copy(self.store.get(id)) for id in ids]
+
+    async def admit(self, samples: Sequence[Sample]) -> None:
+        """Take in another group's sealed samples, or the values that another group's critic gave to ours."""
+        for sample in samples:
+            self.store.admit(copy.copy(sample))
+
+    async def phase(self, name: str) -> None:
+        """"collect": calls are answered. "learn": new calls wait. A group begins in "collect"."""
+        if name not in ("collect", "learn"):
+            raise ValueError(f"unknown phase {name!r}: choose collect or learn")
+        if name == "collect":
+            self._open.set()
+        else:
+            self._open.clear()
+
+    # -- learning -------------------------------------------------------------------------------------------------
+
+    async def values(
+        self,
+        policy: str,
+        ids: Sequence[str],
+        needs: Needs,
+        critic: str | None = None,
+        contexts: Mapping[str, str] | None = None,
+    ) -> dict[str, ValueSummary]:
+        """What token-level GAE needs of each decision: the critic's values, and the KL penalty if there is one.
+
+        Without a critic here, the values known (of another group's, by `admit`) or 0. `contexts` is what the critic
+        sees in place of the policy's prompt: decision id -> text (`needs.values == "trace"`).
+        """
+        return await self._thread(lambda: self._values(policy, ids, needs, critic, contexts or {}))
+
+    def _values(
+        self, policy: str, ids: Sequence[str], needs: Needs, critic: str | None, contexts: Mapping[str, str]
+    ) -> dict[str, ValueSummary]:
+        samples = [self.store.get(id) for id in sorted(ids)]
+        if needs.kl_reward:
+            learner = self._policy(policy).learning()
+            learner.measure_proximal(samples)
+            learner.measure_reference(samples)
+        if critic is not None:
+            judge = self._policy(critic)
+            if not judge.parameters.is_critic:
+                raise ValueError(f"policy {critic!r} cannot be a critic: set critic: true on it")
+            for sample in samples:
+                if sample.id in contexts:
+                    sample.critic_prompt = self._encode(contexts[sample.id], judge, sample)
+            judge.learning().measure_values(samples)
+        return summaries(samples, Discount(needs.gamma, needs.lam, needs.kl_reward))
+
+    async def update(
+        self,
+        policy: str,
+        algorithm: Algorithm,
+        signals: Sequence[Signal],
+        minibatches: Sequence[Sequence[str]],
+    ) -> dict[str, float]:
+        """One optimiser step per mini-batch (decision ids), all or nothing. -> metrics, see docs/update-path.md."""
+        return await self._thread(lambda: self._update(policy, algorithm, signals, minibatches))
+
+    def _update(
+        self,
+        policy: str,
+        algorithm: Algorithm,
+        signals: Sequence[Signal],
+        minibatches: Sequence[Sequence[str]],
+    ) -> dict[str, float]:
+        hosted = self._policy(policy)
+        learner = hosted.learning()
+        taken = [self.store.take(sorted(ids)) for ids in minibatches]
+        metrics = learner.update(algorithm, {signal.id: signal for signal in signals}, taken)
+        hosted.dirty = True
+        return metrics
+
+    async def publish(self) -> dict[str, int]:
+        """Let engines speak with what was learned. -> policy: version, of all policies that speak or judge here."""
+        return await self._thread(self._publish)
+
+    def _publish(self) -> dict[str, int]:
+        engines: set[int] = set()
+        for hosted in self.hosted.values():
+            if hosted.dirty:
+                hosted.version += 1
+                if id(hosted.parameters.model) not in engines or hosted.spec.critic:
+                    hosted.publish()  # policies on one base speak through one engine: once is enough
+                if not hosted.spec.critic:
+                    engines.add(id(hosted.parameters.model))
+                hosted.dirty = False
+        return {name: hosted.version for name, hosted in self.hosted.items()}
+
+    # -- keeping --------------------------------------------------------------------------------------------------
+
+    async def save(self, path: str | Path) -> None:
+        """A checkpoint folder, whole or not at all: parameters, optimisers, versions, samples, chance."""
+        await self._thread(lambda: self._save(Path(path)))
+
+    def _save(self, path: Path) -> None:
+        unpublished = [name for name, hosted in self.hosted.items() if hosted.dirty]
+        if unpublished:
+            raise ValueError(f"policies {unpublished} are updated but not published: publish before a checkpoint")
+        state = {
+            name: {
+                "parameters": hosted.parameters.state_dict(),
+                "learner": hosted.learner.state_dict() if hosted.learner else None,
+                "version": hosted.version,
+            }
+            for name, hosted in self.hosted.items()
+        }
+        with checkpoint.writing(path) as folder:
+            checkpoint.write_tensors(folder / "policies.pt", state)
+            checkpoint.write_tensors(folder / "samples.pt", self.store.state_dict())
+            checkpoint.write_tensors(folder / "chance.pt", torch.get_rng_state())
+            checkpoint.write_json(folder / "group.json", {"name": self.spec.name, "policies": sorted(self.hosted)})
+
+    async def load(self, path: str | Path) -> dict[str, int]:
+        """Go on from a checkpoint of a group with the same policies. -> policy: version."""
+        return await self._thread(lambda: self._load(checkpoint.verify(path)))
+
+    def _load(self, path: Path) -> dict[str, int]:
+        state = checkpoint.read_tensors(path / "policies.pt")
+        if state.keys() != self.hosted.keys():
+            raise ValueError(f"{path} holds policies {sorted(state)}, this group has {sorted(self.hosted)}")
+        for name, hosted in self.hosted.items():
+            hosted.parameters.load_state_dict(state[name]["parameters"])
+            if hosted.learner is not None and state[name]["learner"] is not None:
+                hosted.learner.load_state_dict(state[name]["learner"])
+            hosted.version = state[name]["version"]
+        for hosted in self.hosted.values():
+            hosted.publish()
+        self.store.load_state_dict(checkpoint.read_tensors(path / "samples.pt"))
+        torch.set_rng_state(checkpoint.read_tensors(path / "chance.pt"))
+        return {name: hosted.version for name, hosted in self.hosted.items()}
+
+    async def export(self, policy: str, path: str | Path) -> str:
+        """A Hugging Face directory of a policy as it is now, adapter merged, tokenizer included. -> the path."""
+        hosted = self._policy(policy)
+        tokenizer = hosted.speaking().tokenizer
+        return str(await self._thread(lambda: save_model(merged(hosted.parameters), path, tokenizer)))
+
+    async def adopt(self, policy: str, path: str | Path) -> None:
+        """Take over the parameters of an exported policy or any model of the same shape; publish makes it speak."""
+        await self._thread(lambda: self._adopt(policy, Path(path)))
+
+    def _adopt(self, policy: str, path: Path) -> None:
+        hosted = self._policy(policy)
+        if hosted.parameters.adapter is not None:
+            raise ValueError(f"policy {policy!r} is an adapter; only one with full parameters can adopt a model")
+        model = load_model(path)
+        if model.shape != hosted.parameters.model.shape:
+            raise ValueError(f"{path} is a model of another shape than policy {policy!r}")
+        with torch.no_grad():
+            for mine, theirs in zip(hosted.parameters.model.parameters(), model.parameters(), strict=True):
+                mine.copy_(theirs)
+        hosted.dirty = True
+
+    async def report(self) -> dict[str, Any]:
+        """Samples by state and cause, engine counters, versions."""
+        engines = {name: dict(h.speaker.engine.counts) for name, h in self.hosted.items() if h.speaker}
+        versions = {name: hosted.version for name, hosted in self.hosted.items()}
+        return {"samples": self.store.summary(), "engines": engines, "versions": versions, "at": time.time()}
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _policy(self, name: str) -> Hosted:
+        if name not in self.hosted:
+            near = difflib.get_close_matches(name, self.hosted, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.hosted)}"
+            raise KeyError(f"group {self.spec.name!r} has no policy {name!r}; {hint}")
+        return self.hosted[name]
+
+    def _encode(self, text: str, judge: Hosted, sample: Sample) -> Any:
+        """A context for the critic, cut at its beginning to what fits before the reply."""
+        tokenizer = next(h.speaker.tokenizer for h in self.hosted.values() if h.speaker)
+        room = judge.parameters.model.shape.context - sample.n_tokens
+        return np.array(tokenizer.encode(text)[-room:], np.int64)
+
+    async def _thread(self, work: Callable[[], T]) -> T:
+        async with self._work:
+            return await asyncio.to_thread(work)
+
+
+def _sample(policy: str, version: int, call: Call, said: Generation, temperature: float) -> Sample:
+    return Sample(
+        episode=call.episode,
+        node=call.node,
+        policy=policy,
+        version=version,
+        prompt=np.array(said.prompt_ids, np.int64),
+        reply=np.array(said.ids, np.int64),
+        behaviour=np.array(said.logprobs, np.float32),
+        temperature=temperature,
+        support=None if said.support is None else tuple(said.support),
+        finish_reason=said.finish_reason,
+        role=call.role,
+    )

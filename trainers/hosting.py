@@ -1,0 +1,170 @@
+"""The policies of a model group, built from its spec: who owns which parameters, and which engine speaks for whom.
+
+    base                     loaded once, never trained itself
+    policy with an adapter   a low-rank change on the base; all of them share one engine
+    policy without           a full copy of the base (or of its `init`), and an engine of its own
+    critic                   parameters with a value head, and no engine
+    frozen policy            parameters without a learner
+
+Engines hold a copy of the weights as last published, so learning never changes what is speaking.
+"""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..agents.engine import Engine
+from ..agents.llama import Linear, Llama, LowRank
+from ..agents.llm import LLMPolicy, load_tokenizer
+from ..agents.sampling import SamplingParams
+from ..agents.weights import load_model
+from .parameters import Parameters
+from .settings import GroupSpec, PolicySpec
+from .update import Learner
+
+
+@dataclass(slots=True)
+class Hosted:
+    """One policy of a group."""
+
+    name: str
+    spec: PolicySpec
+    parameters: Parameters
+    learner: Learner | None
+    speaker: LLMPolicy | None
+    version: int = 0
+    """Updates published so far."""
+    dirty: bool = False
+    """Updated since it was last published."""
+
+    def learning(self) -> Learner:
+        """Its learner, or an error that says what it is instead."""
+        if self.learner is None:
+            raise ValueError(f"policy {self.name!r} is frozen: it has no `learning`, so it cannot be updated")
+        return self.learner
+
+    def speaking(self) -> LLMPolicy:
+        if self.speaker is None:
+            raise ValueError(f"policy {self.name!r} is a critic: it judges and cannot speak")
+        return self.speaker
+
+    def publish(self) -> None:
+        """Let its engine speak with the parameters as they are now."""
+        if self.learner is not None:
+            self.learner.optimiser.zero_grad(set_to_none=True)  # gradients need not be copied along
+        if self.speaker is not None:
+            self.speaker.engine.publish(self.parameters.model, self.speaker.engine.version + 1)
+        self.dirty = False
+
+
+def host(spec: GroupSpec) -> dict[str, Hosted]:
+    """Load the base and build every policy of a group."""
+    if not spec.policies:
+        raise ValueError(f"group {spec.name!r} has no policies: map a role to one, or leave the group out")
+    tokenizer = load_tokenizer(spec.model)
+    models = _Models(spec)
+    hosted: dict[str, Hosted] = {}
+    for name, policy in spec.policies.items():
+        parameters = models.parameters(name, policy)
+        hosted[name] = Hosted(name, policy, parameters, None, None)
+    engines: dict[int, Engine] = {}
+    for policy in hosted.values():  # after all adapters exist, because engines copy the model
+        if policy.spec.learning is not None:
+            inspection = Path(spec.folder) / "failed-updates" if spec.folder else None
+            reference = models.reference(policy.spec) if policy.spec.reference else None
+            policy.learner = Learner(
+                policy.name, policy.parameters, policy.spec.learning, reference=reference, inspection=inspection
+            )
+        if not policy.spec.critic:
+            model = policy.parameters.model
+            if id(model) not in engines:
+                engines[id(model)] = _engine(spec, model, tokenizer)
+            policy.speaker = _speaker(policy, engines[id(model)], tokenizer)
+    return hosted
+
+
+class _Models:
+    """The base, and copies of it as policies need them."""
+
+    def __init__(self, spec: GroupSpec) -> None:
+        self.spec = spec
+        self.base = load_model(spec.model).requires_grad_(False)
+        self.frozen: dict[str, Llama] = {}
+
+    def parameters(self, name: str, policy: PolicySpec) -> Parameters:
+        if policy.adapter is None:
+            return Parameters(self._fresh(policy.init), critic=policy.critic)
+        with torch.random.fork_rng(devices=[]):  # an adapter's beginning depends on the seed and its name alone
+            torch.manual_seed(self.spec.seed ^ zlib.crc32(name.encode()))
+            added = self.base.add_adapter(name, policy.adapter.rank, policy.adapter.alpha)
+        for parameter in added:
+            parameter.requires_grad_(False)
+        return Parameters(self.base, name, policy.critic)
+
+    def reference(self, policy: PolicySpec) -> Parameters:
+        """What the policy was before it learned. An adapter's is the base, which is there anyway."""
+        if policy.adapter is not None:
+            return Parameters(self.base)
+        if policy.init not in self.frozen:
+            self.frozen[policy.init] = self._fresh(policy.init)
+        return Parameters(self.frozen[policy.init])
+
+    def _fresh(self, init: str) -> Llama:
+        return (load_model(init) if init else without_adapters(self.base)).requires_grad_(False)
+
+
+def _engine(spec: GroupSpec, model: Llama, tokenizer: Any) -> Engine:
+    return Engine(
+        model,
+        tokenizer,
+        slots=spec.slots,
+        context=spec.context,
+        dtype=getattr(torch, spec.precision),
+        deterministic=spec.deterministic,
+    )
+
+
+def _speaker(policy: Hosted, engine: Engine, tokenizer: Any) -> LLMPolicy:
+    s = policy.spec.sampling
+    sampling = SamplingParams(
+        temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens
+    )
+    return LLMPolicy(engine, tokenizer, sampling, adapter=policy.parameters.adapter, name=policy.name)
+
+
+def without_adapters(model: Llama) -> Llama:
+    """A copy of the model alone."""
+    plain = copy.deepcopy(model)
+    for module in plain.modules():
+        if isinstance(module, Linear):
+            module.adapters.clear()
+    return plain
+
+
+@torch.no_grad()
+def merged(parameters: Parameters) -> Llama:
+    """A copy of a policy's model with its adapter, if it has one, added into the matrices."""
+    plain = without_adapters(parameters.model)
+    if parameters.adapter is not None:
+        for ours, theirs in zip(plain.modules(), _linears_as(parameters.model, plain), strict=True):
+            if isinstance(ours, Linear) and isinstance(theirs, Linear):
+                ours.weight += _change(theirs.adapters[parameters.adapter])
+    return plain
+
+
+def _linears_as(model: Llama, plain: Llama) -> list[Any]:
+    """`model`'s modules by the names of `plain`'s."""
+    modules = dict(model.named_modules())
+    return [modules[name] for name, _ in plain.named_modules()]
+
+
+def _change(adapter: Any) -> Tensor:
+    assert isinstance(adapter, LowRank)
+    return adapter.up @ adapter.down * adapter.scale
