@@ -87,6 +87,8 @@ class PolicyConfig:
     init: str = ""
     """A model directory to begin from."""
     sampling: SamplingConfig = SamplingConfig()
+    credit: dict[str, Any] = field(default_factory=dict)
+    """Credit transforms by role (docs/algorithms.md): team and local mixing, shaping, tree credit."""
 
 
 @dataclass(frozen=True, kw_only=True)

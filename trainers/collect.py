@@ -1,0 +1,198 @@
+"""Collecting: tasks to episodes, episodes to sealed samples and a table of decisions.
+
+Thousands of episodes are in flight at once, on one event loop; each goes on as soon as its own requests
+are answered. A failure that nobody in the team caused (a model server, a tool's infrastructure) is retried,
+then counted, and never trains; what the policies caused (malformed replies, exhausted budgets, a tool used
+wrongly) is an outcome like any other and is rewarded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..agents.policies import Answer, Call
+from ..agents.team import BoundTeam
+from ..envs.arena import Arena
+from ..envs.drivers import aplay, derive
+from ..envs.execution import Ended
+from ..envs.tasks import Task
+from ..envs.tools.base import Infrastructure
+from ..envs.trace import Trace
+from .decisions import decisions_of
+from .table import Decision
+
+
+class Seat:
+    """A trained (or frozen) policy of a model group, as a player."""
+
+    def __init__(self, group: Any, policy: str, sampling: Any) -> None:
+        self.group, self.policy, self.sampling = group, policy, sampling
+
+    async def act(self, call: Call) -> Answer:
+        answer: Answer = await self.group.generate(self.policy, call, self.sampling)
+        return answer
+
+    def __repr__(self) -> str:
+        return f"policy {self.policy!r}"
+
+
+@dataclass(slots=True)
+class Harvest:
+    """What a round of collecting brought."""
+
+    traces: list[Trace] = field(default_factory=list)
+    episodes: list[str] = field(default_factory=list)  # names, as the groups know them
+    decisions: list[Decision] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)  # by boundary and error
+    seconds: float = 0.0
+
+    @property
+    def cause(self) -> str:
+        """The most frequent failure, for the sentence that stops a run."""
+        return self.failures.most_common(1)[0][0] if self.failures else "no episode was begun"
+
+
+class Cursor:
+    """Where a run is in its tasks: a fresh shuffle every epoch; state is (seed, epoch, position)."""
+
+    def __init__(self, ids: list[str], seed: int) -> None:
+        self.ids, self.seed = ids, seed
+        self.epoch = self.position = 0
+        self._order = self._shuffled()
+
+    def take(self, count: int) -> list[str]:
+        """The next tasks; an epoch's last ones and the next one's first may stand together."""
+        taken: list[str] = []
+        while len(taken) < count:
+            if self.position == len(self._order):
+                self.epoch, self.position = self.epoch + 1, 0
+                self._order = self._shuffled()
+            more = self._order[self.position : self.position + count - len(taken)]
+            taken += more
+            self.position += len(more)
+        return taken
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.seed, self.epoch, self.position = state["seed"], state["epoch"], state["position"]
+        self._order = self._shuffled()
+
+    def _shuffled(self) -> list[str]:
+        order = list(self.ids)
+        random.Random(derive("epoch", self.seed, self.epoch)).shuffle(order)
+        return order
+
+
+class Collector:
+    """Plays episodes of one arena with one team, and seals what was sampled."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        team: BoundTeam,
+        groups: Mapping[str, Any],
+        home: Mapping[str, str],
+        *,
+        trained: set[str],
+        concurrency: int,
+        retries: int = 2,
+    ) -> None:
+        self.arena, self.team, self.groups, self.home = arena, team, groups, home
+        self.trained, self.retries = trained, retries
+        self._gate = asyncio.Semaphore(concurrency)
+
+    async def collect(
+        self,
+        tasks: list[str],
+        k: int,
+        seed: int,
+        label: str,
+        on_trace: Callable[[Trace], None] | None = None,
+        keep: bool = True,
+    ) -> Harvest:
+        """`k` episodes of each task. `keep=False` plays for the score alone: nothing is sealed."""
+        harvest = Harvest()
+        began = time.perf_counter()
+        jobs = [(self.arena.task(t), s, i) for i, t in enumerate(tasks) for s in range(k)]
+        played = await asyncio.gather(*(self._episode(job, seed, label, harvest, on_trace) for job in jobs))
+        for name, trace in played:  # in the order of tasks and samples, whoever came first
+            if trace is None:
+                continue
+            harvest.traces.append(trace)
+            harvest.episodes.append(name)
+            if keep:
+                harvest.decisions += await self._seal(name, trace)
+            else:
+                await self._drop(name, "evaluation")
+        harvest.seconds = time.perf_counter() - began
+        return harvest
+
+    async def _episode(
+        self,
+        job: tuple[Task, int, int],
+        seed: int,
+        label: str,
+        harvest: Harvest,
+        on_trace: Callable[[Trace], None] | None,
+    ) -> tuple[str, Trace | None]:
+        task, sample, index = job
+        name = ""
+        async with self._gate:
+            for attempt in range(self.retries + 1):
+                name = f"{label}:{index}.{sample}" + (f"~{attempt}" if attempt else "")
+                execution = self.arena.start(task, derive(seed, label, index, task.id, sample))
+                trace = await aplay(execution, self.team, self.arena, name)
+                trace.sample = sample
+                if execution.ended is not Ended.ERROR:
+                    if on_trace is not None:
+                        on_trace(trace)
+                    return name, trace
+                harvest.failures[f"{execution.reason}: {trace.error}"] += 1
+                await self._drop(name, f"failed-{execution.reason}")
+                if execution.reason in ("workflow", "grade") and not isinstance(
+                    execution.exception, Infrastructure
+                ):
+                    break  # the same would happen again
+        return name, None
+
+    async def _seal(self, name: str, trace: Trace) -> list[Decision]:
+        rows = decisions_of(trace, name, self.trained)
+        for group_name, group in self.groups.items():
+            keep = [r.node for r in rows if r.trainable and self.home.get(r.policy) == group_name]
+            await group.seal(name, keep)
+        return rows
+
+    async def _drop(self, name: str, cause: str) -> None:
+        for group in self.groups.values():
+            await group.drop(name, cause)
+
+
+def minibatches_of(rows: list[Decision], units: Mapping[str, str], count: int) -> list[list[str]]:
+    """Decision ids cut into mini-batches by task, so that every policy takes equally many optimiser steps.
+
+    Tasks are dealt out by their tokens, the largest first, so the batches weigh about the same; a unit lies
+    within a task and is never split.
+    """
+    by_task: dict[str, list[Decision]] = {}
+    for row in rows:
+        by_task.setdefault(f"{row.env_id}/{row.task}", []).append(row)
+    weight = {task: sum(r.n_tokens for r in members) for task, members in by_task.items()}
+    count = max(1, min(count, len(by_task)))
+    batches: list[list[str]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for task in sorted(by_task, key=lambda t: (-weight[t], t)):
+        lightest = min(range(count), key=lambda i: (loads[i], i))
+        batches[lightest] += [r.id for r in by_task[task]]
+        loads[lightest] += weight[task]
+    return [sorted(b) for b in batches if b]
+
+
+_ = replace

@@ -1,0 +1,134 @@
+"""Where a run's figures go: `metrics.jsonl` always; console, TensorBoard, W&B and trackio as configured.
+
+`metrics.jsonl` has one line per event: `begin`, `step`, `validation`, `end`. A logger that fails to start
+is an error at once (the user asked for it); none of them can change what is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .config import RunConfig, to_dict
+
+if TYPE_CHECKING:
+    from ..envs.arena import Arena
+
+
+class Sink(Protocol):
+    """Takes figures as they come."""
+
+    def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None: ...
+
+    def close(self, ending: str) -> None: ...
+
+
+class Logbook:
+    """The run's memory of itself, and its voices."""
+
+    def __init__(self, directory: Path, config: RunConfig, arena: Arena) -> None:
+        self.path, self.config, self.arena = directory / "metrics.jsonl", config, arena
+        directory.mkdir(parents=True, exist_ok=True)
+        self.sinks: list[Sink] = _sinks(directory, config)
+
+    def begin(self, *, fresh: bool, step: int = 0) -> None:
+        """Open the book. A resumed run forgets the lines after its checkpoint: those steps come again."""
+        if not fresh and self.path.exists():
+            lines = [json.loads(line) for line in self.path.read_text().splitlines() if line.endswith("}")]
+            kept = [
+                row
+                for row in lines
+                if row["kind"] not in ("step", "validation", "end") or row["step"] <= step
+            ]
+            kept = [row for row in kept if row["kind"] != "end"]
+            draft = self.path.with_suffix(".draft")
+            draft.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            os.replace(draft, self.path)
+        data = self.arena.data
+        self._line(
+            "begin", step,
+            {
+                "env_id": self.arena.env_id, "data": data.name, "fingerprint": data.fingerprint,
+                "headline": self.arena.headline, "resumed": not fresh, "config": to_dict(self.config),
+            },
+        )  # fmt: skip
+
+    def stepped(self, step: int, figures: Mapping[str, float]) -> None:
+        """A step's figures."""
+        self._line("step", step, figures)
+        for sink in self.sinks:
+            sink.log("step", step, figures)
+
+    def validated(self, step: int, figures: Mapping[str, float]) -> None:
+        """A validation's figures."""
+        self._line("validation", step, figures)
+        for sink in self.sinks:
+            sink.log("validation", step, figures)
+
+    def finish(self, ending: str) -> None:
+        """How it ended."""
+        self._line("end", -1, {"ending": ending})
+        for sink in self.sinks:
+            sink.close(ending)
+
+    def _line(self, kind: str, step: int, figures: Mapping[str, Any]) -> None:
+        row = {"kind": kind, "step": step, "time": round(time.time(), 3), **figures}
+        with open(self.path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _sinks(directory: Path, config: RunConfig) -> list[Sink]:
+    log = config.log
+    sinks: list[Sink] = []
+    if log.console != "off":
+        from .console import Console
+
+        live = log.console == "live" or (log.console == "auto" and sys.stdout.isatty())
+        sinks.append(Console(config, live=live))
+    if log.tensorboard:
+        sinks.append(_TensorBoard(directory / "tensorboard"))
+    if log.wandb:
+        sinks.append(_Tracker("wandb", log.wandb, directory, config))
+    if log.trackio:
+        sinks.append(_Tracker("trackio", log.trackio, directory, config))
+    return sinks
+
+
+class _TensorBoard:
+    def __init__(self, directory: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError("log.tensorboard: pip install 'unitymas[loggers]' first") from error
+        self.writer: Any = SummaryWriter(str(directory))
+
+    def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(name if kind == "step" else f"{kind}/{name}", value, step)
+
+    def close(self, ending: str) -> None:
+        self.writer.close()
+
+
+class _Tracker:
+    """Weights & Biases, and trackio, which speaks the same language."""
+
+    def __init__(self, module: str, project: str, directory: Path, config: RunConfig) -> None:
+        import importlib
+
+        try:
+            self.api = importlib.import_module(module)
+        except ImportError as error:
+            raise ImportError(f"log.{module}: pip install {module} first") from error
+        self.api.init(project=project, name=directory.name, config=to_dict(config))
+
+    def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
+        self.api.log({(k if kind == "step" else f"{kind}/{k}"): v for k, v in figures.items()}, step=step)
+
+    def close(self, ending: str) -> None:
+        self.api.finish()

@@ -1,0 +1,54 @@
+"""Ways to map roles to models, as config trees: shared, separate, partial.
+
+shared      one policy plays every role
+separate    every role has a policy in a model group of its own
+partial     roles that do the same kind of work share a policy (`KIN`), the others have their own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+KIN: tuple[tuple[str, ...], ...] = (
+    ("planner", "answerer"),  # M-ASK's published partial sharing: both reason over the whole question
+    ("solver", "verifier"),
+    ("refiner", "finalizer"),
+    ("coder", "reflector"),
+    ("decomposer", "answerer"),
+    ("rewriter", "answerer"),
+)
+PRESETS = ("shared", "separate", "partial")
+
+
+def preset(name: str, roles: Sequence[str], policy: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The `groups`, `policies` and `map` of a preset, for these roles; `policy` is laid under each policy."""
+    if name not in PRESETS:
+        near = get_close_matches(name, PRESETS, n=1)
+        raise ValueError(
+            f"unknown preset {name!r}; " + (f"did you mean {near[0]!r}?" if near else ", ".join(PRESETS))
+        )
+    shares = {"shared": [tuple(roles)], "separate": [(r,) for r in roles], "partial": kin(roles)}[name]
+    tree: dict[str, Any] = {"groups": {}, "policies": {}, "map": {}}
+    for members in shares:
+        own = "team" if len(members) == len(roles) else "-".join(members)
+        tree["groups"][own] = {}
+        tree["policies"][own] = {**(policy or {}), "group": own}
+        tree["map"].update({role: own for role in members} if own != "team" else {"*": own})
+    return tree
+
+
+def kin(roles: Sequence[str]) -> list[tuple[str, ...]]:
+    """Roles put together by `KIN`, in the order of the roles."""
+    shares: list[tuple[str, ...]] = []
+    placed: set[str] = set()
+    for role in roles:
+        if role in placed:
+            continue
+        family = next(
+            (f for f in KIN if role in f and all(r in roles and r not in placed for r in f)), (role,)
+        )
+        placed.update(family)
+        shares.append(family)
+    return shares

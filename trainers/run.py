@@ -1,0 +1,428 @@
+"""A training run, from config to report.
+
+    run = unitymas.train("mask-hotpotqa", preset="shared", steps=60)        # what `unitymas train` calls
+
+A run lives in a directory: `config.yaml` (resolved), `metrics.jsonl`, `traces/`, `checkpoints/`,
+`report.html`. Each is written so that a kill at any moment leaves it readable; `resume=True` goes on from
+the newest whole checkpoint. The controller here is one asyncio loop; model groups are local or Ray actors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..agents.team import NAMED, BoundTeam, Team, TeamError
+from ..envs.arena import Arena
+from ..envs.drivers import run_sync
+from ..envs.registry import make_arena
+from ..envs.trace import Trace, write
+from . import checkpoint
+from .algorithms import Algorithm, make_algorithm
+from .collect import Collector, Cursor, Seat
+from .config import (
+    ConfigError,
+    PolicyConfig,
+    RunConfig,
+    SamplingConfig,
+    build,
+    dump,
+    merge,
+    override,
+    read_yaml,
+)
+from .credit import apply_credit, credit_from_config
+from .loggers import Logbook
+from .presets import preset
+from .settings import GroupSpec, PolicySpec
+from .step import RECIPES, Default, Stopped
+from .table import Signal, Table, ValueSummary
+
+__all__ = ["Run", "Stopped", "resolve", "train"]
+
+
+def resolve(
+    id: str | None = None,
+    *,
+    preset_name: str | None = None,
+    file: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    **fields: Any,
+) -> RunConfig:
+    """The config tree: defaults <- preset <- YAML file <- overrides (`a.b=c`) and keyword fields."""
+    given = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
+    if id is not None:
+        given = merge(given, {"env": {"id": id}})
+    tree = given
+    if preset_name is not None:
+        from ..envs.registry import spec
+
+        env = given.get("env") or {}
+        roles = [
+            r.name
+            for r in spec(env.get("id", "mask-hotpotqa")).make_workflow(**(env.get("args") or {})).roles
+        ]
+        common = given.get("policies", {}).get("*", {})
+        tree = merge(preset(preset_name, roles, common), given)
+        shared_group = given.get("groups", {}).get("*", {})
+        tree["groups"] = {n: merge(shared_group, g) for n, g in tree["groups"].items() if n != "*"}
+    tree = dict(tree)
+    if "policies" in tree:  # "*" is laid under every policy
+        common = tree["policies"].get("*", {})
+        tree["policies"] = {n: merge(common, p) for n, p in tree["policies"].items() if n != "*"} or {
+            "team": merge({}, common)
+        }
+    config: RunConfig = build(RunConfig, tree)
+    check(config)
+    return config
+
+
+def check(config: RunConfig) -> None:
+    """What does not fit together, before anything is loaded; each error names the key and the way out."""
+    for name, policy in config.policies.items():
+        if policy.group not in config.groups:
+            raise ConfigError(
+                f"policies.{name}.group: there is no group {policy.group!r}; groups: {', '.join(config.groups)}"
+            )
+        if policy.critic not in ("auto", "") and policy.critic not in config.policies:
+            raise ConfigError(f"policies.{name}.critic: there is no policy {policy.critic!r}")
+    for seat, player in config.map.items():
+        fixed = player in NAMED or player in ("scripted", "tiny") or ":" in player
+        if player not in config.policies and not fixed:
+            raise ConfigError(
+                f"map.{seat}: {player!r} is neither a policy ({', '.join(config.policies)}) nor a fixed player "
+                "(scripted, random, openai:MODEL@URL, …)"
+            )
+    if config.recipe not in RECIPES:
+        raise ConfigError(f"recipe: unknown recipe {config.recipe!r}; known: {', '.join(sorted(RECIPES))}")
+    for name in ("steps", "tasks_per_step", "k", "minibatches", "epochs", "concurrency", "patience"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}: must be at least 1, got {getattr(config, name)}")
+    if config.deterministic and config.episode_seconds is not None:
+        raise ConfigError(
+            "episode_seconds: a wall-clock deadline cannot be deterministic; leave one of the two out"
+        )
+
+
+class Run:
+    """The controller of one training run."""
+
+    def __init__(self, config: RunConfig, directory: str | Path, *, resume: bool = False) -> None:
+        self.config, self.dir = config, Path(directory)
+        self.step = 0
+        self.state: dict[str, dict[str, Any]] = defaultdict(dict)  # the algorithms', kept in checkpoints
+        self.algorithms: dict[str, Algorithm] = {}
+        self.critics: dict[str, str] = {}  # policy -> its critic
+        self.home: dict[str, str] = {}  # policy -> group
+        self.groups: dict[str, Any] = {}
+        self.recipe: Default = RECIPES[config.recipe](**config.recipe_args)
+        self.on_trace: Callable[[Trace], None] | None = None
+        self._empty = 0
+        self._starved: dict[str, int] = defaultdict(int)
+        self._resume = resume
+        self.arena = self._arena(config.env.split)
+        self.validation = self._arena(config.eval.split)
+        self.cursor = Cursor(list(self.arena.task_ids), config.seed)
+        self._plan_policies()
+
+    # setting up --------------------------------------------------------------------------------------
+
+    def _arena(self, split: str) -> Arena:
+        env = self.config.env
+        where: dict[str, Any] = {"split": split, "reward": env.reward, **env.args}
+        if env.data is not None:
+            where["data"] = env.data
+        if env.size is not None and split == env.split:
+            where["size"] = env.size
+        arena = make_arena(env.id, **where)
+        if self.config.episode_seconds is not None:
+            arena.budget = replace(arena.budget, seconds=self.config.episode_seconds)
+        return arena
+
+    def _plan_policies(self) -> None:
+        """Which policy learns how, who judges whom, and what each group holds."""
+        config = self.config
+        seated = set(Team(dict.fromkeys(config.map, "random")).bind(self.arena.roles).policies)
+        used = {self.player(agent) for agent in seated} & set(config.policies)
+        idle = set(config.policies) - used - {p.critic for p in config.policies.values()}
+        if idle:
+            raise ConfigError(f"policies.{sorted(idle)[0]}: no role is mapped to it; map it, or leave it out")
+        specs: dict[str, dict[str, PolicySpec]] = {name: {} for name in config.groups}
+        for name, policy in config.policies.items():
+            self.home[name] = policy.group
+            learning = None if policy.frozen or name not in used else policy.learning
+            is_critic = name not in used
+            specs[policy.group][name] = PolicySpec(
+                learning=policy.learning if is_critic else learning,
+                adapter=policy.adapter, critic=is_critic, init=policy.init, reference=policy.reference,
+            )  # fmt: skip
+            if learning is None:
+                continue
+            algorithm = make_algorithm(**{"name": "ppo", **policy.algorithm})
+            self.algorithms[name] = algorithm
+            if algorithm.needs.values:
+                critic = policy.critic if policy.critic != "auto" else f"{name}-critic"
+                self.critics[name] = critic
+                if policy.critic == "auto":
+                    self.home[critic] = policy.group
+                    specs[policy.group][critic] = PolicySpec(
+                        learning=policy.critic_learning or policy.learning, critic=True, init=policy.init
+                    )
+            wrong = algorithm.needs.unmet(
+                f"policies.{name}.algorithm ({algorithm.name})",
+                k=config.k, critic=bool(self.critics.get(name)), reference=policy.reference,
+            )  # fmt: skip
+            if wrong:
+                raise ConfigError(wrong[0])
+        self.specs = {
+            name: GroupSpec(
+                name=name,
+                model=group.model,
+                policies=specs[name],
+                seed=config.seed,
+                threads=group.threads or (1 if config.deterministic else 0),
+            )  # fmt: skip
+            for name, group in config.groups.items()
+        }
+
+    def player(self, agent: str) -> str:
+        """The map's entry of an agent: its own, its role's, or "*"."""
+        role = self.arena.roles[agent].name
+        for key in (agent, role, "*"):
+            if key in self.config.map:
+                return self.config.map[key]
+        raise TeamError(f"map: nobody plays {agent!r}; add {agent!r}, {role!r} or '*'")
+
+    async def _start(self) -> None:
+        from .runtime import start_groups  # torch comes in here
+
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.groups = await start_groups(
+            self.specs, self.config.groups, runtime=self.config.runtime,
+            deterministic=self.config.deterministic, inspection=self.dir / "inspection",
+            discounts={c: self.algorithms[p].needs for p, c in self.critics.items()},
+        )  # fmt: skip
+        self.collector = self._collector(self.arena, None)
+        self.evaluator = self._collector(self.validation, self.config.eval.temperature)
+
+    def _collector(self, arena: Arena, temperature: float | None) -> Collector:
+        seats: dict[str, Any] = {}
+        made: dict[str, Any] = {}
+        for agent in arena.roles:
+            player = self.player(agent)
+            if player in self.config.policies:
+                if player not in made:
+                    policy = self.config.policies[player]
+                    sampling = _sampling(policy, temperature)
+                    made[player] = Seat(self.groups[policy.group], player, sampling)
+                seats[agent] = made[player]
+            else:
+                seats[agent] = (
+                    Team({"*": player}).bind({agent: arena.roles[agent]}, arena.expert).policies[agent]
+                )
+        names = {agent: self.player(agent) for agent in arena.roles}
+        return Collector(
+            arena, BoundTeam(seats, names), self.groups, self.home,
+            trained=set(self.algorithms), concurrency=self.config.concurrency, retries=self.config.retries,
+        )  # fmt: skip
+
+    # the loop ----------------------------------------------------------------------------------------
+
+    async def train(self) -> Run:
+        """Run all steps; the directory says how it went."""
+        await self._start()
+        book = Logbook(self.dir, self.config, self.arena)
+        try:
+            began = self._load(await self._newest()) if self._resume else False
+            if not began:
+                book.begin(fresh=True)
+                (self.dir / "config.yaml").write_text(dump(self.config))
+                book.validated(self.step, await self.validate())
+            else:
+                book.begin(fresh=False, step=self.step)
+            while self.step < self.config.steps:
+                started = time.perf_counter()
+                metrics = await self.recipe.step(self)
+                self.step += 1
+                metrics["time/step"] = time.perf_counter() - started
+                book.stepped(self.step, metrics)
+                self._stop_rules(metrics)
+                every = self.config.eval.every
+                if self.step == self.config.steps or (every and self.step % every == 0):
+                    book.validated(self.step, await self.validate())
+                last = self.step == self.config.steps
+                if last or (self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0):
+                    await self.save()
+            book.finish("done")
+        except Stopped as stop:
+            book.finish(f"stopped: {stop}")
+            raise
+        except asyncio.CancelledError:
+            book.finish("interrupted")
+            raise
+        except Exception as error:
+            book.finish(f"failed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            for group in self.groups.values():
+                await group.close()
+        return self
+
+    def _stop_rules(self, metrics: Mapping[str, float]) -> None:
+        self._empty = self._empty + 1 if not metrics.get("usable") else 0
+        if self._empty >= self.config.patience:
+            cause = self.last_cause or "no decision of a trained policy was left"
+            raise Stopped(f"{self._empty} steps in a row without one usable sample; most often: {cause}")
+
+    last_cause = ""
+
+    def note_starved(self, policy: str, sentence: str | None) -> None:
+        """A trained role whose advantages are nearly all 0, for `patience` steps, stops the run."""
+        self._starved[policy] = self._starved[policy] + 1 if sentence else 0
+        if sentence and self.config.starved and self._starved[policy] >= self.config.patience:
+            raise Stopped(
+                f"policy {policy!r}: {sentence} (for {self.config.patience} steps; starved=false goes on)"
+            )
+
+    async def validate(self) -> dict[str, float]:
+        """Held-out tasks, greedy, each task weighing the same; failures count 0."""
+        settings = self.config.eval
+        ids = list(self.validation.task_ids)[: settings.tasks]
+        harvest = await self.evaluator.collect(
+            ids, settings.k, self.config.seed, f"eval{self.step}", keep=False
+        )
+        figures: dict[str, float] = defaultdict(float)
+        for trace in harvest.traces:
+            for name, value in trace.metrics.items():
+                figures[name] += value / (len(ids) * settings.k)
+        figures["failed"] = 1.0 - len(harvest.traces) / (len(ids) * settings.k)
+        write(harvest.traces, self.dir / "traces" / f"validation-{self.step:06d}.jsonl.zst")
+        return dict(figures)
+
+    # what recipes call -------------------------------------------------------------------------------
+
+    async def values(self, policy: str, ids: list[str]) -> dict[str, ValueSummary]:
+        """Value summaries by the policy's critic."""
+        critic, home = self.critics.get(policy), self.groups[self.home[policy]]
+        found: dict[str, ValueSummary] = await home.values(policy, critic, ids, self.algorithms[policy].needs)
+        return found
+
+    async def update(self, policy: str, signals: list[Signal], batches: list[list[str]]) -> dict[str, float]:
+        """One policy's update, its critic's along with it."""
+        group = self.groups[self.home[policy]]
+        algorithm = self.algorithms[policy]
+        figures: dict[str, float] = await group.update(policy, algorithm, signals, batches)
+        critic = self.critics.get(policy)
+        if critic is not None:
+            judged = await group.update(critic, algorithm, signals, batches)
+            figures |= {f"critic/{name}": value for name, value in judged.items()}
+        return figures
+
+    async def publish(self, policies: list[str]) -> None:
+        """New weights to the engines: once per policy and step."""
+        await asyncio.gather(*(self.groups[self.home[p]].publish(p) for p in policies))
+
+    async def retire(self, episodes: list[str]) -> None:
+        """The step is over for these episodes."""
+        await asyncio.gather(*(group.retire(episodes) for group in self.groups.values()))
+
+    async def drop(self, episode: str, cause: str) -> None:
+        """Discard an episode's samples everywhere."""
+        await asyncio.gather(*(group.drop(episode, cause) for group in self.groups.values()))
+
+    def credit(self, table: Table, policy: str) -> Table:
+        """The table as this policy's credit settings see it."""
+        given = self.config.policies[policy].credit
+        if not given:
+            return table
+        return apply_credit(table, credit_from_config(given), [r.name for r in self.arena.workflow.roles])
+
+    def keep_traces(self, traces: Sequence[Trace]) -> None:
+        """Every so many steps the traces are written down."""
+        every = self.config.log.traces_every
+        if every and self.step % every == 0:
+            write(traces, self.dir / "traces" / f"train-{self.step:06d}.jsonl.zst")
+
+    # checkpoints -------------------------------------------------------------------------------------
+
+    async def save(self) -> Path:
+        """A whole checkpoint: every group's policies, and the controller's state."""
+        target = self.dir / "checkpoints" / f"step-{self.step:06d}"
+        with checkpoint.writing(target) as folder:
+            for name, group in self.groups.items():
+                await group.save(folder / name)
+            state = {
+                "step": self.step, "cursor": self.cursor.state_dict(), "state": self.state,
+                "random": random.getstate()[1][:3],
+            }  # fmt: skip
+            (folder / "controller.json").write_text(json.dumps(state))
+        checkpoint.prune(self.dir / "checkpoints", self.config.checkpoints)
+        return target
+
+    async def _newest(self) -> Path | None:
+        return checkpoint.latest(self.dir / "checkpoints")
+
+    def _load(self, folder: Path | None) -> bool:
+        return False if folder is None else self._restored(folder)
+
+    def _restored(self, folder: Path) -> bool:
+        state = json.loads((folder / "controller.json").read_text())
+        self.step = state["step"]
+        self.cursor.load_state_dict(state["cursor"])
+        self.state = defaultdict(dict, state["state"])
+        return True
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl."""
+        path = self.dir / "metrics.jsonl"
+        return (
+            [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+            if path.exists()
+            else []
+        )
+
+
+def _sampling(policy: PolicyConfig, temperature: float | None) -> SamplingConfig:
+    if temperature is None:
+        return policy.sampling
+    return replace(policy.sampling, temperature=temperature)
+
+
+def train(
+    id: str | None = None,
+    *,
+    preset: str | None = None,
+    file: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    directory: str | Path | None = None,
+    resume: bool = False,
+    **fields: Any,
+) -> Run:
+    """Train a team; gives the finished `Run`. Keywords are fields of the config tree (`steps=20`, …)."""
+    if resume:
+        if directory is None:
+            raise ConfigError("resume: say which run, directory=…")
+        config = build(RunConfig, override(read_yaml(Path(directory) / "config.yaml"), list(overrides)))
+    else:
+        config = resolve(id, preset_name=preset, file=file, overrides=overrides, **fields)
+    where = Path(directory) if directory is not None else fresh_directory(config)
+    if not resume and (where / "metrics.jsonl").exists():
+        raise ConfigError(f"{where} already holds a run; resume it (--resume), or name another directory")
+    run: Run = run_sync(Run(config, where, resume=resume).train())
+    return run
+
+
+def fresh_directory(config: RunConfig) -> Path:
+    """`runs/<env>-<n>`: the next free number."""
+    n = 1
+    while (found := Path("runs") / f"{config.env.id}-{n}").exists():
+        n += 1
+    return found

@@ -1,0 +1,192 @@
+"""One step of training: collect -> table -> values -> advantages -> update -> publish.
+
+A *recipe* is what a step does. `Default` is the plain one, and reads top to bottom; others override
+`step`, or one of its parts (`plays`, `trains`), and register by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from .algorithms.base import Plan
+from .collect import Harvest, minibatches_of
+from .decisions import shuffled_credits
+from .groups import starved
+from .table import Signal, Table
+
+if TYPE_CHECKING:
+    from .run import Run
+
+Metrics = dict[str, float]
+
+
+class Stopped(RuntimeError):
+    """A run stopped itself; the message is the cause."""
+
+
+class Default:
+    """Every policy with a learner plays its roles and learns from each step."""
+
+    def trains(self, run: Run) -> list[str]:
+        """The policies that learn in this step."""
+        return list(run.algorithms)
+
+    async def step(self, run: Run) -> Metrics:
+        harvest = await self.collect(run)
+        table = Table(harvest.decisions)
+        metrics = {**collected(harvest), **roles(table)}
+        if len(table) and any(len(table.mine(p)) for p in run.algorithms):
+            table = await self.judge(run, table)
+            signals = self.advantages(run, table, metrics)
+            metrics |= await self.update(run, table, signals)
+        else:
+            metrics["usable"] = 0.0
+        await run.retire(harvest.episodes)
+        run.keep_traces(harvest.traces)
+        return metrics
+
+    async def collect(self, run: Run) -> Harvest:
+        """Play the step's tasks; with dynamic sampling, replace those that teach nothing."""
+        plan = Plan(k=run.config.k)
+        for algorithm in run.algorithms.values():
+            plan = algorithm.collect(plan)
+        harvest = Harvest()
+        missing = run.config.tasks_per_step
+        for attempt in range(plan.resample + 1):
+            label = f"{run.step}" if attempt == 0 else f"{run.step}r{attempt}"
+            more = await run.collector.collect(
+                run.cursor.take(missing), plan.k, run.config.seed, label, run.on_trace
+            )
+            if run.config.shuffle_rewards:
+                shuffled_credits(more.traces, run.config.seed + run.step)
+                rebook(more)
+            harvest.failures += more.failures
+            harvest.seconds += more.seconds
+            useful = self.useful(run, more) if plan.resample else None
+            for name, trace in zip(more.episodes, more.traces, strict=True):
+                if useful is None or trace.task_id in useful:
+                    harvest.episodes.append(name)
+                    harvest.traces.append(trace)
+                else:
+                    await run.drop(name, "useless")
+            kept = set(harvest.episodes)
+            harvest.decisions += [d for d in more.decisions if d.episode in kept]
+            missing = run.config.tasks_per_step - len({t.task_id for t in harvest.traces})
+            if missing <= 0:
+                break
+        return harvest
+
+    def useful(self, run: Run, harvest: Harvest) -> set[str]:
+        """Tasks that some algorithm can learn from."""
+        table = Table(harvest.decisions)
+        found: set[str] = set()
+        for policy, algorithm in run.algorithms.items():
+            found |= {task for _, task in algorithm.useful(table, table.mine(policy))}
+        return found
+
+    async def judge(self, run: Run, table: Table) -> Table:
+        """Value summaries of the decisions whose algorithm wants them."""
+        wanted = {
+            p: [table.ids[i] for i in table.mine(p)] for p, a in run.algorithms.items() if a.needs.summaries
+        }
+        found = await asyncio.gather(*(run.values(p, ids) for p, ids in wanted.items() if ids))
+        by_id = {id: value for values in found for id, value in values.items()}
+        for row in table.rows:
+            row.value = by_id.get(row.id)
+        return table
+
+    def advantages(self, run: Run, table: Table, metrics: Metrics) -> dict[str, list[Signal]]:
+        """Signals per policy; a trained role that cannot learn stops the run with the sentence that says why."""
+        signals: dict[str, list[Signal]] = {}
+        for policy in self.trains(run):
+            algorithm, mine = run.algorithms[policy], table.mine(policy)
+            if not len(mine):
+                continue
+            rows = run.credit(table, policy)
+            try:
+                own = rows if all(r.value is not None for r in rows.rows) else _only_judged(rows, algorithm)
+                mine = own.mine(policy)
+                signals[policy] = algorithm.advantages(own, mine, run.state[policy])
+            except FloatingPointError as error:
+                raise Stopped(f"policy {policy!r}: {error}") from error
+            found = algorithm.metrics(own, mine, signals[policy])
+            metrics |= {f"policy/{policy}/{k}": v for k, v in found.items()}
+            run.note_starved(policy, starved(own, signals[policy]))
+        return signals
+
+    async def update(self, run: Run, table: Table, signals: dict[str, list[Signal]]) -> Metrics:
+        """All groups update side by side, then all publish: one weight sync per policy and step."""
+        batches = minibatches_of([r for r in table.rows if r.trainable], {}, run.config.minibatches)
+        jobs: dict[str, list[list[str]]] = {}
+        for policy, own in signals.items():
+            ids = {s.id for s in own}
+            cut = [[id for id in batch if id in ids] for batch in batches]
+            jobs[policy] = [b for _ in range(run.config.epochs) for b in cut if b]
+        done = await asyncio.gather(*(run.update(p, signals[p], jobs[p]) for p in signals if jobs[p]))
+        await run.publish(list(signals))
+        metrics = {"usable": float(sum(map(len, signals.values())))}
+        for policy, figures in zip([p for p in signals if jobs[p]], done, strict=True):
+            metrics |= {f"policy/{policy}/{k}": v for k, v in figures.items()}
+        return metrics
+
+
+def _only_judged(table: Table, algorithm: Any) -> Table:
+    """Without the rows that no critic has seen (frozen and remote players), where values are needed."""
+    if not algorithm.needs.summaries:
+        return table
+    return Table([r for r in table.rows if r.value is not None])
+
+
+def rebook(harvest: Harvest) -> None:
+    """Decisions earn what their traces' credits now say."""
+    from .decisions import credits_by_node
+
+    credit = {
+        (name, node): given
+        for name, trace in zip(harvest.episodes, harvest.traces, strict=True)
+        for node, given in credits_by_node(trace).items()
+    }
+    for row in harvest.decisions:
+        row.credit = credit.get((row.episode, row.node), {})
+
+
+def collected(harvest: Harvest) -> Metrics:
+    """Figures of a round of collecting: scores, endings, failures, speed."""
+    traces = harvest.traces
+    figures: Metrics = {
+        "episodes": float(len(traces)),
+        "failures": float(sum(harvest.failures.values())),
+        "time/collect": harvest.seconds,
+    }
+    sums: dict[str, list[float]] = defaultdict(list)
+    tokens = 0
+    for trace in traces:
+        for name, value in trace.metrics.items():
+            sums[f"train/{name}"].append(value)
+        sums["truncated"].append(float(str(trace.ended) == "truncated"))
+        sums["acts"].append(float(len(trace.acts())))
+        tokens += sum(int(n.meta.get("tokens_out", 0)) for n in trace.acts())
+    figures |= {name: math.fsum(values) / len(values) for name, values in sums.items()}
+    figures["tokens_out"] = float(tokens)
+    figures["time/rollout_tokens_per_second"] = tokens / harvest.seconds if harvest.seconds else 0.0
+    return figures
+
+
+def roles(table: Table) -> Metrics:
+    """Per role: acts, mean credit by component, malformed share through `format`."""
+    cells: dict[str, list[float]] = defaultdict(list)
+    for row in table.rows:
+        cells[f"role/{row.role}/credit"].append(sum(row.credit.values()))
+        cells[f"role/{row.role}/tokens"].append(float(row.n_tokens))
+        for component, amount in row.credit.items():
+            cells[f"role/{row.role}/{component}"].append(amount)
+    counts = {f"role/{r}/acts": 0.0 for r in {row.role for row in table.rows}}
+    for row in table.rows:
+        counts[f"role/{row.role}/acts"] += 1
+    return {**{name: math.fsum(v) / len(v) for name, v in cells.items()}, **counts}
+
+
+RECIPES: dict[str, type[Default]] = {"default": Default}
