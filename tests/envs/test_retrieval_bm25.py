@@ -112,7 +112,7 @@ def test_skipping_gives_what_summing_gives(corpus: list[list[str]], query: list[
 
 def test_skipping_gives_what_summing_gives_on_long_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     index = Bm25Index.build(random_corpus(6000))
-    asked = [passage["text"][:60] for passage in random_corpus(100, seed=1)]
+    asked = [passage["text"][:60] for passage in random_corpus(40, seed=1)]
     monkeypatch.setattr(bm25, "LONG", 50)
     skipped = index.search_many(asked, 7)
     monkeypatch.setattr(bm25, "SMALL", 10_000)
@@ -278,7 +278,7 @@ except RetrievalError as error:
 """
 
 
-@pytest.mark.parametrize("limit", [100_000, 2_000_000, 4_000_000])
+@pytest.mark.parametrize("limit", [100_000, 3_000_000])
 def test_a_file_size_limit_while_indexing(tmp_path: Path, limit: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BUILD_UNDER_A_LIMIT, str(tmp_path), str(limit)],
@@ -290,7 +290,7 @@ def test_a_file_size_limit_while_indexing(tmp_path: Path, limit: int) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("size", ["1m", "5m", "8m"])
+@pytest.mark.parametrize("size", ["1m", "6m"])
 def test_a_full_disk_while_indexing(tmp_path: Path, size: str) -> None:
     """A real file system of that size, in a namespace of its own; it fills at different stages of the build."""
     script = tmp_path / "build.py"
@@ -350,7 +350,7 @@ def test_a_query_to_a_small_index_is_quick() -> None:
 BUILD_AND_SAY_PEAK = """
 import resource, sys
 from unitymas.envs.tools.retrieval import Bm25Index, postings
-postings.PostingsBuilder.__init__.__defaults__ = (None, 100_000)
+postings.PostingsBuilder.__init__.__defaults__ = (None, 50_000)
 text = " ".join(f"w{n}" for n in range(200))
 Bm25Index.build(({"id": str(n), "text": text} for n in range(int(sys.argv[2]))), sys.argv[1])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
@@ -358,7 +358,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
 def test_indexing_is_in_bounded_memory(tmp_path: Path) -> None:
-    """A build holds one run at a time. 20,000 passages are 4 million words: 160 MB if they were one run."""
+    """A build holds one run at a time. 10,000 passages are 2 million words: 80 MB if they were one run."""
     small, large = (
         int(
             subprocess.run(
@@ -368,6 +368,6 @@ def test_indexing_is_in_bounded_memory(tmp_path: Path) -> None:
                 check=True,
             ).stdout
         )
-        for count in ("500", "20000")
+        for count in ("500", "10000")
     )
-    assert large - small < 80, (small, large)  # megabytes; 32 of them are the finished postings, mapped
+    assert large - small < 45, (small, large)  # megabytes; 16 of them are the finished postings, mapped

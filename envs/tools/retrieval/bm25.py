@@ -212,9 +212,9 @@ class Bm25Index(Index):
     def _skip(self, lists: list[_List], k: int) -> list[tuple[int, int]]:
         """Sum the lists from the highest bound down, only until no passage outside them can reach the best k;
         then finish the passages already met by looking them up in the lists that remain."""
-        rest = np.cumsum([item.bound for item in reversed(lists)])[::-1].tolist() + [
-            0
-        ]  # rest[i]: all from i on
+        rest = [0]  # rest[i]: the most that all lists from i on can add
+        for item in reversed(lists):
+            rest.insert(0, rest[0] + item.bound)
         scores = self._take_zeros()
         floor, met = 0, 0
         while met < len(lists) and rest[met] >= floor:  # an equal score may still win by its position
@@ -223,9 +223,8 @@ class Bm25Index(Index):
             met += 1
             if met < len(lists) and len(lists[met].passages) > LONG:
                 floor = max(floor, _floor(scores, passages, lists[met:], k))
-        found, totals = self._collect(
-            scores, [item.passages for item in lists[:met]], max(floor - rest[met], 1)
-        )
+        touched = [item.passages for item in lists[:met]]
+        found, totals = self._collect(scores, touched, max(floor - rest[met], 1))
         for place in range(met, len(lists)):
             totals = totals + _look_up(lists[place], found)
             able = totals + rest[place + 1] >= floor
@@ -234,9 +233,8 @@ class Bm25Index(Index):
 
     def _collect(self, scores: IntArray, touched: list[IntArray], least: int) -> tuple[IntArray, IntArray]:
         """The passages that score at least `least`, and their scores; `scores` is zeroed and given back."""
-        if (
-            sum(map(len, touched)) > len(self) // 32
-        ):  # one pass over the corpus costs less than over the lists
+        many = sum(map(len, touched)) > len(self) // 32
+        if many:  # one pass over the corpus costs less than several over the lists
             found = (scores >= least).nonzero()[0]
             totals = scores[found]
             scores.fill(0)
@@ -308,12 +306,8 @@ def _write(
     passages: Iterable[Passage], draft: Draft, analyze: Analyzer, settings: dict[str, Any]
 ) -> tuple[str, int]:
     """Write all files of an index; its fingerprint and number of passages."""
-    builder, fingerprint, kept = (
-        PostingsBuilder(draft.directory),
-        Fingerprint("bm25", settings),
-        PassageWriter(draft),
-    )
-    position = -1
+    builder, fingerprint = PostingsBuilder(draft.directory), Fingerprint("bm25", settings)
+    kept, position = PassageWriter(draft), -1
     for position, raw in enumerate(passages):
         passage, line = encode(raw, position)
         fingerprint.add(line)

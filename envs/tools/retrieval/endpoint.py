@@ -24,6 +24,14 @@ LARGEST_ANSWER = 64 << 20
 class Trouble(Exception):
     """A request to an endpoint failed; the text is for the final error."""
 
+    def __init__(self, endpoint: Endpoint, why: str) -> None:
+        super().__init__(f"{endpoint.address}: {why}")
+        self.endpoint = endpoint
+
+
+class _NoAnswer(Exception):
+    """One request got no usable answer."""
+
 
 class Endpoint:
     """The state of one server."""
@@ -55,14 +63,14 @@ class Endpoint:
         self._probing = self.broken
         try:
             answer = await asyncio.wait_for(self._find_answer(session, queries, k, expected_index), timeout)
-        except (Trouble, BadAnswer, OSError, asyncio.TimeoutError) as error:
+        except (_NoAnswer, BadAnswer, OSError, asyncio.TimeoutError) as error:
             why = (
                 f"no answer within {timeout:.2g} s"
                 if isinstance(error, asyncio.TimeoutError)
                 else _say(error)
             )
             self._failed(asyncio.get_running_loop().time(), why)
-            raise Trouble(why) from error
+            raise Trouble(self, why) from error
         finally:
             self._probing = False
         self.failures, self.last_error = 0, ""
@@ -79,10 +87,10 @@ class Endpoint:
                 refusals.append((status in {404, 405}, f"{url} answered {status}: {_start(raw)}"))
                 continue
             if status != 200:
-                raise Trouble(f"{url} answered {status}: {_start(raw)}")
+                raise _NoAnswer(f"{url} answered {status}: {_start(raw)}")
             index = headers.get("X-Index-Fingerprint")
             if expected_index and index and index != expected_index:
-                raise Trouble(f"{url} serves the index {index}, the pool began with {expected_index}")
+                raise _NoAnswer(f"{url} serves the index {index}, the pool began with {expected_index}")
             try:
                 rows = decode_response(raw, queries, k)
             except BadAnswer as error:
@@ -94,7 +102,7 @@ class Endpoint:
             return rows, index
         if len(self.routes) > 1:
             self.route = None  # the server may have been replaced by one that speaks otherwise
-        raise Trouble(min(refusals, key=lambda refusal: refusal[0])[1])
+        raise _NoAnswer(min(refusals, key=lambda refusal: refusal[0])[1])
 
     def _failed(self, now: float, why: str) -> None:
         self.failures += 1
@@ -118,7 +126,7 @@ async def _post(session: Any, url: str, payload: dict[str, Any]) -> tuple[int, A
                     raise BadAnswer(f"the answer of {url} is larger than {LARGEST_ANSWER >> 20} MB")
             return response.status, response.headers, b"".join(parts)
     except ClientError as error:
-        raise Trouble(f"{url}: {_say(error)}") from error
+        raise _NoAnswer(f"{url}: {_say(error)}") from error
 
 
 def _start(raw: bytes) -> str:

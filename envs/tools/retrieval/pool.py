@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import random
 import weakref
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,10 +67,10 @@ class RetrieverPool:
         fingerprint: str | None = None,
         seed: int = 0,
     ) -> None:
+        options = {name: value for name, value in locals().items() if name != "self"}
         self._again = partial(
-            RetrieverPool,
-            **{name: value for name, value in locals().items() if name not in {"self", "__class__"}},
-        )
+            RetrieverPool, **options
+        )  # pickling makes a new pool: connections cannot travel
         _check_choices(endpoints, dialect, choice, batch, concurrency)
         self.endpoints = [
             Endpoint(address, dialect, breaker_failures=breaker_failures, breaker_seconds=breaker_seconds)
@@ -78,21 +78,15 @@ class RetrieverPool:
         ]
         self.choice, self.deadline, self.attempt = choice, deadline, attempt
         self.attempts = max(attempts, len(self.endpoints))
-        self.backoff, self.most_backoff, self.batch, self.concurrency = (
-            backoff,
-            most_backoff,
-            batch,
-            concurrency,
-        )
+        self.backoff, self.most_backoff = backoff, most_backoff
+        self.batch, self.concurrency = batch, concurrency
         self.cache = AnswerCache(cache) if isinstance(cache, int) else cache
         addresses = hashlib.sha256("\n".join(sorted(endpoints)).encode()).hexdigest()[:16]
         self.fingerprint = fingerprint or f"http-{addresses}"
         self._served: str | None = None  # the index that the servers say they serve: it must be one
         self._chance = random.Random(seed)
         self._favourite = seed % len(self.endpoints)
-        self._loops: weakref.WeakKeyDictionary[Any, tuple[Any, asyncio.Semaphore]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._loops: MutableMapping[Any, tuple[Any, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
 
     async def __call__(self, query: str, k: int) -> list[Passage]:
         return (await self.aretrieve_many([query], k))[0]
@@ -160,32 +154,38 @@ class RetrieverPool:
         troubles: list[str] = []
         failed: set[Endpoint] = set()  # since the last pause: a server not among them is asked at once
         while len(troubles) < self.attempts and clock() < end:
-            endpoint = self._choose(clock(), failed)
-            if endpoint is None:
-                failed.clear()
-                pause = self._pause(len(troubles), clock())
-                if clock() + pause >= end:
-                    break
-                await asyncio.sleep(pause)
-                continue
             try:
-                async with slots:
-                    left = end - clock()
-                    if left <= 0:
-                        break
-                    rows, served = await endpoint.ask(
-                        session, queries, k, min(self.attempt, left), self._served
-                    )
+                await asyncio.wait_for(slots.acquire(), end - clock())
+            except asyncio.TimeoutError:
+                break  # all of the time went by behind other requests
+            try:
+                endpoint = self._choose(clock(), failed)  # with a slot in hand: a probe must follow at once
+                if endpoint is not None:
+                    timeout = min(self.attempt, end - clock())
+                    rows, served = await endpoint.ask(session, queries, k, timeout, self._served)
+                    self._keep(endpoint, served, queries, k, rows)
+                    return rows
             except Trouble as trouble:
-                troubles.append(f"{endpoint.address}: {trouble}")
-                failed.add(endpoint)
+                troubles.append(str(trouble))
+                failed.add(trouble.endpoint)
                 continue
-            self._served = self._served or served
-            self._favourite = self.endpoints.index(endpoint)
-            for query, row in zip(queries, rows, strict=True):
-                self.cache.put(self.fingerprint, query, k, row)
-            return rows
+            finally:
+                slots.release()
+            failed.clear()
+            pause = self._pause(len(troubles), clock())
+            if clock() + pause >= end:
+                break
+            await asyncio.sleep(pause)
         raise self._give_up(len(queries), troubles)
+
+    def _keep(
+        self, endpoint: Endpoint, served: str | None, queries: list[str], k: int, rows: list[list[Passage]]
+    ) -> None:
+        """Remember what a successful request has shown."""
+        self._served = self._served or served
+        self._favourite = self.endpoints.index(endpoint)
+        for query, row in zip(queries, rows, strict=True):
+            self.cache.put(self.fingerprint, query, k, row)
 
     def _choose(self, now: float, failed: set[Endpoint]) -> Endpoint | None:
         """A server worth asking now, or None when a pause is due."""
@@ -199,10 +199,8 @@ class RetrieverPool:
     def _pause(self, failures: int, now: float) -> float:
         """Back-off with jitter, but at least until the first server may be asked again."""
         longest = min(self.most_backoff, self.backoff * 2.0 ** max(0, failures - 1))
-        opening = (
-            min((endpoint.closed_until if endpoint.broken else now) for endpoint in self.endpoints) - now
-        )
-        return max(longest * self._chance.uniform(0.5, 1.0), opening)
+        opening = min((one.closed_until if one.broken else now) for one in self.endpoints)
+        return max(longest * self._chance.uniform(0.5, 1.0), opening - now)
 
     def _give_up(self, queries: int, troubles: list[str]) -> RetrieverUnavailable:
         if len(troubles) < self.attempts:
