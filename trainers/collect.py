@@ -13,7 +13,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..agents.policies import Answer, Call
@@ -29,13 +29,15 @@ from .table import Decision
 
 
 class Seat:
-    """A trained (or frozen) policy of a model group, as a player."""
+    """A policy of a model group, as a player. A temperature of its own is for validation: nothing is kept then."""
 
-    def __init__(self, group: Any, policy: str, sampling: Any) -> None:
-        self.group, self.policy, self.sampling = group, policy, sampling
+    def __init__(self, group: Any, policy: str, temperature: float | None = None) -> None:
+        self.group, self.policy, self.temperature = group, policy, temperature
 
     async def act(self, call: Call) -> Answer:
-        answer: Answer = await self.group.generate(self.policy, call, self.sampling)
+        """Ask the group."""
+        keep = self.temperature is None
+        answer: Answer = await self.group.generate(self.policy, call, self.temperature, keep)
         return answer
 
     def __repr__(self) -> str:
@@ -130,8 +132,6 @@ class Collector:
             harvest.episodes.append(name)
             if keep:
                 harvest.decisions += await self._seal(name, trace)
-            else:
-                await self._drop(name, "evaluation")
         harvest.seconds = time.perf_counter() - began
         return harvest
 
@@ -175,7 +175,7 @@ class Collector:
             await group.drop(name, cause)
 
 
-def minibatches_of(rows: list[Decision], units: Mapping[str, str], count: int) -> list[list[str]]:
+def minibatches_of(rows: list[Decision], count: int) -> list[list[str]]:
     """Decision ids cut into mini-batches by task, so that every policy takes equally many optimiser steps.
 
     Tasks are dealt out by their tokens, the largest first, so the batches weigh about the same; a unit lies
@@ -193,6 +193,3 @@ def minibatches_of(rows: list[Decision], units: Mapping[str, str], count: int) -
         batches[lightest] += [r.id for r in by_task[task]]
         loads[lightest] += weight[task]
     return [sorted(b) for b in batches if b]
-
-
-_ = replace

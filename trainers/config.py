@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from .settings import Adapter, Learning
+from .settings import Adapter, Learning, Sampling
 
 
 class ConfigError(ValueError):
@@ -38,16 +38,6 @@ class EnvConfig:
     reward: Any = "default"
     args: dict[str, Any] = field(default_factory=dict)
     """The workflow's own arguments (max_turns …)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """How a policy speaks while it collects."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +76,7 @@ class PolicyConfig:
     """Train a low-rank adapter on the group's base instead of a full copy."""
     init: str = ""
     """A model directory to begin from."""
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: Sampling = Sampling(max_tokens=64)
     credit: dict[str, Any] = field(default_factory=dict)
     """Credit transforms by role (docs/algorithms.md): team and local mixing, shaping, tree credit."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +28,7 @@ from .algorithms import Algorithm, make_algorithm
 from .collect import Collector, Cursor, Seat
 from .config import (
     ConfigError,
-    PolicyConfig,
     RunConfig,
-    SamplingConfig,
     build,
     dump,
     merge,
@@ -162,6 +159,7 @@ class Run:
             specs[policy.group][name] = PolicySpec(
                 learning=policy.learning if is_critic else learning,
                 adapter=policy.adapter, critic=is_critic, init=policy.init, reference=policy.reference,
+                sampling=policy.sampling,
             )  # fmt: skip
             if learning is None:
                 continue
@@ -186,8 +184,13 @@ class Run:
                 name=name,
                 model=group.model,
                 policies=specs[name],
+                slots=group.slots,
+                context=group.context,
+                precision=group.precision,
+                deterministic=config.deterministic,
                 seed=config.seed,
                 threads=group.threads or (1 if config.deterministic else 0),
+                folder=str(self.dir / "inspection"),
             )  # fmt: skip
             for name, group in config.groups.items()
         }
@@ -204,11 +207,7 @@ class Run:
         from .runtime import start_groups  # torch comes in here
 
         self.dir.mkdir(parents=True, exist_ok=True)
-        self.groups = await start_groups(
-            self.specs, self.config.groups, runtime=self.config.runtime,
-            deterministic=self.config.deterministic, inspection=self.dir / "inspection",
-            discounts={c: self.algorithms[p].needs for p, c in self.critics.items()},
-        )  # fmt: skip
+        self.groups = await start_groups(self.specs, self.config.runtime)
         self.collector = self._collector(self.arena, None)
         self.evaluator = self._collector(self.validation, self.config.eval.temperature)
 
@@ -219,9 +218,7 @@ class Run:
             player = self.player(agent)
             if player in self.config.policies:
                 if player not in made:
-                    policy = self.config.policies[player]
-                    sampling = _sampling(policy, temperature)
-                    made[player] = Seat(self.groups[policy.group], player, sampling)
+                    made[player] = Seat(self.groups[self.home[player]], player, temperature)
                 seats[agent] = made[player]
             else:
                 seats[agent] = (
@@ -240,7 +237,7 @@ class Run:
         await self._start()
         book = Logbook(self.dir, self.config, self.arena)
         try:
-            began = self._load(await self._newest()) if self._resume else False
+            began = self._resume and await self._load(checkpoint.latest(self.dir / "checkpoints"))
             if not began:
                 book.begin(fresh=True)
                 (self.dir / "config.yaml").write_text(dump(self.config))
@@ -311,7 +308,15 @@ class Run:
     async def values(self, policy: str, ids: list[str]) -> dict[str, ValueSummary]:
         """Value summaries by the policy's critic."""
         critic, home = self.critics.get(policy), self.groups[self.home[policy]]
-        found: dict[str, ValueSummary] = await home.values(policy, critic, ids, self.algorithms[policy].needs)
+        needs = self.algorithms[policy].needs
+        if critic is None or self.home[critic] == self.home[policy]:
+            found: dict[str, ValueSummary] = await home.values(policy, ids, needs, critic)
+            return found
+        elsewhere = self.groups[self.home[critic]]
+        await elsewhere.admit(await home.samples(ids))
+        await elsewhere.values(critic, ids, replace(needs, kl_reward=0.0), critic)
+        await home.admit(await elsewhere.samples(ids))
+        found = await home.values(policy, ids, needs)
         return found
 
     async def update(self, policy: str, signals: list[Signal], batches: list[list[str]]) -> dict[str, float]:
@@ -321,13 +326,14 @@ class Run:
         figures: dict[str, float] = await group.update(policy, algorithm, signals, batches)
         critic = self.critics.get(policy)
         if critic is not None:
-            judged = await group.update(critic, algorithm, signals, batches)
+            judge = self.groups[self.home[critic]]
+            judged = await judge.update(critic, algorithm, signals, batches)
             figures |= {f"critic/{name}": value for name, value in judged.items()}
         return figures
 
-    async def publish(self, policies: list[str]) -> None:
-        """New weights to the engines: once per policy and step."""
-        await asyncio.gather(*(self.groups[self.home[p]].publish(p) for p in policies))
+    async def publish(self) -> None:
+        """New weights to the engines: once per group and step, when all have updated."""
+        await asyncio.gather(*(group.publish() for group in self.groups.values()))
 
     async def retire(self, episodes: list[str]) -> None:
         """The step is over for these episodes."""
@@ -358,25 +364,20 @@ class Run:
         with checkpoint.writing(target) as folder:
             for name, group in self.groups.items():
                 await group.save(folder / name)
-            state = {
-                "step": self.step, "cursor": self.cursor.state_dict(), "state": self.state,
-                "random": random.getstate()[1][:3],
-            }  # fmt: skip
-            (folder / "controller.json").write_text(json.dumps(state))
+            state = {"step": self.step, "cursor": self.cursor.state_dict(), "state": self.state}
+            checkpoint.write_json(folder / "controller.json", state)
         checkpoint.prune(self.dir / "checkpoints", self.config.checkpoints)
         return target
 
-    async def _newest(self) -> Path | None:
-        return checkpoint.latest(self.dir / "checkpoints")
-
-    def _load(self, folder: Path | None) -> bool:
-        return False if folder is None else self._restored(folder)
-
-    def _restored(self, folder: Path) -> bool:
-        state = json.loads((folder / "controller.json").read_text())
+    async def _load(self, folder: Path | None) -> bool:
+        """Go on from a checkpoint; without one, begin anew."""
+        if folder is None:
+            return False
+        state = checkpoint.read_json(folder / "controller.json")
         self.step = state["step"]
         self.cursor.load_state_dict(state["cursor"])
         self.state = defaultdict(dict, state["state"])
+        await asyncio.gather(*(group.load(folder / name) for name, group in self.groups.items()))
         return True
 
     @property
@@ -388,12 +389,6 @@ class Run:
             if path.exists()
             else []
         )
-
-
-def _sampling(policy: PolicyConfig, temperature: float | None) -> SamplingConfig:
-    if temperature is None:
-        return policy.sampling
-    return replace(policy.sampling, temperature=temperature)
 
 
 def train(

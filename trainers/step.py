@@ -119,14 +119,14 @@ class Default:
 
     async def update(self, run: Run, table: Table, signals: dict[str, list[Signal]]) -> Metrics:
         """All groups update side by side, then all publish: one weight sync per policy and step."""
-        batches = minibatches_of([r for r in table.rows if r.trainable], {}, run.config.minibatches)
+        batches = minibatches_of([r for r in table.rows if r.trainable], run.config.minibatches)
         jobs: dict[str, list[list[str]]] = {}
         for policy, own in signals.items():
             ids = {s.id for s in own}
             cut = [[id for id in batch if id in ids] for batch in batches]
             jobs[policy] = [b for _ in range(run.config.epochs) for b in cut if b]
         done = await asyncio.gather(*(run.update(p, signals[p], jobs[p]) for p in signals if jobs[p]))
-        await run.publish(list(signals))
+        await run.publish()
         metrics = {"usable": float(sum(map(len, signals.values())))}
         for policy, figures in zip([p for p in signals if jobs[p]], done, strict=True):
             metrics |= {f"policy/{policy}/{k}": v for k, v in figures.items()}
