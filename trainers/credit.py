@@ -13,7 +13,7 @@ plain mappings from decision id to number, so nothing here generates or replays 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -214,6 +214,9 @@ def _transform(role: str, entry: dict[str, Any]) -> Transform:
     for key in entry:
         if key not in known:
             raise ValueError(f"credit.{role}: {name!r} has no key {key!r}: {_nearest(key, known)}")
+    for field in fields(cls):
+        if field.default is MISSING and field.name not in entry:
+            raise ValueError(f"credit.{role}: {name!r} needs {field.name!r}")
     made: Transform = cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()})
     return made
 
@@ -223,18 +226,20 @@ def _nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"
 
 
-def apply_credit(table: Table, credit: Mapping[str, Sequence[Transform]]) -> Table:
-    """The table with each role's rewards transformed by its own list, or by that of "*"."""
-    roles = np.array([row.role for row in table.rows])
-    unknown = sorted(set(credit) - {"*", *roles.tolist()}) if len(table) else []
+def apply_credit(table: Table, credit: Mapping[str, Sequence[Transform]], roles: Sequence[str] = ()) -> Table:
+    """The table with each role's rewards transformed by its own list, or by that of "*".
+
+    `roles` are all that may stand in `credit`: given, a misspelt one is an error (a role may act in no decision of
+    a step, so the table alone cannot tell).
+    """
+    for role in credit:
+        if roles and role not in ("*", *roles):
+            raise ValueError(f"credit is set for role {role!r}: {_nearest(role, roles)}")
+    acted = np.array([row.role for row in table.rows])
     changed = table.reward.copy()
-    for role in sorted(set(roles.tolist())):
+    for role in sorted(set(acted.tolist())):
         reward = table.reward
         for transform in credit.get(role, credit.get("*", ())):
             reward = transform(table, reward)
-        changed[roles == role] = reward[roles == role]
-    if len(unknown) == len([role for role in credit if role != "*"]) > 0 and "*" not in credit:
-        raise ValueError(
-            f"credit is set for {unknown}, none of which made a decision; roles: {sorted(set(roles))}"
-        )
+        changed[acted == role] = reward[acted == role]
     return table.with_reward(changed)

@@ -16,6 +16,7 @@ Generalised advantage estimation: Schulman et al., 1506.02438.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -93,7 +94,7 @@ def moments(table: Table, tail: Floats, decay: float) -> Moments:
     """Of A_i = local_i + decay^(n-i) * tail, from the summaries alone."""
     values = summaries(table)
     n, local, local2, cross = (
-        np.fromiter((getattr(value, name) for value in values), np.float64, len(values))
+        np.fromiter(map(attrgetter(name), values), np.float64, len(values))
         for name in ("n", "sum_local", "sum_local2", "sum_local_decay")
     )
     powers, powers2 = _geometric(decay, n), _geometric(decay**2, n)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+
 from unitymas.trainers.table import Decision
 
 

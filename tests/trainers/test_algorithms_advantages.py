@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.gae import summarise, token_advantages
 from unitymas.trainers.groups import partition

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from unitymas.trainers import gae
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.table import Decision, Table

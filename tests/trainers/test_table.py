@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.groups import GROUPS, partition, report, returns, scores, starved, zero_shares
 from unitymas.trainers.table import Decision, Signal, Table
