@@ -1,0 +1,188 @@
+"""Submissions prove their figures; whatever is tampered with is rejected by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+import zstandard
+
+from unitymas.benchmarks import reenact, schema, submission
+from unitymas.benchmarks.evaluate import evaluate
+from unitymas.benchmarks.page import asset
+from unitymas.benchmarks.results import canonical, trace_digest
+from unitymas.envs.registry import make_arena
+from unitymas.envs.trace import read_dicts
+
+Change = Callable[[list[dict[str, Any]]], None]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("submission")
+    team = {"summarizer": "fool", "*": "scripted"}
+    evaluate("mask-hotpotqa", team, k=2, tasks=6, data="mini", out=folder / "run")
+    return submission.pack(folder / "run", folder / "packed", name="Scripted, with a fool", authors="us")
+
+
+@pytest.fixture
+def copy(packed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(packed, tmp_path / "copy"))
+
+
+def edit_traces(folder: Path, change: Change, *, resign: bool = False) -> None:
+    """Change the traces; with ``resign`` as a forger would, hashes and digests along with them."""
+    traces = list(read_dicts(folder / "traces.jsonl.zst"))
+    change(traces)
+    packed = b"".join(zstandard.compress(json.dumps(t).encode() + b"\n") for t in traces)
+    (folder / "traces.jsonl.zst").write_bytes(packed)
+    if resign:
+        digests = {(t["task_id"], t["sample"]): trace_digest(t) for t in traces}
+
+        def claim(results: dict[str, Any]) -> None:
+            for episode in results["episodes"]:
+                episode["digest"] = digests[episode["task"], episode["sample"]]
+
+        edit_results(folder, claim, resign=True)
+
+
+def edit_results(folder: Path, change: Callable[[dict[str, Any]], None], *, resign: bool = False) -> None:
+    results = json.loads((folder / "results.json").read_text())
+    change(results)
+    (folder / "results.json").write_text(json.dumps(results))
+    if resign:
+        metadata = yaml.safe_load((folder / "metadata.yaml").read_text())
+        metadata["files"] = {name: submission.sha256(folder / name) for name in metadata["files"]}
+        (folder / "metadata.yaml").write_text(yaml.safe_dump(metadata))
+
+
+def test_an_honest_submission_passes_and_is_verified(packed: Path) -> None:
+    assert submission.check(packed) == []
+    assert submission.check(packed, verify=True) == []
+    assert submission.submit_main(["--check", "--verify", str(packed)]) == 0
+    assert "| mask-hotpotqa-v0 |" in (packed / "README.md").read_text()
+
+
+def test_a_changed_score_is_named(copy: Path) -> None:
+    edit_results(copy, lambda results: results["figures"]["score"].update(value=0.99), resign=True)
+    assert any(p.startswith("figures.score.value: results.json says 0.99, the traces give 0.") for p in submission.check(copy))
+
+
+def test_a_changed_score_of_one_episode_is_named(copy: Path) -> None:
+    edit_results(copy, lambda results: results["episodes"][3].update(score=0.5), resign=True)
+    (problem,) = submission.check(copy)
+    assert "#1, score: results.json says 0.5" in problem
+
+
+def test_a_changed_trace_is_named_by_file_and_episode(copy: Path) -> None:
+    def change(traces: list[dict[str, Any]]) -> None:
+        traces[4]["nodes"][0]["reply"] += " "
+
+    victim = list(read_dicts(copy / "traces.jsonl.zst"))[4]
+    edit_traces(copy, change)
+    problems = submission.check(copy)
+    assert problems[0].startswith("traces.jsonl.zst: its SHA-256 is")
+    assert any(p.startswith(f"episode {victim['task_id']}#{victim['sample']}, digest") for p in problems)
+
+
+def test_a_changed_hash_is_named(copy: Path) -> None:
+    metadata = yaml.safe_load((copy / "metadata.yaml").read_text())
+    metadata["files"]["results.json"] = "0" * 64
+    (copy / "metadata.yaml").write_text(yaml.safe_dump(metadata))
+    (problem,) = submission.check(copy)
+    assert problem.startswith("results.json: its SHA-256 is") and "0000000000000000…" in problem
+
+
+def test_removed_and_repeated_episodes_are_named(copy: Path) -> None:
+    edit_traces(copy, lambda traces: traces.__setitem__(1, traces[0]))
+    problems = submission.check(copy)
+    assert any("is in results.json but has no trace" in p for p in problems)
+    assert any("or is there twice" in p for p in problems)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("metrics", lambda t: t["metrics"].update(f1=1.0, em=1.0)),
+        ("messages", lambda t: t["nodes"][0]["messages"][0].update(content="an easier question")),
+        ("value", lambda t: t["nodes"][-1].update(value="the right answer")),
+        ("rewards", lambda t: t["nodes"][0].update(rewards={"plan": 1.0}, credit=1.0)),
+        ("result", lambda t: next(n for n in t["nodes"] if n["kind"] == "use").update(result=[{"id": "x", "title": "", "text": "the answer"}])),
+    ],
+)  # fmt: skip
+def test_a_forger_who_signs_everything_again_is_caught_by_verifying(
+    copy: Path, field: str, change: Callable[[dict[str, Any]], None]
+) -> None:
+    def forge(traces: list[dict[str, Any]]) -> None:
+        change(next(t for t in traces if t["metrics"]["f1"] < 1 and any(n["kind"] == "use" for n in t["nodes"])))
+
+    edit_traces(copy, forge, resign=True)
+    problems = submission.check(copy, verify=True)
+    assert any(field in p and "recorded" in p and p.startswith("episode ") for p in problems), problems
+
+
+def test_another_success_predicate_is_refused(copy: Path) -> None:
+    edit_results(copy, lambda results: results["measure"].update(relation=">", threshold=0.0), resign=True)
+    assert any(p.startswith("measure: the environment is ranked by f1 (em >= 1)") for p in submission.check(copy))
+
+
+def test_hostile_and_broken_folders_only_give_problems(copy: Path, tmp_path: Path, hostile: str) -> None:
+    assert submission.check(tmp_path / "nowhere") and submission.check(tmp_path)
+    edit_results(copy, lambda results: results.update(env_id=[hostile]))
+    assert any("env_id must be string" in p for p in submission.check(copy))
+    (copy / "results.json").write_text("{")
+    assert "cannot be read" in submission.check(copy)[0]
+    assert submission.submit_main(["--check", str(copy)]) == 1
+
+
+def test_traces_that_are_no_traces(copy: Path) -> None:
+    edit_traces(copy, lambda traces: traces.__setitem__(0, {"hello": 1}))
+    assert any("episode 1 is no trace (KeyError" in p for p in submission.check(copy))
+
+
+def test_unfinished_evaluations_are_not_packed(packed: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(packed.parent / "run", tmp_path / "run"))
+    edit_results(run, lambda results: results.update(complete=False))
+    with pytest.raises(ValueError, match="not finished"):
+        submission.pack(run, tmp_path / "out", name="x")
+
+
+def test_packing_twice_gives_the_same_bytes(packed: Path, tmp_path: Path) -> None:
+    again = submission.pack(packed.parent / "run", tmp_path / "again", name="Scripted, with a fool", authors="us")
+    assert all((again / name).read_bytes() == (packed / name).read_bytes() for name in submission.FILES)
+
+
+def test_reenacting_every_recorded_ending(packed: Path) -> None:
+    arena = make_arena("mask-hotpotqa", split="test", data="mini")
+    trace = next(iter(read_dicts(packed / "traces.jsonl.zst")))
+    shorter = {**trace, "nodes": trace["nodes"][:2]}
+    with pytest.raises(reenact.Mismatch, match="lacks"):
+        reenact.reenact(arena, shorter)
+    cut = reenact.reenact(arena, {**shorter, "ended": "truncated", "reason": "more than 3 s"})
+    assert str(cut.ended) == "truncated" and cut.reason == "more than 3 s" and len(cut.nodes) == 2
+    assert str(reenact.reenact(arena, {**shorter, "ended": "error", "error": "down", "reason": "model"}).ended) == "error"
+
+
+def test_the_schema_checker_agrees_with_the_reference_implementation(packed: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    rules = json.loads(asset("submission.schema.json"))
+    reference = jsonschema.Draft202012Validator(rules)
+    results, metadata = submission.read_submission(packed)
+    good = {"results": results, "metadata": metadata}
+    assert not list(schema.violations(good, rules)) and not list(reference.iter_errors(good))
+    for path, value in [("results.figures.score.value", "0.5"), ("results.figures.k", 2.5), ("results.complete", False),
+                        ("results.measure.relation", "<"), ("metadata.files", {}), ("metadata.url", "javascript:x"),
+                        ("results.episodes", [{}]), ("results.price", [True]), ("metadata", [])]:  # fmt: skip
+        bad = json.loads(canonical(good))
+        *parents, last = path.split(".")
+        at = bad
+        for name in parents:
+            at = at[name]
+        at[last] = value
+        ours, theirs = list(schema.violations(bad, rules)), list(reference.iter_errors(bad))
+        assert len(ours) == len(theirs) > 0, (path, ours, theirs)
