@@ -1,0 +1,228 @@
+"""A workflow as a graph: agents and tools as nodes, edges with conditions, learned routing where wanted.
+
+    graph = (
+        GraphWorkflow()
+        .add_agent("planner", "Plan for: {question}", reply=Tags("plan"))
+        .add_tool("retrieve", query="{planner}", k=3)
+        .add_agent("answerer", "Question: {question}\\nFound:\\n{retrieve}", reply=Tags("answer"))
+        .add_edge(START, "planner").add_edge("planner", "retrieve").add_edge("retrieve", "answerer")
+        .build(output="answerer")
+    )
+
+Prompts name fields of the task, or nodes (whose latest value they show). Unknown or unreachable nodes and
+prompts that use what nobody produces are errors of `build`, before anything runs. Where a node has several
+outgoing edges, the first whose condition holds is taken (an edge without one holds always); or
+`add_router(node, role, …)` leaves the choice to a role, whose options are the next nodes and END: who acts
+next, which tool is used, and when to stop are then actions, learned like any other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..agents.frozen import FrozenDict
+from ..agents.roles import Choice, Format, Raw, Role
+from .tasks import QA, Schema
+from .trace import jsonable
+from .workflow import Episode, Outcome, Workflow, WorkflowError
+
+START, END = "START", "END"
+State = Mapping[str, Any]
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+class GraphError(ValueError):
+    """A graph that cannot be run; the message names the node or edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Agent:
+    prompt: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    tool: str
+    args: FrozenDict
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    to: str
+    when: Callable[[State], bool] | None
+
+
+@dataclass(slots=True)
+class _Draft:
+    nodes: dict[str, _Agent | _Tool] = field(default_factory=dict)
+    roles: dict[str, Role] = field(default_factory=dict)
+    edges: dict[str, list[_Edge]] = field(default_factory=dict)
+    routers: dict[str, tuple[str, str]] = field(default_factory=dict)  # node -> (role, prompt)
+
+
+class GraphWorkflow(Workflow):
+    """Declare nodes and edges, then `build`; the result is a workflow like any other."""
+
+    def __init__(self, schema: Schema = QA, max_steps: int = 32) -> None:
+        if max_steps < 1:
+            raise GraphError(f"max_steps must be at least 1, got {max_steps}")
+        self.schema, self.max_steps = schema, max_steps
+        self.output = ""
+        self._draft = _Draft()
+
+    # declaring ---------------------------------------------------------------------------------------
+
+    def add_agent(
+        self, name: str, prompt: str, *, reply: Format | None = None, system: str = "", role: str = ""
+    ) -> GraphWorkflow:
+        """A node where a role speaks. Nodes may share a role by `role=`."""
+        self._new(name)
+        made = Role(role or name, reply=reply or Raw(), system=system)
+        known = self._draft.roles.setdefault(made.name, made)
+        if (reply is not None or system) and known != made:
+            raise GraphError(
+                f"node {name!r}: role {made.name!r} was declared before with another reply or system"
+            )
+        self._draft.nodes[name] = _Agent(prompt, made.name)
+        return self
+
+    def add_tool(self, name: str, *, tool: str = "", **args: Any) -> GraphWorkflow:
+        """A node where a tool is used; string arguments are templates, like prompts."""
+        self._new(name)
+        self._draft.nodes[name] = _Tool(tool or name, FrozenDict(args))
+        return self
+
+    def add_edge(self, a: str, b: str, when: Callable[[State], bool] | None = None) -> GraphWorkflow:
+        """From `a` to `b`, always or `when(state)`: `state` holds the task's fields and each node's latest value."""
+        self._draft.edges.setdefault(a, []).append(_Edge(b, when))
+        return self
+
+    def add_router(self, node: str, role: str, prompt: str, system: str = "") -> GraphWorkflow:
+        """After `node`, `role` chooses among the nodes its edges lead to; an unreadable choice takes the first."""
+        if node in self._draft.routers:
+            raise GraphError(f"node {node!r} has a router already")
+        self._draft.roles.setdefault(role, Role(role, system=system))
+        self._draft.routers[node] = (role, prompt)
+        return self
+
+    def _new(self, name: str) -> None:
+        if name in self._draft.nodes or name in (START, END):
+            raise GraphError(f"there is a node {name!r} already")
+
+    # checking ----------------------------------------------------------------------------------------
+
+    def build(self, output: str) -> GraphWorkflow:
+        """Check everything, and say whose value is the outcome's `answer`."""
+        draft = self._draft
+        self._known(output, "output")
+        for a, edges in draft.edges.items():
+            if a != START:
+                self._known(a, "an edge from")
+            for edge in edges:
+                if edge.to != END:
+                    self._known(edge.to, f"the edge from {a!r} to")
+        if START not in draft.edges:
+            raise GraphError("no edge leaves START; add_edge(START, first_node)")
+        lost = set(draft.nodes) - self._reachable()
+        if lost:
+            raise GraphError(f"node {sorted(lost)[0]!r} cannot be reached from START")
+        for node, (_, prompt) in draft.routers.items():
+            if node != START:
+                self._known(node, "a router after")
+            if len(draft.edges.get(node, ())) < 2:
+                raise GraphError(
+                    f"the router after {node!r} has nothing to choose; give {node!r} two or more edges"
+                )
+            self._check_template(f"the router after {node!r}", prompt)
+        for name, node_ in draft.nodes.items():
+            texts = (
+                [node_.prompt]
+                if isinstance(node_, _Agent)
+                else [v for v in node_.args.values() if isinstance(v, str)]
+            )
+            for text in texts:
+                self._check_template(f"node {name!r}", text)
+        self.output = output
+        self.roles = tuple(draft.roles.values())
+        self.tools = tuple(dict.fromkeys(n.tool for n in draft.nodes.values() if isinstance(n, _Tool)))
+        return self
+
+    def _known(self, name: str, what: str) -> None:
+        if name not in self._draft.nodes:
+            near = difflib.get_close_matches(name, self._draft.nodes, n=1)
+            hint = (
+                f"did you mean {near[0]!r}?" if near else f"nodes: {', '.join(self._draft.nodes) or 'none'}"
+            )
+            raise GraphError(f"{what} {name!r}: no such node; {hint}")
+
+    def _reachable(self) -> set[str]:
+        seen: set[str] = set()
+        front = [START]
+        while front:
+            for edge in self._draft.edges.get(front.pop(), ()):
+                if edge.to not in seen and edge.to != END:
+                    seen.add(edge.to)
+                    front.append(edge.to)
+        return seen
+
+    def _check_template(self, where: str, text: str) -> None:
+        fields = {f for f in self.schema.required if f not in self.schema.reference} | set(self._draft.nodes)
+        for name in _FIELD.findall(text):
+            if name not in fields:
+                raise GraphError(
+                    f"{where} uses {{{name}}}, which nobody produces; there are {', '.join(sorted(fields))}"
+                )
+
+    # running -----------------------------------------------------------------------------------------
+
+    async def run(self, ep: Episode) -> Outcome:
+        if not self.output:
+            raise WorkflowError("a GraphWorkflow runs after build(output=…)")
+        state: dict[str, Any] = dict(ep.task)
+        here, steps = START, 0
+        while (here := await self._next(ep, here, state)) != END and steps < self.max_steps:
+            node = self._draft.nodes[here]
+            if isinstance(node, _Agent):
+                reply = await ep.act(node.role, fill(node.prompt, state))
+                state[here] = reply.value if reply.value is not None else reply.text
+            else:
+                args = {k: fill(v, state) if isinstance(v, str) else v for k, v in node.args.items()}
+                state[here] = await ep.use(node.tool, **args)
+            steps += 1
+        return Outcome(answer=state.get(self.output, ""), steps=steps)
+
+    async def _next(self, ep: Episode, here: str, state: Mapping[str, Any]) -> str:
+        edges = self._draft.edges.get(here, [])
+        open_ = [e.to for e in edges if e.when is None or e.when(state)]
+        if not open_:
+            return END
+        router = self._draft.routers.get(here)
+        if router is None or len(open_) == 1:
+            return open_[0]
+        role, prompt = router
+        choice = Choice(*open_, otherwise=open_[0])
+        chosen: str = (await ep.act(role, fill(prompt, state), reply=choice)).value
+        return chosen
+
+
+def fill(template: str, state: Mapping[str, Any]) -> str:
+    """A template's fields from the state; what has not been produced yet (in a cycle) is empty."""
+    return _FIELD.sub(lambda m: told(state.get(m[1], "")), template)
+
+
+def told(value: Any) -> str:
+    """A value as prompt text: passages a line each, lists a line each, the rest as it prints."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        if "text" in value:
+            return f"{value['title']}: {value['text']}" if value.get("title") else str(value["text"])
+        return str(jsonable(value))
+    if isinstance(value, tuple | list):
+        return "\n".join(map(told, value))
+    return str(value)

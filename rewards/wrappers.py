@@ -1,0 +1,57 @@
+"""Rewards as environment wrappers.
+
+    env = TrajectoryReward(unitymas.make("mask-hotpotqa", reward=None), my_score)
+
+A wrapper attaches its rule to the ledger of the base environment and otherwise passes everything through;
+so `unwrapped`, forks, pickles, `rollout` and `train` all carry it. The same component name twice raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pettingzoo.utils import BaseWrapper
+
+from . import rules, shaping
+
+
+class RewardWrapper(BaseWrapper):  # type: ignore[misc]
+    """Attaches one rule to the environment's ledger. Give any rule; or use a subclass below."""
+
+    keeps_ledger = True  # rollout and train let it pass
+
+    def __init__(self, env: Any, rule: Any) -> None:
+        super().__init__(env)
+        env.unwrapped.arena.add_rule(rule)
+        self.rule = rule
+
+    def fork(self, at: str | None = None, seed: int | None = None) -> Any:
+        """A fork of the base environment; the ledger with all rules goes along."""
+        return self.env.fork(at, seed)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+def _wrapper(rule: type) -> type[RewardWrapper]:
+    def __init__(self: RewardWrapper, env: Any, *args: Any, **kwargs: Any) -> None:
+        RewardWrapper.__init__(self, env, rule(*args, **kwargs))
+
+    body = {
+        "__init__": __init__,
+        "__doc__": f"An environment with the rule.\n\n{rule.__doc__}",
+        "__module__": __name__,
+    }
+    return type(rule.__name__, (RewardWrapper,), body)
+
+
+TrajectoryReward = _wrapper(rules.TrajectoryReward)
+RoleReward = _wrapper(rules.RoleReward)
+TurnReward = _wrapper(rules.TurnReward)
+FormatReward = _wrapper(rules.FormatReward)
+TurnDelta = _wrapper(shaping.TurnDelta)
+Mixed = _wrapper(shaping.Mixed)
+Influence = _wrapper(shaping.Influence)
+Propagated = _wrapper(shaping.Propagated)
