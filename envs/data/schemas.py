@@ -1,0 +1,102 @@
+"""What a row of each kind must look like, and errors that name file, row and field.
+
+    QA    {id, question, answers}                                          answers: texts, any of which is right
+    code  {id, problem, visible_tests, hidden_tests, starter_code?, fn_name?}   tests: see ``check_test``
+    math  {id, problem, answer}
+
+Adapters raise ``FieldError`` on what they cannot read; whoever knows the file adds the place (``DataError``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+KINDS = ("qa", "code", "math")
+LONGEST_TEXT = 2_000_000  # characters in one field: more is a broken or hostile file
+
+
+class DataError(ValueError):
+    """Data that cannot be used; the message says where and why."""
+
+
+class FieldError(ValueError):
+    """One field of one record that cannot be used."""
+
+    def __init__(self, field: str, trouble: str) -> None:
+        super().__init__(f"field {field!r}: {trouble}")
+        self.field = field
+
+
+def check_row(row: Mapping[str, Any], kind: str) -> None:
+    """Raise ``FieldError`` unless the row has the schema of its kind."""
+    _text(row, "id")
+    _CHECKS[kind](row)
+
+
+def _check_qa(row: Mapping[str, Any]) -> None:
+    _text(row, "question")
+    answers = row.get("answers")
+    if not isinstance(answers, list | tuple) or not answers:
+        raise FieldError("answers", f"wanted a list of at least one text, got {brief(answers)}")
+    for number, answer in enumerate(answers):
+        if not isinstance(answer, str) or not answer.strip():
+            raise FieldError(f"answers[{number}]", f"wanted a text, got {brief(answer)}")
+
+
+def _check_math(row: Mapping[str, Any]) -> None:
+    _text(row, "problem")
+    _text(row, "answer")
+
+
+def _check_code(row: Mapping[str, Any]) -> None:
+    _text(row, "problem")
+    fn_name = row.get("fn_name")
+    if fn_name is not None and not (isinstance(fn_name, str) and fn_name.isidentifier()):
+        raise FieldError("fn_name", f"wanted the name of a Python function, got {brief(fn_name)}")
+    if row.get("starter_code") is not None and not isinstance(row["starter_code"], str):
+        raise FieldError("starter_code", f"wanted a text, got {brief(row['starter_code'])}")
+    for name in ("visible_tests", "hidden_tests"):
+        tests = row.get(name)
+        if not isinstance(tests, list | tuple):
+            raise FieldError(name, f"wanted a list of tests, got {brief(tests)}")
+        for number, test in enumerate(tests):
+            check_test(test, fn_name, f"{name}[{number}]")
+    if not row["hidden_tests"]:
+        raise FieldError("hidden_tests", "there is none, so nothing could be graded")
+
+
+def check_test(test: Any, fn_name: str | None, where: str) -> None:
+    """A test is {input, output}: texts for stdin and stdout, or JSON values for a call."""
+    if not isinstance(test, Mapping):
+        raise FieldError(where, f"wanted {{input, output}}, got {brief(test)}")
+    for name in ("input", "output"):
+        if name not in test:
+            raise FieldError(f"{where}.{name}", "is missing")
+        if fn_name is None and not isinstance(test[name], str):
+            raise FieldError(f"{where}.{name}", f"without fn_name it is text, got {brief(test[name])}")
+    if fn_name is not None and not isinstance(test["input"], list | tuple):
+        raise FieldError(
+            f"{where}.input", f"with fn_name it is a list of arguments, got {brief(test['input'])}"
+        )
+
+
+def _text(row: Mapping[str, Any], name: str, where: str | None = None) -> None:
+    value = row.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise FieldError(where or name, f"wanted a text, got {brief(value)}" if name in row else "is missing")
+    if len(value) > LONGEST_TEXT:
+        raise FieldError(where or name, f"is {len(value):,} characters long (at most {LONGEST_TEXT:,})")
+
+
+_CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
+    "qa": _check_qa,
+    "code": _check_code,
+    "math": _check_math,
+}
+
+
+def brief(value: Any) -> str:
+    """A value as an error message shows it: short, with its type when it is not plain text."""
+    shown = repr(value[:60] if isinstance(value, str | list | tuple) else value)[:60]
+    return shown if value is None or isinstance(value, str) else f"{shown} ({type(value).__name__})"
