@@ -30,27 +30,32 @@ Horizon = Literal["chain", "act"]
 # -- in the controller: from summaries to one number per decision -------------------------------------------------
 
 
-def summaries(table: Table) -> list[ValueSummary]:
-    """Every row's value summary; an error that names the first row without one."""
-    found = []
-    for row in table.rows:
+def summaries(table: Table, mine: Ints) -> list[ValueSummary]:
+    """Every row's value summary; an error that names the first row of `mine` without one.
+
+    Other rows (a frozen player's, a forced reply) may have none: they count as judged 0 everywhere, so that later
+    rewards pass through them undisturbed to the acts before.
+    """
+    for i in mine.tolist():
+        row = table.rows[i]
         if row.value is None:
             raise ValueError(
                 f"decision {row.id!r} (role {row.role!r}, policy {row.policy!r}) has no values: "
                 f"its policy needs a critic, and the critic must have seen it before advantages are computed"
             )
-        found.append(row.value)
-    return found
+    return [row.value or ValueSummary(0.0, 0.0, row.n_tokens, 0.0, 0.0, 0.0) for row in table.rows]
 
 
-def tails(table: Table, gamma: float = 1.0, lam: float = 1.0, horizon: Horizon = "chain") -> Floats:
+def tails(
+    table: Table, mine: Ints, gamma: float = 1.0, lam: float = 1.0, horizon: Horizon = "chain"
+) -> Floats:
     """What each decision's tokens inherit from its reward and from the rest of its chain.
 
     `horizon="act"` ends every act as if it were the last: rewards then never flow back to earlier acts.
     """
     if horizon == "act":
         return table.reward.copy()
-    values, rows = summaries(table), table.rows
+    values, rows = summaries(table, mine), table.rows
     tail, following, decay = table.reward.tolist(), table.following.tolist(), gamma * lam
     for row in table.backwards:
         after = following[row]
@@ -64,10 +69,10 @@ def tails(table: Table, gamma: float = 1.0, lam: float = 1.0, horizon: Horizon =
 
 
 def turn_level(
-    table: Table, gamma: float = 1.0, lam: float = 1.0, horizon: Horizon = "chain"
+    table: Table, mine: Ints, gamma: float = 1.0, lam: float = 1.0, horizon: Horizon = "chain"
 ) -> tuple[Floats, Floats]:
     """GAE whose steps are acts: V is the value before an act's first token. -> (advantages, critic targets)."""
-    values, rows = summaries(table), table.rows
+    values, rows = summaries(table, mine), table.rows
     following, reward = table.following.tolist(), table.reward.tolist()
     advantage = [0.0] * len(rows)
     for row in table.backwards:
@@ -90,9 +95,9 @@ class Moments(NamedTuple):
     squares: Floats
 
 
-def moments(table: Table, tail: Floats, decay: float) -> Moments:
+def moments(table: Table, mine: Ints, tail: Floats, decay: float) -> Moments:
     """Of A_i = local_i + decay^(n-i) * tail, from the summaries alone."""
-    values = summaries(table)
+    values = summaries(table, mine)
     n, local, local2, cross = (
         np.fromiter(map(attrgetter(name), values), np.float64, len(values))
         for name in ("n", "sum_local", "sum_local2", "sum_local_decay")

@@ -107,14 +107,12 @@ class Default:
                 continue
             rows = run.credit(table, policy)
             try:
-                own = rows if all(r.value is not None for r in rows.rows) else _only_judged(rows, algorithm)
-                mine = own.mine(policy)
-                signals[policy] = algorithm.advantages(own, mine, run.state[policy])
+                signals[policy] = algorithm.advantages(rows, mine, run.state[policy])
             except FloatingPointError as error:
                 raise Stopped(f"policy {policy!r}: {error}") from error
-            found = algorithm.metrics(own, mine, signals[policy])
+            found = algorithm.metrics(rows, mine, signals[policy])
             metrics |= {f"policy/{policy}/{k}": v for k, v in found.items()}
-            run.note_starved(policy, starved(own, signals[policy]))
+            run.note_starved(policy, starved(rows, signals[policy]))
         return signals
 
     async def update(self, run: Run, table: Table, signals: dict[str, list[Signal]]) -> Metrics:
@@ -131,13 +129,6 @@ class Default:
         for policy, figures in zip([p for p in signals if jobs[p]], done, strict=True):
             metrics |= {f"policy/{policy}/{k}": v for k, v in figures.items()}
         return metrics
-
-
-def _only_judged(table: Table, algorithm: Any) -> Table:
-    """Without the rows that no critic has seen (frozen and remote players), where values are needed."""
-    if not algorithm.needs.summaries:
-        return table
-    return Table([r for r in table.rows if r.value is not None])
 
 
 def rebook(harvest: Harvest) -> None:

@@ -44,6 +44,10 @@ def flat(play: Any, gamma: float, lam: float, horizon: str = "chain") -> dict[st
     return found
 
 
+def everything(table: Table) -> np.ndarray:
+    return np.arange(len(table))
+
+
 def summarised(play: Any, gamma: float, lam: float) -> tuple[Table, dict[str, np.ndarray]]:
     """The table as the controller gets it, and the local advantages that stay behind."""
     rows = play.rows
@@ -66,11 +70,11 @@ def test_composed_equals_flat(
     play = ragged(seed)
     table, local = summarised(play, gamma, lam)
     expected = flat(play, gamma, lam, horizon)
-    tails = gae.tails(table, gamma, lam, horizon)
+    tails = gae.tails(table, everything(table), gamma, lam, horizon)
     for name, tail in zip(table.ids, tails, strict=True):
         found = gae.token_advantages(local[name], [len(local[name])], [tail], gamma, lam)
         assert found == pytest.approx(expected[name], abs=1e-6)
-    of = gae.moments(table, tails, gamma * lam)
+    of = gae.moments(table, everything(table), tails, gamma * lam)
     for row, name in enumerate(table.ids):
         assert of.n[row] == len(expected[name])
         assert of.total[row] == pytest.approx(sum(expected[name]), abs=1e-6)
@@ -109,7 +113,7 @@ def test_turn_level(ragged: Callable[..., Any], seed: int, gamma: float, lam: fl
     """Acts as steps: the flat estimator on chains whose every decision is one step with the value of its first token."""
     play = ragged(seed)
     table, _ = summarised(play, gamma, lam)
-    advantage, target = gae.turn_level(table, gamma, lam)
+    advantage, target = gae.turn_level(table, everything(table), gamma, lam)
     first = {row.id: play.values[row.id][0] for row in play.rows}
     chains = defaultdict(list)
     for row in play.rows:
@@ -144,7 +148,18 @@ def test_a_quiet_role_is_not_fed_amplified_noise() -> None:
 
 def test_missing_values_are_named() -> None:
     with pytest.raises(ValueError, match="decision 'a' .* has no values"):
-        gae.tails(Table([one("a", 0, "terminal")]))
+        gae.tails(Table([one("a", 0, "terminal")]), np.arange(1))
+
+
+def test_a_row_that_no_critic_saw_passes_rewards_through() -> None:
+    """A frozen player's act between two of mine: a step with value 0."""
+    rows = [one("a", 0, "no", 1.0), one("b", 1, "no", 0.0), one("c", 2, "terminal", 4.0)]
+    for row, value in zip(
+        (rows[0], rows[2]), gae.summarise([0.5, 3.0], [1, 1], [0.0, 0.0], 1.0, 1.0), strict=True
+    ):
+        row.value = value
+    tail = gae.tails(Table(rows), np.array([0, 2]))
+    assert tail.tolist() == [5.0, 4.0, 4.0]
 
 
 def test_broken_chains_are_named() -> None:
@@ -163,5 +178,5 @@ def test_a_decision_without_tokens_has_no_summary() -> None:
 
 def test_nothing_is_fine() -> None:
     assert gae.summarise([], [], []) == []
-    assert gae.tails(Table([])).shape == (0,)
+    assert gae.tails(Table([]), np.zeros(0, np.int64)).shape == (0,)
     assert make_algorithm("ppo").advantages(Table([]), np.zeros(0, np.int64), {}) == []

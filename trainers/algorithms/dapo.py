@@ -9,7 +9,7 @@ Paper: Yu et al., DAPO, 2503.14476.
                        at most overlong_penalty: a soft edge instead of a cliff at the token limit
 
 With several agents a task is kept if *any* group that this policy trains on has variance. What could not be replaced
-in `resample` rounds is trained as it is (its advantages are 0) and counted.
+in `resample` rounds is left out: that step is smaller.
 
 How published code deviates: MARTI drops all of an agent's samples when its pass rate is not filled in, and never
 looks at the reward range.

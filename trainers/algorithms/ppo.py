@@ -69,11 +69,11 @@ class PPO(PolicyGradient):
 
     def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
         if self.level == "turn":
-            advantage, target = gae.turn_level(table, self.gamma, self.lam, self.horizon)
+            advantage, target = gae.turn_level(table, mine, self.gamma, self.lam, self.horizon)
             shift, scale = self.whitening(table, mine, gae.flat_moments(table, advantage))
             return self.signals(table, mine, advantage=advantage, target=target, shift=shift, scale=scale)
-        tail = gae.tails(table, self.gamma, self.lam, self.horizon)
-        shift, scale = self.whitening(table, mine, gae.moments(table, tail, self.gamma * self.lam))
+        tail = gae.tails(table, mine, self.gamma, self.lam, self.horizon)
+        shift, scale = self.whitening(table, mine, gae.moments(table, mine, tail, self.gamma * self.lam))
         return self.signals(table, mine, tail=tail, shift=shift, scale=scale)
 
     def whitening(self, table: Table, mine: Ints, of: gae.Moments) -> tuple[Floats | None, Floats | None]:

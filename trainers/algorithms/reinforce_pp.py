@@ -56,7 +56,7 @@ class ReinforcePP(GroupRelative):
         if self.kl_reward:
             # a critic-less summary holds the penalties alone, so that the score is the decision's tail
             shift, scale = gae.whiten(
-                table, mine, gae.moments(table, score, 1.0), self.whiten, self.whiten_floor
+                table, mine, gae.moments(table, mine, score, 1.0), self.whiten, self.whiten_floor
             )
             return self.signals(table, mine, tail=score, shift=shift, scale=scale)
         shift, scale = gae.whiten(table, live, gae.flat_moments(table, score), self.whiten, self.whiten_floor)
