@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .algorithms.base import Plan
 from .collect import Harvest, minibatches_of
