@@ -64,13 +64,14 @@ class Budget:
 class _Branch:
     """One line of control: the whole of `run`, or one arm of an `ep.all`."""
 
-    __slots__ = ("coroutine", "count", "index", "join", "node", "prefix", "tails")
+    __slots__ = ("cancelled", "coroutine", "count", "index", "join", "node", "prefix", "tails")
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], prefix: str, tails: tuple[str, ...]) -> None:
         self.coroutine = coroutine
         self.prefix = prefix  # of the ids of its nodes
         self.tails = tails  # ids of the nodes that its next node follows
         self.count = 0
+        self.cancelled = False
         self.node: Node | None = None
         self.join: _OpenJoin | None = None  # the join it is an arm of
         self.index = 0
@@ -119,6 +120,7 @@ class Execution:
         self._turns: dict[str, int] = {}
         self._unanswered = 0
         self._next: list[_Branch] = []
+        self._resuming: list[_Branch] = []  # the round's branches, while they are resumed
         self._trace: Trace | None = None
         self.sessions: dict[str, Any] = {}  # open simulators, kept by the toolbox
         self._episode = Episode(task.view, self.seeds[0][1], self.roles, workflow.tools)
@@ -276,7 +278,10 @@ class Execution:
                 self.round += 1
                 if len(self.seeds) > 1:
                     self._reseed()
+                self._resuming = branches
                 for branch in branches:
+                    if branch.cancelled:
+                        continue
                     node = branch.node
                     if node is None:  # the first round
                         self._run(branch, None)
@@ -295,7 +300,7 @@ class Execution:
 
     def _reseed(self) -> None:
         for start, seed in self.seeds[1:]:
-            if start == self.round:
+            if start + 1 == self.round:  # what round `start` asks was asked before the fork
                 self._episode.rng.seed(seed)
 
     def _run(self, branch: _Branch, value: Any, error: BaseException | None = None) -> None:
@@ -436,15 +441,18 @@ class Execution:
         self._run(join.parent, None, error)
 
     def _cancel(self, arm: _Branch) -> None:
-        for branch in list(self._next):
+        """Close an arm and all that runs below it; what it asked in this round is asked no more."""
+        for branch in [*self._next, *self._resuming]:
             at: _Branch | None = branch
             while at is not None and at is not arm:
                 at = at.join.parent if at.join is not None else None
-            if at is arm:
-                self._next.remove(branch)
-                if branch.node is not None and branch.node.state == PENDING:
-                    self._unanswered -= 1
+            if at is arm and not branch.cancelled:
+                branch.cancelled = True
+                if branch in self._next:
+                    self._next.remove(branch)
+                    self._unanswered -= branch.node is not None and branch.node.state == PENDING
                 _close(branch.coroutine)
+        arm.cancelled = True
         _close(arm.coroutine)
 
     def _returned(self, value: Any) -> None:
@@ -528,5 +536,3 @@ def _restore(
     elif ended is Ended.ERROR and play.ended is not Ended.ERROR:
         play.abort(RuntimeError(error), reason)
     return play
-
-

@@ -314,7 +314,7 @@ class Workflow:
 def unknown(what: str, name: object, known: Any) -> WorkflowError:
     """An unknown name, answered with the nearest known ones."""
     names = sorted(map(str, known))
-    near = difflib.get_close_matches(str(name), names, n=3)
+    near = difflib.get_close_matches(str(name).casefold(), names, n=3)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(names) or 'none'}"
     return WorkflowError(f"unknown {what} {name!r}; {hint}")
 
