@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,36 @@ def browser() -> Iterator[Any]:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         yield chromium
         chromium.close()
+
+
+class Page:
+    """A page with its errors collected: a script error fails the test that caused it."""
+
+    def __init__(self, context: Any, url: str) -> None:
+        self.errors: list[str] = []
+        self.page = context.new_page()
+        self.page.set_default_timeout(15_000)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        self.page.on("dialog", lambda dialog: (self.errors.append("dialog"), dialog.dismiss()))
+        self.page.on("request", lambda r: None if r.url.startswith("file:") else self.errors.append(r.url))
+        self.page.goto(url)
+        self.page.wait_for_selector("html[data-ready]", timeout=30_000)
+
+    def text(self, selector: str) -> str:
+        return str(self.page.inner_text(selector))
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Page]]:
+    opened: list[tuple[Any, Page]] = []
+
+    def open_(path: Path, hash_: str = "", **context: Any) -> Page:
+        made = browser.new_context(**context)
+        opened.append((made, Page(made, path.as_uri() + hash_)))
+        return opened[-1][1]
+
+    yield open_
+    for context, page_ in opened:
+        assert not page_.errors
+        context.close()

@@ -1,0 +1,235 @@
+"""One static site out of a folder of submissions: no server, nothing fetched, readable without its script.
+
+    unitymas leaderboard build submissions -o site
+
+Every submission is checked before it is shown. One whose figures do not follow from its traces is left out and
+named; one that could also be played again from its replies on this machine is called *verified*. Results on different
+data, tasks or settings never share a table: there is one for each. Every row leads to its episodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..envs.trace import read_dicts
+from . import viewer
+from .identity import digest
+from .page import escape, page, printable, write_page
+from .submission import check, read_submission
+
+SHOWN_EPISODES = 2_000
+"""Episodes of an entry that its page of traces carries."""
+_WIDTH = 180  # of the drawn interval, in its own units
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One accepted submission."""
+
+    slug: str
+    metadata: Mapping[str, Any]
+    results: Mapping[str, Any]
+    verified: bool
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.results["figures"]
+        return found
+
+    @property
+    def group(self) -> str:
+        """What has to be equal for two scores to stand in one table."""
+        data, env = self.results["provenance"]["data"], self.results["provenance"]["env"]
+        return digest([
+            env["env_id"], env["code_hash"], env["config"], env["budget"], data["name"], data["split"], data["tasks_hash"],
+            self.results["measure"],
+        ])  # fmt: skip
+
+
+def build(folder: str | Path, out: str | Path, *, title: str = "unitymas leaderboard") -> tuple[list[Entry], dict[str, list[str]]]:
+    """Build the site; gives the entries that are on it, and the problems of those that are not."""
+    folder, out = Path(folder), Path(out)
+    entries: list[Entry] = []
+    rejected: dict[str, list[str]] = {}
+    for path in sorted({p.parent for p in folder.glob("**/metadata.yaml")}):
+        name = str(path.relative_to(folder))
+        if problems := check(path):
+            rejected[name] = problems
+            continue
+        results, metadata = read_submission(path)
+        verified = not check(path, verify=True)
+        entries.append(Entry(_slug(name), metadata, results, verified))
+        _write_traces(path, out, entries[-1])
+    groups = _grouped(entries)
+    write_page(out / "index.html", [page(title, _body(title, groups, rejected), style="site.css", script="site.js"), "</body>\n</html>\n"])
+    summary = [{**_summary(e), "group": e.group} for group in groups for e in group]
+    write_page(out / "leaderboard.json", [json.dumps(summary, indent=1, sort_keys=True) + "\n"])
+    return entries, rejected
+
+
+def _write_traces(path: Path, out: Path, entry: Entry) -> None:
+    traces = islice(read_dicts(path / "traces.jsonl.zst"), SHOWN_EPISODES)
+    viewer.build(
+        traces, out / "traces" / f"{entry.slug}.html", title=f"{entry.metadata['name']} on {entry.results['env_id']}",
+        headline=entry.figures["headline"],
+    )  # fmt: skip
+
+
+def _grouped(entries: Iterable[Entry]) -> list[list[Entry]]:
+    groups: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        groups[entry.group].append(entry)
+    for group in groups.values():
+        group.sort(key=lambda e: (-e.figures["score"]["value"], e.slug))
+    return sorted(groups.values(), key=lambda g: (g[0].results["env_id"], -len(g), g[0].group))
+
+
+def _summary(entry: Entry) -> dict[str, Any]:
+    figures = entry.figures
+    return {
+        "name": entry.metadata["name"], "authors": entry.metadata["authors"], "env_id": entry.results["env_id"],
+        "data": entry.results["provenance"]["data"], "score": figures["score"], "headline": figures["headline"],
+        "success": figures["success"], "pass_at": figures["pass_at"], "pass_hat": figures["pass_hat"], "k": figures["k"],
+        "roles": entry.results["provenance"]["roles"], "per_episode": figures["per_episode"], "verified": entry.verified,
+        "date": entry.results["run"]["date"], "traces": f"traces/{entry.slug}.html",
+    }  # fmt: skip
+
+
+# the page ---------------------------------------------------------------------------------------------
+
+
+def _body(title: str, groups: Sequence[Sequence[Entry]], rejected: Mapping[str, list[str]]) -> str:
+    count = sum(map(len, groups))
+    contents = "".join(f'<li><a href="#{g[0].group}">{escape(_name(g[0]))}</a> <span>{len(g)}</span></li>' for g in groups)
+    return f"""<header class="top"><h1>{escape(title)}</h1>
+<p class="soft">{count} {"entry" if count == 1 else "entries"}. Every figure here was recomputed from the entry's own episodes when this page was built;
+<b class="good">verified</b> entries were also played again from their replies. Bars show the score with its 95% interval over tasks.</p>
+<label class="find"><span class="label">Filter</span><input id="query" type="search" placeholder="team, model, environment  ( / )" autocomplete="off" spellcheck="false"></label>
+<ul class="contents">{contents}</ul></header>
+<main>{"".join(map(_table, groups)) or '<p class="soft">No entry yet.</p>'}{_rejections(rejected)}</main>
+<footer class="soft">Tables hold only results on the same tasks, settings and code. avg@k counts failures as 0.
+pass@k and pass^k are the unbiased estimators. The figures as data: <a href="leaderboard.json">leaderboard.json</a>.</footer>"""
+
+
+def _name(entry: Entry) -> str:
+    data = entry.results["provenance"]["data"]
+    return f"{entry.results['env_id']} · {data['name']} {data['split']}, {data['tasks']} tasks"
+
+
+def _table(group: Sequence[Entry]) -> str:
+    first = group[0]
+    env, data = first.results["provenance"]["env"], first.results["provenance"]["data"]
+    figures = first.figures
+    modified = env["config"].get("modified") or []
+    facts = [
+        f"ranked by {figures['headline']}", f"success is {figures['success']}",
+        f"tasks {data['tasks_hash']}", f"code {env['code_hash']}",
+        *([f"modified: {', '.join(map(str, modified))}"] if modified else []),
+    ]  # fmt: skip
+    columns = (("", ""), ("team", ""), (f"{figures['headline']} avg@k", "n"), ("k", "n"), ("pass@1", "n"), ("pass@k", "n"),
+               ("pass^k", "n"), ("failed", "n"), ("acts", "n"), ("tokens", "n"), ("date", "n"), ("episodes", ""))  # fmt: skip
+    head = "".join(_heading(i, name, kind) for i, (name, kind) in enumerate(columns))
+    rows = "".join(_row(rank, entry, len(columns)) for rank, entry in enumerate(group, start=1))
+    return f"""<section id="{first.group}"><h2>{escape(_name(first))}</h2><p class="facts">{" · ".join(map(escape, facts))}</p>
+<div class="scroll"><table><thead><tr>{head}</tr></thead>{rows}</table></div></section>"""
+
+
+def _heading(index: int, name: str, kind: str) -> str:
+    if not name or name == "episodes":
+        return f"<th>{name}</th>"
+    order = ' aria-sort="descending"' if index == 2 else ""
+    return f'<th class="{kind}"{order}><button data-column="{index}">{escape(name)}</button></th>'
+
+
+def _row(rank: int, entry: Entry, width: int) -> str:
+    figures, per = entry.figures, entry.figures["per_episode"]
+    k, score = str(figures["k"]), figures["score"]
+    failed = figures["endings"].get("error", 0) / figures["episodes"]
+    mark = '<b class="good" title="played again from its replies on this machine">verified</b>' if entry.verified else '<span class="faint" title="figures recomputed from the traces">recomputed</span>'
+    cells = [
+        (rank, f'<td class="n faint">{rank}</td>'),
+        (printable(entry.metadata["name"]).lower(), f'<td class="team"><button class="more" aria-expanded="false">{escape(entry.metadata["name"], 80)}</button> {mark}'
+         f'<div class="faint">{escape(", ".join(_players(entry)), 120)}</div></td>'),
+        (score["value"], f'<td class="n score"><b>{score["value"]:.3f}</b>{_interval(score)}</td>'),
+        (figures["k"], f'<td class="n">{figures["k"]}</td>'),
+        *((value, f'<td class="n">{value:.3f}</td>') for value in (
+            _point(figures["pass_at"], "1"), _point(figures["pass_at"], k), _point(figures["pass_hat"], k))),
+        (failed, f'<td class="n{" bad" if failed else ""}">{failed:.1%}</td>'),
+        (per["acts"], f'<td class="n">{per["acts"]:.1f}</td>'),
+        (per["tokens_out"], f'<td class="n">{per["tokens_out"]:,.0f}</td>'),
+        (entry.results["run"]["date"], f'<td class="n faint">{escape(str(entry.results["run"]["date"])[:10])}</td>'),
+        ("", f'<td><a href="traces/{entry.slug}.html">look</a></td>'),
+    ]  # fmt: skip
+    with_keys = "".join(html.replace("<td", f'<td data-value="{escape(value)}"', 1) for value, html in cells)
+    return f'<tbody><tr class="entry">{with_keys}</tr><tr class="detail" hidden><td colspan="{width}">{_detail(entry)}</td></tr></tbody>'
+
+
+def _interval(score: Mapping[str, Any]) -> str:
+    """The interval as a line with a dot, on the scale from 0 to 1 (or to the score, where it is larger)."""
+    top = max(1.0, score["high"] or score["value"])
+    low, high = score["low"], score["high"]
+    x = [_WIDTH * min(1.0, max(0.0, v / top)) for v in (score["value"], low if low is not None else 0, high if high is not None else 0)]
+    words = f"{low:.3f} to {high:.3f}" if low is not None and high is not None else "no interval: one task"
+    line = f'<line class="ci" x1="{x[1]:.1f}" x2="{x[2]:.1f}" y1="5" y2="5"/>' if low is not None else ""
+    return (f'<svg viewBox="-3 0 {_WIDTH + 6} 10" role="img" aria-label="{words}"><title>{words}</title>'
+            f'<line class="axis" x1="0" x2="{_WIDTH}" y1="5" y2="5"/>{line}<circle cx="{x[0]:.1f}" cy="5" r="3"/></svg>')  # fmt: skip
+
+
+def _detail(entry: Entry) -> str:
+    roles = "".join(
+        f"<tr><td>{escape(role)}</td><td>{escape(', '.join(_players(entry, role)), 80)}</td><td class='n'>{did['calls_per_episode']:.2f}</td>"
+        f"<td class='n'>{did['format_validity']:.1%}</td><td class='n'>{did['mean_credit']:+.3f}</td><td class='n'>{did['tokens_out']:.0f}</td></tr>"
+        for role, did in entry.figures["roles"].items()
+    )
+    failures = "".join(f"<li>{count} × {escape(cause, 160)}</li>" for cause, count in list(entry.figures["failures"].items())[:6])
+    libraries = ", ".join(f"{name} {version}" for name, version in entry.results["provenance"]["libraries"].items())
+    url = str(entry.metadata.get("url") or "")
+    link = f'<p><a rel="nofollow noopener" href="{escape(url)}">{escape(url, 100)}</a></p>' if re.match(r"https?://", url) else ""
+    return f"""<div class="sheet"><div><p>{escape(entry.metadata["description"], 2000)}</p>{link}
+<p class="soft">{escape(entry.metadata["authors"], 300)}</p><p class="soft mono">{escape(entry.results["run"]["command"], 500)}</p>
+<p class="faint">{escape(libraries)}</p>{f"<ul class='soft'>{failures}</ul>" if failures else ""}</div>
+<table class="roles"><thead><tr><th>role</th><th>played by</th><th class="n">calls</th><th class="n">legal</th><th class="n">credit</th><th class="n">tokens</th></tr></thead><tbody>{roles}</tbody></table></div>"""
+
+
+def _players(entry: Entry, role: str | None = None) -> list[str]:
+    seats = entry.results["provenance"]["roles"].values()
+    return list(dict.fromkeys(str(s["player"]) for s in seats if role is None or s["role"] == role))
+
+
+def _rejections(rejected: Mapping[str, list[str]]) -> str:
+    if not rejected:
+        return ""
+    items = "".join(f"<li><b>{escape(name)}</b>: {escape(problems[0], 300)}{f' (and {len(problems) - 1} more)' if len(problems) > 1 else ''}</li>"
+                    for name, problems in rejected.items())  # fmt: skip
+    return f'<section id="rejected"><h2>Not listed</h2><p class="facts">Their figures do not follow from their traces.</p><ul>{items}</ul></section>'
+
+
+def _point(table: Mapping[str, Any], k: str) -> float:
+    return float(table[k]["value"]) if k in table else float("nan")
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", printable(name)).strip("-.") + "-" + digest(name, 6)
+
+
+def leaderboard_main(argv: list[str] | None = None) -> int:
+    """``unitymas leaderboard build DIR -o SITE``."""
+    parser = argparse.ArgumentParser(prog="unitymas leaderboard", description="Build the static leaderboard site.")
+    parser.add_argument("action", choices=["build"])
+    parser.add_argument("folder", type=Path, help="folder of submissions")
+    parser.add_argument("-o", "--out", type=Path, default=Path("site"))
+    parser.add_argument("--title", default="unitymas leaderboard")
+    given = parser.parse_args(argv)
+    entries, rejected = build(given.folder, given.out, title=given.title)
+    for name, problems in rejected.items():
+        print(f"not listed: {printable(name)}: {printable(problems[0], 300)}")
+    print(f"{given.out / 'index.html'}  ({len(entries)} entries, {sum(e.verified for e in entries)} verified, {len(rejected)} not listed)")
+    return 0
