@@ -43,6 +43,7 @@ def prepare(
     aside.mkdir(parents=True, exist_ok=True)
     _build(entry, source_for(entry, source, home() / "downloads", say), aside, say)
     old = place.with_name(f".{name}.old")
+    shutil.rmtree(old, ignore_errors=True)
     if place.exists():
         place.rename(old)
     aside.rename(place)
