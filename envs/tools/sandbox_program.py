@@ -22,10 +22,10 @@ _RECURSION = 1000  # frames a program has under a bare interpreter
 
 
 class Channel:
-    """One line of JSON per fact, each led by the key."""
+    """One line of JSON per fact, each led by the key. Processes that the program forks have no say."""
 
     def __init__(self, descriptor: int, key: bytes) -> None:
-        self._descriptor, self._key = descriptor, key
+        self._descriptor, self._key, self._process = descriptor, key, os.getpid()
         self._out_of_memory = key + b'{"raised": "MemoryError"}\n'  # ready made: nothing may be left by then
 
     def tell(self, **facts: str) -> None:
@@ -35,7 +35,7 @@ class Channel:
         self._write(self._out_of_memory)
 
     def _write(self, line: bytes) -> None:
-        while line:
+        while line and os.getpid() == self._process:
             line = line[os.write(self._descriptor, line) :]
 
 
