@@ -1,0 +1,228 @@
+"""Monitors: the ways in which reward rises and the team gets worse, each with its threshold.
+
+    watch = Watch(headline="f1")
+    for step …:
+        figures = {"step": step, **measure(traces), "train": mean_score}        # "held_out" where it was measured
+        for alarm in watch.see(figures):
+            print(alarm)
+
+    length drift      episodes grow or shrink against the first steps
+    tool spike        suddenly many more tool calls than in the steps before
+    entropy collapse  a role says the same whatever it is asked
+    format only       credit rises by format alone, the task's own components do not
+    held-out drop     the held-out score falls while the training score does not
+
+A monitor only tells; it never changes a reward. An alarm is given when a condition begins, not at every step of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any, Protocol
+
+from ..envs.trace import Trace
+
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A monitor fired: at which step, on what value, against which threshold, in words."""
+
+    step: int
+    monitor: str
+    value: float
+    threshold: float
+    message: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.monitor}: {self.message}"
+
+
+class Monitor(Protocol):
+    """Looks at the figures of all steps so far; a finding is (value, threshold, words)."""
+
+    @property
+    def name(self) -> str: ...
+
+    def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None: ...
+
+
+def measure(traces: Iterable[Trace]) -> dict[str, float]:
+    """What the monitors look at, from the episodes of one step (means per episode)."""
+    traces = list(traces)
+    if not traces:
+        return {}
+    credits: dict[bool, float] = defaultdict(float)
+    for trace in traces:
+        for credit in trace.credits:
+            credits["format" in credit.component] += credit.amount
+    n = len(traces)
+    return {
+        "acts": sum(len(t.acts()) for t in traces) / n,
+        "tool_uses": sum(len(t.uses()) for t in traces) / n,
+        "message_entropy": message_entropy(traces),
+        "format_credit": credits[True] / n,
+        "task_credit": credits[False] / n,
+    }
+
+
+def message_entropy(traces: Iterable[Trace]) -> float:
+    """How varied replies are, from 0 (always the same words) to 1 (never the same): the entropy of the distribution
+    of whole replies, divided by the largest it could be, by role; the least varied role counts, for one is enough."""
+    said: dict[str, Counter[str]] = defaultdict(Counter)
+    for trace in traces:
+        for node in trace.acts():
+            said[str(node.role)][(node.text or "").strip()] += 1
+    return min((_evenness(replies) for replies in said.values() if replies.total() > 1), default=1.0)
+
+
+def _evenness(counts: Counter[str]) -> float:
+    total = counts.total()
+    return -sum(c / total * math.log(c / total) for c in counts.values()) / math.log(total)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthDrift:
+    """Acts per episode, mean of the last `window` steps, against the mean of the first `warmup`."""
+
+    factor: float = 1.5
+    warmup: int = 5
+    window: int = 3
+    key: str = "acts"
+    name: str = "length drift"
+
+    def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
+        before, now = _early_and_late(history, self.key, self.warmup, self.window)
+        if before is None or now is None or before <= 0:
+            return None
+        ratio = now / before
+        if 1 / self.factor <= ratio <= self.factor:
+            return None
+        change = "longer" if ratio > 1 else "shorter"
+        threshold = self.factor if ratio > 1 else 1 / self.factor
+        return ratio, threshold, f"episodes are {change}: {now:.1f} acts, {before:.1f} at first (× {ratio:.2f}, threshold × {threshold:.2f})"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpike:
+    """Tool uses per episode in this step, against the median of the `window` steps before."""
+
+    factor: float = 2.0
+    least: float = 1.0
+    window: int = 10
+    name: str = "tool spike"
+
+    def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
+        uses = [row["tool_uses"] for row in history if "tool_uses" in row]
+        if len(uses) < 4 or "tool_uses" not in history[-1]:
+            return None
+        usual = median(uses[-1 - self.window : -1])
+        threshold = max(usual * self.factor, usual + self.least)
+        if uses[-1] <= threshold:
+            return None
+        return uses[-1], threshold, f"{uses[-1]:.1f} tool uses an episode, {usual:.1f} in the steps before (threshold {threshold:.1f})"
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyCollapse:
+    """The variety of replies, against the first steps; and never an alarm while it is above `floor`."""
+
+    share: float = 0.5
+    floor: float = 0.5
+    warmup: int = 5
+    window: int = 3
+    name: str = "entropy collapse"
+
+    def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
+        before, now = _early_and_late(history, "message_entropy", self.warmup, self.window)
+        if before is None or now is None:
+            return None
+        threshold = min(self.floor, self.share * before)
+        if now >= threshold:
+            return None
+        return now, threshold, f"a role repeats itself: variety of replies {now:.2f}, {before:.2f} at first (threshold {threshold:.2f})"
+
+
+@dataclass(frozen=True, slots=True)
+class FormatOnly:
+    """Credit per episode against the first steps: the part called format rose, the task's part did not."""
+
+    least: float = 0.1
+    share: float = 0.1
+    warmup: int = 5
+    window: int = 3
+    name: str = "format only"
+
+    def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
+        form = _early_and_late(history, "format_credit", self.warmup, self.window)
+        task = _early_and_late(history, "task_credit", self.warmup, self.window)
+        if form[0] is None or form[1] is None or task[0] is None or task[1] is None:
+            return None
+        gain, other = form[1] - form[0], task[1] - task[0]
+        if gain < self.least or other > self.share * gain:
+            return None
+        return other, self.share * gain, (
+            f"credit rises by format alone: format {gain:+.2f}, everything else {other:+.2f} "
+            f"(threshold {self.share * gain:+.2f}: {self.share:.0%} of the format's gain)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutDrop:
+    """The held-out score against its best, while training is at least where it was then."""
+
+    drop: float = 0.05
+    name: str = "held-out drop"
+
+    def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
+        seen = [row for row in history if "held_out" in row]
+        if len(seen) < 2:
+            return None
+        best = max(seen, key=lambda row: row["held_out"])
+        fall = best["held_out"] - seen[-1]["held_out"]
+        if fall <= self.drop or seen[-1].get("train", math.inf) < best.get("train", -math.inf):
+            return None
+        return fall, self.drop, (
+            f"held-out score {seen[-1]['held_out']:.3f}, it was {best['held_out']:.3f} at step {int(best['step'])} "
+            f"(− {fall:.3f}, threshold {self.drop:.3f}), while the training score did not fall"
+        )
+
+
+DEFAULT: tuple[Monitor, ...] = (LengthDrift(), ToolSpike(), EntropyCollapse(), FormatOnly(), HeldOutDrop())
+
+
+@dataclass
+class Watch:
+    """Feeds the steps of a run to its monitors, in order."""
+
+    monitors: Sequence[Monitor] = DEFAULT
+    history: list[Figures] = field(default_factory=list)
+    alarms: list[Alarm] = field(default_factory=list)
+    _firing: set[str] = field(default_factory=set)
+
+    def see(self, figures: Mapping[str, Any]) -> list[Alarm]:
+        """One more step (it needs the key ``step``); gives the alarms that begin with it."""
+        self.history.append({k: float(v) for k, v in figures.items() if isinstance(v, (int, float)) and math.isfinite(v)})
+        fresh = []
+        for monitor in self.monitors:
+            found = monitor.look(self.history)
+            if found is None:
+                self._firing.discard(monitor.name)
+            elif monitor.name not in self._firing:
+                self._firing.add(monitor.name)
+                fresh.append(Alarm(int(figures["step"]), monitor.name, *found))
+        self.alarms += fresh
+        return fresh
+
+
+def _early_and_late(history: Sequence[Figures], key: str, warmup: int, window: int) -> tuple[float | None, float | None]:
+    """Means over the first and the last steps; nothing until there are enough of both."""
+    values = [row[key] for row in history if key in row]
+    if len(values) < warmup + window:
+        return None, None
+    return fmean(values[:warmup]), fmean(values[-window:])
