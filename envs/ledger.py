@@ -71,7 +71,7 @@ class FunctionRule:
             return [
                 Credit(n.id, self.name, given[key])
                 for n in acts
-                for key in (n.id, n.agent, n.role)
+                for key in dict.fromkeys((n.id, n.agent, n.role))
                 if key in given
             ]
         if given is None or isinstance(given, str) or not isinstance(given, Iterable):
