@@ -3,8 +3,8 @@
 Within a group, a sample's advantage is its rank, spread evenly over -1 … 1; ties share their mean rank. Rewards then
 need no scale: a role that earns 0.01 learns as fast as one that earns 100.
 
-    import my_algorithm                                    # registers it
-    unitymas train mask-hotpotqa learner.algorithm.name=rank
+    import my_algorithm, unitymas                          # the import registers it
+    unitymas.train("mask-hotpotqa", preset="shared", overrides=["policies.team.algorithm.name=rank"])
 """
 
 from collections.abc import MutableMapping

@@ -5,7 +5,7 @@ Paper: Hu et al., REINFORCE++, 2501.03262.
     A_i = score - c * sum over tokens j >= i of (proximal_j - reference_j),     then whitened over all tokens
 
 With `baseline` the mean score of the (task, agent) group is subtracted first (REINFORCE++-baseline); samples that
-have nobody to compare with then get 0 and stay out of the whitening.
+have nobody to compare with then get 0 (but for their own penalty) and stay out of the whitening.
 
 One whitening over everything is the paper's statistic and the default (`whiten="policy"`); where a policy plays
 several roles, the one with the largest rewards then sets the scale for all, and `whiten="role"` is the cure.
@@ -53,11 +53,11 @@ class ReinforcePP(GroupRelative):
         if self.baseline:
             live = mine[~within.still(score)[mine]]
             score = self.compare(within, score)
+        columns = {"advantage": score}
+        of = gae.flat_moments(table, score)
         if self.kl_reward:
             # a critic-less summary holds the penalties alone, so that the score is the decision's tail
-            shift, scale = gae.whiten(
-                table, mine, gae.moments(table, mine, score, 1.0), self.whiten, self.whiten_floor
-            )
-            return self.signals(table, mine, tail=score, shift=shift, scale=scale)
-        shift, scale = gae.whiten(table, live, gae.flat_moments(table, score), self.whiten, self.whiten_floor)
-        return self.signals(table, mine, advantage=score, shift=shift, scale=scale)
+            columns = {"tail": score}
+            of = gae.moments(table, mine, score, 1.0)
+        shift, scale = gae.whiten(table, live, of, self.whiten, self.whiten_floor)
+        return self.signals(table, mine, shift=shift, scale=scale, **columns)
