@@ -18,7 +18,7 @@ from unitymas.trainers.gae import summarise, token_advantages
 from unitymas.trainers.groups import partition
 from unitymas.trainers.table import Decision, Table
 
-UNHURRIED = settings(deadline=None, max_examples=40)
+UNHURRIED = settings(deadline=None, max_examples=25)
 SEEDS = st.integers(0, 2**20)
 Key = Callable[[Decision], Hashable]
 

@@ -14,7 +14,7 @@ from unitymas.trainers import gae
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.table import Decision, Table
 
-UNHURRIED = settings(deadline=None, max_examples=40)
+UNHURRIED = settings(deadline=None, max_examples=25)
 RATES = st.sampled_from([0.0, 0.5, 0.9, 0.95, 1.0])
 
 
