@@ -6,19 +6,17 @@ name only when complete. Nothing is ever downloaded unless ``prepare`` is called
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..tasks import fingerprint
 from . import files
-from .adapters import Corpus
 from .catalogue import CATALOGUE, SPLITS, Known, known
-from .recognise import adapt, entry_for, guess_kind, records_of, unique
-from .schemas import DataError, FieldError
+from .recognise import adapt, entry_for, guess_kind, passages_of, records_of, unique
+from .schemas import DataError
 from .sources import Say, Source, cut_by_id, sha256, source_for, write_json
 from .store import SCHEMA, folder, home, is_prepared
 
@@ -123,8 +121,8 @@ def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say
             part = cut_by_id(row["id"]) if split == "all" else split
             streams[part].write(_line(row))
             counts[part] += 1
-            if corpus and entry.corpus:
-                corpus.add(entry.corpus, record, place)
+            if corpus:
+                corpus.extend(passages_of(entry, record, place))
             if sum(counts.values()) % 10_000 == 0:
                 say(f"{entry.name}/{split}: {sum(counts.values()):,} rows")
     finally:
@@ -152,23 +150,17 @@ def _summary(path: Path, rows: int) -> dict[str, Any]:
 
 
 class _PassageFile:
-    """The distinct paragraphs of a split; an id is a hash of title and text, so splits agree on it."""
+    """The distinct paragraphs of a split."""
 
     def __init__(self, path: Path) -> None:
         self._stream = path.open("wb")
-        self._seen: set[bytes] = set()
+        self._seen: set[str] = set()
 
-    def add(self, corpus: Corpus, record: Mapping[str, Any], place: str) -> None:
-        try:
-            for passage in corpus(record):
-                digest = hashlib.sha256(
-                    f"{passage['title']}\0{passage['text']}".encode("utf-8", "surrogatepass")
-                ).digest()
-                if digest[:12] not in self._seen:
-                    self._seen.add(digest[:12])
-                    self._stream.write(_line({"id": digest[:8].hex(), **passage}))
-        except FieldError as error:
-            raise DataError(f"{place}: {error}") from error
+    def extend(self, passages: Iterable[Mapping[str, str]]) -> None:
+        for passage in passages:
+            if passage["id"] not in self._seen:
+                self._seen.add(passage["id"])
+                self._stream.write(_line(passage))
 
     def close(self) -> None:
         self._stream.close()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..tasks import DataSet, fingerprint
 from . import files
 from .adapters import Adapter, math, multihop, paragraphs, qa
 from .catalogue import Known
 from .code_adapters import code
 from .schemas import KINDS, DataError, FieldError, check_row
-from .sources import Located
+from .sources import LocalSource, Located
 
 _GENERIC: dict[str, Adapter] = {"qa": qa, "code": code, "math": math}
 
@@ -88,3 +90,36 @@ def read_tasks(path: str | Path, kind: str | None = None) -> Iterator[dict[str, 
         row = adapt(adapter, kind or "", record, place)
         if row is not None:
             yield {**row, "id": unique(row["id"], seen)}
+
+
+def load_file(path: str | Path, kind: str, split: str) -> DataSet:
+    """A file as a data set, without preparing it; of a folder, the files that are named after the split."""
+    path = Path(path)
+    source = LocalSource(path)
+    wanted = split if split in source.splits() else source.splits()[0]
+    if path.is_dir() and wanted not in (split, "all"):
+        raise DataError(f"{path}: has no file for the split {split!r}, only for {', '.join(source.splits())}")
+    rows, passages, seen = [], dict[str, dict[str, str]](), set[str]()
+    entry: Known | None = None
+    for place, record in source.records(wanted):
+        entry = entry or entry_for(path.stem, kind, record)
+        row = adapt(entry.adapter, kind, record, place)
+        if row is not None:
+            rows.append({**row, "id": unique(row["id"], seen)})
+            for passage in passages_of(entry, record, place):
+                passages[passage["id"]] = passage
+    if not rows:
+        raise DataError(f"{path}: holds no task")
+    return DataSet(path.stem, split, rows, fingerprint(rows), list(passages.values()) or None)
+
+
+def passages_of(entry: Known, record: Mapping[str, Any], place: str) -> Iterator[dict[str, str]]:
+    """The paragraphs that come with a record; an id is a hash of title and text, so all splits agree on it."""
+    if entry.corpus is None:
+        return
+    try:
+        for passage in entry.corpus(record):
+            content = f"{passage['title']}\0{passage['text']}".encode("utf-8", "surrogatepass")
+            yield {"id": hashlib.sha256(content).hexdigest()[:16], **passage}
+    except FieldError as error:
+        raise DataError(f"{place}: {error}") from error

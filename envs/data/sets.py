@@ -5,7 +5,8 @@
     prepare("mine", source="questions.jsonl")   # from files
     load("hotpotqa", "validation")              # DataSet(name, split, rows, fingerprint, passages)
     check("questions.jsonl")                    # every row that does not fit, by file, row and field
-    list(read_tasks("questions.jsonl"))         # rows for make(..., tasks=...), without preparing anything
+    load_file("questions.jsonl", "qa", "train") # a DataSet without preparing anything
+    list(read_tasks("questions.jsonl"))         # rows for make(..., tasks=...)
 
 This page is the door; behind it: ``catalogue`` (which sets there are), ``sources`` (hub, wheels, files),
 ``adapters`` and ``code_adapters`` (records to rows), ``schemas`` (what a row must be), ``preparing``, ``store``
@@ -15,11 +16,11 @@ and ``checking``.
 from .catalogue import CATALOGUE
 from .checking import Report, check
 from .preparing import prepare
-from .recognise import read_tasks
+from .recognise import load_file, read_tasks
 from .schemas import DataError, check_row
 from .store import Listed, home, is_prepared, list_data, load
 
 __all__ = [
     "CATALOGUE", "DataError", "Listed", "Report", "check", "check_row", "home", "is_prepared", "list_data", "load",
-    "prepare", "read_tasks",
+    "load_file", "prepare", "read_tasks",
 ]  # fmt: skip

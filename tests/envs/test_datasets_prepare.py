@@ -13,7 +13,7 @@ from unitymas.envs.data import sources
 from unitymas.envs.data.catalogue import CATALOGUE, Hub, Package
 from unitymas.envs.data.commands import data_main
 from unitymas.envs.data.schemas import DataError
-from unitymas.envs.data.sets import check, home, is_prepared, list_data, load, prepare
+from unitymas.envs.data.sets import check, home, is_prepared, list_data, load, load_file, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +97,20 @@ def test_prepared_once(tmp_path: Path) -> None:
     path.unlink()
     assert prepare("mine", str(path)) == home() / "data" / "mine"
     assert is_prepared("mine") and [one.splits for one in list_data() if one.name == "mine"] == [{"test": 2}]
+
+
+def test_a_file_as_a_data_set_without_preparing(tmp_path: Path) -> None:
+    data = load_file(write(tmp_path / "mine.json" / "hotpot_dev.jsonl", hotpot(3)), "qa", "train")
+    assert (data.name, data.split, len(data)) == ("hotpot_dev", "train", 3)
+    assert data.passages is not None and len(data.passages) == 4
+    prepare("hotpotqa", str(tmp_path / "mine.json" / "hotpot_dev.jsonl"))
+    assert {p["id"] for p in load("hotpotqa", "validation").passages or ()} == {
+        p["id"] for p in data.passages
+    }
+    write(tmp_path / "own" / "train.jsonl", questions(2))
+    assert len(load_file(tmp_path / "own", "qa", "train")) == 2
+    with pytest.raises(DataError, match="has no file for the split 'test', only for train"):
+        load_file(tmp_path / "own", "qa", "test")
 
 
 # --------------------------------------------------------------------- faults, and going on

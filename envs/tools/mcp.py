@@ -1,0 +1,253 @@
+"""Tools of any MCP server, usable from a workflow: ``await ep.use("mcp:files/read_file", path="a.txt")``.
+
+    files = McpServer(command=["npx", "-y", "@modelcontextprotocol/server-filesystem", "."], deadline=10, per_second=5)
+    search = McpServer(url="http://localhost:8000/mcp")
+    env = unitymas.make("my-env", tools={"mcp": mcp_tools(files=files, search=search)})
+
+A server is started (or reached) at its first call and kept, on the background loop that all tools share; calls
+run side by side, at most ``per_second`` of them a second, each with its own ``deadline``. What the tool reports as
+an error, an unknown tool, and a missed deadline are a ``ToolError``, which the workflow can catch. A server that
+cannot be reached, or dies, is an ``Infrastructure`` failure: such an episode never trains; the next call starts
+it anew. Needs the package ``mcp``: ``pip install 'unitymas[mcp]'``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..workflow import ToolError
+from .base import Infrastructure, Kind, Tool, background
+
+START_SECONDS = 60.0  # a server may have to be installed first
+
+
+@dataclass(slots=True)
+class McpServer:
+    """One MCP server, by its ``command`` (talks over stdin and stdout) or its ``url`` (streamable HTTP)."""
+
+    command: Sequence[str] | None = None
+    url: str | None = None
+    env: Mapping[str, str] | None = None
+    deadline: float = 30.0
+    """Seconds that the server has to answer one call, not counting the wait for its turn."""
+    per_second: float | None = None
+    """Calls per second at most; more of them wait."""
+    _connection: _Connection | None = field(default=None, init=False, repr=False, compare=False)
+    _next_turn: float = field(default=0.0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("an McpServer has either a command or a url")
+        if self.deadline <= 0 or (self.per_second is not None and self.per_second <= 0):
+            raise ValueError("deadline and per_second must be above zero")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles (environments are both) connect for themselves."""
+        return McpServer, (self.command, self.url, self.env, self.deadline, self.per_second)
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
+        """The tool's result: its structured content if it gives any, else its text."""
+        connection = await self._connected()
+        if tool not in connection.tools:
+            near = difflib.get_close_matches(tool, connection.tools, n=3)
+            raise ToolError(
+                f"{self.name} has no tool {tool!r}; it has {', '.join(near or sorted(connection.tools))}"
+            )
+        await self._turn()
+        answer = asyncio.ensure_future(connection.session.call_tool(tool, _thawed(arguments)))
+        done, _ = await asyncio.wait(
+            {answer, connection.ended}, timeout=self.deadline, return_when=asyncio.FIRST_COMPLETED
+        )
+        if answer not in done:
+            answer.cancel()
+            if connection.ended in done:
+                raise Infrastructure(f"{self.name} died while it answered {tool!r}")
+            raise ToolError(f"{self.name}/{tool}: no answer within {self.deadline:g} s")
+        try:
+            return _content(answer.result(), tool)
+        except ToolError:
+            raise
+        except Exception as error:
+            if _is_answer(error):
+                raise ToolError(f"{self.name}/{tool}: {error}") from error
+            connection.give_up()
+            raise Infrastructure(f"{self.name} failed at {tool!r}: {_innermost(error)}") from error
+
+    async def tools(self) -> list[dict[str, Any]]:
+        """The server's tools as {name, description, parameters}, as a prompt or a chat template wants them."""
+        connection = await self._connected()
+        return [connection.tools[name] for name in sorted(connection.tools)]
+
+    def list_tools(self) -> list[dict[str, Any]]:
+        """``tools`` for those who cannot await."""
+        found: list[dict[str, Any]] = background(self.tools()).result(START_SECONDS + self.deadline)
+        return found
+
+    def close(self) -> None:
+        """Stop the server; a later call starts it again."""
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.usable:
+            background(connection.close()).result(self.deadline)
+
+    @property
+    def name(self) -> str:
+        return f"the MCP server {self.url or ' '.join(self.command or ())}"
+
+    async def _connected(self) -> _Connection:
+        """The open connection; a dead one, or that of a parent process, is replaced."""
+        if self._connection is None or not self._connection.usable:
+            self._connection = _Connection(self)
+        connection = self._connection
+        try:
+            await asyncio.wait_for(asyncio.shield(connection.ready), START_SECONDS)
+        except (Exception, asyncio.TimeoutError) as error:
+            raise Infrastructure(f"{self.name} cannot be reached: {_innermost(error)}") from error
+        return connection
+
+    async def _turn(self) -> None:
+        """Wait so that calls are at least 1 / per_second apart."""
+        if self.per_second is not None:
+            now = asyncio.get_running_loop().time()
+            mine = max(now, self._next_turn)
+            self._next_turn = mine + 1 / self.per_second
+            await asyncio.sleep(mine - now)
+
+
+class _Connection:
+    """An open session, held by one task of its own, since the protocol library wants it closed where it was opened."""
+
+    def __init__(self, server: McpServer) -> None:
+        loop = asyncio.get_running_loop()
+        self.session: Any = None
+        self.tools: dict[str, dict[str, Any]] = {}
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self._closing = asyncio.Event()
+        self._process = os.getpid()
+        self.ended = loop.create_task(self._hold(server))
+
+    @property
+    def usable(self) -> bool:
+        return self._process == os.getpid() and not self._closing.is_set() and not self.ended.done()
+
+    def give_up(self) -> None:
+        """Let go of a server that no longer answers; ``_hold`` cleans up after it."""
+        self._closing.set()
+
+    async def close(self) -> None:
+        self.give_up()
+        await asyncio.wait({self.ended})
+
+    async def _hold(self, server: McpServer) -> None:
+        try:
+            async with _session(server) as self.session:
+                await self.session.initialize()
+                self.tools = {tool.name: _described(tool) for tool in await _all_tools(self.session)}
+                self.ready.set_result(None)
+                await self._closing.wait()
+        except Exception as error:
+            if not self.ready.done():
+                self.ready.set_exception(error)
+        finally:
+            if not self.ready.done():
+                self.ready.cancel()
+
+
+@asynccontextmanager
+async def _session(server: McpServer) -> AsyncIterator[Any]:
+    try:
+        import mcp
+    except ImportError as error:
+        raise Infrastructure("MCP tools need the package mcp: pip install 'unitymas[mcp]'") from error
+    if server.url is not None:
+        from mcp.client import streamable_http
+
+        names = ("streamable_http_client", "streamablehttp_client")  # mcp 2, mcp 1
+        connect = next(getattr(streamable_http, name) for name in names if hasattr(streamable_http, name))
+        transport = connect(server.url)
+    else:
+        program, *arguments = server.command or ()
+        env = None if server.env is None else dict(server.env)
+        transport = mcp.stdio_client(mcp.StdioServerParameters(command=program, args=arguments, env=env))
+    async with transport as streams, mcp.ClientSession(streams[0], streams[1]) as session:
+        yield session
+
+
+async def _all_tools(session: Any) -> list[Any]:
+    """Every tool, page by page."""
+    page = await session.list_tools()
+    found = list(page.tools)
+    while cursor := _either(page, "next_cursor", "nextCursor"):
+        page = await session.list_tools(cursor=cursor)
+        found.extend(page.tools)
+    return found
+
+
+def _described(tool: Any) -> dict[str, Any]:
+    parameters = _either(tool, "input_schema", "inputSchema") or {}
+    return {"name": tool.name, "description": tool.description or "", "parameters": parameters}
+
+
+def _thawed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A node's arguments are frozen; the protocol wants ordinary lists and dicts."""
+    plain: dict[str, Any] = json.loads(json.dumps(arguments))
+    return plain
+
+
+def _content(result: Any, tool: str) -> Any:
+    """What ``run`` gets to see: JSON values only."""
+    text = "\n".join(part.text for part in result.content if getattr(part, "type", "") == "text")
+    if _either(result, "is_error", "isError"):
+        raise ToolError(text or f"{tool} failed without a message")
+    structured = _either(result, "structured_content", "structuredContent")
+    if isinstance(structured, dict):
+        return structured["result"] if set(structured) == {"result"} else structured
+    return text
+
+
+def _either(thing: Any, name: str, older: str) -> Any:
+    """A field under its name in version 2 of the library, or in version 1."""
+    return getattr(thing, name, None) if hasattr(thing, name) else getattr(thing, older, None)
+
+
+def _is_answer(error: Exception) -> bool:
+    """Whether the server itself answered with an error of the protocol (arguments that do not fit, say)."""
+    details = getattr(error, "error", None)
+    closed = -32000  # the library's own code for "connection closed"
+    return type(error).__name__ in ("MCPError", "McpError") and getattr(details, "code", closed) != closed
+
+
+def _innermost(error: BaseException) -> str:
+    """The cause inside of nested exception groups."""
+    while isinstance(getattr(error, "exceptions", None), tuple):
+        error = error.exceptions[0]  # type: ignore[attr-defined]
+    return f"{type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    """Called by the toolbox with the tool's name, "server/tool"."""
+
+    servers: Mapping[str, McpServer]
+
+    async def __call__(self, _name: str = "", **arguments: Any) -> Any:
+        server, _, tool = _name.partition("/")
+        if server not in self.servers or not tool:
+            known = ", ".join(f"mcp:{name}/…" for name in self.servers)
+            raise ToolError(f'there is no MCP tool "mcp:{_name}"; the servers are {known}')
+        return await self.servers[server].call(tool, arguments)
+
+
+def mcp_tools(*, kind: Kind = "pure", **servers: McpServer) -> Tool:
+    """One tool for ``make(tools={"mcp": …})`` that offers these servers' tools as "mcp:<server>/<tool>".
+
+    A replay takes results from the journal. Servers that keep state per session forbid forks: say
+    ``kind="unforkable"`` for them.
+    """
+    return Tool(_Tools(servers), "mcp", kind=kind, blocking=False)
