@@ -135,7 +135,7 @@ def bootstrap_interval(
     if n < 2:
         return None, None
     alpha = (1 - level) / 2
-    tail = NormalDist().cdf(math.sqrt(n / (n - 1)) * _student_quantile(alpha, n - 1))
+    tail = NormalDist().cdf(math.sqrt(n / (n - 1)) * student_quantile(alpha, n - 1))
     means = _resampled_means(values, resamples, np.random.default_rng(seed))
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
@@ -212,7 +212,7 @@ def _resampled_means(values: Floats, resamples: int, rng: np.random.Generator) -
     return np.concatenate(parts)
 
 
-def _student_quantile(tail: float, df: int) -> float:
+def student_quantile(tail: float, df: int) -> float:
     """The (negative) quantile of Student's t: exact for df 1 and 2, else Cornish-Fisher (error below 1% from df 3)."""
     if df == 1:
         return -1 / math.tan(math.pi * tail)

@@ -82,9 +82,9 @@ def test_paired_difference_uses_shared_tasks_only() -> None:
 
 
 @pytest.mark.parametrize("df", [1, 2, 3, 5, 10, 100])
-def test_student_quantile_against_scipy(df: int) -> None:
+def teststudent_quantile_against_scipy(df: int) -> None:
     scipy_stats = pytest.importorskip("scipy.stats")
-    assert stats._student_quantile(0.025, df) == pytest.approx(scipy_stats.t.ppf(0.025, df), rel=0.01)
+    assert stats.student_quantile(0.025, df) == pytest.approx(scipy_stats.t.ppf(0.025, df), rel=0.01)
 
 
 def test_tasks_that_all_score_alike_are_not_certainty() -> None:

@@ -1,0 +1,126 @@
+"""Line charts as SVG text: quiet axes, a band for the interval, the name at the end of each line.
+
+Only attributes and classes, no inline styles, so that a page's Content-Security-Policy can stay strict; colours come
+from the page's style sheet (classes ``s0`` … ``s5``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from .page import escape
+
+Scale = Callable[[float], float]
+COLOURS = 6
+MOST_POINTS = 400
+"""Longer lines are thinned to so many points for drawing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line: its points, and where known the interval at each."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = field(default=())
+    high: Sequence[float] = field(default=())
+    dots: bool = False
+
+
+def chart(title: str, series: Sequence[Series], *, width: int = 560, height: int = 210, marks: Sequence[tuple[float, str]] = ()) -> str:
+    """A titled chart; ``marks`` are vertical lines with a tooltip (alarms)."""
+    series = [_finite(_thinned(s)) for s in series]
+    series = [s for s in series if len(s.x)]
+    if not series:
+        return ""
+    left, right, top, bottom = 46, 12 + 6.4 * max(len(s.name) for s in series) if len(series) > 1 else 16, 10, 22
+    x0, x1 = min(min(s.x) for s in series), max(max(s.x) for s in series)
+    ys = [v for s in series for v in (*s.y, *s.low, *s.high)]
+    ticks = nice_ticks(min(ys), max(ys))
+    y0, y1 = min(ticks[0], min(ys)), max(ticks[-1], max(ys))
+
+    def px(x: float) -> float:
+        return left + (x - x0) / ((x1 - x0) or 1) * (width - left - right)
+
+    def py(y: float) -> float:
+        return top + (y1 - y) / ((y1 - y0) or 1) * (height - top - bottom)
+
+    parts = [f'<figure class="chart"><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">']
+    for tick in ticks:
+        parts.append(f'<line class="grid" x1="{left}" x2="{width - right:.0f}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>'
+                     f'<text class="tick" x="{left - 6}" y="{py(tick) + 3.5:.1f}" text-anchor="end">{short(tick)}</text>')  # fmt: skip
+    for x in dict.fromkeys((x0, x1)):
+        parts.append(f'<text class="tick" x="{px(x):.1f}" y="{height - 6}" text-anchor="middle">{short(x)}</text>')
+    for x, words in marks:
+        if x0 <= x <= x1:
+            parts.append(f'<line class="mark" x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{top}" y2="{height - bottom}"><title>{escape(words)}</title></line>')
+    for i, s in enumerate(series):
+        parts.append(_line(s, i % COLOURS, px, py))
+    if len(series) > 1:
+        parts += _end_labels(series, px, py, top, height - bottom)
+    return "".join([*parts, "</svg></figure>"])
+
+
+def nice_ticks(low: float, high: float, most: int = 4) -> list[float]:
+    """A few round numbers that cover the range; 0 is among them when it is near."""
+    if low > 0 and low < 0.4 * high:
+        low = 0.0
+    span = (high - low) or abs(high) or 1.0
+    step: float = 10 ** math.floor(math.log10(span / most))
+    step *= next(m for m in (1, 2, 2.5, 5, 10) if span / (step * m) <= most)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, max(last, first + 1) + 1)]
+
+
+def short(value: float) -> str:
+    """A number for an axis."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 10_000:
+        return f"{value / 1000:g}k".replace("-", "−")
+    return f"{value:.4g}".replace("-", "−")
+
+
+def _line(s: Series, colour: int, px: Scale, py: Scale) -> str:
+    at = [(px(x), py(y)) for x, y in zip(s.x, s.y, strict=True)]
+    parts = []
+    if s.low and s.high:
+        upper = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in zip(s.x, s.high, strict=True))
+        lower = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in zip(reversed(s.x), reversed(s.low), strict=True))
+        parts.append(f'<polygon class="band s{colour}" points="{upper} {lower}"/>')
+    parts.append(f'<polyline class="line s{colour}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in at)}"/>')
+    if s.dots or len(at) <= 60:
+        for i, (x, y) in enumerate(at):
+            extent = f" [{s.low[i]:.4g}, {s.high[i]:.4g}]" if s.low and s.high else ""
+            parts.append(f'<circle class="dot s{colour}" cx="{x:.1f}" cy="{y:.1f}" r="{3 if s.dots else 1.6}">'
+                         f"<title>{escape(s.name)}, step {s.x[i]:g}: {s.y[i]:.4g}{extent}</title></circle>")  # fmt: skip
+    return "".join(parts)
+
+
+def _end_labels(series: Sequence[Series], px: Scale, py: Scale, top: float, bottom: float) -> list[str]:
+    """Names beside the lines' ends, moved apart where they would cover each other."""
+    ends = sorted((py(s.y[-1]), i) for i, s in enumerate(series))
+    y = top
+    placed: list[tuple[float, int]] = []
+    for want, i in ends:
+        y = max(y, want)
+        placed.append((y, i))
+        y += 13
+    over = max(0.0, placed[-1][0] - bottom)
+    x = max(px(s.x[-1]) for s in series) + 8
+    return [f'<text class="name s{i % COLOURS}" x="{x:.1f}" y="{at - over + 4:.1f}">{escape(series[i].name)}</text>' for at, i in placed]
+
+
+def _finite(s: Series) -> Series:
+    keep = [i for i, y in enumerate(s.y) if math.isfinite(y)]
+    x, y, low, high = ([values[i] for i in keep] if values else [] for values in (s.x, s.y, s.low, s.high))
+    return Series(s.name, x, y, low, high, s.dots)
+
+
+def _thinned(s: Series) -> Series:
+    every = max(1, -(-len(s.x) // MOST_POINTS))
+    return s if every == 1 else Series(s.name, s.x[::every], s.y[::every], s.low[::every], s.high[::every], s.dots)

@@ -1,0 +1,282 @@
+"""The report of a training run: one page of curves, episodes and alarms.
+
+    unitymas report runs/mask-1                     writes runs/mask-1/report.html
+    unitymas report runs/seed-0 runs/seed-1 …       one report over seeds: means, with 95% intervals over runs
+
+It reads what a run leaves behind (``metrics.jsonl``, ``config.yaml``, ``traces/``), whatever moment it was killed at,
+and needs neither torch nor the run's machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from ..envs.trace import Trace, read
+from ..rewards.monitors import Alarm, Watch, measure
+from . import viewer
+from .charts import Series, chart
+from .page import escape, page, write_page
+from .sources import labelled_episodes, trace_files
+from .stats import student_quantile
+
+SHOWN = 5  # best and worst episodes
+MOST_EPISODES = 2_000
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass
+class History:
+    """What one run's directory tells."""
+
+    folder: Path
+    begin: dict[str, Any] = field(default_factory=dict)
+    steps: Rows = field(default_factory=list)
+    validations: Rows = field(default_factory=list)
+    ending: str = "still running, or killed"
+
+    @property
+    def headline(self) -> str:
+        return str(self.begin.get("headline", "score"))
+
+
+def read_run(folder: str | Path) -> History:
+    """A run's history; a torn last line is left out."""
+    path = Path(folder) / "metrics.jsonl"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; give the directory of a training run")
+    found = History(Path(folder))
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        kind = row.get("kind")
+        if kind == "begin":
+            found.begin = found.begin or row
+        elif kind == "step":
+            found.steps.append(row)
+        elif kind == "validation":
+            found.validations.append(row)
+        elif kind == "end":
+            found.ending = str(row.get("ending"))
+    return found
+
+
+def alarms(history: History) -> list[Alarm]:
+    """What the monitors say of a run, from its figures and from those of its traces that were kept."""
+    kept = _measured_traces(history.folder)
+    held_out = {int(row["step"]): row.get(history.headline) for row in history.validations}
+    watch = Watch()
+    if held_out.get(0) is not None:
+        watch.see({"step": 0, "held_out": held_out[0]})
+    for row in history.steps:
+        step = int(row["step"])
+        figures: dict[str, Any] = {"step": step, **_credits(row), **kept.get(step, {})}
+        figures |= {name: row[name] for name in ("acts", "tool_uses", "message_entropy") if name in row}
+        if (score := row.get(f"train/{history.headline}")) is not None:
+            figures["train"] = score
+        if held_out.get(step) is not None:
+            figures["held_out"] = held_out[step]
+        watch.see(figures)
+    return watch.alarms
+
+
+def build(runs: Sequence[str | Path], out: str | Path) -> Path:
+    """Write the report of one run, or of several seeds of the same, to ``out``."""
+    histories = [read_run(run) for run in runs]
+    found = {history.folder.name: alarms(history) for history in histories}
+    out = Path(out)
+    sections = [
+        _head(histories), _alarms(found), _score(histories, found), _roles(histories), _drift(histories),
+        _groups(histories), _timeline(histories), _episodes(histories[-1], out),
+    ]  # fmt: skip
+    title = f"{histories[0].begin.get('env_id', 'training')}: {', '.join(h.folder.name for h in histories)}"
+    return write_page(out, [page(title, "\n".join(sections), style="report.css"), "</body>\n</html>\n"])
+
+
+# curves over seeds ------------------------------------------------------------------------------------
+
+
+def over_seeds(name: str, tables: Sequence[Rows], key: str, **how: Any) -> Series:
+    """The mean over runs of a figure at each step that all of them have, with its 95% t interval where they are several."""
+    columns = [{int(r["step"]): float(r[key]) for r in rows if isinstance(r.get(key), (int, float))} for rows in tables]
+    columns = [c for c in columns if c]
+    steps = sorted(set.intersection(*(set(c) for c in columns))) if columns else []
+    values = [[column[step] for column in columns] for step in steps]
+    if len(columns) < 2:
+        return Series(name, steps, [v[0] for v in values], **how)
+    reach = [-student_quantile(0.025, len(v) - 1) * stdev(v) / math.sqrt(len(v)) for v in values]
+    means = [fmean(v) for v in values]
+    low, high = [m - r for m, r in zip(means, reach, strict=True)], [m + r for m, r in zip(means, reach, strict=True)]
+    return Series(name, steps, means, low, high, **how)
+
+
+def _curve(title: str, histories: Sequence[History], keys: Mapping[str, str], **how: Any) -> str:
+    tables = [h.steps for h in histories]
+    return chart(title, [over_seeds(name, tables, key) for key, name in keys.items()], **how)
+
+
+def _keys(histories: Sequence[History], pattern: str) -> dict[str, tuple[str, ...]]:
+    """The figures whose name matches, with the groups of the match, in order of first appearance."""
+    rule = re.compile(pattern)
+    names = dict.fromkeys(name for h in histories for row in h.steps for name in row)
+    return {name: match.groups() for name in names if (match := rule.fullmatch(name))}
+
+
+# the sections -----------------------------------------------------------------------------------------
+
+
+def _head(histories: Sequence[History]) -> str:
+    first = histories[0]
+    steps = [len(h.steps) for h in histories]
+    hours = [(h.steps[-1]["time"] - h.begin["time"]) / 3600 for h in histories if h.steps and "time" in h.begin]
+    facts = [
+        f"{len(histories)} run{'s' if len(histories) > 1 else ''}", f"{min(steps)} steps" if min(steps) == max(steps) else f"{min(steps)} to {max(steps)} steps",
+        f"data {first.begin.get('data')} ({first.begin.get('fingerprint')})", f"{fmean(hours):.2f} h each" if hours else "",
+        *dict.fromkeys(h.ending for h in histories),
+    ]  # fmt: skip
+    config = json.dumps(first.begin.get("config", {}), indent=1, sort_keys=True)
+    return (f"<header><h1>{escape(first.begin.get('env_id', 'Training run'))}</h1><p class='soft'>{escape(' · '.join(f for f in facts if f))}</p>"
+            f"<details><summary>configuration</summary><pre>{escape(config, 40_000)}</pre></details></header>")  # fmt: skip
+
+
+def _alarms(found: Mapping[str, list[Alarm]]) -> str:
+    lines = [
+        f"<li><b>{escape(alarm.monitor)}</b> at step {alarm.step}{f' of {escape(run)}' if len(found) > 1 else ''}: {escape(alarm.message)}</li>"
+        for run, all_ in found.items() for alarm in all_
+    ]  # fmt: skip
+    body = f"<ul class='alarms'>{''.join(lines)}</ul>" if lines else "<p class='soft'>No monitor fired.</p>"
+    return f"<section><h2>Alarms</h2>{body}</section>"
+
+
+def _score(histories: Sequence[History], found: Mapping[str, list[Alarm]]) -> str:
+    headline = histories[0].headline
+    train = over_seeds("training", [h.steps for h in histories], f"train/{headline}")
+    held = over_seeds("held out", [h.validations for h in histories], headline, dots=True)
+    marks = [(float(a.step), str(a)) for all_ in found.values() for a in all_]
+    drawn = chart(f"{headline}, by step", [train, held], width=1120, height=300, marks=marks)
+    last = "" if not held.y else (
+        f"<p>Held out, {escape(headline)}: <b>{held.y[0]:.3f}</b> before, <b>{held.y[-1]:.3f}</b> after the last step"
+        + (f" [{held.low[-1]:.3f}, {held.high[-1]:.3f}]" if held.low else "")
+        + ". <span class='soft'>The last point is the result; the best one would be chosen on the data it is measured on.</span></p>"
+    )
+    return f"<section><h2>Score</h2>{last}{drawn}</section>"
+
+
+def _roles(histories: Sequence[History]) -> str:
+    by_role: dict[str, dict[str, str]] = defaultdict(dict)
+    for key, (role, component) in _keys(histories, r"role/([^/]+)/(.+)").items():
+        if component not in ("acts", "tokens"):
+            by_role[role][key] = component
+    charts = "".join(_curve(f"{role}: credit a decision", histories, keys, height=190) for role, keys in by_role.items())
+    return f"<section><h2>Reward by role and component</h2><div class='grid2'>{charts}</div></section>" if charts else ""
+
+
+def _drift(histories: Sequence[History]) -> str:
+    tokens = {key: role for key, (role,) in _keys(histories, r"role/([^/]+)/tokens").items()}
+    form = {key: role for key, (role,) in _keys(histories, r"role/([^/]+)/format").items()}
+    entropy = {key: policy for key, (policy,) in _keys(histories, r"policy/(.+)/entropy").items()}
+    charts = [
+        _curve("acts an episode", histories, {"acts": "acts"}),
+        _curve("tokens a reply", histories, tokens),
+        _curve("format credit (0: every reply is legal)", histories, form),
+        _curve("token entropy", histories, entropy),
+        _curve("share of episodes truncated", histories, {"truncated": "truncated"}),
+        _curve("failed episodes a step", histories, {"failures": "failures"}),
+    ]
+    return f"<section><h2>Drift</h2><div class='grid2'>{''.join(charts)}</div></section>"
+
+
+def _groups(histories: Sequence[History]) -> str:
+    by_figure: dict[str, dict[str, str]] = defaultdict(dict)
+    for key, (policy, figure) in _keys(histories, r"policy/([^/]+)/(.+)").items():
+        if figure != "entropy":
+            by_figure[figure][key] = policy
+    charts = "".join(_curve(figure, histories, keys, height=160) for figure, keys in sorted(by_figure.items()))
+    if not charts:
+        return ""
+    return f"<section><h2>Groups and updates</h2><details open><summary>{len(by_figure)} figures of the learners</summary><div class='grid3'>{charts}</div></details></section>"
+
+
+def _timeline(histories: Sequence[History]) -> str:
+    times = {key: name for key, (name,) in _keys(histories, r"time/(.+)").items() if "per_second" not in key}
+    speed = {key: "tokens a second" for key in _keys(histories, r"time/.*tokens_per_second")}
+    return (f"<section><h2>Timeline</h2><div class='grid2'>{_curve('seconds a step', histories, times)}"
+            f"{_curve('generated tokens a second', histories, speed)}</div></section>")  # fmt: skip
+
+
+def _episodes(history: History, out: Path) -> str:
+    """The best and worst of the newest validation, linked into a page of all kept episodes beside the report."""
+    pairs = list(_kept(history.folder))
+    if not pairs:
+        return "<section><h2>Episodes</h2><p class='soft'>No traces were kept.</p></section>"
+    page_ = out.with_name(f"{out.stem}-episodes.html")
+    viewer.build_labelled(pairs, page_, title=history.folder.name, headline=history.headline)
+    newest = [i for i, (label, _) in enumerate(pairs) if label == pairs[-1][0]]
+    ranked = sorted(newest, key=lambda i: (viewer.score_of(pairs[i][1], history.headline) or 0.0, i))
+    worst, best = ranked[:SHOWN], ranked[::-1][:SHOWN]
+
+    def rows(chosen: list[int]) -> str:
+        return "".join(
+            f"<tr><td class='n'>{viewer.score_of(pairs[i][1], history.headline) or 0.0:.3f}</td><td><a href='{escape(page_.name)}#a={i}'>"
+            f"{escape(viewer.title_of(pairs[i][1]), 140)}</a></td><td class='faint'>{escape(pairs[i][1]['ended'])}</td></tr>"
+            for i in chosen
+        )
+
+    return (f"<section><h2>Episodes</h2><p class='soft'>From {escape(pairs[-1][0])}; <a href='{escape(page_.name)}'>all {len(pairs):,} kept episodes</a>.</p>"
+            f"<div class='grid2'><table><caption>best</caption>{rows(best)}</table><table><caption>worst</caption>{rows(worst)}</table></div></section>")  # fmt: skip
+
+
+def _kept(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Kept episodes with the file they are from, validations last; of more than `MOST_EPISODES` the newest files."""
+    if not (folder / "traces").is_dir():
+        return
+    files = sorted(trace_files(folder), key=lambda f: (f.name.startswith("validation"), f.name))
+    pairs = ((file.name.split(".")[0], episode) for file in files for _, episode in labelled_episodes([file]))
+    yield from deque(pairs, maxlen=MOST_EPISODES)
+
+
+def _measured_traces(folder: Path) -> dict[int, dict[str, float]]:
+    """The monitors' figures of the training steps whose traces were kept."""
+    found: dict[int, dict[str, float]] = {}
+    for file in sorted((folder / "traces").glob("train-*")):
+        number = re.search(r"(\d+)", file.name)
+        if number:
+            traces: list[Trace] = list(read(file))
+            found[int(number[1]) + 1] = measure(traces)  # figures of a step are logged when it is over
+    return found
+
+
+def _credits(row: Mapping[str, Any]) -> dict[str, float]:
+    """Format and task credit per episode, from the means by role that a step logs."""
+    episodes = row.get("episodes")
+    if not episodes:
+        return {}
+    form = total = 0.0
+    for name, value in row.items():
+        match = re.fullmatch(r"role/([^/]+)/(.+)", name)
+        if match and match[2] not in ("acts", "tokens", "credit"):
+            amount = float(value) * float(row.get(f"role/{match[1]}/acts", 0.0)) / float(episodes)
+            total += amount
+            form += amount if "format" in match[2] else 0.0
+    return {"format_credit": form, "task_credit": total - form}
+
+
+def report_main(argv: list[str] | None = None) -> int:
+    """``unitymas report RUN …``."""
+    parser = argparse.ArgumentParser(prog="unitymas report", description="A training run as one page of curves, alarms and episodes.")
+    parser.add_argument("runs", nargs="+", type=Path, help="a run's directory; several seeds of the same give intervals")
+    parser.add_argument("-o", "--out", type=Path, help="default: report.html in the (first) run's directory")
+    given = parser.parse_args(argv)
+    print(build(given.runs, given.out or given.runs[0] / "report.html"))
+    return 0
