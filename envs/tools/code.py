@@ -28,7 +28,8 @@ from .code_checkers import (
     same_value,
 )
 from .code_tests import Case, read_tests
-from .sandbox import Level, Limits, Program, Result, resolve, submit
+from .sandbox import Limits, Program, Result, resolve, submit
+from .sandbox_launch import Level
 
 __all__ = ["CaseReport", "Report", "Verdict", "averify_code", "extract_code", "verify_code"]
 

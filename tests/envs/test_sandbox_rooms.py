@@ -39,7 +39,7 @@ def test_refuses_where_no_isolation_is_possible(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_room_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no such room')"]
-    monkeypatch.setattr(sandbox, "_command", lambda level: command)
+    monkeypatch.setattr(sandbox, "room_command", lambda level: command)
     with pytest.raises(SandboxError, match="no such room"):
         sandbox._Room("namespaces")
 
@@ -47,12 +47,10 @@ def test_a_room_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_killed_room_is_replaced() -> None:
     """An operator's kill, the kernel's memory killer: the case runs again in a new room."""
     rooms = sandbox._Rooms(resolve("auto"))
-    rooms.size = 1
     assert rooms.submit(Program("print(1)"), Limits()).result().ok
-    alive = [room for room in rooms._free.queue if room is not None]
-    assert len(alive) == 1
-    alive[0]._process.kill()
-    alive[0]._process.wait()
+    (room,) = (room for room in rooms._free.queue if room is not None)
+    room._process.kill()
+    room._process.wait()
     assert rooms.submit(Program("print(2)"), Limits()).result().stdout == "2\n"
     rooms.close()
 

@@ -1,0 +1,123 @@
+"""How fast is the sandbox? Cases a second, beside plain `subprocess.run` in the same run.
+
+    python -m unitymas.benchmarks.speed.sandbox --cases 400 --batch 1000
+
+Both judge the same small program with as many at once as there are processors; the plain one starts
+`python -S program.py` with no isolation and no limits but a timeout. Then a batch of which a tenth
+loops for ever: it must end within the sum of its time limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ...envs.tools.code import verify_code
+from ...envs.tools.sandbox import LEVELS, SandboxError, close_rooms, resolve
+from ...envs.tools.sandbox_launch import Level
+
+PROGRAM = """
+import sys
+numbers = list(map(int, sys.stdin.read().split()))
+print(sum(n for n in numbers if n % 2))
+"""
+LOOPS_ON_SEVEN = "n = int(input())\nwhile n % 10 == 7: pass\nprint(n)"
+
+
+def tests_of(count: int) -> list[dict[str, str]]:
+    return [
+        {"input": f"{n} {n + 1} {n + 2}\n", "output": f"{(2 * n + 2) if n % 2 else n + 1}\n"}
+        for n in range(count)
+    ]
+
+
+def sandboxed(level: Level, count: int) -> tuple[float, float]:
+    """Cases a second with warm rooms, and processor seconds a case, the start of the rooms included."""
+    before = _processor_time()
+    verify_code(PROGRAM, tests_of(8), sandbox=level)
+    started = time.perf_counter()
+    report = verify_code(PROGRAM, tests_of(count), sandbox=level)
+    seconds = time.perf_counter() - started
+    if not report.all_passed:
+        raise RuntimeError(
+            f"{report.total - report.passed} of {report.total} wrong verdicts at level {level}"
+        )
+    close_rooms()
+    return count / seconds, (_processor_time() - before) / count
+
+
+def plain(count: int) -> tuple[float, float]:
+    before = _processor_time()
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(PROGRAM)
+        file.flush()
+
+        def judge(test: dict[str, str]) -> bool:
+            command = [sys.executable, "-S", file.name]
+            run = subprocess.run(command, input=test["input"], capture_output=True, text=True, timeout=60)
+            return run.stdout == test["output"]
+
+        started = time.perf_counter()
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            right = all(threads.map(judge, tests_of(count)))
+        seconds = time.perf_counter() - started
+    if not right:
+        raise RuntimeError("the plain runs disagree with the tests")
+    return count / seconds, (_processor_time() - before) / count
+
+
+def _processor_time() -> float:
+    """Seconds of this process and of all that it has waited for; unlike a rate, no neighbour changes it much."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def batch_with_loops(count: int, time_limit: float) -> dict[str, Any]:
+    tests = [{"input": str(n), "output": str(n)} for n in range(count)]
+    started = time.perf_counter()
+    report = verify_code(LOOPS_ON_SEVEN, tests, time_limit=time_limit)
+    seconds = time.perf_counter() - started
+    expected = ["time_limit" if n % 10 == 7 else "accepted" for n in range(count)]
+    wrong = sum(str(got) != want for got, want in zip(report.verdicts, expected, strict=True))
+    return {"seconds": round(seconds, 1), "sum of limits": count * time_limit, "wrong verdicts": wrong}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", type=int, default=400)
+    parser.add_argument("--batch", type=int, default=1000)
+    parser.add_argument("--time-limit", type=float, default=1.0, help="seconds a case of the batch may take")
+    options = parser.parse_args()
+    result: dict[str, Any] = {"processors": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
+    bare, cost = plain(options.cases)
+    result["plain subprocess.run"] = {"cases/s": round(bare, 1), "processor ms a case": round(cost * 1000, 1)}
+    close_rooms()
+    for level in LEVELS:
+        try:
+            resolve(level)
+        except SandboxError as error:
+            result[level] = str(error)
+            continue
+        speed, cost = sandboxed(level, options.cases)
+        result[level] = {"cases/s": round(speed, 1), "times plain": round(speed / bare, 2)}
+        if level == "namespaces":  # bwrap does not hand on what its children used
+            result[level]["processor ms a case"] = round(cost * 1000, 1)
+    if options.batch:
+        result[f"batch of {options.batch}, a tenth endless"] = batch_with_loops(
+            options.batch, options.time_limit
+        )
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
