@@ -8,7 +8,7 @@ A step, as the controller sees it:
 
     answer = await group.generate("team", call)         # many at a time; the sample is kept under (episode, node)
     ids = await group.seal(episode, ["0", "1.0"])       # its credits are known: these may train
-    values = await group.values("team", ids, needs, critic="team-critic")
+    values = await group.values("team", "team-critic", ids, algorithm.needs)
     metrics = await group.update("team", algorithm, signals, minibatches)
     versions = await group.publish()                    # after all groups have updated; then a checkpoint
     await group.retire(episodes)
@@ -36,7 +36,7 @@ from . import checkpoint
 from .algorithms.base import Algorithm, Needs
 from .hosting import Hosted, host, merged
 from .samples import Sample, SampleStore
-from .settings import GroupSpec
+from .settings import GroupSpec, Sampling
 from .table import Signal, ValueSummary
 from .targets import Discount, summaries
 
@@ -64,14 +64,14 @@ class ModelGroup:
     # -- collecting -----------------------------------------------------------------------------------------------
 
     async def generate(
-        self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
+        self, policy: str, call: Call, sampling: Sampling | None = None, keep: bool = True
     ) -> Answer:
         """Let a policy answer. The sample is kept until sealed or dropped, unless `keep` is off (validation)."""
         hosted = self._policy(policy)
         hosted.speaking()
         await self._open.wait()
         name = f"{call.episode}/{call.node}"
-        task = asyncio.ensure_future(self._answer(hosted, call, temperature, keep))
+        task = asyncio.ensure_future(self._answer(hosted, call, sampling or Sampling(), keep))
         self._running[name] = task
         try:
             return await asyncio.shield(task)
@@ -84,13 +84,12 @@ class ModelGroup:
             if self._running.get(name) is task:
                 del self._running[name]
 
-    async def _answer(self, hosted: Hosted, call: Call, temperature: float | None, keep: bool) -> Answer:
+    async def _answer(self, hosted: Hosted, call: Call, sampling: Sampling, keep: bool) -> Answer:
         version = hosted.version
-        answer, said = await hosted.speaking().say(call, temperature)
+        answer, said = await hosted.speaking().say(call, sampling)
         answer.meta |= {"policy": hosted.name, "version": version}
         if keep and said.ids:
-            sampling = hosted.spec.sampling.temperature if temperature is None else temperature
-            sample = _sample(hosted.name, version, call, said, sampling)
+            sample = _sample(hosted.name, version, call, said, sampling.temperature)
             answer.meta["sample"] = sample.id if self.store.put(sample) else None
         return answer
 
@@ -142,9 +141,9 @@ class ModelGroup:
     async def values(
         self,
         policy: str,
+        critic: str | None,
         ids: Sequence[str],
         needs: Needs,
-        critic: str | None = None,
         contexts: Mapping[str, str] | None = None,
     ) -> dict[str, ValueSummary]:
         """What token-level GAE needs of each decision: the critic's values, and the KL penalty if there is one.
@@ -152,10 +151,10 @@ class ModelGroup:
         Without a critic here, the values known (of another group's, by `admit`) or 0. `contexts` is what the critic
         sees in place of the policy's prompt: decision id -> text (`needs.values == "trace"`).
         """
-        return await self._thread(lambda: self._values(policy, ids, needs, critic, contexts or {}))
+        return await self._thread(lambda: self._values(policy, critic, ids, needs, contexts or {}))
 
     def _values(
-        self, policy: str, ids: Sequence[str], needs: Needs, critic: str | None, contexts: Mapping[str, str]
+        self, policy: str, critic: str | None, ids: Sequence[str], needs: Needs, contexts: Mapping[str, str]
     ) -> dict[str, ValueSummary]:
         samples = [self.store.get(id) for id in sorted(ids)]
         if needs.kl_reward:
@@ -193,24 +192,28 @@ class ModelGroup:
         learner = hosted.learning()
         taken = [self.store.take(sorted(ids)) for ids in minibatches]
         metrics = learner.update(algorithm, {signal.id: signal for signal in signals}, taken)
-        hosted.dirty = True
+        if hosted.spec.critic:
+            hosted.version += 1  # nobody speaks with it: it judges as it is
+        else:
+            hosted.dirty = True
         return metrics
 
-    async def publish(self) -> dict[str, int]:
-        """Let engines speak with what was learned. -> policy: version, of all policies that speak or judge here."""
-        return await self._thread(self._publish)
+    async def publish(self, policy: str | None = None) -> dict[str, int]:
+        """Let a policy (None: every updated one) speak as it has learned. -> policy: version, of all here."""
+        return await self._thread(lambda: self._publish(policy))
 
-    def _publish(self) -> dict[str, int]:
-        engines: set[int] = set()
-        for hosted in self.hosted.values():
+    def _publish(self, policy: str | None) -> dict[str, int]:
+        chosen = self.hosted.values() if policy is None else [self._policy(policy)]
+        for hosted in chosen:
             if hosted.dirty:
                 hosted.version += 1
-                if id(hosted.parameters.model) not in engines or hosted.spec.critic:
-                    hosted.publish()  # policies on one base speak through one engine: once is enough
-                if not hosted.spec.critic:
-                    engines.add(id(hosted.parameters.model))
-                hosted.dirty = False
+                hosted.publish()
         return {name: hosted.version for name, hosted in self.hosted.items()}
+
+    async def close(self) -> None:
+        """Call off what is under way."""
+        for task in list(self._running.values()):
+            task.cancel()
 
     # -- keeping --------------------------------------------------------------------------------------------------
 

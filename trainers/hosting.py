@@ -22,11 +22,10 @@ from torch import Tensor
 
 from ..agents.engine import Engine
 from ..agents.llama import Linear, Llama, LowRank
-from ..agents.llm import LLMPolicy, load_tokenizer
-from ..agents.sampling import SamplingParams
 from ..agents.weights import load_model
 from .parameters import Parameters
 from .settings import GroupSpec, PolicySpec
+from .speaking import Speaker
 from .update import Learner
 
 
@@ -38,7 +37,7 @@ class Hosted:
     spec: PolicySpec
     parameters: Parameters
     learner: Learner | None
-    speaker: LLMPolicy | None
+    speaker: Speaker | None
     version: int = 0
     """Updates published so far."""
     dirty: bool = False
@@ -50,7 +49,7 @@ class Hosted:
             raise ValueError(f"policy {self.name!r} is frozen: it has no `learning`, so it cannot be updated")
         return self.learner
 
-    def speaking(self) -> LLMPolicy:
+    def speaking(self) -> Speaker:
         if self.speaker is None:
             raise ValueError(f"policy {self.name!r} is a critic: it judges and cannot speak")
         return self.speaker
@@ -68,8 +67,8 @@ def host(spec: GroupSpec) -> dict[str, Hosted]:
     """Load the base and build every policy of a group."""
     if not spec.policies:
         raise ValueError(f"group {spec.name!r} has no policies: map a role to one, or leave the group out")
-    tokenizer = load_tokenizer(spec.model)
     models = _Models(spec)
+    tokenizer = load_tokenizer(spec.model)
     hosted: dict[str, Hosted] = {}
     for name, policy in spec.policies.items():
         parameters = models.parameters(name, policy)
@@ -86,7 +85,7 @@ def host(spec: GroupSpec) -> dict[str, Hosted]:
             model = policy.parameters.model
             if id(model) not in engines:
                 engines[id(model)] = _engine(spec, model, tokenizer)
-            policy.speaker = _speaker(policy, engines[id(model)], tokenizer)
+            policy.speaker = Speaker(engines[id(model)], tokenizer, policy.parameters.adapter)
     return hosted
 
 
@@ -131,12 +130,17 @@ def _engine(spec: GroupSpec, model: Llama, tokenizer: Any) -> Engine:
     )
 
 
-def _speaker(policy: Hosted, engine: Engine, tokenizer: Any) -> LLMPolicy:
-    s = policy.spec.sampling
-    sampling = SamplingParams(
-        temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens
-    )
-    return LLMPolicy(engine, tokenizer, sampling, adapter=policy.parameters.adapter, name=policy.name)
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a model directory; one that cannot render a chat is refused here, not at the first call."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"the tokenizer of {path} has no chat template: add chat_template.jinja to that directory, so that it is "
+            "known how a conversation becomes tokens"
+        )
+    return tokenizer
 
 
 def without_adapters(model: Llama) -> Llama:

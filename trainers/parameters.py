@@ -61,20 +61,19 @@ class Parameters:
         self, rows: Rows, dtype: torch.dtype, checkpointing: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the trained tokens (T,), as they were sampled: temperature and support too."""
-        hidden = self._hidden(rows, dtype, checkpointing)[rows.places]
+        hidden = self._hidden(rows, rows.places, dtype, checkpointing)
         return logprobs_entropy(hidden, self.model.head, rows.targets, rows.temperature, rows.support)
 
     def values(self, rows: Rows, dtype: torch.dtype, checkpointing: bool = False) -> tuple[Tensor, Tensor]:
         """The value before each trained token (T,) and after each reply (S,); the latter only if laid whole."""
         if self.head is None:
             raise ValueError("this policy has no value head: it is not a critic")
-        hidden = self._hidden(rows, dtype, checkpointing)
-        places = torch.cat((rows.places, rows.after))
-        said = F.linear(hidden[places].float(), self.head.weight, self.head.bias).squeeze(-1)
+        hidden = self._hidden(rows, torch.cat((rows.places, rows.after)), dtype, checkpointing)
+        said = F.linear(hidden.float(), self.head.weight, self.head.bias).squeeze(-1)
         before, after = said.split((len(rows.places), len(rows.after)))
         return before, after
 
-    def _hidden(self, rows: Rows, dtype: torch.dtype, checkpointing: bool) -> Tensor:
+    def _hidden(self, rows: Rows, keep: Tensor, dtype: torch.dtype, checkpointing: bool) -> Tensor:
         return self.model.forward_packed(
-            rows.packed, dtype=dtype, adapter=self.adapter, checkpointing=checkpointing
+            rows.packed, dtype=dtype, adapter=self.adapter, checkpointing=checkpointing, keep=keep
         )

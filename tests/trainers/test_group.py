@@ -1,0 +1,315 @@
+"""A model group from end to end: it speaks, keeps what it said, learns from it, and speaks otherwise."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unitymas.agents.policies import Call
+from unitymas.agents.weights import load_model
+from unitymas.trainers.algorithms import make_algorithm
+from unitymas.trainers.checkpoint import CheckpointError
+from unitymas.trainers.group import CallCancelled, ModelGroup
+from unitymas.trainers.settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
+from unitymas.trainers.table import Signal
+from unitymas.trainers.update import UpdateError
+
+LEARNING = Learning(lr=1e-2, micro_tokens=64)
+NODES = ("0", "1", "2.0")
+
+
+def spec(model: str, policies: dict[str, PolicySpec], **options: Any) -> GroupSpec:
+    return GroupSpec(name="main", model=model, policies=policies, slots=8, **options)
+
+
+def call(episode: str, node: str, **options: Any) -> Call:
+    words = " ".join(f"w{(7 * len(episode) + i) % 50}" for i in range(12))
+    return Call(
+        agent="a",
+        role="solver",
+        messages=({"role": "user", "content": f"{words} {node}"},),
+        episode=episode,
+        node=node,
+        seed=sum(map(ord, episode + node)),
+        **options,
+    )
+
+
+async def play(group: Any, policy: str = "team", episodes: int = 4, sampling: Sampling | None = None) -> list[str]:
+    """Play and seal some episodes; their decision ids."""
+    sampling = sampling or Sampling(max_tokens=6)
+    calls = [call(f"e{e}", node) for e in range(episodes) for node in NODES]
+    await asyncio.gather(*(group.generate(policy, c, sampling) for c in calls))
+    return [id for e in range(episodes) for id in await group.seal(f"e{e}", NODES)]
+
+
+def signals(ids: list[str]) -> list[Signal]:
+    return [Signal(id, (-1.0) ** i * (1 + i % 3)) for i, id in enumerate(ids)]
+
+
+def halves(ids: list[str]) -> list[list[str]]:
+    return [ids[: len(ids) // 2], ids[len(ids) // 2 :]]
+
+
+def test_a_step(tiny_llama: str) -> None:
+    """Collect, update, publish, retire: versions are on the answers, nothing is left over, the reply changes."""
+
+    async def run() -> None:
+        group = ModelGroup(spec(tiny_llama, {"team": PolicySpec(learning=LEARNING)}))
+        greedy = Sampling(temperature=0.0, max_tokens=6)
+        answer = await group.generate("team", call("probe", "0"), greedy, keep=False)
+        assert answer.meta["policy"] == "team" and answer.meta["version"] == 0 and "sample" not in answer.meta
+        ids = await play(group)
+        metrics = await group.update("team", make_algorithm("grpo"), signals(ids), halves(ids))
+        assert metrics["max_mismatch"] < 1e-4  # engine against trainer, at zero staleness
+        still = await group.generate("team", call("probe", "0"), greedy, keep=False)
+        assert still.text == answer.text and still.meta["version"] == 0
+        for _ in range(5):
+            await group.update("team", make_algorithm("grpo"), signals(ids), [ids])
+        assert await group.publish() == {"team": 1}
+        changed = await group.generate("team", call("probe", "0"), greedy, keep=False)
+        assert changed.meta["version"] == 1 and changed.text != answer.text
+        counts = await group.retire([f"e{e}" for e in range(4)])
+        assert counts["trained"] == 12 and counts["held/taken"] == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "sampling, choices",
+    [
+        (Sampling(max_tokens=6, temperature=0.7), None),
+        (Sampling(max_tokens=6, top_p=0.8), None),
+        (Sampling(max_tokens=6, top_k=5, temperature=1.3), None),
+        (Sampling(max_tokens=6), ("w1 w2", "w1 w3 w4", "w9")),
+        (Sampling(max_tokens=6, temperature=0.0), None),
+    ],
+)
+def test_the_trainer_computes_what_the_engine_sampled(
+    tiny_llama: str, sampling: Sampling, choices: tuple[str, ...] | None
+) -> None:
+    """Temperature, top-p, top-k and choices enter the trainer's log-probs: the ratio is 1 at zero staleness."""
+
+    async def run() -> None:
+        group = ModelGroup(spec(tiny_llama, {"team": PolicySpec(learning=LEARNING)}))
+        calls = [call(f"e{e}", "0", choices=choices) for e in range(12)]
+        await asyncio.gather(*(group.generate("team", c, sampling) for c in calls))
+        ids = [id for e in range(12) for id in await group.seal(f"e{e}", ["0"])]
+        metrics = await group.update("team", make_algorithm("grpo"), signals(ids), [ids])
+        assert metrics["max_mismatch"] < 1e-4
+
+    asyncio.run(run())
+
+
+def test_policies_on_one_base_learn_apart(tiny_llama: str) -> None:
+    """Two adapters, a full copy and a frozen policy: each update moves one of them alone."""
+    policies = {
+        "a": PolicySpec(learning=LEARNING, adapter=Adapter(rank=4)),
+        "b": PolicySpec(learning=LEARNING, adapter=Adapter(rank=4)),
+        "full": PolicySpec(learning=LEARNING),
+        "frozen": PolicySpec(),
+    }
+
+    async def run() -> None:
+        group = ModelGroup(spec(tiny_llama, policies))
+        before = {name: h.parameters.state_dict() for name, h in group.hosted.items()}
+        ids = await play(group, "a")
+        await group.update("a", make_algorithm("grpo"), signals(ids), [ids])
+        assert await group.publish() == {"a": 1, "b": 0, "full": 0, "frozen": 0}
+        for name, hosted in group.hosted.items():
+            same = all(torch.equal(t, before[name][k]) for k, t in hosted.parameters.state_dict().items())
+            assert same == (name != "a")
+        with pytest.raises(ValueError, match="frozen"):
+            await group.update("frozen", make_algorithm("grpo"), signals(ids), [ids])
+        speakers = {name: h.speaking().engine for name, h in group.hosted.items()}
+        assert speakers["a"] is speakers["b"] and speakers["full"] is not speakers["a"]
+
+    asyncio.run(run())
+
+
+def test_ppo_with_a_critic_and_a_reference(tiny_llama: str) -> None:
+    """Values to the controller, tails back, actor and critic updated; the KL reward needs the reference."""
+    policies = {
+        "team": PolicySpec(learning=LEARNING, reference=True),
+        "team-critic": PolicySpec(learning=LEARNING, critic=True),
+    }
+
+    async def run() -> None:
+        group = ModelGroup(spec(tiny_llama, policies))
+        algorithm = make_algorithm("ppo", gamma=0.95, lam=0.9, kl_reward=0.1, kl_loss=0.01)
+        for _ in range(2):  # by the second time policy and reference differ
+            ids = await play(group)
+            found = await group.values("team", "team-critic", ids, algorithm.needs)
+            assert found.keys() == set(ids)
+            tails = [Signal(id, None, tail=1.0) for id in ids]
+            metrics = await group.update("team", algorithm, tails, halves(ids))
+            judged = await group.update("team-critic", algorithm, tails, halves(ids))
+            assert {"kl", "entropy", "clipped"} <= metrics.keys() and "value_loss" in judged
+            versions = await group.publish()
+            await group.retire([f"e{e}" for e in range(4)])
+            group.store = type(group.store)()  # the same episode names again
+        assert versions == {"team": 2, "team-critic": 2}
+        with pytest.raises(ValueError, match="critic"):
+            await group.generate("team-critic", call("e9", "0"))
+
+    asyncio.run(run())
+
+
+def test_a_critic_in_another_group_sees_the_same(tiny_llama: str) -> None:
+    """Samples cross as records, values come back: the summaries are those of a critic in the same group."""
+
+    async def run() -> None:
+        needs = make_algorithm("ppo").needs
+        both = {"team": PolicySpec(learning=LEARNING), "judge": PolicySpec(learning=LEARNING, critic=True)}
+        together = ModelGroup(spec(tiny_llama, both))
+        actor = ModelGroup(spec(tiny_llama, {"team": both["team"]}))
+        critic = ModelGroup(spec(tiny_llama, {"judge": both["judge"]}))
+        for group in (together, critic):
+            head = group.hosted["judge"].parameters.head
+            assert head is not None
+            torch.nn.init.constant_(head.weight, 0.1)
+        ids = await play(together)
+        assert ids == await play(actor)
+        expected = await together.values("team", "judge", ids, needs)
+        await critic.admit(await actor.samples(ids))
+        await critic.values("team", "judge", ids, needs)
+        await actor.admit(await critic.samples(ids))
+        assert await actor.values("team", None, ids, needs) == expected
+        context = {id: "w1 w2 w3" for id in ids}
+        assert await together.values("team", "judge", ids, needs, context) != expected
+
+    asyncio.run(run())
+
+
+def test_cancelling(tiny_llama: str) -> None:
+    """A call can be called off from either side, and leaves no sample."""
+
+    async def run() -> None:
+        group = ModelGroup(spec(tiny_llama, {"team": PolicySpec(learning=LEARNING)}))
+        long = Sampling(max_tokens=100)
+        first, second, third = (
+            asyncio.ensure_future(group.generate("team", call(e, "0"), long)) for e in ("e1", "e2", "e3")
+        )
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert await group.cancel("e1", "0") == 1
+        with pytest.raises(CallCancelled, match="e1/0"):
+            await first
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        await third
+        assert [sample.id for sample in group.store] == ["e3/0"]
+        engine = group.hosted["team"].speaking().engine
+        assert engine.counts["finish_cancelled"] == 2 and not engine.busy
+
+    asyncio.run(run())
+
+
+def test_new_calls_wait_while_the_group_learns(tiny_llama: str) -> None:
+    async def run() -> None:
+        group = ModelGroup(spec(tiny_llama, {"team": PolicySpec(learning=LEARNING)}))
+        await group.phase("learn")
+        waiting = asyncio.ensure_future(group.generate("team", call("e1", "0"), Sampling(max_tokens=3)))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await group.phase("collect")
+        assert (await waiting).meta["tokens_out"] > 0
+
+    asyncio.run(run())
+
+
+def test_a_checkpoint_goes_on_bit_for_bit(tiny_llama: str, tmp_path: Path) -> None:
+    """Save, go on; load elsewhere, go on the same way: the same weights, optimiser, versions and counters."""
+    policies = {
+        "team": PolicySpec(learning=LEARNING),
+        "judge": PolicySpec(learning=LEARNING, critic=True),
+        "lora": PolicySpec(learning=LEARNING, adapter=Adapter()),
+    }
+    ppo = make_algorithm("ppo")
+
+    async def step(group: ModelGroup, number: int) -> None:
+        for policy in ("team", "lora"):
+            calls = [call(f"s{number}{policy}{e}", "0") for e in range(6)]
+            await asyncio.gather(*(group.generate(policy, c, Sampling(max_tokens=6)) for c in calls))
+            ids = [id for c in calls for id in await group.seal(c.episode, ["0"])]
+            await group.values(policy, "judge", ids, ppo.needs)
+            await group.update(policy, ppo, signals(ids), halves(ids))
+            await group.update("judge", ppo, [Signal(id, None, tail=1.0) for id in ids], halves(ids))
+        await group.publish()
+        await group.retire([f"s{number}{policy}{e}" for policy in ("team", "lora") for e in range(6)])
+
+    async def run() -> None:
+        group = ModelGroup(spec(tiny_llama, policies, deterministic=True, threads=1))
+        await step(group, 1)
+        await group.generate("team", call("open", "0"))
+        await group.save(tmp_path / "c1")
+        await step(group, 2)
+        again = ModelGroup(spec(tiny_llama, policies, deterministic=True, threads=1))
+        await again.load(tmp_path / "c1")
+        assert again.store.get("open/0").state == "open"
+        await step(again, 2)
+        for name, hosted in group.hosted.items():
+            other = again.hosted[name]
+            assert hosted.version == other.version and hosted.learning().steps == other.learning().steps
+            theirs = other.parameters.state_dict()
+            assert all(torch.equal(t, theirs[k]) for k, t in hosted.parameters.state_dict().items())
+            mine, yours = (h.learning().optimiser.state_dict()["state"] for h in (hosted, other))
+            assert all(torch.equal(mine[i]["exp_avg_sq"], yours[i]["exp_avg_sq"]) for i in mine)
+        assert group.store.summary() == again.store.summary()
+        stranger = ModelGroup(spec(tiny_llama, {"other": PolicySpec()}))
+        with pytest.raises(ValueError, match="holds policies"):
+            await stranger.load(tmp_path / "c1")
+        with pytest.raises(CheckpointError):
+            await group.load(tmp_path)
+
+    asyncio.run(run())
+
+
+def test_export_and_adopt(tiny_llama: str, tmp_path: Path) -> None:
+    """An exported policy is a model directory; an adapter is merged; another policy can take it over."""
+    policies = {
+        "lora": PolicySpec(learning=LEARNING, adapter=Adapter()),
+        "full": PolicySpec(learning=LEARNING),
+    }
+
+    async def run() -> None:
+        group = ModelGroup(spec(tiny_llama, policies))
+        ids = await play(group, "lora")
+        for _ in range(3):
+            await group.update("lora", make_algorithm("grpo"), signals(ids), [ids])
+        await group.publish()
+        await group.export("lora", tmp_path / "hf")
+        assert load_model(tmp_path / "hf").shape == load_model(tiny_llama).shape
+        greedy = Sampling(temperature=0.0, max_tokens=8)
+        before = await group.generate("full", call("p", "0"), greedy, keep=False)
+        expected = await group.generate("lora", call("p", "0"), greedy, keep=False)
+        await group.adopt("full", tmp_path / "hf")
+        assert (await group.publish())["full"] == 1
+        after = await group.generate("full", call("p", "0"), greedy, keep=False)
+        assert after.text == expected.text != before.text
+
+    asyncio.run(run())
+
+
+def test_mistakes_are_named(tiny_llama: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        group = ModelGroup(spec(tiny_llama, {"team": PolicySpec(learning=LEARNING)}, folder=str(tmp_path)))
+        with pytest.raises(KeyError, match="did you mean 'team'"):
+            await group.generate("taem", call("e1", "0"))
+        ids = await play(group)
+        with pytest.raises(UpdateError, match="failed-updates"):
+            await group.update("team", make_algorithm("grpo"), [Signal(id, float("inf")) for id in ids], [ids])
+        await group.update("team", make_algorithm("grpo"), signals(ids), [ids])
+        with pytest.raises(ValueError, match="not published"):
+            await group.save(tmp_path / "c")
+
+    asyncio.run(run())
+    with pytest.raises(FileNotFoundError, match="Nothing is downloaded"):
+        ModelGroup(spec(str(tmp_path / "nowhere"), {"team": PolicySpec()}))
+    with pytest.raises(ValueError, match="no policies"):
+        ModelGroup(spec(tiny_llama, {}))
+    with pytest.raises(ValueError, match="adapter"):
+        PolicySpec(adapter=Adapter(), init="somewhere")

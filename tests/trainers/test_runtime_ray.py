@@ -1,0 +1,131 @@
+"""The same groups in process and as Ray actors: the same losses and weights, bit for bit, for one and for four."""
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unitymas.agents.policies import Call
+from unitymas.trainers import checkpoint
+from unitymas.trainers.algorithms import make_algorithm
+from unitymas.trainers.group import CallCancelled, ModelGroup
+from unitymas.trainers.runtime import METHODS, start_groups, stop_groups
+from unitymas.trainers.settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
+from unitymas.trainers.table import Signal
+from unitymas.trainers.update import UpdateError
+
+LEARNING = Learning(lr=1e-2, micro_tokens=100)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    import ray
+
+    yield
+    ray.shutdown()
+
+
+def specs(model: str, count: int) -> dict[str, GroupSpec]:
+    """One shared group, or one per role; with a critic, and an adapter in some."""
+    found = {}
+    for i in range(count):
+        adapter = Adapter(rank=4) if i % 2 else None
+        policies = {
+            f"p{i}": PolicySpec(learning=LEARNING, adapter=adapter, reference=True),
+            f"p{i}-critic": PolicySpec(learning=LEARNING, critic=True),
+        }
+        found[f"g{i}"] = GroupSpec(
+            name=f"g{i}", model=model, policies=policies, slots=8, deterministic=True, threads=1
+        )
+    return found
+
+
+def call(episode: str, node: str) -> Call:
+    words = " ".join(f"w{sum(map(ord, episode)) * 3 % 40 + i}" for i in range(9))
+    messages = ({"role": "user", "content": words},)
+    return Call(agent="a", role="r", messages=messages, episode=episode, node=node, seed=sum(map(ord, node + episode)))
+
+
+async def step(name: str, group: Any, number: int) -> dict[str, float]:
+    """One PPO step of one group: collect, values, two updates, publish, retire."""
+    policy = name.replace("g", "p")
+    algorithm = make_algorithm("ppo", kl_reward=0.05)
+    calls = [call(f"s{number}e{e}", node) for e in range(5) for node in ("0", "1")]
+    await asyncio.gather(*(group.generate(policy, c, Sampling(max_tokens=6)) for c in calls))
+    ids = [id for e in range(5) for id in await group.seal(f"s{number}e{e}", ("0", "1"))]
+    values = await group.values(policy, f"{policy}-critic", ids, algorithm.needs)
+    tails = [Signal(id, None, tail=(-1.0) ** i - values[id].first) for i, id in enumerate(ids)]
+    cut = [ids[:4], ids[4:]]
+    metrics = await group.update(policy, algorithm, tails, cut)
+    judged = await group.update(f"{policy}-critic", algorithm, tails, cut)
+    await group.publish()
+    await group.retire([f"s{number}e{e}" for e in range(5)])
+    both = {**metrics, **{f"critic/{k}": v for k, v in judged.items()}}
+    return {k: v for k, v in both.items() if "time/" not in k}
+
+
+async def play(model: str, count: int, runtime: Any, folder: Path) -> tuple[Any, Any]:
+    """Two steps of all groups side by side; their metrics, and every tensor of their checkpoints."""
+    groups = await start_groups(specs(model, count), runtime)
+    metrics = [
+        await asyncio.gather(*(step(name, group, number) for name, group in groups.items())) for number in range(2)
+    ]
+    with checkpoint.writing(folder / "step-000002") as draft:
+        await asyncio.gather(*(group.save(draft / name) for name, group in groups.items()))
+    await stop_groups(groups)
+    newest = checkpoint.latest(folder)
+    assert newest is not None
+    return metrics, {name: (newest / name / "policies.pt").read_bytes() for name in groups}
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("count", [1, 4])
+def test_local_and_ray_agree_bit_for_bit(count: int, tiny_llama: str, tmp_path: Path, cluster: None) -> None:
+    local = asyncio.run(play(tiny_llama, count, "local", tmp_path / "local"))
+    ray = asyncio.run(play(tiny_llama, count, "ray", tmp_path / "ray"))
+    assert local[0] == ray[0]
+    assert local[1] == ray[1]
+
+
+@pytest.mark.ray
+def test_errors_and_cancelling_cross(tiny_llama: str, tmp_path: Path, cluster: None) -> None:
+    """What goes wrong in an actor is the same exception here; a cancelled wait cancels the request there."""
+
+    async def run() -> None:
+        groups = await start_groups(specs(tiny_llama, 1), "ray")
+        group = groups["g0"]
+        with pytest.raises(KeyError, match="did you mean 'p0'"):
+            await group.generate("p9", call("e1", "0"))
+        with pytest.raises(UpdateError, match="needs samples"):
+            await group.update("p0", make_algorithm("grpo"), [], [])
+        with pytest.raises(AttributeError, match="can be asked"):
+            group.sael("e1", [])
+        long = Sampling(max_tokens=110)
+        waits = [asyncio.ensure_future(group.generate("p0", call(f"c{i}", "0"), long)) for i in range(60)]
+        await asyncio.sleep(0.2)
+        waits[-1].cancel()
+        await group.drop("c58", "deadline")
+        with pytest.raises(CallCancelled):
+            await waits[-2]
+        await asyncio.gather(*waits[:-2])
+        counts = (await group.report())["samples"]
+        assert counts["held/open"] == 58
+        await stop_groups(groups)
+
+    asyncio.run(run())
+
+
+def test_a_group_is_asked_the_same_wherever_it_runs() -> None:
+    public = {n for n, f in vars(ModelGroup).items() if inspect.iscoroutinefunction(f) and not n.startswith("_")}
+    assert public == {*METHODS, "close"}
+
+
+def test_groups_in_one_process_share_its_threads(tiny_llama: str) -> None:
+    both = {n: GroupSpec(name=n, model=tiny_llama, policies={"p": PolicySpec()}, threads=t) for n, t in (("a", 1), ("b", 2))}
+    with pytest.raises(ValueError, match="share its threads"):
+        asyncio.run(start_groups(both))
+    with pytest.raises(ValueError, match="local or ray"):
+        asyncio.run(start_groups(both, "remote"))  # type: ignore[arg-type]
