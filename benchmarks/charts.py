@@ -68,7 +68,9 @@ def nice_ticks(low: float, high: float, most: int = 4) -> list[float]:
     """A few round numbers that cover the range; 0 is among them when it is near."""
     if low > 0 and low < 0.4 * high:
         low = 0.0
-    span = (high - low) or abs(high) or 1.0
+    if high - low < 1e-9 * max(1.0, abs(high)):  # a flat line runs through the middle
+        low, high = low - (0.1 * abs(low) or 1.0), high + (0.1 * abs(high) or 1.0)
+    span = high - low
     step: float = 10 ** math.floor(math.log10(span / most))
     step *= next(m for m in (1, 2, 2.5, 5, 10) if span / (step * m) <= most)
     first = math.floor(low / step + 1e-9)
