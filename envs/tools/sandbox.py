@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import json
 import os
 import queue
@@ -38,8 +39,13 @@ Ended = Literal[
     "sandbox_violation",
 ]
 LEVELS: tuple[Level, ...] = ("bubblewrap", "namespaces")  # those that "auto" may choose
+_ADVICE = (
+    "Install bubblewrap, or allow unprivileged user namespaces (sysctl user.max_user_namespaces, "
+    "kernel.apparmor_restrict_unprivileged_userns; in a container: --security-opt seccomp=unconfined). "
+    "sandbox='unsafe' runs programs with limits but without isolation: only for programs that you trust."
+)
 _START_SECONDS = 30.0
-_GRACE_SECONDS = 10.0  # past a case's own limits, before its room is taken to be stuck
+_GRACE_SECONDS = 30.0  # past a case's own limits, before its room is taken to be stuck
 
 
 class SandboxError(Infrastructure):
@@ -131,14 +137,7 @@ def resolve(sandbox: str = "auto") -> Level:
             if reason is None:
                 return level
             reasons.append(f"{level}: {reason}")
-    raise SandboxError(
-        "no sandbox is possible here ("
-        + "; ".join(reasons)
-        + "). Install bubblewrap, or allow unprivileged user "
-        "namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; in a "
-        "container: --security-opt seccomp=unconfined). sandbox='unsafe' runs programs with limits but without "
-        "isolation: only for programs that you trust."
-    )
+    raise SandboxError(f"no sandbox is possible here ({'; '.join(reasons)}). {_ADVICE}")
 
 
 @cache
@@ -167,7 +166,7 @@ _opened: list[_Rooms] = []
 
 @atexit.register
 def close_rooms() -> None:
-    """End every warm room now; the next program starts new ones. Call it when no program is running."""
+    """End every warm room now; the next program starts new ones."""
     _rooms.cache_clear()
     while _opened:
         _opened.pop().close()
@@ -246,8 +245,9 @@ class _Room:
         try:
             self._receive(1)
         except (_RoomDied, OSError) as error:
+            reason = self._last_words() or error
             self.close()
-            raise SandboxError(f"a {level} room did not start: {self._last_words() or error}") from error
+            raise SandboxError(f"a {level} room did not start: {reason}") from error
 
     def run(self, program: Program, limits: Limits) -> Result:
         case = {
@@ -270,7 +270,11 @@ class _Room:
         return Result(sandbox=self.level, **reply)
 
     def close(self) -> None:
-        self._socket.close()  # the server leaves when its end hangs up; its keeper kills a running case
+        """The server leaves when we hang up (said aloud: forks of ours may hold the socket too)."""
+        with contextlib.suppress(OSError):  # it hung up first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._log.close()
         try:
             self._process.wait(2)
         except subprocess.TimeoutExpired:

@@ -308,10 +308,14 @@ def _facts(channel: bytes, key: bytes) -> tuple[dict[str, str], bool]:
             told = json.loads(line[len(key) :]) if line.startswith(key) else None
         except (ValueError, RecursionError):
             told = None
-        if not isinstance(told, dict) or facts.keys() & told.keys():
+        if not isinstance(told, dict) or facts.keys() & told.keys() or not _texts(told):
             return facts, False
         facts.update(told)
     return facts, True
+
+
+def _texts(told: dict[str, Any]) -> bool:
+    return all(isinstance(text, str) for text in told.values())
 
 
 def _classify(

@@ -256,7 +256,6 @@ def test_open_files(level: str) -> None:
         "import signal; signal.alarm(0); signal.setitimer(signal.ITIMER_PROF, 0)",
         "import resource\ntry: resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))\nexcept Exception: pass",
         "import time, sys\ntime.monotonic = time.time = time.perf_counter = lambda: 0.0\nsys.settrace(None)",
-        "import os\nos.nice(19)",
     ],
 )
 def test_swallow_the_time_limit(level: str, swallow: str) -> None:
