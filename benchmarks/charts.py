@@ -30,13 +30,25 @@ class Series:
     dots: bool = False
 
 
-def chart(title: str, series: Sequence[Series], *, width: int = 560, height: int = 210, marks: Sequence[tuple[float, str]] = ()) -> str:
+def chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    width: int = 560,
+    height: int = 210,
+    marks: Sequence[tuple[float, str]] = (),
+) -> str:
     """A titled chart; ``marks`` are vertical lines with a tooltip (alarms)."""
     series = [_finite(_thinned(s)) for s in series]
     series = [s for s in series if len(s.x)]
     if not series:
         return ""
-    left, right, top, bottom = 46, 12 + 6.4 * max(len(s.name) for s in series) if len(series) > 1 else 16, 10, 22
+    left, right, top, bottom = (
+        46,
+        12 + 6.4 * max(len(s.name) for s in series) if len(series) > 1 else 16,
+        10,
+        22,
+    )
     x0, x1 = min(min(s.x) for s in series), max(max(s.x) for s in series)
     ys = [v for s in series for v in (*s.y, *s.low, *s.high)]
     ticks = nice_ticks(min(ys), max(ys))
@@ -48,15 +60,21 @@ def chart(title: str, series: Sequence[Series], *, width: int = 560, height: int
     def py(y: float) -> float:
         return top + (y1 - y) / ((y1 - y0) or 1) * (height - top - bottom)
 
-    parts = [f'<figure class="chart"><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">']
+    parts = [
+        f'<figure class="chart"><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+    ]
     for tick in ticks:
         parts.append(f'<line class="grid" x1="{left}" x2="{width - right:.0f}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>'
                      f'<text class="tick" x="{left - 6}" y="{py(tick) + 3.5:.1f}" text-anchor="end">{short(tick)}</text>')  # fmt: skip
     for x in dict.fromkeys((x0, x1)):
-        parts.append(f'<text class="tick" x="{px(x):.1f}" y="{height - 6}" text-anchor="middle">{short(x)}</text>')
+        parts.append(
+            f'<text class="tick" x="{px(x):.1f}" y="{height - 6}" text-anchor="middle">{short(x)}</text>'
+        )
     for x, words in marks:
         if x0 <= x <= x1:
-            parts.append(f'<line class="mark" x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{top}" y2="{height - bottom}"><title>{escape(words)}</title></line>')
+            parts.append(
+                f'<line class="mark" x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{top}" y2="{height - bottom}"><title>{escape(words)}</title></line>'
+            )
     for i, s in enumerate(series):
         parts.append(_line(s, i % COLOURS, px, py))
     if len(series) > 1:
@@ -92,7 +110,9 @@ def _line(s: Series, colour: int, px: Scale, py: Scale) -> str:
     parts = []
     if s.low and s.high:
         upper = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in zip(s.x, s.high, strict=True))
-        lower = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in zip(reversed(s.x), reversed(s.low), strict=True))
+        lower = " ".join(
+            f"{px(x):.1f},{py(y):.1f}" for x, y in zip(reversed(s.x), reversed(s.low), strict=True)
+        )
         parts.append(f'<polygon class="band s{colour}" points="{upper} {lower}"/>')
     parts.append(f'<polyline class="line s{colour}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in at)}"/>')
     if s.dots or len(at) <= 60:
@@ -114,7 +134,10 @@ def _end_labels(series: Sequence[Series], px: Scale, py: Scale, top: float, bott
         y += 13
     over = max(0.0, placed[-1][0] - bottom)
     x = max(px(s.x[-1]) for s in series) + 8
-    return [f'<text class="name s{i % COLOURS}" x="{x:.1f}" y="{at - over + 4:.1f}">{escape(series[i].name)}</text>' for at, i in placed]
+    return [
+        f'<text class="name s{i % COLOURS}" x="{x:.1f}" y="{at - over + 4:.1f}">{escape(series[i].name)}</text>'
+        for at, i in placed
+    ]
 
 
 def _finite(s: Series) -> Series:
@@ -125,4 +148,8 @@ def _finite(s: Series) -> Series:
 
 def _thinned(s: Series) -> Series:
     every = max(1, -(-len(s.x) // MOST_POINTS))
-    return s if every == 1 else Series(s.name, s.x[::every], s.y[::every], s.low[::every], s.high[::every], s.dots)
+    return (
+        s
+        if every == 1
+        else Series(s.name, s.x[::every], s.y[::every], s.low[::every], s.high[::every], s.dots)
+    )

@@ -23,7 +23,9 @@ PAINT_EVERY = 0.25
 class Board:
     """Shows an evaluation as it goes. Use it as a context, and its `episode` as ``on_episode``."""
 
-    def __init__(self, title: str, total: int, done: int = 0, *, stream: TextIO | None = None, quiet: bool = False) -> None:
+    def __init__(
+        self, title: str, total: int, done: int = 0, *, stream: TextIO | None = None, quiet: bool = False
+    ) -> None:
         self.title, self.total, self.done, self.fresh = printable(title), total, done, 0
         self.stream, self.quiet = stream or sys.stderr, quiet
         self.began = self.painted = time.monotonic()
@@ -103,5 +105,8 @@ class Board:
                 Text(printable(role)), f"{did.calls:,}", f"{did.legal / did.calls:.1%}",
                 f"{did.credit / did.calls:+.3f}", f"{did.tokens_out / did.calls:.0f}",
             )  # fmt: skip
-        failures = [Text(f"  {count} × {printable(cause, 100)}", style="red") for cause, count in self.failures.most_common(4)]
+        failures = [
+            Text(f"  {count} × {printable(cause, 100)}", style="red")
+            for cause, count in self.failures.most_common(4)
+        ]
         return Group(Text(self.line()), ProgressBar(self.total, self.done, width=60), roles, *failures)

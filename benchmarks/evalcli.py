@@ -26,7 +26,9 @@ def parse_team(text: str) -> Any:
         match = _SEAT.fullmatch(part.strip())
         if match is None:
             if seats:
-                raise SystemExit(f"--team {text!r}: {part!r} is no seat; write role=player, and *=player for the rest")
+                raise SystemExit(
+                    f"--team {text!r}: {part!r} is no seat; write role=player, and *=player for the rest"
+                )
             return text
         seats[match[1]] = match[2]
     return seats
@@ -39,20 +41,36 @@ def parser() -> argparse.ArgumentParser:
         epilog="Further arguments name=value configure the environment (max_turns=3).",
     )
     made.add_argument("env", help="environment id, or suite:mini | qa | code | math | planning")
-    made.add_argument("--team", default="tiny", help="tiny, scripted, hf:…, openai:model@url, run:PATH, or role=player,*=player")
+    made.add_argument(
+        "--team",
+        default="tiny",
+        help="tiny, scripted, hf:…, openai:model@url, run:PATH, or role=player,*=player",
+    )
     made.add_argument("-k", type=int, default=4, help="samples of every task (default 4)")
     made.add_argument("--tasks", type=int, help="only the first so many tasks")
     made.add_argument("--split", help="default: test")
     made.add_argument("--data", help="'mini', a prepared data set, or a file")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--concurrency", type=int, default=256, help="episodes at once")
-    made.add_argument("--out", type=Path, help="folder that keeps the episodes (default: evaluations/ENV-TEAM)")
-    made.add_argument("--rescore", action="store_true", help="apply today's reward rules to saved episodes; generates nothing")
-    made.add_argument("--retry-errors", action="store_true", help="play episodes that ended in an error again")
-    made.add_argument("--dry-run", action="store_true", help="say what would be played, and what it would cost")
+    made.add_argument(
+        "--out", type=Path, help="folder that keeps the episodes (default: evaluations/ENV-TEAM)"
+    )
+    made.add_argument(
+        "--rescore",
+        action="store_true",
+        help="apply today's reward rules to saved episodes; generates nothing",
+    )
+    made.add_argument(
+        "--retry-errors", action="store_true", help="play episodes that ended in an error again"
+    )
+    made.add_argument(
+        "--dry-run", action="store_true", help="say what would be played, and what it would cost"
+    )
     made.add_argument("--baseline", help="a team to compare with, on the same tasks")
     made.add_argument("--ablate", action="store_true", help="exchange one role at a time for the baseline's")
-    made.add_argument("--swap", action="store_true", help="exchange one role of the baseline at a time for the team's")
+    made.add_argument(
+        "--swap", action="store_true", help="exchange one role of the baseline at a time for the team's"
+    )
     made.add_argument("--price", default="0,0", help="dollars per million tokens: IN,OUT")
     made.add_argument("--format", choices=("markdown", "latex", "json"), default="markdown")
     made.add_argument("-q", "--quiet", action="store_true", help="no progress")
@@ -89,7 +107,9 @@ def eval_main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _evaluations(given: argparse.Namespace, team: Any, out: Path, how: dict[str, Any]) -> dict[str, Evaluation]:
+def _evaluations(
+    given: argparse.Namespace, team: Any, out: Path, how: dict[str, Any]
+) -> dict[str, Evaluation]:
     if given.env.startswith("suite:"):
         return evaluations(given.env, team, out=out, **how)
     return {given.env: Evaluation(given.env, team, out=out, **how)}
@@ -110,7 +130,11 @@ def _run(given: argparse.Namespace, played: dict[str, Evaluation]) -> Result | S
 
 def _say_plans(played: dict[str, Evaluation], out: Path) -> int:
     for plan in (evaluation.plan() for evaluation in played.values()):
-        cost = "cost unknown until an episode has been played" if plan["cost"] is None else f"about ${plan['cost']:.2f}"
+        cost = (
+            "cost unknown until an episode has been played"
+            if plan["cost"] is None
+            else f"about ${plan['cost']:.2f}"
+        )
         tokens = "" if plan["tokens"] is None else f", about {plan['tokens']:,.0f} tokens"
         print(
             f"{plan['env']} on {plan['data']}: {plan['tasks']} tasks × {plan['k']} = {plan['episodes']} episodes, "
@@ -127,13 +151,23 @@ def _compare(given: argparse.Namespace, result: Any, team: Any, out: Path, how: 
     base = evaluate(given.env, rival, out=out / "baseline", **how)
     print(tables.difference_markdown(f"{given.team} minus {given.baseline}", result.minus(base)))
     if given.ablate:
-        print(tables.effects_markdown(f"{given.team}, role by {given.baseline}", ablate(given.env, team, rival, out=out, **how)))
+        print(
+            tables.effects_markdown(
+                f"{given.team}, role by {given.baseline}", ablate(given.env, team, rival, out=out, **how)
+            )
+        )
     if given.swap:
-        print(tables.effects_markdown(f"{given.baseline}, role by {given.team}", swap(given.env, team, rival, out=out, **how)))
+        print(
+            tables.effects_markdown(
+                f"{given.baseline}, role by {given.team}", swap(given.env, team, rival, out=out, **how)
+            )
+        )
 
 
 def _print(result: Any, form: str) -> None:
-    print(json.dumps(result.to_dict(), indent=1, sort_keys=True) if form == "json" else getattr(result, form)())
+    print(
+        json.dumps(result.to_dict(), indent=1, sort_keys=True) if form == "json" else getattr(result, form)()
+    )
 
 
 def _slug(team: str) -> str:

@@ -99,7 +99,9 @@ class Evaluation:
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         if isinstance(env, str):
-            make, tasks = ({**make, "tasks": tasks}, None) if _own_rows(tasks) else ({"split": "test", **make}, tasks)
+            make, tasks = (
+                ({**make, "tasks": tasks}, None) if _own_rows(tasks) else ({"split": "test", **make}, tasks)
+            )
         self.arena, self.measure = _arena(env, make)
         self.team: BoundTeam = Team.of(team).bind(self.arena.roles, expert=self.arena.expert)
         self.arena, self.tasks = select_tasks(self.arena, tasks)
@@ -133,7 +135,9 @@ class Evaluation:
         owed = len(self.owed)
         cost = sum(row.cost for row in done) / len(done) * owed if done else None
         tokens = (
-            sum(r.tokens_in + r.tokens_out for row in done for r in row.roles.values()) / len(done) * owed if done else None
+            sum(r.tokens_in + r.tokens_out for row in done for r in row.roles.values()) / len(done) * owed
+            if done
+            else None
         )
         return {
             "env": self.arena.env_id, "data": f"{self.arena.data.name} {self.arena.data.split}", "tasks": len(self.tasks),
@@ -183,7 +187,9 @@ class Evaluation:
             if slot is not None and (plain.get("tags") or {}).get("players") == self.players_hash:
                 newest[slot[0]] = Trace.from_dict(plain)
         if not newest:
-            raise ValueError(f"{self.store.path} holds no episode of this team on these tasks; nothing to rescore")
+            raise ValueError(
+                f"{self.store.path} holds no episode of this team on these tasks; nothing to rescore"
+            )
         for key, trace in newest.items():
             if str(trace.ended) != "error":
                 self.arena.rescore(trace)
@@ -210,7 +216,9 @@ class Evaluation:
             "episodes": episode_list(rows),
         }  # fmt: skip
         if self.store:
-            write_page(self.store.folder / "results.json", [json.dumps(plain, indent=1, sort_keys=True) + "\n"])
+            write_page(
+                self.store.folder / "results.json", [json.dumps(plain, indent=1, sort_keys=True) + "\n"]
+            )
         return Result(plain, rows)
 
 
@@ -279,7 +287,9 @@ def _exchange(env: Any, host: Any, guest: Any, name: str, how: dict[str, Any]) -
 def exchange(host: Any, guest: Any, role: str, roles: Mapping[str, Any]) -> Team:
     """The host's team with one role played by the guest's."""
     host, guest = Team.of(host), Team.of(guest)
-    return Team({agent: _seat(guest if r.name == role else host, agent, r.name) for agent, r in roles.items()})
+    return Team(
+        {agent: _seat(guest if r.name == role else host, agent, r.name) for agent, r in roles.items()}
+    )
 
 
 def _seat(team: Team, agent: str, role: str) -> Any:
@@ -297,7 +307,9 @@ def _arena(env: Any, make: Mapping[str, Any]) -> tuple[Arena, Measure]:
     if isinstance(env, str):
         return make_arena(env, **make), Measure.of_spec(spec(env))
     if make:
-        raise TypeError(f"{', '.join(make)}: these are arguments of make, and the environment is already made")
+        raise TypeError(
+            f"{', '.join(make)}: these are arguments of make, and the environment is already made"
+        )
     arena = arena_of(env)
     try:
         return arena, Measure.of_spec(spec(arena.env_id))
@@ -311,10 +323,17 @@ def saved_results(folder: str | Path) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist; `unitymas eval … --out {folder}` writes it") from None
+        raise FileNotFoundError(
+            f"{path} does not exist; `unitymas eval … --out {folder}` writes it"
+        ) from None
     return plain
 
 
 def _own_rows(tasks: Any) -> bool:
     """Whether tasks are rows of one's own, rather than a number or ids."""
-    return isinstance(tasks, Sequence) and not isinstance(tasks, str) and bool(tasks) and isinstance(tasks[0], Mapping)
+    return (
+        isinstance(tasks, Sequence)
+        and not isinstance(tasks, str)
+        and bool(tasks)
+        and isinstance(tasks[0], Mapping)
+    )

@@ -67,7 +67,9 @@ def to_dataset(episodes: Iterable[Any]) -> Any:
     """A `datasets.Dataset` of acts, ready for `push_to_hub`, `map` or TRL (with `messages` parsed: a column of chats)."""
     import datasets
 
-    rows = [{**row, "messages": json.loads(row["messages"])} for row in acts(("", as_dict(e)) for e in episodes)]
+    rows = [
+        {**row, "messages": json.loads(row["messages"])} for row in acts(("", as_dict(e)) for e in episodes)
+    ]
     for row in rows:
         row["messages"] = [{"role": m["role"], "content": _text(m["content"])} for m in row["messages"]]
     return datasets.Dataset.from_list(rows)
@@ -120,7 +122,13 @@ def perfetto(episodes: Labelled) -> Iterator[dict[str, Any]]:
             lane = str(node["tool"] if node["kind"] == "use" else node["agent"])
             if lane not in threads:
                 threads[lane] = len(threads) + 1
-                yield {"ph": "M", "name": "thread_name", "pid": process, "tid": threads[lane], "args": {"name": _text(lane)}}
+                yield {
+                    "ph": "M",
+                    "name": "thread_name",
+                    "pid": process,
+                    "tid": threads[lane],
+                    "args": {"name": _text(lane)},
+                }
             began, seconds = _span(node)
             yield {
                 "ph": "X", "cat": node["kind"], "name": _text(lane), "pid": process, "tid": threads[lane],
@@ -182,7 +190,9 @@ def export_main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="unitymas export", description="Traces for other tools.")
     parser.add_argument("sources", nargs="+", type=Path, help="run directories, evaluations, or trace files")
     parser.add_argument("--to", choices=sorted(WRITERS), default="parquet")
-    parser.add_argument("-o", "--out", type=Path, help="default: traces.parquet, traces.jsonl, traces.json, traces/")
+    parser.add_argument(
+        "-o", "--out", type=Path, help="default: traces.parquet, traces.jsonl, traces.json, traces/"
+    )
     parser.add_argument("--limit", type=int, help="at most so many episodes of each source")
     given = parser.parse_args(argv)
     write, suffix = WRITERS[given.to]

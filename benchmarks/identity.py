@@ -26,7 +26,18 @@ from ..envs.arena import Arena
 from ..envs.tasks import Task
 from .results import canonical
 
-LIBRARIES = ("unitymas", "numpy", "gymnasium", "pettingzoo", "torch", "transformers", "vllm", "ray", "bm25s", "math-verify")
+LIBRARIES = (
+    "unitymas",
+    "numpy",
+    "gymnasium",
+    "pettingzoo",
+    "torch",
+    "transformers",
+    "vllm",
+    "ray",
+    "bm25s",
+    "math-verify",
+)
 
 
 def digest(value: Any, length: int = 16) -> str:
@@ -44,7 +55,11 @@ def who(policy: Any, label: str) -> dict[str, Any]:
     told = getattr(policy, "identity", None)
     if told is not None:
         return {**player, **(told() if callable(told) else told)}
-    state = {key: _plain(value) for key, value in vars(inner).items()} if hasattr(inner, "__dict__") and kind is not inner else {}
+    state = (
+        {key: _plain(value) for key, value in vars(inner).items()}
+        if hasattr(inner, "__dict__") and kind is not inner
+        else {}
+    )
     return {**player, "name": name, "code": _source_hash(kind), **({"state": state} if state else {})}
 
 

@@ -54,7 +54,9 @@ class Entry:
         ])  # fmt: skip
 
 
-def build(folder: str | Path, out: str | Path, *, title: str = "unitymas leaderboard") -> tuple[list[Entry], dict[str, list[str]]]:
+def build(
+    folder: str | Path, out: str | Path, *, title: str = "unitymas leaderboard"
+) -> tuple[list[Entry], dict[str, list[str]]]:
     """Build the site; gives the entries that are on it, and the problems of those that are not."""
     folder, out = Path(folder), Path(out)
     entries: list[Entry] = []
@@ -69,7 +71,13 @@ def build(folder: str | Path, out: str | Path, *, title: str = "unitymas leaderb
         entries.append(Entry(_slug(name), metadata, results, verified))
         _write_traces(path, out, entries[-1])
     groups = _grouped(entries)
-    write_page(out / "index.html", [page(title, _body(title, groups, rejected), style="site.css", script="site.js"), "</body>\n</html>\n"])
+    write_page(
+        out / "index.html",
+        [
+            page(title, _body(title, groups, rejected), style="site.css", script="site.js"),
+            "</body>\n</html>\n",
+        ],
+    )
     summary = [{**_summary(e), "group": e.group} for group in groups for e in group]
     write_page(out / "leaderboard.json", [json.dumps(summary, indent=1, sort_keys=True) + "\n"])
     return entries, rejected
@@ -108,7 +116,9 @@ def _summary(entry: Entry) -> dict[str, Any]:
 
 def _body(title: str, groups: Sequence[Sequence[Entry]], rejected: Mapping[str, list[str]]) -> str:
     count = sum(map(len, groups))
-    contents = "".join(f'<li><a href="#{g[0].group}">{escape(_name(g[0]))}</a> <span>{len(g)}</span></li>' for g in groups)
+    contents = "".join(
+        f'<li><a href="#{g[0].group}">{escape(_name(g[0]))}</a> <span>{len(g)}</span></li>' for g in groups
+    )
     return f"""<header class="top"><h1>{escape(title)}</h1>
 <p class="soft">{count} {"entry" if count == 1 else "entries"}. Every figure here was recomputed from the entry's own episodes when this page was built;
 <b class="good">verified</b> entries were also played again from their replies. Bars show the score with its 95% interval over tasks.</p>
@@ -153,7 +163,11 @@ def _row(rank: int, entry: Entry, width: int) -> str:
     figures, per = entry.figures, entry.figures["per_episode"]
     k, score = str(figures["k"]), figures["score"]
     failed = figures["endings"].get("error", 0) / figures["episodes"]
-    mark = '<b class="good" title="played again from its replies on this machine">verified</b>' if entry.verified else '<span class="faint" title="figures recomputed from the traces">recomputed</span>'
+    mark = (
+        '<b class="good" title="played again from its replies on this machine">verified</b>'
+        if entry.verified
+        else '<span class="faint" title="figures recomputed from the traces">recomputed</span>'
+    )
     cells = [
         (rank, f'<td class="n faint">{rank}</td>'),
         (printable(entry.metadata["name"]).lower(), f'<td class="team"><button class="more" aria-expanded="false">{escape(entry.metadata["name"], 80)}</button> {mark}'
@@ -176,7 +190,10 @@ def _interval(score: Mapping[str, Any]) -> str:
     """The interval as a line with a dot, on the scale from 0 to 1 (or to the score, where it is larger)."""
     top = max(1.0, score["high"] or score["value"])
     low, high = score["low"], score["high"]
-    x = [_WIDTH * min(1.0, max(0.0, v / top)) for v in (score["value"], low if low is not None else 0, high if high is not None else 0)]
+    x = [
+        _WIDTH * min(1.0, max(0.0, v / top))
+        for v in (score["value"], low if low is not None else 0, high if high is not None else 0)
+    ]
     words = f"{low:.3f} to {high:.3f}" if low is not None and high is not None else "no interval: one task"
     line = f'<line class="ci" x1="{x[1]:.1f}" x2="{x[2]:.1f}" y1="5" y2="5"/>' if low is not None else ""
     return (f'<svg viewBox="-3 0 {_WIDTH + 6} 10" role="img" aria-label="{words}"><title>{words}</title>'
@@ -189,10 +206,19 @@ def _detail(entry: Entry) -> str:
         f"<td class='n'>{did['format_validity']:.1%}</td><td class='n'>{did['mean_credit']:+.3f}</td><td class='n'>{did['tokens_out']:.0f}</td></tr>"
         for role, did in entry.figures["roles"].items()
     )
-    failures = "".join(f"<li>{count} × {escape(cause, 160)}</li>" for cause, count in list(entry.figures["failures"].items())[:6])
-    libraries = ", ".join(f"{name} {version}" for name, version in entry.results["provenance"]["libraries"].items())
+    failures = "".join(
+        f"<li>{count} × {escape(cause, 160)}</li>"
+        for cause, count in list(entry.figures["failures"].items())[:6]
+    )
+    libraries = ", ".join(
+        f"{name} {version}" for name, version in entry.results["provenance"]["libraries"].items()
+    )
     url = str(entry.metadata.get("url") or "")
-    link = f'<p><a rel="nofollow noopener" href="{escape(url)}">{escape(url, 100)}</a></p>' if re.match(r"https?://", url) else ""
+    link = (
+        f'<p><a rel="nofollow noopener" href="{escape(url)}">{escape(url, 100)}</a></p>'
+        if re.match(r"https?://", url)
+        else ""
+    )
     return f"""<div class="sheet"><div><p>{escape(entry.metadata["description"], 2000)}</p>{link}
 <p class="soft">{escape(entry.metadata["authors"], 300)}</p><p class="soft mono">{escape(entry.results["run"]["command"], 500)}</p>
 <p class="faint">{escape(libraries)}</p>{f"<ul class='soft'>{failures}</ul>" if failures else ""}</div>
@@ -222,7 +248,9 @@ def _slug(name: str) -> str:
 
 def leaderboard_main(argv: list[str] | None = None) -> int:
     """``unitymas leaderboard build DIR -o SITE``."""
-    parser = argparse.ArgumentParser(prog="unitymas leaderboard", description="Build the static leaderboard site.")
+    parser = argparse.ArgumentParser(
+        prog="unitymas leaderboard", description="Build the static leaderboard site."
+    )
     parser.add_argument("action", choices=["build"])
     parser.add_argument("folder", type=Path, help="folder of submissions")
     parser.add_argument("-o", "--out", type=Path, default=Path("site"))
@@ -231,5 +259,7 @@ def leaderboard_main(argv: list[str] | None = None) -> int:
     entries, rejected = build(given.folder, given.out, title=given.title)
     for name, problems in rejected.items():
         print(f"not listed: {printable(name)}: {printable(problems[0], 300)}")
-    print(f"{given.out / 'index.html'}  ({len(entries)} entries, {sum(e.verified for e in entries)} verified, {len(rejected)} not listed)")
+    print(
+        f"{given.out / 'index.html'}  ({len(entries)} entries, {sum(e.verified for e in entries)} verified, {len(rejected)} not listed)"
+    )
     return 0

@@ -57,7 +57,9 @@ def page(title: str, body: str, *, style: str, script: str = "", before_script: 
     """A whole page up to ``</body>``, which the caller adds: data blocks may follow the script."""
     look = asset("theme.css") + asset(style)
     code = asset("common.js") + asset(script) if script else ""
-    policy = f"default-src 'none'; style-src '{_hash(look)}'; img-src data:; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; style-src '{_hash(look)}'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
     policy += f"; script-src '{_hash(code)}'" if code else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

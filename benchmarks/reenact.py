@@ -59,9 +59,13 @@ def differences(recorded: Mapping[str, Any], again: Trace) -> Iterator[str]:
             yield from _difference(f"node {id}, {field}", theirs[id].get(field), mine[id][field])
 
 
-def _answer(arena: Arena, execution: Execution, node: Node, row: Mapping[str, Any], tools_again: bool) -> None:
+def _answer(
+    arena: Arena, execution: Execution, node: Node, row: Mapping[str, Any], tools_again: bool
+) -> None:
     if row["kind"] != node.kind:
-        raise Mismatch(f"node {node.id} is recorded as {row['kind']!r}, but the environment asks for {node.kind!r}")
+        raise Mismatch(
+            f"node {node.id} is recorded as {row['kind']!r}, but the environment asks for {node.kind!r}"
+        )
     if node.kind == "act":
         from ..agents.policies import Answer
 
@@ -81,7 +85,9 @@ def _end_as_recorded(execution: Execution, recorded: Mapping[str, Any], asked: l
     elif recorded["ended"] == "error":
         execution.abort(RuntimeError(str(recorded.get("error"))), str(recorded.get("reason") or "recorded"))
     else:
-        raise Mismatch(f"the environment asks for node {asked[0]}, which the recording of a finished episode lacks")
+        raise Mismatch(
+            f"the environment asks for node {asked[0]}, which the recording of a finished episode lacks"
+        )
 
 
 def _difference(name: str, theirs: Any, ours: Any) -> Iterator[str]:

@@ -109,7 +109,10 @@ def build(runs: Sequence[str | Path], out: str | Path) -> Path:
 
 def over_seeds(name: str, tables: Sequence[Rows], key: str, **how: Any) -> Series:
     """The mean over runs of a figure at each step that all of them have, with its 95% t interval where they are several."""
-    columns = [{int(r["step"]): float(r[key]) for r in rows if isinstance(r.get(key), (int, float))} for rows in tables]
+    columns = [
+        {int(r["step"]): float(r[key]) for r in rows if isinstance(r.get(key), (int, float))}
+        for rows in tables
+    ]
     columns = [c for c in columns if c]
     steps = sorted(set.intersection(*(set(c) for c in columns))) if columns else []
     values = [[column[step] for column in columns] for step in steps]
@@ -117,7 +120,10 @@ def over_seeds(name: str, tables: Sequence[Rows], key: str, **how: Any) -> Serie
         return Series(name, steps, [v[0] for v in values], **how)
     reach = [-student_quantile(0.025, len(v) - 1) * stdev(v) / math.sqrt(len(v)) for v in values]
     means = [fmean(v) for v in values]
-    low, high = [m - r for m, r in zip(means, reach, strict=True)], [m + r for m, r in zip(means, reach, strict=True)]
+    low, high = (
+        [m - r for m, r in zip(means, reach, strict=True)],
+        [m + r for m, r in zip(means, reach, strict=True)],
+    )
     return Series(name, steps, means, low, high, **how)
 
 
@@ -139,7 +145,9 @@ def _keys(histories: Sequence[History], pattern: str) -> dict[str, tuple[str, ..
 def _head(histories: Sequence[History]) -> str:
     first = histories[0]
     steps = [len(h.steps) for h in histories]
-    hours = [(h.steps[-1]["time"] - h.begin["time"]) / 3600 for h in histories if h.steps and "time" in h.begin]
+    hours = [
+        (h.steps[-1]["time"] - h.begin["time"]) / 3600 for h in histories if h.steps and "time" in h.begin
+    ]
     facts = [
         f"{len(histories)} run{'s' if len(histories) > 1 else ''}", f"{min(steps)} steps" if min(steps) == max(steps) else f"{min(steps)} to {max(steps)} steps",
         f"data {first.begin.get('data')} ({first.begin.get('fingerprint')})", f"{fmean(hours):.2f} h each" if hours else "",
@@ -165,10 +173,14 @@ def _score(histories: Sequence[History], found: Mapping[str, list[Alarm]]) -> st
     held = over_seeds("held out", [h.validations for h in histories], headline, dots=True)
     marks = [(float(a.step), str(a)) for all_ in found.values() for a in all_]
     drawn = chart(f"{headline}, by step", [train, held], width=1120, height=300, marks=marks)
-    last = "" if not held.y else (
-        f"<p>Held out, {escape(headline)}: <b>{held.y[0]:.3f}</b> before, <b>{held.y[-1]:.3f}</b> after the last step"
-        + (f" [{held.low[-1]:.3f}, {held.high[-1]:.3f}]" if held.low else "")
-        + ". <span class='soft'>The last point is the result; the best one would be chosen on the data it is measured on.</span></p>"
+    last = (
+        ""
+        if not held.y
+        else (
+            f"<p>Held out, {escape(headline)}: <b>{held.y[0]:.3f}</b> before, <b>{held.y[-1]:.3f}</b> after the last step"
+            + (f" [{held.low[-1]:.3f}, {held.high[-1]:.3f}]" if held.low else "")
+            + ". <span class='soft'>The last point is the result; the best one would be chosen on the data it is measured on.</span></p>"
+        )
     )
     return f"<section><h2>Score</h2>{last}{drawn}</section>"
 
@@ -178,8 +190,14 @@ def _roles(histories: Sequence[History]) -> str:
     for key, (role, component) in _keys(histories, r"role/([^/]+)/(.+)").items():
         if component not in ("acts", "tokens"):
             by_role[role][key] = component
-    charts = "".join(_curve(f"{role}: credit a decision", histories, keys, height=190) for role, keys in by_role.items())
-    return f"<section><h2>Reward by role and component</h2><div class='grid2'>{charts}</div></section>" if charts else ""
+    charts = "".join(
+        _curve(f"{role}: credit a decision", histories, keys, height=190) for role, keys in by_role.items()
+    )
+    return (
+        f"<section><h2>Reward by role and component</h2><div class='grid2'>{charts}</div></section>"
+        if charts
+        else ""
+    )
 
 
 def _drift(histories: Sequence[History]) -> str:
@@ -202,7 +220,9 @@ def _groups(histories: Sequence[History]) -> str:
     for key, (policy, figure) in _keys(histories, r"policy/([^/]+)/(.+)").items():
         if figure != "entropy":
             by_figure[figure][key] = policy
-    charts = "".join(_curve(figure, histories, keys, height=160) for figure, keys in sorted(by_figure.items()))
+    charts = "".join(
+        _curve(figure, histories, keys, height=160) for figure, keys in sorted(by_figure.items())
+    )
     if not charts:
         return ""
     return f"<section><h2>Groups and updates</h2><details open><summary>{len(by_figure)} figures of the learners</summary><div class='grid3'>{charts}</div></details></section>"
@@ -274,8 +294,12 @@ def _credits(row: Mapping[str, Any]) -> dict[str, float]:
 
 def report_main(argv: list[str] | None = None) -> int:
     """``unitymas report RUN …``."""
-    parser = argparse.ArgumentParser(prog="unitymas report", description="A training run as one page of curves, alarms and episodes.")
-    parser.add_argument("runs", nargs="+", type=Path, help="a run's directory; several seeds of the same give intervals")
+    parser = argparse.ArgumentParser(
+        prog="unitymas report", description="A training run as one page of curves, alarms and episodes."
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=Path, help="a run's directory; several seeds of the same give intervals"
+    )
     parser.add_argument("-o", "--out", type=Path, help="default: report.html in the (first) run's directory")
     given = parser.parse_args(argv)
     print(build(given.runs, given.out or given.runs[0] / "report.html"))

@@ -20,7 +20,16 @@ from . import stats
 from .stats import Success
 
 SCHEMA = "unitymas.results/1"
-_COMPARED_META = ("tokens_in", "tokens_out", "tokens_cached", "finish_reason", "policy", "version", "cut", "cost")
+_COMPARED_META = (
+    "tokens_in",
+    "tokens_out",
+    "tokens_cached",
+    "finish_reason",
+    "policy",
+    "version",
+    "cut",
+    "cost",
+)
 """What of a node's measurements two runs of the same command share; timings are not among it."""
 
 
@@ -41,7 +50,9 @@ class Measure:
         return _number(trace, self.headline) if trace.get("ended") != "error" else 0.0
 
     def solved(self, trace: Mapping[str, Any]) -> bool:
-        return trace.get("ended") != "error" and self.success(_number(trace, self.success_metric or self.headline))
+        return trace.get("ended") != "error" and self.success(
+            _number(trace, self.success_metric or self.headline)
+        )
 
     def __str__(self) -> str:
         return str(self.success).replace("score", self.success_metric or self.headline)
@@ -86,7 +97,9 @@ class EpisodeRow:
         return self.ended == "error"
 
 
-def episode_row(trace: Mapping[str, Any], measure: Measure, price: tuple[float, float] = (0.0, 0.0)) -> EpisodeRow:
+def episode_row(
+    trace: Mapping[str, Any], measure: Measure, price: tuple[float, float] = (0.0, 0.0)
+) -> EpisodeRow:
     """The row of one trace dict. ``price`` is dollars per million tokens in and out, where a policy reports no cost."""
     roles: dict[str, RoleSum] = {}
     tools: dict[str, tuple[int, int]] = {}
@@ -101,7 +114,9 @@ def episode_row(trace: Mapping[str, Any], measure: Measure, price: tuple[float, 
         roles.setdefault(node["role"], RoleSum()).add(
             RoleSum(1, int(bool(node["ok"])), float(node["credit"]), tokens_in, tokens_out)
         )
-        cost += float(meta["cost"]) if "cost" in meta else (tokens_in * price[0] + tokens_out * price[1]) / 1e6
+        cost += (
+            float(meta["cost"]) if "cost" in meta else (tokens_in * price[0] + tokens_out * price[1]) / 1e6
+        )
     tags = trace.get("tags") or {}
     return EpisodeRow(
         task=trace["task_id"], sample=int(trace.get("sample", 0)), key=str(tags.get("key", "")),
@@ -123,7 +138,9 @@ def trace_digest(trace: Mapping[str, Any]) -> str:
 
 def canonical(value: Any) -> bytes:
     """JSON that is the same for the same content: sorted keys, ASCII, no blanks."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str).encode("ascii")
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str).encode(
+        "ascii"
+    )
 
 
 def figures(rows: Sequence[EpisodeRow], measure: Measure, k: int, *, seed: int = 0) -> dict[str, Any]:
@@ -171,7 +188,14 @@ def per_task(rows: Iterable[EpisodeRow]) -> dict[str, list[float]]:
 def episode_list(rows: Iterable[EpisodeRow]) -> list[dict[str, Any]]:
     """What ``results.json`` says of each episode: enough to name the one that was tampered with."""
     return [
-        {"task": r.task, "sample": r.sample, "key": r.key, "score": r.score, "solved": r.solved, "digest": r.digest}
+        {
+            "task": r.task,
+            "sample": r.sample,
+            "key": r.key,
+            "score": r.score,
+            "solved": r.solved,
+            "digest": r.digest,
+        }
         for r in sorted(rows, key=lambda r: (r.task, r.sample))
     ]
 

@@ -10,12 +10,20 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_TYPES: dict[str, Any] = {"object": Mapping, "array": list, "string": str, "boolean": bool, "null": type(None)}
+_TYPES: dict[str, Any] = {
+    "object": Mapping,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "null": type(None),
+}
 _KNOWN = {"$schema", "$defs", "$ref", "title", "type", "const", "enum", "pattern", "required", "properties",
           "additionalProperties", "items"}  # fmt: skip
 
 
-def violations(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | None = None, at: str = "") -> Iterator[str]:
+def violations(
+    value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | None = None, at: str = ""
+) -> Iterator[str]:
     """Each way in which a value breaks the schema, with its place."""
     root = schema if root is None else root
     if unknown := set(schema) - _KNOWN:
@@ -25,7 +33,9 @@ def violations(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | 
         return
     where = at or "the whole"
     types = schema.get("type")
-    if types is not None and not any(_is(value, name) for name in ([types] if isinstance(types, str) else types)):
+    if types is not None and not any(
+        _is(value, name) for name in ([types] if isinstance(types, str) else types)
+    ):
         yield f"{where} must be {types}, got {type(value).__name__}"
         return
     if "const" in schema and value != schema["const"]:
@@ -41,7 +51,9 @@ def violations(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | 
             yield from violations(item, schema["items"], root, f"{at}[{i}]")
 
 
-def _inside(value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], at: str) -> Iterator[str]:
+def _inside(
+    value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], at: str
+) -> Iterator[str]:
     for name in schema.get("required", ()):
         if name not in value:
             yield f"{at or 'the whole'} lacks {name!r}"
@@ -55,5 +67,7 @@ def _inside(value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[s
 def _is(value: Any, name: str) -> bool:
     if name in ("number", "integer"):
         whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        return not isinstance(value, bool) and (whole if name == "integer" else isinstance(value, (int, float)))
+        return not isinstance(value, bool) and (
+            whole if name == "integer" else isinstance(value, (int, float))
+        )
     return isinstance(value, _TYPES[name])

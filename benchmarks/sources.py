@@ -1,7 +1,7 @@
 """Where episodes are read from: a run directory, an evaluation, a single trace file; each with a label.
 
-    runs/7/traces/step-20.jsonl.zst   ->  label "7 step-20"
-    evaluations/x/traces.jsonl.zst    ->  label "x"
+runs/7/traces/step-20.jsonl.zst   ->  label "7 step-20"
+evaluations/x/traces.jsonl.zst    ->  label "x"
 """
 
 from __future__ import annotations
@@ -26,12 +26,18 @@ def trace_files(source: str | Path) -> list[Path]:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a run directory or a file of traces")
     inner = path / "traces"
-    found = [f for f in (inner if inner.is_dir() else path).glob("**/*") if f.name.endswith(TRACE_SUFFIXES[:2])]
+    found = [
+        f for f in (inner if inner.is_dir() else path).glob("**/*") if f.name.endswith(TRACE_SUFFIXES[:2])
+    ]
     found = [f for f in found if not inner.is_dir() or inner in f.parents]
     if not inner.is_dir():  # a directory of an evaluation also holds other files
-        found = [f for f in found if f.name.startswith("traces")] or [f for f in found if f.name != "metrics.jsonl"]
+        found = [f for f in found if f.name.startswith("traces")] or [
+            f for f in found if f.name != "metrics.jsonl"
+        ]
     if not found:
-        raise FileNotFoundError(f"{path} holds no traces (looked for traces/*.jsonl.zst and traces.jsonl.zst)")
+        raise FileNotFoundError(
+            f"{path} holds no traces (looked for traces/*.jsonl.zst and traces.jsonl.zst)"
+        )
     return sorted(found, key=lambda f: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", f.name)])
 
 
@@ -41,7 +47,9 @@ def episodes(source: str | Path) -> Iterator[dict[str, Any]]:
         yield from _of_file(file)
 
 
-def labelled_episodes(sources: Iterable[Path], limit: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+def labelled_episodes(
+    sources: Iterable[Path], limit: int | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """As `episodes`, of several sources, each with a short label saying where it is from."""
     sources = list(sources)
     for source in sources:

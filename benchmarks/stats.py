@@ -93,13 +93,17 @@ def average(
     return _estimate(means, f"avg@{k}", seed, resamples, level, share)
 
 
-def pass_at(successes: Rows, k: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL) -> Estimate:
+def pass_at(
+    successes: Rows, k: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
+) -> Estimate:
     """Unbiased pass@k: the chance that at least one of k samples, drawn without replacement, succeeds."""
     values = np.array([1.0 - _all_drawn(n - c, n, k) for c, n in _counts(successes, k)], dtype=np.float64)
     return _estimate(values, f"unbiased pass@{k}", seed, resamples, level)
 
 
-def pass_hat(successes: Rows, k: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL) -> Estimate:
+def pass_hat(
+    successes: Rows, k: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
+) -> Estimate:
     """Unbiased pass^k: the chance that all of k samples, drawn without replacement, succeed."""
     values = np.array([_all_drawn(c, n, k) for c, n in _counts(successes, k)], dtype=np.float64)
     return _estimate(values, f"unbiased pass^{k}", seed, resamples, level)

@@ -39,19 +39,31 @@ MAX_BYTES = 2_000_000_000
 """Larger trace files are refused before they are read."""
 
 
-def pack(run: str | Path, out: str | Path, *, name: str, authors: str = "", description: str = "", url: str = "") -> Path:
+def pack(
+    run: str | Path, out: str | Path, *, name: str, authors: str = "", description: str = "", url: str = ""
+) -> Path:
     """Pack an evaluation's folder into a submission. The figures are computed afresh from exactly the packed traces."""
     run, out = Path(run), Path(out)
     plain = saved_results(run)
     if not plain["complete"]:
-        raise ValueError(f"{run} is not finished: run the same `unitymas eval` again, it plays only what is owed")
+        raise ValueError(
+            f"{run} is not finished: run the same `unitymas eval` again, it plays only what is owed"
+        )
     wanted = [episode["key"] for episode in plain["episodes"]]
-    newest = {t["tags"]["key"]: t for t in read_dicts(run / "traces.jsonl.zst") if t["tags"].get("key") in set(wanted)}
+    newest = {
+        t["tags"]["key"]: t
+        for t in read_dicts(run / "traces.jsonl.zst")
+        if t["tags"].get("key") in set(wanted)
+    }
     out.mkdir(parents=True, exist_ok=True)
     write((Trace.from_dict(newest[key]) for key in wanted), out / "traces.jsonl.zst")
     measure, price = measure_of(plain), tuple(plain["price"])
     rows = [episode_row(t, measure, price) for t in read_dicts(out / "traces.jsonl.zst")]
-    plain = {**plain, "figures": figures(rows, measure, plain["figures"]["k"]), "episodes": episode_list(rows)}
+    plain = {
+        **plain,
+        "figures": figures(rows, measure, plain["figures"]["k"]),
+        "episodes": episode_list(rows),
+    }
     write_page(out / "results.json", [json.dumps(plain, indent=1, sort_keys=True) + "\n"])
     metadata = {
         "schema": SCHEMA, "name": name, "authors": authors, "description": description, "url": url,
@@ -102,7 +114,9 @@ def _problems(folder: Path, verify: bool) -> Iterator[str]:
     except (ValueError, yaml.YAMLError) as error:
         yield f"results.json or metadata.yaml cannot be read: {error}"
         return
-    broken = list(violations({"results": results, "metadata": metadata}, json.loads(asset("submission.schema.json"))))
+    broken = list(
+        violations({"results": results, "metadata": metadata}, json.loads(asset("submission.schema.json")))
+    )
     if broken:
         yield from broken
         return
@@ -153,7 +167,12 @@ def _episode_problems(
     if claim is None:
         yield f"{name} has a trace but is not in results.json (or is there twice)"
         return
-    for key, found in (("digest", row.digest), ("score", row.score), ("solved", row.solved), ("key", row.key)):
+    for key, found in (
+        ("digest", row.digest),
+        ("score", row.score),
+        ("solved", row.solved),
+        ("key", row.key),
+    ):
         if claim[key] != found:
             yield f"{name}, {key}: results.json says {claim[key]!r:.40}, its trace gives {found!r:.40}"
     env, data = results["provenance"]["env"], results["provenance"]["data"]
@@ -198,7 +217,11 @@ def _arena(results: Mapping[str, Any]) -> Arena | str:
     if world(arena)["code_hash"] != env["code_hash"]:
         return f"the environment's code is {arena.code_hash} here, and was {env['code_hash']}"
     chosen = [arena.task(id) for id in dict.fromkeys(e["task"] for e in results["episodes"])]
-    in_order = sorted(chosen, key=lambda task: list(arena.task_ids).index(task.id)) if len(chosen) < 10_000 else chosen
+    in_order = (
+        sorted(chosen, key=lambda task: list(arena.task_ids).index(task.id))
+        if len(chosen) < 10_000
+        else chosen
+    )
     if tasks_hash(in_order) != data["tasks_hash"]:
         return "the tasks of its episodes are not the tasks that its provenance names"
     return arena
@@ -207,7 +230,10 @@ def _arena(results: Mapping[str, Any]) -> Arena | str:
 def _reenacted(arena: Arena, trace: Mapping[str, Any]) -> Iterator[str]:
     name = f"episode {trace['task_id']}#{trace.get('sample', 0)}"
     try:
-        yield from (f"{name}, {difference}" for difference in differences(trace, reenact(arena, trace, tools_again=True)))
+        yield from (
+            f"{name}, {difference}"
+            for difference in differences(trace, reenact(arena, trace, tools_again=True))
+        )
     except Mismatch as error:
         yield f"{name}: {error}"
 
@@ -223,15 +249,21 @@ def _readme(metadata: Mapping[str, Any], results: Mapping[str, Any]) -> str:
 
 def submit_main(argv: list[str] | None = None) -> int:
     """``unitymas submit``: pack an evaluation, or check submissions."""
-    parser = argparse.ArgumentParser(prog="unitymas submit", description="Pack an evaluation, or check submissions.")
-    parser.add_argument("folders", nargs="+", type=Path, help="an evaluation's folder; with --check, submissions")
+    parser = argparse.ArgumentParser(
+        prog="unitymas submit", description="Pack an evaluation, or check submissions."
+    )
+    parser.add_argument(
+        "folders", nargs="+", type=Path, help="an evaluation's folder; with --check, submissions"
+    )
     parser.add_argument("--name", help="what the board calls it")
     parser.add_argument("--authors", default="")
     parser.add_argument("--description", default="")
     parser.add_argument("--url", default="")
     parser.add_argument("-o", "--out", type=Path, help="default: submissions/NAME")
     parser.add_argument("--check", action="store_true", help="recompute every figure from the traces")
-    parser.add_argument("--verify", action="store_true", help="with --check: also play every episode again from its replies")
+    parser.add_argument(
+        "--verify", action="store_true", help="with --check: also play every episode again from its replies"
+    )
     given = parser.parse_args(argv)
     if given.check:
         return max(_check_aloud(folder, given.verify) for folder in given.folders)
@@ -259,7 +291,8 @@ def _check_aloud(folder: Path, verify: bool) -> int:
     if len(problems) > 50:
         print(f"{folder}: {len(problems) - 50} more problems")
     if not problems:
-        print(f"{folder}: every figure follows from the traces" + (", and every episode from the environment" if verify else ""))
+        print(
+            f"{folder}: every figure follows from the traces"
+            + (", and every episode from the environment" if verify else "")
+        )
     return 1 if problems else 0
-
-

@@ -49,10 +49,15 @@ class SuiteResult:
     results: dict[str, Result] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"suite": self.suite.id, "results": {env: result.plain for env, result in self.results.items()}}
+        return {
+            "suite": self.suite.id,
+            "results": {env: result.plain for env, result in self.results.items()},
+        }
 
     def markdown(self) -> str:
-        return f"{self.suite.id}: {self.suite.description}\n\n" + tables.markdown([r.plain for r in self.results.values()])
+        return f"{self.suite.id}: {self.suite.description}\n\n" + tables.markdown(
+            [r.plain for r in self.results.values()]
+        )
 
     def latex(self) -> str:
         return tables.latex([r.plain for r in self.results.values()])
@@ -67,10 +72,15 @@ def suite(name: str) -> Suite:
     asked, _, version = name.removeprefix("suite:").partition("-v")
     if asked not in known:
         near = difflib.get_close_matches(asked, known, n=1)
-        raise KeyError(f"unknown suite {name!r}; " + (f"did you mean 'suite:{near[0]}'?" if near else f"known: {', '.join(known)}"))
+        raise KeyError(
+            f"unknown suite {name!r}; "
+            + (f"did you mean 'suite:{near[0]}'?" if near else f"known: {', '.join(known)}")
+        )
     found = known[asked]
     if version and version != str(found.version):
-        raise KeyError(f"{name!r} is not the version of this release, which is {found.id}; install the release that had it")
+        raise KeyError(
+            f"{name!r} is not the version of this release, which is {found.id}; install the release that had it"
+        )
     return found
 
 
@@ -90,7 +100,9 @@ def _suites() -> tuple[Suite, ...]:
     )
 
 
-def evaluations(name: str, team: Any, *, tasks: Any = None, out: Any = None, **how: Any) -> dict[str, Evaluation]:
+def evaluations(
+    name: str, team: Any, *, tasks: Any = None, out: Any = None, **how: Any
+) -> dict[str, Evaluation]:
     """The evaluations that a suite is made of, by environment. ``tasks`` may lower their number of tasks."""
     chosen = suite(name)
     if not chosen.envs:
@@ -98,17 +110,27 @@ def evaluations(name: str, team: Any, *, tasks: Any = None, out: Any = None, **h
     made: dict[str, Evaluation] = {}
     for env in chosen.envs:
         folder = Path(out) / env if out is not None else None
-        made[env] = Evaluation(env, team, tasks=tasks or chosen.tasks, out=folder, **settings(chosen, env), **how)
+        made[env] = Evaluation(
+            env, team, tasks=tasks or chosen.tasks, out=folder, **settings(chosen, env), **how
+        )
         check_pin(chosen, env, made[env].arena.data)
     return made
 
 
 def evaluate_suite(
-    name: str, team: Any, *, concurrency: int = 256, rescore: bool = False, on_episode: OnEpisode | None = None, **how: Any
+    name: str,
+    team: Any,
+    *,
+    concurrency: int = 256,
+    rescore: bool = False,
+    on_episode: OnEpisode | None = None,
+    **how: Any,
 ) -> SuiteResult:
     """`evaluate` on every environment of a suite."""
     results = {
-        env: evaluation.rescore() if rescore else evaluation.run(concurrency=concurrency, on_episode=on_episode)
+        env: evaluation.rescore()
+        if rescore
+        else evaluation.run(concurrency=concurrency, on_episode=on_episode)
         for env, evaluation in evaluations(name, team, **how).items()
     }
     return SuiteResult(suite(name), results)

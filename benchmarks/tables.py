@@ -83,13 +83,27 @@ def _scores(results: Sequence[Plain]) -> tuple[Row, list[Row]]:
     name = headline.pop() if len(headline) == 1 else "score"
     ks = {plain["figures"]["k"] for plain in results}
     k = str(ks.pop()) if len(ks) == 1 else "k"
-    header: Row = ("environment", "tasks", f"{name} avg@{k}", "pass@1", f"pass@{k}", f"pass^{k}", "failed", "acts", "tokens out")
+    header: Row = (
+        "environment",
+        "tasks",
+        f"{name} avg@{k}",
+        "pass@1",
+        f"pass@{k}",
+        f"pass^{k}",
+        "failed",
+        "acts",
+        "tokens out",
+    )
     rows: list[Row] = []
     for plain in results:
         figures = plain["figures"]
         most = str(figures["k"])
         per = figures["per_episode"]
-        label = plain["env_id"] if len({p["figures"]["headline"] for p in results}) == 1 else f"{plain['env_id']} ({figures['headline']})"
+        label = (
+            plain["env_id"]
+            if len({p["figures"]["headline"] for p in results}) == 1
+            else f"{plain['env_id']} ({figures['headline']})"
+        )
         rows.append((
             label, f"{figures['tasks']:,}", estimate(figures["score"]), _value(figures["pass_at"], "1"),
             _value(figures["pass_at"], most), _value(figures["pass_hat"], most),
@@ -106,7 +120,9 @@ def _role_rows(results: Sequence[Plain]) -> tuple[Row, list[Row]]:
     rows: list[Row] = []
     for plain in results:
         for role, did in plain["figures"]["roles"].items():
-            players = [seat["player"] for seat in plain["provenance"]["roles"].values() if seat["role"] == role]
+            players = [
+                seat["player"] for seat in plain["provenance"]["roles"].values() if seat["role"] == role
+            ]
             rows.append((
                 *((plain["env_id"],) if many else ()), role, ", ".join(dict.fromkeys(map(str, players))),
                 f"{did['calls_per_episode']:.2f}", f"{did['format_validity']:.1%}", signed(did["mean_credit"]),
@@ -127,7 +143,8 @@ def _failures(results: Sequence[Plain]) -> str:
 def _notes(results: Sequence[Plain]) -> str:
     figures = results[0]["figures"]
     data = dict.fromkeys(
-        f"{d['name']} {d['split']}, fingerprint {d['fingerprint']}" for d in (p["provenance"]["data"] for p in results)
+        f"{d['name']} {d['split']}, fingerprint {d['fingerprint']}"
+        for d in (p["provenance"]["data"] for p in results)
     )
     successes = dict.fromkeys(plain["figures"]["success"] for plain in results)
     return "\n".join([
@@ -152,7 +169,11 @@ def _grid(header: Row, rows: Sequence[Row]) -> str:
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
     lines = ["| " + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) + " |"
              for row in cells]  # fmt: skip
-    rule = "|" + "|".join(("-" * (w + 2)) if i == 0 else ("-" * (w + 1) + ":") for i, w in enumerate(widths)) + "|"
+    rule = (
+        "|"
+        + "|".join(("-" * (w + 2)) if i == 0 else ("-" * (w + 1) + ":") for i, w in enumerate(widths))
+        + "|"
+    )
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
@@ -163,5 +184,12 @@ def _cell(text: object) -> str:
 def _tex(text: str) -> str:
     plain = printable(text, 80)
     for mark in "\\{}$&#%_~":
-        plain = plain.replace(mark, {"\\": r"\textbackslash ", "~": r"\textasciitilde "}.get(mark, "\\" + mark))
-    return plain.replace("^", r"\textasciicircum{}").replace("±", r"$\pm$").replace("−", r"$-$").replace("–", "--")
+        plain = plain.replace(
+            mark, {"\\": r"\textbackslash ", "~": r"\textasciitilde "}.get(mark, "\\" + mark)
+        )
+    return (
+        plain.replace("^", r"\textasciicircum{}")
+        .replace("±", r"$\pm$")
+        .replace("−", r"$-$")
+        .replace("–", "--")
+    )

@@ -29,7 +29,12 @@ _COLUMNS = ("task", "env", "label", "title", "ended", "score", "credit", "acts",
 
 
 def build(
-    episodes: Iterable[Any], out: str | Path, *, title: str = "Episodes", headline: str | None = None, label: str = ""
+    episodes: Iterable[Any],
+    out: str | Path,
+    *,
+    title: str = "Episodes",
+    headline: str | None = None,
+    label: str = "",
 ) -> Path:
     """Write the page for ``episodes`` (traces or their dicts) to ``out`` and return its path.
 
@@ -39,7 +44,11 @@ def build(
 
 
 def build_labelled(
-    episodes: Iterable[tuple[str, dict[str, Any]]], out: str | Path, *, title: str, headline: str | None = None
+    episodes: Iterable[tuple[str, dict[str, Any]]],
+    out: str | Path,
+    *,
+    title: str,
+    headline: str | None = None,
 ) -> Path:
     """As `build`, with a label for each episode ("step 20", "before training") to filter and compare by."""
     index: dict[str, list[Any]] = {column: [] for column in _COLUMNS}
@@ -53,7 +62,9 @@ def build_labelled(
         head = page(title, asset("viewer.html"), style="viewer.css", script="viewer.js",
                     before_script=data_block({"title": title, "columns": _coded(index)}, "index"))  # fmt: skip
         pieces = iter(lambda: blocks.read(1 << 20), "")
-        return write_page(Path(out), (part for group in ([head], pieces, ["</body>\n</html>\n"]) for part in group))
+        return write_page(
+            Path(out), (part for group in ([head], pieces, ["</body>\n</html>\n"]) for part in group)
+        )
 
 
 def as_dict(episode: Any) -> dict[str, Any]:
@@ -135,14 +146,18 @@ def _blocks(episodes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[list[tup
 
 def _characters(node: Mapping[str, Any]) -> int:
     """About how much text a node holds; enough to cut blocks by."""
-    return len(node.get("reply") or "") + sum(len(str(m.get("content", ""))) for m in node.get("messages") or ())
+    return len(node.get("reply") or "") + sum(
+        len(str(m.get("content", ""))) for m in node.get("messages") or ()
+    )
 
 
 def _clipped(value: Any) -> Any:
     """The same JSON with texts cut to `TEXT_LIMIT`, saying how much is left out."""
     if isinstance(value, str):
         over = len(value) - TEXT_LIMIT
-        return value if over <= 0 else f"{value[:TEXT_LIMIT]}\n… {over:,} more characters are in the trace file"
+        return (
+            value if over <= 0 else f"{value[:TEXT_LIMIT]}\n… {over:,} more characters are in the trace file"
+        )
     if isinstance(value, Mapping):
         return {key: _clipped(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -153,9 +168,15 @@ def _clipped(value: Any) -> Any:
 def view_main(argv: list[str] | None = None) -> int:
     """``unitymas view``: build the page beside what it shows, and open it."""
     parser = argparse.ArgumentParser(prog="unitymas view", description="Look at episodes in the browser.")
-    parser.add_argument("source", type=Path, help="run directory, evaluation, or trace file (.jsonl, .jsonl.zst, .json)")
-    parser.add_argument("beside", type=Path, nargs="*", help="more of them, to compare with (before and after)")
-    parser.add_argument("-o", "--out", type=Path, help="where to write the page (default: view.html in the source)")
+    parser.add_argument(
+        "source", type=Path, help="run directory, evaluation, or trace file (.jsonl, .jsonl.zst, .json)"
+    )
+    parser.add_argument(
+        "beside", type=Path, nargs="*", help="more of them, to compare with (before and after)"
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, help="where to write the page (default: view.html in the source)"
+    )
     parser.add_argument("--headline", help="the metric shown as the score")
     parser.add_argument("--limit", type=int, help="show at most so many episodes of each source")
     parser.add_argument("--no-open", action="store_true", help="only write the page")
@@ -163,7 +184,9 @@ def view_main(argv: list[str] | None = None) -> int:
     sources = [given.source, *given.beside]
     out = given.out or (given.source if given.source.is_dir() else given.source.parent) / "view.html"
     episodes = labelled_episodes(sources, limit=given.limit)
-    build_labelled(episodes, out, title=" and ".join(s.name or str(s) for s in sources), headline=given.headline)
+    build_labelled(
+        episodes, out, title=" and ".join(s.name or str(s) for s in sources), headline=given.headline
+    )
     print(f"{out}  ({out.stat().st_size / 1e6:.1f} MB)")
     if not given.no_open:
         webbrowser.open(out.resolve().as_uri())

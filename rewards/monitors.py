@@ -105,7 +105,11 @@ class LengthDrift:
             return None
         change = "longer" if ratio > 1 else "shorter"
         threshold = self.factor if ratio > 1 else 1 / self.factor
-        return ratio, threshold, f"episodes are {change}: {now:.1f} acts, {before:.1f} at first (× {ratio:.2f}, threshold × {threshold:.2f})"
+        return (
+            ratio,
+            threshold,
+            f"episodes are {change}: {now:.1f} acts, {before:.1f} at first (× {ratio:.2f}, threshold × {threshold:.2f})",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,11 @@ class ToolSpike:
         threshold = max(usual * self.factor, usual + self.least)
         if uses[-1] <= threshold:
             return None
-        return uses[-1], threshold, f"{uses[-1]:.1f} tool uses an episode, {usual:.1f} in the steps before (threshold {threshold:.1f})"
+        return (
+            uses[-1],
+            threshold,
+            f"{uses[-1]:.1f} tool uses an episode, {usual:.1f} in the steps before (threshold {threshold:.1f})",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +153,11 @@ class EntropyCollapse:
         threshold = min(self.floor, self.share * before)
         if now >= threshold:
             return None
-        return now, threshold, f"a role repeats itself: variety of replies {now:.2f}, {before:.2f} at first (threshold {threshold:.2f})"
+        return (
+            now,
+            threshold,
+            f"a role repeats itself: variety of replies {now:.2f}, {before:.2f} at first (threshold {threshold:.2f})",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +178,13 @@ class FormatOnly:
         gain, other = form[1] - form[0], task[1] - task[0]
         if gain < self.least or other > self.share * gain:
             return None
-        return other, self.share * gain, (
-            f"credit rises by format alone: format {gain:+.2f}, everything else {other:+.2f} "
-            f"(threshold {self.share * gain:+.2f}: {self.share:.0%} of the format's gain)"
+        return (
+            other,
+            self.share * gain,
+            (
+                f"credit rises by format alone: format {gain:+.2f}, everything else {other:+.2f} "
+                f"(threshold {self.share * gain:+.2f}: {self.share:.0%} of the format's gain)"
+            ),
         )
 
 
@@ -187,9 +203,13 @@ class HeldOutDrop:
         fall = best["held_out"] - seen[-1]["held_out"]
         if fall <= self.drop or seen[-1].get("train", math.inf) < best.get("train", -math.inf):
             return None
-        return fall, self.drop, (
-            f"held-out score {seen[-1]['held_out']:.3f}, it was {best['held_out']:.3f} at step {int(best['step'])} "
-            f"(− {fall:.3f}, threshold {self.drop:.3f}), while the training score did not fall"
+        return (
+            fall,
+            self.drop,
+            (
+                f"held-out score {seen[-1]['held_out']:.3f}, it was {best['held_out']:.3f} at step {int(best['step'])} "
+                f"(− {fall:.3f}, threshold {self.drop:.3f}), while the training score did not fall"
+            ),
         )
 
 
@@ -207,7 +227,9 @@ class Watch:
 
     def see(self, figures: Mapping[str, Any]) -> list[Alarm]:
         """One more step (it needs the key ``step``); gives the alarms that begin with it."""
-        self.history.append({k: float(v) for k, v in figures.items() if isinstance(v, (int, float)) and math.isfinite(v)})
+        self.history.append(
+            {k: float(v) for k, v in figures.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+        )
         fresh = []
         for monitor in self.monitors:
             found = monitor.look(self.history)
@@ -220,7 +242,9 @@ class Watch:
         return fresh
 
 
-def _early_and_late(history: Sequence[Figures], key: str, warmup: int, window: int) -> tuple[float | None, float | None]:
+def _early_and_late(
+    history: Sequence[Figures], key: str, warmup: int, window: int
+) -> tuple[float | None, float | None]:
     """Means over the first and the last steps; nothing until there are enough of both."""
     values = [row[key] for row in history if key in row]
     if len(values) < warmup + window:

@@ -11,11 +11,21 @@ from typing import Any
 
 import pytest
 
-HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\x1b[31m\u202e\ud800\x00"
-TOPICS = ("the Elmar bridge", "Quinta Varo", "the Harrow observatory", "Port Selwyn", "the 1931 Orla expedition")
+HOSTILE = (
+    "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\x1b[31m\u202e\ud800\x00"
+)
+TOPICS = (
+    "the Elmar bridge",
+    "Quinta Varo",
+    "the Harrow observatory",
+    "Port Selwyn",
+    "the 1931 Orla expedition",
+)
 
 
-def make_episode(index: int = 0, *, good: bool = True, hostile: str = "", tokens: bool = False) -> dict[str, Any]:
+def make_episode(
+    index: int = 0, *, good: bool = True, hostile: str = "", tokens: bool = False
+) -> dict[str, Any]:
     """One small M-ASK episode: plan, then search, retrieve, summarise twice, then answer."""
     rng = random.Random(index)
     topic = TOPICS[index % len(TOPICS)]
@@ -44,18 +54,29 @@ def make_episode(index: int = 0, *, good: bool = True, hostile: str = "", tokens
         nodes.append(node)
         return str(node["id"])
 
-    plan = add("act", "planner", 0, f"<q1>Who designed {topic}?</q1><a1>unknown</a1>", [], rewards={"f1": 0.2})
+    plan = add(
+        "act", "planner", 0, f"<q1>Who designed {topic}?</q1><a1>unknown</a1>", [], rewards={"f1": 0.2}
+    )
     seen = plan
     for turn in (1, 2):
         ok = good or turn == 1
         text = f"<search>designer of {topic}, part {turn}</search>" if ok else f"search for {topic} please"
-        query = add("act", "searcher", turn, text, [seen], rewards={"delta": 0.25} if ok else {"format": -1.0}, ok=ok)
+        query = add(
+            "act", "searcher", turn, text, [seen], rewards={"delta": 0.25} if ok else {"format": -1.0}, ok=ok
+        )
         found = add("use", "", turn, "", [query], tool="retrieve", args={"query": topic, "k": 3},
                     result=[{"id": f"p{turn}", "title": topic.title(), "text": f"{topic} was drawn by Ada Lorn."}],
                     error=None if good else "TimeoutError: the index did not answer")  # fmt: skip
         seen = add("act", "summarizer", turn, f"<evidence>{topic}: Ada Lorn, {hostile}</evidence>", [found],
                    rewards={"delta": 0.25 if good else 0.0})  # fmt: skip
-    add("act", "answerer", 3, "<answer>Ada Lorn, of Selwyn</answer>", [seen, plan], rewards={"f1": float(good), "cost": -0.05})
+    add(
+        "act",
+        "answerer",
+        3,
+        "<answer>Ada Lorn, of Selwyn</answer>",
+        [seen, plan],
+        rewards={"f1": float(good), "cost": -0.05},
+    )
     if tokens:
         words = ["<answer>", "Ada", " Lorn", ",", " of", " Selwyn", "</answer>"]
         nodes[-1]["tokens"] = {"text": words, "logprob": [-rng.expovariate(1) for _ in words],

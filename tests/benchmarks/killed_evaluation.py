@@ -28,7 +28,9 @@ class Exact:
     name = "exact"
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
-        return {"score": float(trace.outcome is not None and trace.outcome["answer"] in task.reference["answers"])}
+        return {
+            "score": float(trace.outcome is not None and trace.outcome["answer"] in task.reference["answers"])
+        }
 
     def on_end(self, trace: Trace, task: Task) -> list[object]:
         return []

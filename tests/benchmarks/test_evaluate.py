@@ -29,13 +29,19 @@ from unitymas.envs.trace import read_dicts
 from unitymas.envs.workflow import Episode, Outcome, Workflow
 
 SCRIPT = Path(__file__).with_name("killed_evaluation.py")
-TASKS = [{"id": f"t{i}", "question": f"Is {i} even?", "answers": ["yes" if i % 2 == 0 else "no"]} for i in range(12)]
+TASKS = [
+    {"id": f"t{i}", "question": f"Is {i} even?", "answers": ["yes" if i % 2 == 0 else "no"]}
+    for i in range(12)
+]
 
 
 class TwoMinds(Workflow):
     """One says, the other may veto: `yes` and `no` are the only words."""
 
-    roles = (Role("speaker", reply=Choice("yes", "no", otherwise="")), Role("vetoer", reply=Choice("pass", "veto", otherwise="veto")))
+    roles = (
+        Role("speaker", reply=Choice("yes", "no", otherwise="")),
+        Role("vetoer", reply=Choice("pass", "veto", otherwise="veto")),
+    )
 
     async def run(self, ep: Episode) -> Outcome:
         said = await ep.act("speaker", str(ep.task["question"]))
@@ -52,7 +58,11 @@ class Right:
             yield Credit(node.id, "right", good)
 
     def metrics(self, trace: Any, task: Any) -> dict[str, float]:
-        return {"accuracy": float(trace.outcome is not None and trace.outcome["answer"] in task.reference["answers"])}
+        return {
+            "accuracy": float(
+                trace.outcome is not None and trace.outcome["answer"] in task.reference["answers"]
+            )
+        }
 
 
 class Knower:
@@ -125,7 +135,13 @@ def test_a_second_run_plays_only_what_is_owed(tmp_path: Path) -> None:
 
 def test_two_runs_give_the_same_result_apart_from_dates_and_timings(tmp_path: Path) -> None:
     for name in "ab":
-        ev.evaluate("two-minds", Knower(wrong=1, fails=1), k=3, out=tmp_path / name, concurrency=3 if name == "a" else 64)
+        ev.evaluate(
+            "two-minds",
+            Knower(wrong=1, fails=1),
+            k=3,
+            out=tmp_path / name,
+            concurrency=3 if name == "a" else 64,
+        )
     plain = [ev.saved_results(tmp_path / name) for name in "ab"]
     for one in plain:
         del one["run"], one["figures"]["timing"]
@@ -149,9 +165,14 @@ def test_ablation_and_swap_find_the_role_that_carries() -> None:
     lost = {e.role: e.difference for e in ev.ablate("two-minds", Knower(), vetoes, k=2)}
     assert lost["vetoer"].value == -1.0 and lost["speaker"].value == -1.0
     assert lost["vetoer"].p < 0.001 and lost["vetoer"].tasks == 12
-    won = {e.role: e.difference.value for e in ev.swap("two-minds", Knower(), {"speaker": Knower(), "vetoer": vetoes}, k=2)}
+    won = {
+        e.role: e.difference.value
+        for e in ev.swap("two-minds", Knower(), {"speaker": Knower(), "vetoer": vetoes}, k=2)
+    }
     assert won == {"speaker": 0.0, "vetoer": 1.0}
-    assert "| vetoer " in tables.effects_markdown("role", ev.ablate("two-minds", Knower(), vetoes, k=1, tasks=3))
+    assert "| vetoer " in tables.effects_markdown(
+        "role", ev.ablate("two-minds", Knower(), vetoes, k=1, tasks=3)
+    )
 
 
 def test_own_rows_and_ready_environments() -> None:
@@ -213,7 +234,9 @@ def test_store_cuts_a_torn_tail_at_any_byte_and_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_at_random_it_ends_in_the_same_table(tmp_path: Path, kills: int) -> None:
     def start(name: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, str(SCRIPT), str(tmp_path / name)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(tmp_path / name)], env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
 
     assert start("calm").wait(60) == 0
     calls, finished = tmp_path / "wild.calls", tmp_path / "wild" / store.FILE
@@ -251,7 +274,20 @@ def test_the_board_shows_hostile_causes_harmlessly() -> None:
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    how = ["mask-hotpotqa", "--data", "mini", "--team", "scripted", "--tasks", "4", "-k", "2", "--out", str(tmp_path), "-q"]
+    how = [
+        "mask-hotpotqa",
+        "--data",
+        "mini",
+        "--team",
+        "scripted",
+        "--tasks",
+        "4",
+        "-k",
+        "2",
+        "--out",
+        str(tmp_path),
+        "-q",
+    ]
     assert evalcli.eval_main([*how, "--dry-run"]) == 0
     assert "4 tasks × 2 = 8 episodes, 0 finished, 8 to play" in capsys.readouterr().out
     assert evalcli.eval_main([*how, "--baseline", "fool", "--ablate", "--format", "latex"]) == 0
@@ -265,7 +301,10 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_teams_from_the_command_line() -> None:
     assert evalcli.parse_team("hf:some/model") == "hf:some/model"
-    assert evalcli.parse_team("*=tiny,planner=openai:m@http://h:1/v1?a=b") == {"*": "tiny", "planner": "openai:m@http://h:1/v1?a=b"}
+    assert evalcli.parse_team("*=tiny,planner=openai:m@http://h:1/v1?a=b") == {
+        "*": "tiny",
+        "planner": "openai:m@http://h:1/v1?a=b",
+    }
     with pytest.raises(SystemExit, match="no seat"):
         evalcli.parse_team("planner=tiny,oops")
 

@@ -36,7 +36,12 @@ def test_files_round_trip(traces: list[Trace], tmp_path: Path, capsys: pytest.Ca
     parquet = pytest.importorskip("pyarrow.parquet")
     write(traces, tmp_path / "run" / "traces" / "train-000000.jsonl.zst")
     expected = list(export.acts(("train-000000", t.to_dict()) for t in traces))
-    for kind, name in (("parquet", "t.parquet"), ("jsonl", "t.jsonl"), ("perfetto", "t.json"), ("dataset", "d")):
+    for kind, name in (
+        ("parquet", "t.parquet"),
+        ("jsonl", "t.jsonl"),
+        ("perfetto", "t.json"),
+        ("dataset", "d"),
+    ):
         assert export.export_main([str(tmp_path / "run"), "--to", kind, "-o", str(tmp_path / name)]) == 0
     rows = parquet.read_table(tmp_path / "t.parquet").to_pylist()
     assert [{k: row[k] for k in expected[0]} for row in rows] == expected
@@ -49,7 +54,13 @@ def test_perfetto_draws_a_slice_per_node_within_named_lanes(episode: Make) -> No
     events = list(export.perfetto([("", one)]))
     slices = [e for e in events if e["ph"] == "X"]
     lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert len(slices) == len(one["nodes"]) and set(lanes.values()) == {"planner", "searcher", "retrieve", "summarizer", "answerer"}
+    assert len(slices) == len(one["nodes"]) and set(lanes.values()) == {
+        "planner",
+        "searcher",
+        "retrieve",
+        "summarizer",
+        "answerer",
+    }
     assert all(e["dur"] > 0 for e in slices) and [e["ts"] for e in slices] == sorted(e["ts"] for e in slices)
     one["nodes"][0]["meta"] |= {"began": 12.5, "seconds": 0.25}
     timed = next(e for e in export.perfetto([("", one)]) if e["ph"] == "X")

@@ -33,11 +33,21 @@ def make_run(folder: Path, seed: int = 0, steps: int = 24, sick: bool = False) -
                 "time/step": 10.0, "time/collect": 6.0, "time/rollout_tokens_per_second": 900.0,
             })  # fmt: skip
         if step % 6 == 0:
-            rows.append({"kind": "validation", "step": step, "time": 0.0, "f1": 0.2 + 0.4 * learnt + rng.gauss(0, 0.01)})
+            rows.append(
+                {
+                    "kind": "validation",
+                    "step": step,
+                    "time": 0.0,
+                    "f1": 0.2 + 0.4 * learnt + rng.gauss(0, 0.01),
+                }
+            )
     rows.append({"kind": "end", "step": -1, "ending": "done"})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write(rollout("mask-hotpotqa", {"planner": "random", "*": "scripted"}, tasks=8, data="mini"), folder / "traces" / "validation-000024.jsonl.zst")
+    write(
+        rollout("mask-hotpotqa", {"planner": "random", "*": "scripted"}, tasks=8, data="mini"),
+        folder / "traces" / "validation-000024.jsonl.zst",
+    )
     return folder
 
 
@@ -47,7 +57,9 @@ def test_one_run(tmp_path: Path) -> None:
     html = (run / "report.html").read_text()
     assert "<script" not in html and "\x1b" not in html and "style=" not in html
     assert "length drift</b> at step 16" in html and "threshold × 1.50" in html
-    assert "planner: credit a decision" in html and "zero_share" in html and "generated tokens a second" in html
+    assert (
+        "planner: credit a decision" in html and "zero_share" in html and "generated tokens a second" in html
+    )
     assert "report-episodes.html#a=" in html and (run / "report-episodes.html").exists()
 
 
@@ -79,11 +91,15 @@ def test_charts_cope_with_odd_series() -> None:
     assert charts.chart("empty", []) == "" == charts.chart("nan", [charts.Series("a", [1], [math.nan])])
     one = charts.chart("one <point>", [charts.Series("a<b", [3], [2.0])])
     assert "one &lt;point&gt;" in one and "nan" not in one
-    long = charts.chart("long", [charts.Series("a", range(100_000), [math.sin(i / 500) for i in range(100_000)])])
+    long = charts.chart(
+        "long", [charts.Series("a", range(100_000), [math.sin(i / 500) for i in range(100_000)])]
+    )
     assert len(long) < 20_000
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-3.2, 0.01), (1e-6, 3e-6), (5.0, 5.0), (120.0, 98_000.0), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1.0), (-3.2, 0.01), (1e-6, 3e-6), (5.0, 5.0), (120.0, 98_000.0), (0.0, 0.0)]
+)
 def test_ticks_are_few_round_and_cover(low: float, high: float) -> None:
     ticks = charts.nice_ticks(low, high)
     assert 2 <= len(ticks) <= 7 and ticks[0] <= low + 1e-12 and ticks[-1] >= high - 1e-12
@@ -102,5 +118,3 @@ def test_in_the_browser(tmp_path: Path, browser: Any, width: int) -> None:
     page.click("text=all 8 kept episodes")
     page.wait_for_selector("html[data-ready]")
     page.close()
-
-

@@ -23,7 +23,13 @@ def submissions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("board")
     for i, (name, team) in enumerate(TEAMS.items()):
         evaluate("mask-hotpotqa", team, k=2, tasks=5, data="mini", out=root / f"run{i}")
-        submission.pack(root / f"run{i}", root / "all" / f"entry{i}", name=name, description=HOSTILE, url="https://example.org/")
+        submission.pack(
+            root / f"run{i}",
+            root / "all" / f"entry{i}",
+            name=name,
+            description=HOSTILE,
+            url="https://example.org/",
+        )
     evaluate("mask-hotpotqa", "scripted", k=2, tasks=4, data="mini", out=root / "fewer")
     submission.pack(root / "fewer", root / "all" / "fewer", name="Expert on fewer tasks")
     evaluate("mask-hotpotqa", "scripted", k=2, tasks=5, data="mini", max_turns=1, out=root / "modified")
@@ -95,7 +101,9 @@ def test_sort_filter_open_and_follow(visit: Callable[..., Any], site: Path) -> N
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_narrow_screens_scroll_tables_not_the_page(visit: Callable[..., Any], site: Path, scheme: str) -> None:
+def test_narrow_screens_scroll_tables_not_the_page(
+    visit: Callable[..., Any], site: Path, scheme: str
+) -> None:
     seen = visit(site, viewport={"width": 360, "height": 700}, color_scheme=scheme)
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= 360
     assert seen.page.title() == "a board"

@@ -55,7 +55,9 @@ def test_resampling_distinct_values_is_the_same_distribution_as_resampling_cells
     values = rng.integers(0, 3, 200) / 2
     fast = stats._resampled_means(values, 20_000, np.random.default_rng(1))
     plain = values[np.random.default_rng(2).integers(0, 200, (20_000, 200))].mean(axis=1)
-    assert np.quantile(fast, [0.025, 0.5, 0.975]) == pytest.approx(np.quantile(plain, [0.025, 0.5, 0.975]), abs=0.006)
+    assert np.quantile(fast, [0.025, 0.5, 0.975]) == pytest.approx(
+        np.quantile(plain, [0.025, 0.5, 0.975]), abs=0.006
+    )
 
 
 def test_sign_flip_is_exact_on_few_tasks_and_close_to_it_on_more() -> None:
@@ -64,7 +66,9 @@ def test_sign_flip_is_exact_on_few_tasks_and_close_to_it_on_more() -> None:
     means = [abs(np.dot(signs, np.abs(moved))) for signs in itertools.product((-1, 1), repeat=len(moved))]
     assert stats.sign_flip_p(gaps) == pytest.approx(np.mean([m >= abs(moved.sum()) - 1e-9 for m in means]))
     many = np.random.default_rng(3).normal(0.1, 1, 16)
-    exact = np.mean([abs(np.dot(s, many)) >= abs(many.sum()) - 1e-9 for s in itertools.product((-1, 1), repeat=16)])
+    exact = np.mean(
+        [abs(np.dot(s, many)) >= abs(many.sum()) - 1e-9 for s in itertools.product((-1, 1), repeat=16)]
+    )
     assert stats.sign_flip_p(many) == pytest.approx(exact, abs=0.015)
 
 
@@ -75,7 +79,9 @@ def test_the_p_value_of_no_difference_is_uniform_enough() -> None:
 
 
 def test_paired_difference_uses_shared_tasks_only() -> None:
-    gap = stats.paired_difference({"a": [1.0, 1.0], "b": [0.0], "x": [1.0]}, {"a": [0.0], "b": [0.0], "y": [1.0]})
+    gap = stats.paired_difference(
+        {"a": [1.0, 1.0], "b": [0.0], "x": [1.0]}, {"a": [0.0], "b": [0.0], "y": [1.0]}
+    )
     assert gap.tasks == 2 and gap.value == 0.5
     with pytest.raises(ValueError, match="no task in common"):
         stats.paired_difference({"a": [1.0]}, {"b": [1.0]})

@@ -70,7 +70,10 @@ def test_an_honest_submission_passes_and_is_verified(packed: Path) -> None:
 
 def test_a_changed_score_is_named(copy: Path) -> None:
     edit_results(copy, lambda results: results["figures"]["score"].update(value=0.99), resign=True)
-    assert any(p.startswith("figures.score.value: results.json says 0.99, the traces give 0.") for p in submission.check(copy))
+    assert any(
+        p.startswith("figures.score.value: results.json says 0.99, the traces give 0.")
+        for p in submission.check(copy)
+    )
 
 
 def test_a_changed_score_of_one_episode_is_named(copy: Path) -> None:
@@ -119,7 +122,9 @@ def test_a_forger_who_signs_everything_again_is_caught_by_verifying(
     copy: Path, field: str, change: Callable[[dict[str, Any]], None]
 ) -> None:
     def forge(traces: list[dict[str, Any]]) -> None:
-        change(next(t for t in traces if t["metrics"]["f1"] < 1 and any(n["kind"] == "use" for n in t["nodes"])))
+        change(
+            next(t for t in traces if t["metrics"]["f1"] < 1 and any(n["kind"] == "use" for n in t["nodes"]))
+        )
 
     edit_traces(copy, forge, resign=True)
     problems = submission.check(copy, verify=True)
@@ -128,7 +133,9 @@ def test_a_forger_who_signs_everything_again_is_caught_by_verifying(
 
 def test_another_success_predicate_is_refused(copy: Path) -> None:
     edit_results(copy, lambda results: results["measure"].update(relation=">", threshold=0.0), resign=True)
-    assert any(p.startswith("measure: the environment is ranked by f1 (em >= 1)") for p in submission.check(copy))
+    assert any(
+        p.startswith("measure: the environment is ranked by f1 (em >= 1)") for p in submission.check(copy)
+    )
 
 
 def test_hostile_and_broken_folders_only_give_problems(copy: Path, tmp_path: Path, hostile: str) -> None:
@@ -153,7 +160,9 @@ def test_unfinished_evaluations_are_not_packed(packed: Path, tmp_path: Path) -> 
 
 
 def test_packing_twice_gives_the_same_bytes(packed: Path, tmp_path: Path) -> None:
-    again = submission.pack(packed.parent / "run", tmp_path / "again", name="Scripted, with a fool", authors="us")
+    again = submission.pack(
+        packed.parent / "run", tmp_path / "again", name="Scripted, with a fool", authors="us"
+    )
     assert all((again / name).read_bytes() == (packed / name).read_bytes() for name in submission.FILES)
 
 
@@ -165,7 +174,10 @@ def test_reenacting_every_recorded_ending(packed: Path) -> None:
         reenact.reenact(arena, shorter)
     cut = reenact.reenact(arena, {**shorter, "ended": "truncated", "reason": "more than 3 s"})
     assert str(cut.ended) == "truncated" and cut.reason == "more than 3 s" and len(cut.nodes) == 2
-    assert str(reenact.reenact(arena, {**shorter, "ended": "error", "error": "down", "reason": "model"}).ended) == "error"
+    assert (
+        str(reenact.reenact(arena, {**shorter, "ended": "error", "error": "down", "reason": "model"}).ended)
+        == "error"
+    )
 
 
 def test_the_schema_checker_agrees_with_the_reference_implementation(packed: Path) -> None:

@@ -20,7 +20,9 @@ Make = Callable[..., dict[str, Any]]
 def test_page_is_self_contained_and_ascii_where_data_is(tmp_path: Path, episode: Make, hostile: str) -> None:
     out = viewer.build([episode(0, hostile=hostile)], tmp_path / "v.html", title=hostile)
     html = out.read_bytes()
-    assert b"<img" not in html and html.count(b"<script") == 3, "index, program, one block: no tag from outside"
+    assert b"<img" not in html and html.count(b"<script") == 3, (
+        "index, program, one block: no tag from outside"
+    )
     assert not re.search(rb"https?://(?!www\.w3\.org/2000/svg)", html), "nothing is fetched"
     assert b"default-src 'none'" in html and b"unsafe-inline" not in html
 
@@ -46,12 +48,16 @@ def test_sources_label_by_file_and_skip_a_torn_tail(tmp_path: Path, episode: Mak
     traces.mkdir(parents=True)
     for step in (2, 10):
         lines = (json.dumps(episode(i)) + "\n" for i in range(3))
-        (traces / f"step-{step}.jsonl.zst").write_bytes(b"".join(zstandard.compress(x.encode()) for x in lines))
+        (traces / f"step-{step}.jsonl.zst").write_bytes(
+            b"".join(zstandard.compress(x.encode()) for x in lines)
+        )
     with open(traces / "step-10.jsonl.zst", "r+b") as file:
         file.truncate(file.seek(0, 2) - 7)
     assert viewer.view_main([str(tmp_path / "run"), "--no-open", "-o", str(tmp_path / "v.html")]) == 0
     labels = [label for label, _ in viewer.labelled_episodes([tmp_path / "run"])]
-    assert labels == ["step-2"] * 3 + ["step-10"] * 2, "files in numeric order, the torn last episode left out"
+    assert labels == ["step-2"] * 3 + ["step-10"] * 2, (
+        "files in numeric order, the torn last episode left out"
+    )
 
 
 def test_a_source_without_traces_says_what_was_looked_for(tmp_path: Path) -> None:
@@ -161,7 +167,9 @@ def test_ten_thousand_episodes_paint_within_two_seconds(
         for i in range(10_000):
             one = episode(i, good=i % 3 != 0)
             for node in one["nodes"][::3]:  # prompts that do not compress away
-                node["messages"] = [{"role": "user", "content": f"Question: {i}? " + " ".join(rng.choices(words, k=60))}]
+                node["messages"] = [
+                    {"role": "user", "content": f"Question: {i}? " + " ".join(rng.choices(words, k=60))}
+                ]
             yield one
 
     out = viewer.build(many(), tmp_path / "view.html")
