@@ -113,7 +113,7 @@ class Buckets:
     """
 
     waste = 1.3  # a bucket may be this much larger than its spans
-    pairs = 1 << 23  # and hold this many query-key pairs
+    pairs = 1 << 19  # and hold this many query-key pairs: beyond, scores fall out of the processor's caches
 
     def __init__(
         self, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, alone: bool = False

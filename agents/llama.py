@@ -97,16 +97,28 @@ class Layer(nn.Module):
         self.gate_up = Linear(shape.d, 2 * shape.ffn, shape.mlp_bias)
         self.down = Linear(shape.ffn, shape.d, shape.mlp_bias)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention, route: Route) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention, route: Route, keep: Tensor | None
+    ) -> Tensor:
         heads, keys = self.shape.heads, self.shape.kv_heads
         qkv = self.qkv(self.attention_norm(x), route).view(len(x), -1, self.shape.head_width)
         qk, v = torch.split(qkv, [heads + keys, keys], 1)
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), 1)
         q, k = torch.split(rotate(qk, cos, sin), [heads, keys], 1)
-        x = x + self.out(attention(self.index, q, k, v).flatten(1), route)
+        mixed = attention(self.index, q, k, v).flatten(1)
+        if keep is not None:
+            x, mixed, route = x[keep], mixed[keep], _among(route, keep)
+        x = x + self.out(mixed, route)
         gate, up = self.gate_up(self.mlp_norm(x), route).chunk(2, -1)
         return x + self.down(F.silu(gate) * up, route)  # type: ignore[no-any-return]
+
+
+def _among(route: Route, keep: Tensor) -> Route:
+    """The route of the rows `keep`, counted among themselves."""
+    return [
+        (name, None if rows is None else torch.isin(keep, rows).nonzero().squeeze(1)) for name, rows in route
+    ]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -155,15 +167,20 @@ class Llama(nn.Module):
         dtype: torch.dtype | None = None,
         route: Route = (),
         checkpointing: bool = False,
+        keep: Tensor | None = None,
     ) -> Tensor:
-        """ids [T] at `position` [T] -> hidden states [T, d] after the last norm; `logits` makes scores of them."""
+        """ids [T] at `position` [T] -> hidden states [T, d] after the last norm; `logits` makes scores of them.
+
+        With `keep`, only those rows' states are wanted: the last layer's larger half is then computed for them alone.
+        """
         x = F.embedding(ids, self.embed).to(dtype or self.embed.dtype)
         cos, sin = self.cos[position, None].to(x.dtype), self.sin[position, None].to(x.dtype)
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
+            rows = keep if i == len(self.layers) - 1 else None
             if checkpointing:
-                x = checkpoint(layer, x, cos, sin, attention, route, use_reentrant=False)
+                x = checkpoint(layer, x, cos, sin, attention, route, rows, use_reentrant=False)
             else:
-                x = layer(x, cos, sin, attention, route)
+                x = layer(x, cos, sin, attention, route, rows)
         return self.norm(x)  # type: ignore[no-any-return]
 
     def forward_packed(
@@ -173,9 +190,11 @@ class Llama(nn.Module):
         dtype: torch.dtype | None = None,
         adapter: str | None = None,
         checkpointing: bool = False,
+        keep: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [T, d] of packed sequences; sequence i's are `hidden[packed.rows[i]]`.
 
+        With `keep` (rows; say, those that predict a trained token) only theirs are computed and given, in its order.
         `dtype` is that of the computation (default: the parameters' own). `checkpointing` keeps only each layer's
         input for the backward pass and computes the rest again.
         """
@@ -187,7 +206,9 @@ class Llama(nn.Module):
         attention = PackedAttention(packed.segments, dtype or self.embed.dtype, self.embed.device)
         route: Route = () if adapter is None else ((adapter, None),)
         ids, position = packed.ids.to(self.embed.device), packed.position.to(self.embed.device)
-        return self.forward(ids, position, attention, dtype=dtype, route=route, checkpointing=checkpointing)
+        return self.forward(
+            ids, position, attention, dtype=dtype, route=route, checkpointing=checkpointing, keep=keep
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [T, V] in float32. For learning use `logprobs.logprobs_entropy`, which never holds them all."""

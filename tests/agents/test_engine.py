@@ -1,0 +1,286 @@
+"""The engine against a plain full forward pass; alone and in a crowd; every way a request can end."""
+
+import asyncio
+import math
+import random
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
+
+from unitymas.agents.attention import pack
+from unitymas.agents.engine import Engine
+from unitymas.agents.logprobs import Support, logprobs_entropy
+from unitymas.agents.sampling import SamplingParams, Trie, uniform
+from unitymas.agents.weights import from_config
+
+VOCAB, END = 97, 96
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 160,
+}  # fmt: skip
+LETTERS = [chr(33 + i) for i in range(90)] + ["ab", "</a>", "a>", " ", "é", "12", "<end>"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Random weights, large enough that distributions are far from uniform."""
+    return from_config(Qwen3Config(**SIZES, head_dim=16, initializer_range=0.3))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    vocab = {piece: i for i, piece in enumerate(LETTERS)}
+    raw = Tokenizer(models.WordLevel(vocab, unk_token="!"))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex("</a>|ab|<end>|12|."), "isolated")
+    raw.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>")
+
+
+def prompts(n=20, seed=0, shared=0):
+    rng = random.Random(seed)
+    system = [rng.randrange(END) for _ in range(shared)]
+    return [system + [rng.randrange(END) for _ in range(rng.randint(1, 60))] for _ in range(n)]
+
+
+def check_against_full_forward(model, results, params):
+    """Log-probs of the engine = those of one full forward pass, under the distribution that was sampled from."""
+    for r in results:
+        packed = pack([r.prompt_ids + r.ids], share=None)
+        hidden = model.forward_packed(packed)[len(r.prompt_ids) - 1 : -1]
+        support = Support.of(r.support) if r.support else None
+        logp, _ = logprobs_entropy(hidden, model.head, torch.tensor(r.ids), params.temperature, support)
+        assert torch.allclose(logp, torch.tensor(r.logprobs), atol=1e-4)
+
+
+@pytest.mark.parametrize("shared", [0, 40])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=12),
+        SamplingParams(max_tokens=12, seed=3),
+        SamplingParams(temperature=0.6, max_tokens=12),
+        SamplingParams(top_k=5, max_tokens=12),
+        SamplingParams(top_p=0.7, temperature=1.4, max_tokens=12),
+        SamplingParams(top_p=0.9, top_k=9, max_tokens=12),
+    ],
+    ids=str,
+)
+def test_log_probs_are_those_of_a_full_forward(model, params, deterministic, shared):
+    engine = Engine(model, slots=6, stop_ids=[END], deterministic=deterministic)
+    results = engine.generate(prompts(14, shared=shared), params)
+    assert all(r.finish_reason in ("stop", "length") for r in results)
+    check_against_full_forward(model, results, params)
+    if shared:
+        assert sum(r.cached for r in results) >= 13 * 32
+    if params.temperature == 0:
+        for r in results:
+            logits = model.logits(model.forward_packed(pack([r.prompt_ids + r.ids])))
+            assert logits[len(r.prompt_ids) - 1 : -1].argmax(-1).tolist() == r.ids
+    if params.top_k or params.top_p < 1:
+        assert all(token in s for r in results for token, s in zip(r.ids, r.support, strict=True))
+
+
+def test_samples_of_one_prompt_are_read_once(model):
+    prompt = prompts(1, seed=5)[0] * 3
+    engine = Engine(model, slots=8, context=160, stop_ids=[])
+    results = engine.generate([prompt] * 8, SamplingParams(max_tokens=3))
+    assert engine.counts["tokens_read"] < len(prompt) + 8 * 16
+    assert len({tuple(r.ids) for r in results}) > 1
+    check_against_full_forward(model, results, SamplingParams())
+    again = Engine(model, slots=8, context=160, stop_ids=[], share_prefixes=False)
+    assert [r.ids for r in again.generate([prompt] * 8, SamplingParams(max_tokens=3))] == [
+        r.ids for r in results
+    ]
+    assert again.counts["tokens_copied"] == 0
+
+
+def test_old_prefixes_give_way_and_are_forgotten_with_new_weights(model):
+    engine = Engine(model, slots=2, context=64, stop_ids=[])  # a pool of 8 blocks
+    asked = [p[:60] for p in prompts(16, seed=2, shared=33)]
+    check_against_full_forward(model, engine.generate(asked, SamplingParams(max_tokens=4)), SamplingParams())
+    assert len(engine.prefixes.known) <= 8
+    other = from_config(Qwen3Config(**SIZES, head_dim=16, initializer_range=0.3), seed=9)
+    engine.publish(other, 1)
+    results = engine.generate(asked, SamplingParams(max_tokens=4))
+    assert results[0].cached == 0 and results[0].version == 1
+    check_against_full_forward(other, results, SamplingParams())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_alone_or_in_a_crowd_is_the_same_bit_for_bit(model, dtype):
+    params = SamplingParams(max_tokens=10, seed=77, temperature=0.9)
+    mine, crowd = prompts(1, seed=9)[0], prompts(14, seed=1) + prompts(6, seed=2, shared=20)
+    seen = []
+    for place in (None, 0, 19):
+        engine = Engine(model, slots=8, context=96, dtype=dtype, stop_ids=[END], deterministic=True)
+        others = [] if place is None else list(crowd)
+        requests = [engine.submit(p, SamplingParams(max_tokens=1 + len(p) % 9, seed=len(p))) for p in others]
+        ask = engine.submit(mine, params)
+        engine.waiting.rotate(-(place or 0))
+        while engine.busy:
+            engine.step()
+        assert all(r.done for r in requests)
+        seen.append((ask.result.ids, ask.result.logprobs))
+    assert all(s == seen[0] for s in seen)
+
+
+def test_the_same_bits_whether_a_prefix_was_copied_or_read(model):
+    prompt = prompts(1, seed=9, shared=40)[0]
+    engine = Engine(model, slots=4, context=128, deterministic=True, stop_ids=[])
+    first, second = (engine.generate([prompt], SamplingParams(max_tokens=5))[0] for _ in range(2))
+    assert first.cached == 0 and second.cached >= 32
+    assert (first.ids, first.logprobs) == (second.ids, second.logprobs)
+
+
+def test_requests_join_and_leave_by_themselves(model):
+    engine = Engine(model, slots=3, stop_ids=[])
+    lengths = [1, 9, 2, 7, 3, 3, 8, 1]
+    requests = [
+        engine.submit(p, SamplingParams(max_tokens=n)) for p, n in zip(prompts(8), lengths, strict=True)
+    ]
+    most = 0
+    while engine.busy:
+        engine.step()
+        most = max(most, len(engine.running))
+    assert [len(r.result.ids) for r in requests] == lengths
+    assert most <= 3 and engine.counts["steps"] < sum(lengths)
+    check_against_full_forward(model, [r.result for r in requests], SamplingParams())
+
+
+def test_a_prompt_too_long_is_a_finish_reason(model):
+    engine = Engine(model, slots=2, context=32, stop_ids=[])
+    long, edge, short = engine.generate([[1] * 32, [1] * 31, [1] * 20], SamplingParams(max_tokens=50))
+    assert (long.finish_reason, long.ids) == ("overflow", [])
+    assert (edge.finish_reason, len(edge.ids)) == ("length", 1)
+    assert (short.finish_reason, len(short.ids)) == ("length", 12)
+
+
+def test_the_closing_token_is_kept_among_ids_and_left_out_of_the_text(model, tokenizer):
+    engine = Engine(model, tokenizer, slots=8, stop_ids=[END])
+    results = engine.generate(prompts(16), SamplingParams(max_tokens=60))
+    stopped = [r for r in results if r.finish_reason == "stop"]
+    assert stopped and all(r.ids[-1] == END and END not in r.ids[:-1] for r in stopped)
+    assert all(r.text == "".join(LETTERS[i] for i in r.ids[:-1]) for r in stopped)
+
+
+def test_stop_strings_end_the_text_wherever_tokens_end(model, tokenizer):
+    engine = Engine(model, tokenizer, slots=8, stop_ids=[])
+    for stop in (("a",), ("b", "é"), ("/a",)):
+        results = engine.generate(prompts(16), SamplingParams(max_tokens=60, stop=stop))
+        for r in results:
+            text = "".join(LETTERS[i] for i in r.ids)
+            if r.finish_reason == "stop":
+                assert text.startswith(r.text) and r.text.endswith(stop)
+                assert not any(s in "".join(LETTERS[i] for i in r.ids[:-1]) for s in stop)
+            else:
+                assert r.text == text and not any(s in text for s in stop)
+        assert any(r.finish_reason == "stop" for r in results)
+
+
+def test_choices_are_sampled_by_their_probability_and_nothing_else(model, tokenizer):
+    choices = ("1", "12", "abc", "abd", "</a>")
+    prompt = prompts(1)[0]
+    engine = Engine(model, tokenizer, slots=32, stop_ids=[END])
+    results = engine.generate([prompt] * 100, SamplingParams(choices=choices))
+    assert {r.text for r in results} <= set(choices) and all(r.finish_reason == "stop" for r in results)
+    check_against_full_forward(model, results, SamplingParams())
+    told = {r.text: math.exp(sum(r.logprobs)) for r in results}
+    for text, probability in told.items():
+        share = sum(r.text == text for r in results) / 100
+        assert abs(share - probability) < 4 * math.sqrt(probability * (1 - probability) / 100) + 1e-3
+
+
+def test_choices_that_read_the_same_are_refused(tokenizer):
+    def encode(text):
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    root = Trie.of(("1", "1 "), encode, END)
+    assert set(root.children[LETTERS.index("1")].children) == {END, LETTERS.index(" ")}
+    with pytest.raises(ValueError, match="same tokens"):
+        Trie.of(("~", "\u4e00", "\u4e01"), encode, END)
+
+
+def test_cancelling_ends_a_request_and_frees_its_slot(model):
+    engine = Engine(model, slots=1, stop_ids=[])
+    first, second, third = (engine.submit(p, SamplingParams(max_tokens=9)) for p in prompts(3))
+    for _ in range(3):
+        engine.step()
+    engine.cancel(first)
+    engine.cancel(third)
+    assert first.result.finish_reason == third.result.finish_reason == "cancelled"
+    assert len(first.result.ids) == 4 and third.result.ids == []
+    while engine.busy:
+        engine.step()
+    assert second.result.finish_reason == "length"
+    check_against_full_forward(model, [second.result, first.result], SamplingParams())
+
+
+def test_many_ask_at_once_from_asyncio_and_a_cancelled_task_frees_its_slot(model):
+    engine = Engine(model, slots=4, stop_ids=[])
+    expected = engine.generate(prompts(12), SamplingParams(max_tokens=6))
+
+    async def ask():
+        slow = asyncio.create_task(engine.agenerate([1, 2], SamplingParams(max_tokens=150)))
+        asks = [engine.agenerate(p, SamplingParams(max_tokens=6, seed=i)) for i, p in enumerate(prompts(12))]
+        results = await asyncio.gather(*asks)
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+        return results
+
+    for _ in range(2):  # two event loops, one after the other
+        assert [r.ids for r in asyncio.run(ask())] == [r.ids for r in expected]
+        assert not engine.busy
+
+
+def test_broken_weights_are_told_to_everyone_who_waits(model):
+    engine = Engine(model, slots=2, stop_ids=[])
+    engine.model.norm.weight.fill_(float("nan"))
+
+    async def ask():
+        asks = [engine.agenerate(p, SamplingParams()) for p in prompts(5)]
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    assert all(isinstance(r, FloatingPointError) for r in asyncio.run(ask()))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "message"),
+    [([], {}, "at least one token"), ([VOCAB], {}, "0..96"), ([1], {"stop": ("x",)}, "tokenizer")],
+)
+def test_what_makes_no_sense_is_refused(model, prompt, changes, message):
+    with pytest.raises(ValueError, match=message):
+        Engine(model, stop_ids=[]).submit(prompt, SamplingParams(**changes))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1}, {"top_p": 0}, {"max_tokens": 0}, {"choices": ()}, {"stop": ("",)}]
+)
+def test_sampling_parameters_are_checked(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        SamplingParams(**wrong)
+
+
+def test_the_counter_based_numbers_are_uniform_and_independent_of_order():
+    many = uniform(list(range(200)) * 50, [i // 200 for i in range(10_000)])
+    assert many.min() >= 0 and many.max() < 1
+    assert abs(many.mean() - 0.5) < 0.02 and abs(many.var() - 1 / 12) < 0.005
+    assert uniform([5, 7], [2, 3]).tolist() == [uniform([5], [2])[0], uniform([7], [3])[0]]
+
+
+def test_adapters_of_different_requests_run_side_by_side():
+    model = from_config(LlamaConfig(**SIZES, initializer_range=0.3))
+    for p in model.add_adapter("b", rank=2):
+        torch.nn.init.normal_(p, std=0.3)
+    engine = Engine(model, slots=4, stop_ids=[])
+    asked = [(p, "b" if i % 2 else None) for i, p in enumerate(prompts(8, shared=20))]
+    requests = [engine.submit(p, SamplingParams(max_tokens=5), adapter=a) for p, a in asked]
+    while engine.busy:
+        engine.step()
+    for request, (prompt, adapter) in zip(requests, asked, strict=True):
+        r = request.result
+        hidden = model.forward_packed(pack([prompt + r.ids]), adapter=adapter)[len(prompt) - 1 : -1]
+        logp, _ = logprobs_entropy(hidden, model.head, torch.tensor(r.ids))
+        assert torch.allclose(logp, torch.tensor(r.logprobs), atol=1e-4)
