@@ -74,7 +74,7 @@ def build(
     write_page(
         out / "index.html",
         [
-            page(title, _body(title, groups, rejected), style="site.css", script="site.js"),
+            page(title, _body(title, groups, rejected), style="site.css", scripts=("site.js",)),
             "</body>\n</html>\n",
         ],
     )

@@ -53,10 +53,10 @@ def asset(name: str) -> str:
     return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def page(title: str, body: str, *, style: str, script: str = "", before_script: str = "") -> str:
+def page(title: str, body: str, *, style: str, scripts: tuple[str, ...] = (), before_script: str = "") -> str:
     """A whole page up to ``</body>``, which the caller adds: data blocks may follow the script."""
     look = asset("theme.css") + asset(style)
-    code = asset("common.js") + asset(script) if script else ""
+    code = "".join(map(asset, ("common.js", *scripts))) if scripts else ""
     policy = (
         f"default-src 'none'; style-src '{_hash(look)}'; img-src data:; base-uri 'none'; form-action 'none'"
     )

@@ -23,6 +23,7 @@ from .sources import labelled_episodes
 TEXT_LIMIT = 100_000  # characters of one text that travel with the page; the trace file keeps them all
 BLOCK_EPISODES = 64
 BLOCK_CHARACTERS = 1_000_000
+SCRIPTS = tuple(f"viewer{part}.js" for part in ("-state", "-list", "-graph", "-node", ""))
 _SNIPPET = 160
 _COLUMNS = ("task", "env", "label", "title", "ended", "score", "credit", "acts", "tools", "tokens", "roles", "malformed",
             "errors", "block")  # fmt: skip
@@ -59,7 +60,7 @@ def build_labelled(
                     index[column].append(value)
             blocks.write(data_block([_clipped(episode) for _, episode in block], f"block{number}"))
         blocks.seek(0)
-        head = page(title, asset("viewer.html"), style="viewer.css", script="viewer.js",
+        head = page(title, asset("viewer.html"), style="viewer.css", scripts=SCRIPTS,
                     before_script=data_block({"title": title, "columns": _coded(index)}, "index"))  # fmt: skip
         pieces = iter(lambda: blocks.read(1 << 20), "")
         return write_page(

@@ -9,14 +9,20 @@ async function unpack(id) {
 }
 
 // Control characters, direction overrides and lone surrogates are shown, not obeyed.
-const INVISIBLE = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+const INVISIBLE =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 function visible(text) {
-  return String(text).replace(INVISIBLE, (c) => '⟨' + c.charCodeAt(0).toString(16).toUpperCase().padStart(2, '0') + '⟩');
+  return String(text).replace(
+    INVISIBLE,
+    (c) => '⟨' + c.charCodeAt(0).toString(16).toUpperCase().padStart(2, '0') + '⟩',
+  );
 }
 
 function h(tag, attributes, ...children) {
   const svg = h.svg.has(tag);
-  const element = svg ? document.createElementNS('http://www.w3.org/2000/svg', tag) : document.createElement(tag);
+  const element = svg
+    ? document.createElementNS('http://www.w3.org/2000/svg', tag)
+    : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith('on')) element.addEventListener(name.slice(2), value);
@@ -29,12 +35,28 @@ function h(tag, attributes, ...children) {
   }
   return element;
 }
-h.svg = new Set(['svg', 'g', 'rect', 'path', 'line', 'text', 'circle', 'title', 'polyline', 'clipPath', 'defs', 'tspan']);
+h.svg = new Set([
+  'svg',
+  'g',
+  'rect',
+  'path',
+  'line',
+  'text',
+  'circle',
+  'title',
+  'polyline',
+  'clipPath',
+  'defs',
+  'tspan',
+]);
 
 function number(value, digits) {
   if (value === null || value === undefined || Number.isNaN(value)) return '–';
   if (typeof value !== 'number') return String(value);
-  if (Number.isInteger(value) && digits === undefined) return value.toLocaleString('en-US').replace(/^-/, '−');
+  if (Number.isInteger(value) && digits === undefined)
+    return value.toLocaleString('en-US').replace(/^-/, '−');
   const text = value.toFixed(digits === undefined ? 3 : digits);
-  return (digits === undefined && text.includes('.') ? text.replace(/0+$/, '').replace(/\.$/, '') : text).replace(/^-/, '−');
+  return (
+    digits === undefined && text.includes('.') ? text.replace(/0+$/, '').replace(/\.$/, '') : text
+  ).replace(/^-/, '−');
 }

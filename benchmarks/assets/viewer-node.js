@@ -1,0 +1,246 @@
+// One node: prompt, reply with its tokens, verdict, and the rewards that make up its credit.
+
+// Tokens with their numbers, where the run kept them: {text: [...], logprob: [...], advantage: [...]}.
+const tokensOf = (node) => node.tokens || (node.meta && node.meta.tokens) || null;
+
+function longText(text, most = 6000) {
+  const pre = h('pre', { dir: 'auto', tabindex: text.length > 1200 ? 0 : null }, text.slice(0, most));
+  if (text.length > most)
+    pre.append(
+      h(
+        'button',
+        { onclick: () => pre.replaceChildren(visible(text)) },
+        `show all ${number(text.length)} characters`,
+      ),
+    );
+  return pre;
+}
+
+function tokenText(tokens, tint) {
+  const values = tokens[tint] || [],
+    biggest = Math.max(1e-9, ...values.map((v) => Math.abs(v || 0)));
+  return h(
+    'pre',
+    { dir: 'auto' },
+    tokens.text.map((text, i) => {
+      const v = values[i];
+      if (v === null || v === undefined) return text;
+      const colour = tint === 'advantage' ? (v >= 0 ? 'good' : 'bad') : 'accent';
+      const strength = tint === 'advantage' ? Math.abs(v) / biggest : Math.min(1, -v / 5);
+      return h(
+        'span',
+        {
+          class: 'tok',
+          title: Object.keys(tokens)
+            .filter((k) => k !== 'text')
+            .map((k) => `${k} ${number(tokens[k][i])}`)
+            .join('\n'),
+          style: { 'background-color': `rgb(var(--${colour}-rgb) / ${(0.6 * strength).toFixed(3)})` },
+        },
+        text,
+      );
+    }),
+  );
+}
+
+function drawReply(node) {
+  const box = h('section', { class: 'reply' + (node.ok === false ? ' illegal' : '') });
+  const paint = () => {
+    const tints = tokensOf(node) ? ['logprob', 'advantage'].filter((t) => tokensOf(node)[t]) : [];
+    const tint = tints.includes(state.tint) ? state.tint : tints[0];
+    box.replaceChildren(
+      ...[
+        h(
+          'div',
+          { class: 'label' },
+          'Reply',
+          tints.map((t) =>
+            h(
+              'button',
+              {
+                'aria-pressed': String(t === tint),
+                class: t === tint ? 'on' : '',
+                onclick: () => {
+                  state.tint = t;
+                  paint();
+                },
+              },
+              t === tint ? `coloured by ${t}` : t,
+            ),
+          ),
+        ),
+        tints.length ? tokenText(tokensOf(node), tint) : longText(plain(node.reply)),
+        h(
+          'div',
+          { class: 'verdict' },
+          node.ok ? h('b', { class: 'good' }, 'legal') : h('b', { class: 'bad' }, 'malformed'),
+          h(
+            'span',
+            { class: 'mono' },
+            node.value === null || node.value === undefined
+              ? 'no value'
+              : `value: ${short(plain(node.value), 2000)}`,
+          ),
+        ),
+      ],
+    );
+  };
+  paint();
+  return box;
+}
+
+function drawRewards(node) {
+  const parts = Object.entries(node.rewards || {});
+  if (!parts.length)
+    return h(
+      'section',
+      {},
+      h('div', { class: 'label' }, 'Rewards'),
+      h('p', { class: 'soft' }, 'none on this node'),
+    );
+  let at = 0;
+  const steps = parts.map(([name, v]) => {
+    const from = at;
+    at += v;
+    return { name, v, from, to: at };
+  });
+  const low = Math.min(0, ...steps.map((s) => s.to)),
+    high = Math.max(0, ...steps.map((s) => s.to)),
+    span = high - low || 1;
+  const x = (v) => ((v - low) / span) * 200;
+  const bar = (from, to, cls) =>
+    h(
+      'svg',
+      { viewBox: '0 0 200 12', preserveAspectRatio: 'none' },
+      h('line', { x1: x(0), x2: x(0), y1: 0, y2: 12 }),
+      h('rect', {
+        class: cls,
+        x: Math.min(x(from), x(to)),
+        width: Math.max(1, Math.abs(x(to) - x(from))),
+        y: 2,
+        height: 8,
+      }),
+    );
+  const off = Math.abs(at - (node.credit || 0)) > 1e-9 * Math.max(1, Math.abs(at));
+  return h(
+    'section',
+    {},
+    h('div', { class: 'label' }, 'Rewards'),
+    h(
+      'table',
+      { class: 'rewards' },
+      steps.map((s) =>
+        h(
+          'tr',
+          {},
+          h('td', {}, s.name),
+          h('td', { class: 'n' }, number(s.v)),
+          h('td', { class: 'bar' }, bar(s.from, s.to, s.v >= 0 ? 'plus' : 'minus')),
+        ),
+      ),
+      h(
+        'tr',
+        { class: 'sum' },
+        h('td', {}, 'credit'),
+        h('td', { class: 'n' }, number(node.credit)),
+        h('td', { class: 'bar' }, bar(0, at, 'sumbar')),
+      ),
+    ),
+    off ? h('p', { class: 'bad' }, `the components add up to ${number(at)}, not to the credit`) : null,
+  );
+}
+
+function drawNode(node) {
+  const meta = Object.entries(node.meta || {}).filter(
+    ([, v]) => v !== null && v !== undefined && typeof v !== 'object',
+  );
+  const head = h(
+    'div',
+    { class: 'node-head' },
+    h('h3', {}, node.kind === 'use' ? node.tool || node.role : node.agent || node.role),
+    h(
+      'span',
+      { class: 'soft' },
+      [
+        `node ${node.id}`,
+        node.turn !== null && node.turn !== undefined && `turn ${node.turn}`,
+        (node.parents || []).length && `after ${node.parents.join(', ')}`,
+      ]
+        .filter(Boolean)
+        .join(' · '),
+    ),
+  );
+  const facts = meta.length
+    ? h(
+        'details',
+        {},
+        h('summary', {}, 'measurements'),
+        h(
+          'div',
+          { class: 'facts' },
+          meta.map(([k, v]) => h('span', {}, k + ' ', h('b', {}, number(v)))),
+        ),
+      )
+    : null;
+  const error = node.error
+    ? h(
+        'section',
+        {},
+        h('div', { class: 'label' }, 'Error'),
+        h('p', { class: 'bad mono' }, short(plain(node.error), 4000)),
+      )
+    : null;
+  if (node.kind === 'use') {
+    return h(
+      'div',
+      { class: 'detail' },
+      head,
+      h(
+        'section',
+        {},
+        h('div', { class: 'label' }, 'Arguments'),
+        longText(JSON.stringify(node.args, null, 1) || ''),
+      ),
+      h(
+        'div',
+        {},
+        error,
+        h(
+          'section',
+          {},
+          h('div', { class: 'label' }, 'Result'),
+          longText(
+            typeof node.result === 'string' ? node.result : JSON.stringify(node.result, null, 1) || '',
+          ),
+        ),
+        node.private === null || node.private === undefined
+          ? null
+          : h(
+              'section',
+              {},
+              h('div', { class: 'label' }, 'Seen by grading only'),
+              longText(JSON.stringify(node.private, null, 1)),
+            ),
+        facts,
+      ),
+    );
+  }
+  return h(
+    'div',
+    { class: 'detail' },
+    head,
+    h(
+      'section',
+      {},
+      (node.messages || []).map((m) =>
+        h(
+          'div',
+          { class: 'message ' + (m.role === 'system' ? 'system' : '') },
+          h('div', { class: 'label' }, m.name ? `${m.role} · ${m.name}` : m.role),
+          longText(plain(m.content)),
+        ),
+      ),
+    ),
+    h('div', {}, drawReply(node), error, drawRewards(node), facts),
+  );
+}

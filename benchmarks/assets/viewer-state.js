@@ -1,0 +1,27 @@
+// What the viewer knows: the columns of the index, the blocks that were unpacked, and what is being looked at.
+// The address after # is the whole state (#a=12&node=3&b=40&q=bridge&role=planner), so every view is a link.
+
+const $ = (id) => document.getElementById(id);
+const ROW = 48;
+const state = {
+  a: null,
+  b: null,
+  node: '',
+  nodeB: '',
+  tint: 'logprob',
+  q: '',
+  outcome: '',
+  role: '',
+  trouble: '',
+  label: '',
+  env: '',
+  sort: '',
+};
+const remembered = ['a', 'b', 'node', 'nodeB', 'q', 'outcome', 'role', 'trouble', 'label', 'env', 'sort'];
+const blocks = new Map();
+let columns,
+  rows = [],
+  matches = null,
+  picking = false;
+
+const word = (column, i) => columns[column].words[columns[column].codes[i]];
