@@ -18,11 +18,9 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import struct
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -47,6 +45,10 @@ def main(config: dict[str, Any]) -> None:
     if config["level"] != "unsafe" and config["privileged"]:
         kernel.become_nobody()
     sys.path[:] = config["path"]
+    unsafe = config["level"] == "unsafe"
+    if unsafe:
+        import shutil  # noqa: F401  (for `_remove`, once; the other levels stay small, and fork fast)
+    config["filter"] = build_filter(os.uname().machine, config["threads_only"], unsafe) if _LINUX else None
     gc.collect()
     gc.freeze()
     os.write(_CONNECTION, READY)
@@ -99,9 +101,7 @@ class _Case:
     def __init__(self, case: dict[str, Any], config: dict[str, Any]) -> None:
         self.case, self.limits = case, case["limits"]
         self.isolated = config["level"] != "unsafe"
-        self.filter = (
-            build_filter(os.uname().machine, config["threads_only"], not self.isolated) if _LINUX else None
-        )
+        self.filter: bytes | None = config["filter"]
         self.count_processes = self.isolated and not config["threads_only"]
         self.killed = ""  # why the keeper killed it
         self.captured: dict[str, bytearray] = {
@@ -111,7 +111,7 @@ class _Case:
         }
 
     def judge(self) -> dict[str, Any]:
-        folder = self._isolated_folder() if self.isolated else tempfile.mkdtemp(prefix="unitymas-case-")
+        folder = self._isolated_folder() if self.isolated else _open_folder()
         try:
             os.chdir(folder)
             with open(PROGRAM_FILE, "w", errors="surrogatepass") as file:
@@ -119,7 +119,7 @@ class _Case:
             return self._fork_and_watch(folder)
         finally:
             if not self.isolated:
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
 
     def _isolated_folder(self) -> str:
         """New namespaces, with /tmp and shared memory of the program's own, and its input at /dev/stdin."""
@@ -298,6 +298,20 @@ class _Case:
             "wall": wall,
             "value": facts.get("value"),
         }
+
+
+def _open_folder() -> str:
+    """A folder for a program that is not isolated. By hand: a small server forks fast."""
+    folder = f"/tmp/unitymas-case-{os.urandom(8).hex()}"
+    os.mkdir(folder, 0o700)
+    return folder
+
+
+def _remove(folder: str) -> None:
+    """Best effort: what a program has made unreadable stays behind."""
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _facts(channel: bytes, key: bytes) -> tuple[dict[str, str], bool]:

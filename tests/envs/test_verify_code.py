@@ -140,7 +140,8 @@ def test_numpy() -> None:
     [
         ("def f(s, n): return s * n", ["ab", 2], "abab", True),
         ("def f(b): return not b", [True], False, True),
-        ("def f(b): return 1", [True], True, False),  # 1 is not true
+        ("def f(b): return 1", [True], True, True),  # MBPP 414's own solution
+        ("def f(b): return 'true'", [True], True, False),
         ("def f(x): return x + 1e-9", [1.0], 1.0, True),
         ("def f(x): return x + 1e-3", [1.0], 1.0, False),
         ("def f(x): return 1000001", [1], 1000000, False),
@@ -321,9 +322,8 @@ JSON = st.recursive(
 
 
 @given(JSON, JSON)
-def test_values_compare_as_their_json_text(got: Any, expected: Any) -> None:
-    same = json.dumps(got, sort_keys=True) == json.dumps(expected, sort_keys=True)
-    assert same_value(got, expected, 0.0) is same
+def test_values_without_floats_compare_as_python_does(got: Any, expected: Any) -> None:
+    assert same_value(got, expected, 1e-6) is (got == expected)
     assert same_value(got, got, 0.0)
 
 
