@@ -8,7 +8,7 @@ A step, as the controller sees it:
 
     answer = await group.generate("team", call)         # many at a time; the sample is kept under (episode, node)
     ids = await group.seal(episode, ["0", "1.0"])       # its credits are known: these may train
-    values = await group.values("team", "team-critic", ids, algorithm.needs)
+    values = await group.values("team", ids, algorithm.needs, "team-critic")
     metrics = await group.update("team", algorithm, signals, minibatches)
     versions = await group.publish()                    # after all groups have updated; then a checkpoint
     await group.retire(episodes)
@@ -23,6 +23,7 @@ import copy
 import difflib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,14 +65,20 @@ class ModelGroup:
     # -- collecting -----------------------------------------------------------------------------------------------
 
     async def generate(
-        self, policy: str, call: Call, sampling: Sampling | None = None, keep: bool = True
+        self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
     ) -> Answer:
-        """Let a policy answer. The sample is kept until sealed or dropped, unless `keep` is off (validation)."""
+        """Let a policy answer. The sample is kept until sealed or dropped, unless `keep` is off (validation).
+
+        `temperature` instead of the policy's own.
+        """
         hosted = self._policy(policy)
         hosted.speaking()
+        sampling = hosted.spec.sampling
+        if temperature is not None:
+            sampling = replace(sampling, temperature=temperature)
         await self._open.wait()
         name = f"{call.episode}/{call.node}"
-        task = asyncio.ensure_future(self._answer(hosted, call, sampling or Sampling(), keep))
+        task = asyncio.ensure_future(self._answer(hosted, call, sampling, keep))
         self._running[name] = task
         try:
             return await asyncio.shield(task)
@@ -141,9 +148,9 @@ class ModelGroup:
     async def values(
         self,
         policy: str,
-        critic: str | None,
         ids: Sequence[str],
         needs: Needs,
+        critic: str | None = None,
         contexts: Mapping[str, str] | None = None,
     ) -> dict[str, ValueSummary]:
         """What token-level GAE needs of each decision: the critic's values, and the KL penalty if there is one.
@@ -151,10 +158,10 @@ class ModelGroup:
         Without a critic here, the values known (of another group's, by `admit`) or 0. `contexts` is what the critic
         sees in place of the policy's prompt: decision id -> text (`needs.values == "trace"`).
         """
-        return await self._thread(lambda: self._values(policy, critic, ids, needs, contexts or {}))
+        return await self._thread(lambda: self._values(policy, ids, needs, critic, contexts or {}))
 
     def _values(
-        self, policy: str, critic: str | None, ids: Sequence[str], needs: Needs, contexts: Mapping[str, str]
+        self, policy: str, ids: Sequence[str], needs: Needs, critic: str | None, contexts: Mapping[str, str]
     ) -> dict[str, ValueSummary]:
         samples = [self.store.get(id) for id in sorted(ids)]
         if needs.kl_reward:

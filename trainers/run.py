@@ -317,6 +317,8 @@ class Run:
         await elsewhere.values(critic, ids, replace(needs, kl_reward=0.0), critic)
         await home.admit(await elsewhere.samples(ids))
         found = await home.values(policy, ids, needs)
+        if needs.kl_reward:  # part of the rewards that the critic is to foresee
+            await elsewhere.admit(await home.samples(ids))
         return found
 
     async def update(self, policy: str, signals: list[Signal], batches: list[list[str]]) -> dict[str, float]:

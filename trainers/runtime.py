@@ -27,7 +27,7 @@ METHODS = (
 )  # fmt: skip
 """What a group can be asked, wherever it runs."""
 
-CALLS_AT_ONCE = 100_000
+CALLS_AT_ONCE = 10_000
 OBJECT_STORE = 256 * 2**20
 """Bytes of shared memory for a Ray that is started here: only thin records cross."""
 
@@ -91,7 +91,11 @@ async def _start_ray(specs: Mapping[str, GroupSpec], address: str | None) -> dic
     import ray
 
     if not ray.is_initialized():
-        here: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
+        here: dict[str, Any] = {
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE,
+            "_system_config": {"worker_niceness": 0},  # groups are the work here, not its background
+        }
         ray.init(address=address, log_to_driver=False, **({} if address else here))
     groups = {name: RayGroup(spec, _actor(spec)) for name, spec in specs.items()}
     await asyncio.gather(*(group.report() for group in groups.values()))  # all have loaded, or say why not

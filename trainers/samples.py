@@ -165,8 +165,10 @@ class SampleStore:
             self._samples.setdefault(sample.episode, {})[sample.node] = sample
             nodes = self._closed.get(sample.episode, frozenset())
             self._close(sample.episode, nodes | {sample.node})
-        elif sample.values is not None:
-            known.values = sample.values
+            return
+        for news in ("values", "proximal", "reference"):
+            if getattr(sample, news) is not None:
+                setattr(known, news, getattr(sample, news))
 
     def get(self, id: str) -> Sample:
         """One sample by decision id; an error that says what became of it."""

@@ -98,6 +98,7 @@ class PolicySpec:
     """Keep the first parameters, frozen, for a KL penalty."""
     init: str = ""
     """A model directory to begin from instead of the group's base (full parameters only)."""
+    sampling: Sampling = Sampling()
 
     def __post_init__(self) -> None:
         if self.init and self.adapter:

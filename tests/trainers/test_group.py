@@ -1,6 +1,7 @@
 """A model group from end to end: it speaks, keeps what it said, learns from it, and speaks otherwise."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ NODES = ("0", "1", "2.0")
 
 
 def spec(model: str, policies: dict[str, PolicySpec], **options: Any) -> GroupSpec:
+    short = Sampling(max_tokens=6)
+    policies = {n: replace(p, sampling=short) if p.sampling == Sampling() else p for n, p in policies.items()}
     return GroupSpec(name="main", model=model, policies=policies, slots=8, **options)
 
 
@@ -37,11 +40,10 @@ def call(episode: str, node: str, **options: Any) -> Call:
     )
 
 
-async def play(group: Any, policy: str = "team", episodes: int = 4, sampling: Sampling | None = None) -> list[str]:
+async def play(group: Any, policy: str = "team", episodes: int = 4) -> list[str]:
     """Play and seal some episodes; their decision ids."""
-    sampling = sampling or Sampling(max_tokens=6)
     calls = [call(f"e{e}", node) for e in range(episodes) for node in NODES]
-    await asyncio.gather(*(group.generate(policy, c, sampling) for c in calls))
+    await asyncio.gather(*(group.generate(policy, c) for c in calls))
     return [id for e in range(episodes) for id in await group.seal(f"e{e}", NODES)]
 
 
@@ -58,18 +60,17 @@ def test_a_step(tiny_llama: str) -> None:
 
     async def run() -> None:
         group = ModelGroup(spec(tiny_llama, {"team": PolicySpec(learning=LEARNING)}))
-        greedy = Sampling(temperature=0.0, max_tokens=6)
-        answer = await group.generate("team", call("probe", "0"), greedy, keep=False)
+        answer = await group.generate("team", call("probe", "0"), temperature=0.0, keep=False)
         assert answer.meta["policy"] == "team" and answer.meta["version"] == 0 and "sample" not in answer.meta
         ids = await play(group)
         metrics = await group.update("team", make_algorithm("grpo"), signals(ids), halves(ids))
         assert metrics["max_mismatch"] < 1e-4  # engine against trainer, at zero staleness
-        still = await group.generate("team", call("probe", "0"), greedy, keep=False)
+        still = await group.generate("team", call("probe", "0"), temperature=0.0, keep=False)
         assert still.text == answer.text and still.meta["version"] == 0
         for _ in range(5):
             await group.update("team", make_algorithm("grpo"), signals(ids), [ids])
         assert await group.publish() == {"team": 1}
-        changed = await group.generate("team", call("probe", "0"), greedy, keep=False)
+        changed = await group.generate("team", call("probe", "0"), temperature=0.0, keep=False)
         assert changed.meta["version"] == 1 and changed.text != answer.text
         counts = await group.retire([f"e{e}" for e in range(4)])
         assert counts["trained"] == 12 and counts["held/taken"] == 0
@@ -93,9 +94,10 @@ def test_the_trainer_computes_what_the_engine_sampled(
     """Temperature, top-p, top-k and choices enter the trainer's log-probs: the ratio is 1 at zero staleness."""
 
     async def run() -> None:
-        group = ModelGroup(spec(tiny_llama, {"team": PolicySpec(learning=LEARNING)}))
+        policy = PolicySpec(learning=LEARNING, sampling=sampling)
+        group = ModelGroup(spec(tiny_llama, {"team": policy}))
         calls = [call(f"e{e}", "0", choices=choices) for e in range(12)]
-        await asyncio.gather(*(group.generate("team", c, sampling) for c in calls))
+        await asyncio.gather(*(group.generate("team", c) for c in calls))
         ids = [id for e in range(12) for id in await group.seal(f"e{e}", ["0"])]
         metrics = await group.update("team", make_algorithm("grpo"), signals(ids), [ids])
         assert metrics["max_mismatch"] < 1e-4
@@ -141,7 +143,7 @@ def test_ppo_with_a_critic_and_a_reference(tiny_llama: str) -> None:
         algorithm = make_algorithm("ppo", gamma=0.95, lam=0.9, kl_reward=0.1, kl_loss=0.01)
         for _ in range(2):  # by the second time policy and reference differ
             ids = await play(group)
-            found = await group.values("team", "team-critic", ids, algorithm.needs)
+            found = await group.values("team", ids, algorithm.needs, "team-critic")
             assert found.keys() == set(ids)
             tails = [Signal(id, None, tail=1.0) for id in ids]
             metrics = await group.update("team", algorithm, tails, halves(ids))
@@ -172,13 +174,13 @@ def test_a_critic_in_another_group_sees_the_same(tiny_llama: str) -> None:
             torch.nn.init.constant_(head.weight, 0.1)
         ids = await play(together)
         assert ids == await play(actor)
-        expected = await together.values("team", "judge", ids, needs)
+        expected = await together.values("team", ids, needs, "judge")
         await critic.admit(await actor.samples(ids))
-        await critic.values("team", "judge", ids, needs)
+        await critic.values("team", ids, needs, "judge")
         await actor.admit(await critic.samples(ids))
-        assert await actor.values("team", None, ids, needs) == expected
+        assert await actor.values("team", ids, needs) == expected
         context = {id: "w1 w2 w3" for id in ids}
-        assert await together.values("team", "judge", ids, needs, context) != expected
+        assert await together.values("team", ids, needs, "judge", context) != expected
 
     asyncio.run(run())
 
@@ -187,10 +189,10 @@ def test_cancelling(tiny_llama: str) -> None:
     """A call can be called off from either side, and leaves no sample."""
 
     async def run() -> None:
-        group = ModelGroup(spec(tiny_llama, {"team": PolicySpec(learning=LEARNING)}))
-        long = Sampling(max_tokens=100)
+        long = PolicySpec(learning=LEARNING, sampling=Sampling(max_tokens=100))
+        group = ModelGroup(spec(tiny_llama, {"team": long}))
         first, second, third = (
-            asyncio.ensure_future(group.generate("team", call(e, "0"), long)) for e in ("e1", "e2", "e3")
+            asyncio.ensure_future(group.generate("team", call(e, "0"))) for e in ("e1", "e2", "e3")
         )
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -212,7 +214,7 @@ def test_new_calls_wait_while_the_group_learns(tiny_llama: str) -> None:
     async def run() -> None:
         group = ModelGroup(spec(tiny_llama, {"team": PolicySpec(learning=LEARNING)}))
         await group.phase("learn")
-        waiting = asyncio.ensure_future(group.generate("team", call("e1", "0"), Sampling(max_tokens=3)))
+        waiting = asyncio.ensure_future(group.generate("team", call("e1", "0")))
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await group.phase("collect")
@@ -233,9 +235,9 @@ def test_a_checkpoint_goes_on_bit_for_bit(tiny_llama: str, tmp_path: Path) -> No
     async def step(group: ModelGroup, number: int) -> None:
         for policy in ("team", "lora"):
             calls = [call(f"s{number}{policy}{e}", "0") for e in range(6)]
-            await asyncio.gather(*(group.generate(policy, c, Sampling(max_tokens=6)) for c in calls))
+            await asyncio.gather(*(group.generate(policy, c) for c in calls))
             ids = [id for c in calls for id in await group.seal(c.episode, ["0"])]
-            await group.values(policy, "judge", ids, ppo.needs)
+            await group.values(policy, ids, ppo.needs, "judge")
             await group.update(policy, ppo, signals(ids), halves(ids))
             await group.update("judge", ppo, [Signal(id, None, tail=1.0) for id in ids], halves(ids))
         await group.publish()
@@ -283,12 +285,11 @@ def test_export_and_adopt(tiny_llama: str, tmp_path: Path) -> None:
         await group.publish()
         await group.export("lora", tmp_path / "hf")
         assert load_model(tmp_path / "hf").shape == load_model(tiny_llama).shape
-        greedy = Sampling(temperature=0.0, max_tokens=8)
-        before = await group.generate("full", call("p", "0"), greedy, keep=False)
-        expected = await group.generate("lora", call("p", "0"), greedy, keep=False)
+        before = await group.generate("full", call("p", "0"), temperature=0.0, keep=False)
+        expected = await group.generate("lora", call("p", "0"), temperature=0.0, keep=False)
         await group.adopt("full", tmp_path / "hf")
         assert (await group.publish())["full"] == 1
-        after = await group.generate("full", call("p", "0"), greedy, keep=False)
+        after = await group.generate("full", call("p", "0"), temperature=0.0, keep=False)
         assert after.text == expected.text != before.text
 
     asyncio.run(run())

@@ -34,7 +34,9 @@ def specs(model: str, count: int) -> dict[str, GroupSpec]:
     for i in range(count):
         adapter = Adapter(rank=4) if i % 2 else None
         policies = {
-            f"p{i}": PolicySpec(learning=LEARNING, adapter=adapter, reference=True),
+            f"p{i}": PolicySpec(
+                learning=LEARNING, adapter=adapter, reference=True, sampling=Sampling(max_tokens=6)
+            ),
             f"p{i}-critic": PolicySpec(learning=LEARNING, critic=True),
         }
         found[f"g{i}"] = GroupSpec(
@@ -54,9 +56,9 @@ async def step(name: str, group: Any, number: int) -> dict[str, float]:
     policy = name.replace("g", "p")
     algorithm = make_algorithm("ppo", kl_reward=0.05)
     calls = [call(f"s{number}e{e}", node) for e in range(5) for node in ("0", "1")]
-    await asyncio.gather(*(group.generate(policy, c, Sampling(max_tokens=6)) for c in calls))
+    await asyncio.gather(*(group.generate(policy, c) for c in calls))
     ids = [id for e in range(5) for id in await group.seal(f"s{number}e{e}", ("0", "1"))]
-    values = await group.values(policy, f"{policy}-critic", ids, algorithm.needs)
+    values = await group.values(policy, ids, algorithm.needs, f"{policy}-critic")
     tails = [Signal(id, None, tail=(-1.0) ** i - values[id].first) for i, id in enumerate(ids)]
     cut = [ids[:4], ids[4:]]
     metrics = await group.update(policy, algorithm, tails, cut)
@@ -95,7 +97,8 @@ def test_errors_and_cancelling_cross(tiny_llama: str, tmp_path: Path, cluster: N
     """What goes wrong in an actor is the same exception here; a cancelled wait cancels the request there."""
 
     async def run() -> None:
-        groups = await start_groups(specs(tiny_llama, 1), "ray")
+        talker = GroupSpec(name="g0", model=tiny_llama, policies={"p0": PolicySpec(learning=LEARNING)}, slots=4)
+        groups = await start_groups({"g0": talker}, "ray")
         group = groups["g0"]
         with pytest.raises(KeyError, match="did you mean 'p0'"):
             await group.generate("p9", call("e1", "0"))
@@ -103,8 +106,7 @@ def test_errors_and_cancelling_cross(tiny_llama: str, tmp_path: Path, cluster: N
             await group.update("p0", make_algorithm("grpo"), [], [])
         with pytest.raises(AttributeError, match="can be asked"):
             group.sael("e1", [])
-        long = Sampling(max_tokens=110)
-        waits = [asyncio.ensure_future(group.generate("p0", call(f"c{i}", "0"), long)) for i in range(60)]
+        waits = [asyncio.ensure_future(group.generate("p0", call(f"c{i}", "0"))) for i in range(60)]
         await asyncio.sleep(0.2)
         waits[-1].cancel()
         await group.drop("c58", "deadline")
