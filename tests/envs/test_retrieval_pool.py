@@ -38,13 +38,7 @@ from unitymas.envs.tools.retrieval.wire import (
 )
 
 web = pytest.importorskip("aiohttp.web")
-QUICK: dict[str, Any] = {
-    "attempt": 0.5,
-    "deadline": 5.0,
-    "backoff": 0.01,
-    "most_backoff": 0.05,
-    "breaker_seconds": 0.2,
-}
+QUICK: dict[str, Any] = {"deadline": 60.0, "backoff": 0.01, "most_backoff": 0.05, "breaker_seconds": 0.2}
 FACTS = [Passage(id=str(n), title=f"Town {n}", text=f"town{n} lies on the river{n % 7}") for n in range(300)]
 QUESTIONS = [f"town{n}" for n in range(300)]
 INDEX = Bm25Index.build(FACTS)
@@ -134,6 +128,11 @@ async def cut_off(request: Any) -> Any:
     return response
 
 
+def patience(fault: Handler) -> dict[str, float]:
+    """Only where an answer never comes is it worth giving up soon: a busy machine may be slow with the others."""
+    return {"attempt": 0.3 if fault is hang else 30.0}
+
+
 FAULTS = [hang, garbage, wrong_json, deep_json, failing, fewer_rows, shifted_rows, cut_off]
 
 
@@ -141,7 +140,9 @@ FAULTS = [hang, garbage, wrong_json, deep_json, failing, fewer_rows, shifted_row
 @pytest.mark.parametrize("dialect", ["auto", "unitymas", "search-r1"])
 @pytest.mark.parametrize("choice", ["sticky", "random"])
 def test_a_faulty_server_beside_a_good_one(fault: Handler, choice: str, dialect: str) -> None:
-    rows = ask([app_of(fault), make_app(INDEX)], ask_all, choice=choice, dialect=dialect, batch=30)
+    rows = ask(
+        [app_of(fault), make_app(INDEX)], ask_all, choice=choice, dialect=dialect, batch=30, **patience(fault)
+    )
     assert rows == EXPECTED
 
 
@@ -157,12 +158,17 @@ def test_a_faulty_server_alone_is_a_clear_error(fault: Handler) -> None:
         "shifted_rows": "where 'town0' was asked",
         "cut_off": "/retrieve",
     }[fault.__name__]
-    start = time.monotonic()
     with pytest.raises(RetrieverUnavailable, match=says) as caught:
-        ask([app_of(fault)], ask_all, batch=300, deadline=1.5)
-    assert time.monotonic() - start < 5
+        ask([app_of(fault)], ask_all, batch=300, attempts=3, **patience(fault))
     assert isinstance(caught.value, Infrastructure) and isinstance(caught.value, RetrievalError)
     assert "127.0.0.1" in str(caught.value) and "unitymas serve retriever" in str(caught.value)
+
+
+def test_the_deadline_holds_while_servers_hang() -> None:
+    start = time.monotonic()
+    with pytest.raises(RetrieverUnavailable, match="no time is left of the deadline of 0.7 s"):
+        ask([app_of(hang)] * 2, ask_all, batch=1, concurrency=3, deadline=0.7, attempt=0.3)
+    assert time.monotonic() - start < 10
 
 
 def test_nobody_listens() -> None:
@@ -170,7 +176,9 @@ def test_nobody_listens() -> None:
         RetrieverPool(["http://127.0.0.1:9"], **QUICK).retrieve_many(["town1"], 1)
 
 
-SERVE = "from unitymas.envs.tools.retrieval import serve_main; serve_main([{path!r}, '--port', '0'])"
+SERVE = (
+    "from unitymas.envs.tools.retrieval import serve_main; serve_main(['retriever', {path!r}, '--port', '0'])"
+)
 
 
 def start_server(path: Path) -> tuple[subprocess.Popen[str], str]:
@@ -190,16 +198,16 @@ def test_servers_killed_in_mid_batch(tmp_path: Path) -> None:
     servers = [start_server(tmp_path / "index") for _ in range(2)]
 
     async def play() -> list[list[Passage]]:
-        pool = RetrieverPool([address for _, address in servers], batch=1, concurrency=4, cache=0, **QUICK)
+        pool = RetrieverPool([address for _, address in servers], batch=1, concurrency=4, **QUICK)
         async with pool:
             asking = asyncio.create_task(pool.aretrieve_many(QUESTIONS * 3, 1))
-            asking_more = asyncio.create_task(pool.aretrieve_many(QUESTIONS, 2))
-            await asyncio.sleep(0.1)
-            assert not asking.done() and not asking_more.done()
+            while len(pool.cache) < 20:
+                await asyncio.sleep(0.001)
             servers[0][0].kill()
-            assert [len(row) for row in await asking_more] == [1] * 300
+            assert not asking.done()
+            rows = await asking
             assert pool.endpoints[0].failures > 0
-            return await asking
+            return rows
 
     try:
         assert asyncio.run(play()) == EXPECTED * 3
@@ -233,12 +241,12 @@ def test_the_breaker_leaves_a_server_alone_then_probes_it() -> None:
             await pool.aretrieve_many([f"town{number}"], 1)
         assert len(calls) == 3  # then it was left alone
         healed, pool._favourite = True, 0
-        await asyncio.sleep(0.25)
+        pool.endpoints[0].closed_until = 0.0  # the time has passed
         await asyncio.gather(*(pool.aretrieve_many([f"again {number}"], 1) for number in range(3)))
         assert len(calls) == 4  # one probe, not three
         assert not pool.endpoints[0].broken
 
-    ask([app_of(sick), make_app(INDEX)], work)
+    ask([app_of(sick), make_app(INDEX)], work, breaker_seconds=600.0)
 
 
 def test_all_broken_then_one_recovers_within_the_deadline() -> None:

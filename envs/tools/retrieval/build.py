@@ -62,21 +62,18 @@ def index_main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     out = options.out or f"{options.corpus.rstrip('/')}.index"
     fields = {field: getattr(options, field) for field in ("id", "title", "text") if getattr(options, field)}
-    try:
-        embedder = _embedder(options.dense) if options.dense else None
-        with _progress_bar(f"indexing {Path(options.corpus).name}") as progress:
-            index = index_corpus(
-                options.corpus,
-                out,
-                embedder=embedder,
-                stem=options.stem,
-                split=options.split,
-                fields=fields,
-                overwrite=options.overwrite,
-                progress=progress,
-            )
-    except (RetrievalError, ValueError) as error:
-        parser.exit(1, f"error: {error}\n")
+    embedder = _embedder(options.dense) if options.dense else None
+    with _progress_bar(f"indexing {Path(options.corpus).name}") as progress:
+        index = index_corpus(
+            options.corpus,
+            out,
+            embedder=embedder,
+            stem=options.stem,
+            split=options.split,
+            fields=fields,
+            overwrite=options.overwrite,
+            progress=progress,
+        )
     print(f"{len(index):,} passages indexed in {out} ({index.fingerprint})")
     return 0
 

@@ -136,7 +136,7 @@ def _parquet(file: Path) -> Iterator[tuple[str, Any, int]]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise ImportError("reading Parquet needs the pyarrow package: pip install pyarrow") from error
+        raise ModuleNotFoundError("reading Parquet needs the pyarrow package: pip install pyarrow") from error
     size, number = file.stat().st_size, 0
     try:
         table = pyarrow.parquet.ParquetFile(file)
@@ -153,7 +153,9 @@ def _saved_dataset(path: Path, split: str | None, tell: Progress) -> Iterator[tu
     try:
         import datasets
     except ImportError as error:
-        raise ImportError("reading this folder needs the datasets package: pip install datasets") from error
+        raise ModuleNotFoundError(
+            "reading this folder needs the datasets package: pip install datasets"
+        ) from error
     try:
         found = datasets.load_from_disk(str(path))
     except Exception as error:  # whatever its readers raise on a damaged folder

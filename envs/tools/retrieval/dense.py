@@ -172,7 +172,7 @@ def _choose(engine: str) -> str:
     except ImportError as error:
         if engine == "auto":
             return "numpy"
-        raise ImportError("engine='faiss' needs the extra: pip install 'unitymas[dense]'") from error
+        raise ModuleNotFoundError("engine='faiss' needs the extra: pip install 'unitymas[dense]'") from error
     return "faiss"
 
 

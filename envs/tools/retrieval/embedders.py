@@ -117,7 +117,7 @@ class SentenceEncoder:
             try:
                 from transformers import AutoModel, AutoTokenizer
             except ImportError as error:
-                raise ImportError(
+                raise ModuleNotFoundError(
                     "a sentence encoder needs the extra: pip install 'unitymas[dense]'"
                 ) from error
             tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=True)

@@ -221,7 +221,7 @@ class RetrieverPool:
             try:
                 import aiohttp
             except ImportError as error:
-                raise ImportError(
+                raise ModuleNotFoundError(
                     "retrieval over HTTP needs the extra: pip install 'unitymas[serve]'"
                 ) from error
             session = aiohttp.ClientSession(

@@ -83,10 +83,11 @@ async def _serve(index: Index, host: str, port: int, threads: int) -> None:
 
 
 def serve_main(argv: Sequence[str] | None = None) -> int:
-    """`unitymas serve retriever`."""
+    """`unitymas serve retriever INDEX`."""
     from .build import open_index
 
-    parser = argparse.ArgumentParser(prog="unitymas serve retriever", description="Serve an index over HTTP.")
+    parser = argparse.ArgumentParser(prog="unitymas serve", description="Serve an index over HTTP.")
+    parser.add_argument("what", choices=["retriever"])
     parser.add_argument("index", help="a directory made by `unitymas data index`")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (0.0.0.0: reachable from outside)"
@@ -108,5 +109,5 @@ def _web() -> Any:
     try:
         from aiohttp import web
     except ImportError as error:
-        raise ImportError("serving needs the extra: pip install 'unitymas[serve]'") from error
+        raise ModuleNotFoundError("serving needs the extra: pip install 'unitymas[serve]'") from error
     return web

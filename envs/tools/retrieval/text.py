@@ -64,7 +64,7 @@ def _stemmer(language: str) -> Callable[[list[str]], list[str]]:
     try:
         import Stemmer
     except ImportError as error:
-        raise ImportError(
+        raise ModuleNotFoundError(
             f"stemming ({language!r}) needs the PyStemmer package: pip install PyStemmer"
         ) from error
     try:
