@@ -51,15 +51,21 @@ class View(FrozenDict):
 def freeze(value: Any) -> Any:
     """Dicts to `FrozenDict`, lists to tuples, sets to frozensets, deeply; atoms as they are."""
     kind = type(value)
-    if kind in _ATOMS or issubclass(kind, FrozenDict):
+    if kind in _ATOMS or kind in _FROZEN or issubclass(kind, FrozenDict):
         return value
-    if issubclass(kind, Mapping):
-        return FrozenDict({k: freeze(v) for k, v in value.items()})
-    if kind is tuple or issubclass(kind, list):
+    if kind is tuple or issubclass(kind, list | tuple):
         for item in value:
-            if type(item) not in _ATOMS:
-                return tuple(map(freeze, value))
-        return value if kind is tuple else tuple(value)
+            if type(item) not in _ATOMS and type(item) not in _FROZEN:
+                break
+        else:
+            return tuple(value) if issubclass(kind, list) else value
+        frozen = map(freeze, value)
+        return kind(*frozen) if hasattr(kind, "_fields") else tuple(frozen)  # a named tuple stays one
+    if kind is dict or issubclass(kind, Mapping):
+        return FrozenDict({k: freeze(v) for k, v in value.items()})
     if issubclass(kind, set | frozenset):
         return frozenset(map(freeze, value))
     return value
+
+
+_FROZEN = frozenset({FrozenDict, View})

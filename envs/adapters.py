@@ -228,7 +228,7 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
 
     def _total(self) -> float:
         mine = {n.id for n in self.env.trace.nodes if n.agent == self.role}
-        return sum(c.amount for c in self.env.trace.credits if c.node in mine)
+        return float(sum(c.amount for c in self.env.trace.credits if c.node in mine))
 
     def _info(self) -> dict[str, Any]:
         return dict(self.env.infos.get(self.role, {}))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..agents.frozen import FrozenDict
 from ..agents.policies import Call, ExpertPolicy, FoolPolicy, RandomPolicy
 from ..agents.team import BoundTeam
 from .arena import Arena
@@ -227,7 +228,7 @@ def bad_input_is_refused(bench: Bench) -> None:
     """Wrong actions, unknown tasks and steps after the end are errors; malformed replies are not."""
     env = bench.env()
     env.reset(seed=0)
-    _raises(lambda: env.step(b"bytes"), TypeError)
+    _raises(lambda: env.step(b"bytes"), TypeError)  # type: ignore[arg-type]
     _raises(lambda: env.step("x" * (MAX_REPLY + 1)), ValueError)
     _raises(lambda: env.reset(options={"task_id": "no-such-task"}), KeyError)
     env.reset(seed=0)
@@ -280,7 +281,7 @@ def _planted(value: Any, canary: str) -> Any:
     if isinstance(value, str):
         return canary
     if isinstance(value, Mapping):
-        return type(value)({k: _planted(v, canary) for k, v in value.items()})
+        return FrozenDict({k: _planted(v, canary) for k, v in value.items()})
     if isinstance(value, tuple):
         return tuple(_planted(v, canary) for v in value)
     return value

@@ -43,7 +43,7 @@ def info_main(argv: Sequence[str]) -> int:
 def info_text(id: str, data: str | None = "mini") -> str:
     """The page of `unitymas info`, and the source of the environment's page in the docs."""
     known = spec(id)
-    env = make(id, **({} if known.tasks is not None else {"data": data}))
+    env = make(id, data=None if known.tasks is not None else data)
     arena = env.arena
     lines = [f"{known.id}: {known.description}", ""]
     lines.append(

@@ -197,7 +197,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
         self.truncations = dict.fromkeys(self.agents, False)
-        self.infos = {agent: {"choices": None, "credits": []} for agent in self.agents}
+        self.infos: dict[str, dict[str, Any]] = {a: {"choices": None, "credits": []} for a in self.agents}
         self.agent_selection = self.agents[0]
         self._skip_agent_selection = None
         self._last_seen = {}
@@ -232,9 +232,8 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
             return
         node = self._act = acts[0]
         assert isinstance(node, Act)
-        self.agent_selection = node.agent
-        self.infos[node.agent]["choices"] = node.format.choices
-        self.infos[node.agent].update(node=node.id, role=node.role, turn=node.turn)
+        agent = self.agent_selection = node.agent or ""
+        self.infos[agent].update(choices=node.format.choices, node=node.id, role=node.role, turn=node.turn)
 
     def _book(self, credits: list[Credit]) -> None:
         """Pay each agent what its nodes earned since the last step."""

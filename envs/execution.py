@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -25,16 +25,18 @@ from .trace import Trace
 from .workflow import (
     ANSWERED,
     PENDING,
+    Act,
     Episode,
     Join,
     Node,
     Outcome,
     ToolError,
+    Use,
     Workflow,
     WorkflowError,
 )
 
-_reply = tuple.__new__  # a NamedTuple's own constructor costs three times as much
+_reply: Callable[..., Reply] = tuple.__new__  # a named tuple's own constructor costs three times as much
 
 
 class Ended(str, Enum):
@@ -133,7 +135,7 @@ class Execution:
     @property
     def pending(self) -> list[Node]:
         """The unanswered requests of this round, in path order."""
-        return [b.node for b in self._next if b.node is not None and b.node.state == PENDING]
+        return [n for b in self._next if (n := b.node) is not None and n.state == PENDING]
 
     def answer(self, node: Node, text: str, meta: Mapping[str, Any] | None = None) -> Reply:
         """An agent said `text`. Parsed by its format; when it was the round's last answer, `run` goes on."""
@@ -144,8 +146,11 @@ class Execution:
         if meta:
             node.meta = meta
             self.tokens += meta.get("tokens_in", 0) + meta.get("tokens_out", 0)
-        self._settle(node)
-        return reply  # type: ignore[return-value]
+        node.state = ANSWERED
+        self._unanswered -= 1
+        if not self._unanswered and self.ended is Ended.NO:
+            self._advance(self._next)
+        return reply
 
     def give(self, node: Node, result: Any, private: Any = None) -> None:
         """A tool's result; `private` is for rewards and the trace, never for `run`."""
@@ -313,9 +318,9 @@ class Execution:
         except Exception as raised:
             self._failed(branch, raised)
         else:
-            if isinstance(got, Node):
+            if type(got) is Act or type(got) is Use:
                 self._ask(branch, got)
-            elif isinstance(got, Join):
+            elif type(got) is Join:
                 self._open(branch, got)
             else:
                 branch.coroutine.close()
@@ -331,11 +336,10 @@ class Execution:
         if len(self.nodes) >= self.budget.requests:
             self._end(Ended.TRUNCATED, f"more than {self.budget.requests} requests")
             return
-        node.id = f"{branch.prefix}{branch.count}"
+        node.id = id = f"{branch.prefix}{branch.count}"
         branch.count += 1
-        node.parents = branch.tails
+        node.parents, branch.tails = branch.tails, (id,)
         node.round = self.round
-        branch.tails = (node.id,)
         agent = node.agent
         if agent is not None:
             turn = self._turns.get(agent, 0)
@@ -344,8 +348,8 @@ class Execution:
                 node.turn = turn
             if branch.join is not None and not self._alone(branch, agent):
                 return
-        if self._journal is not None and node.id in self._journal:
-            node = self._recall(node, self._journal[node.id])
+        if self._journal is not None and id in self._journal:
+            node = self._recall(node, self._journal[id])
         self.nodes.append(node)
         branch.node = node
         self._next.append(branch)

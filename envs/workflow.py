@@ -198,11 +198,9 @@ class Episode:
         if role is None:
             raise unknown("agent", agent, self._roles)
         if type(prompt) is str:
-            messages: tuple[Mapping[str, Any], ...] = ({"role": "user", "content": prompt},)
+            messages: tuple[Mapping[str, Any], ...] = (*role.opening, {"role": "user", "content": prompt})
         else:
-            messages = _checked_messages(agent, prompt)
-        if role.system:
-            messages = ({"role": "system", "content": role.system}, *messages)
+            messages = (*role.opening, *_checked_messages(agent, prompt))
         node = Act(agent, role.name, messages, reply or role.reply)
         if turn is not None:
             node.turn = turn

@@ -17,8 +17,8 @@ from ...agents.policies import Call
 from ...agents.roles import Boxed, Role, Tags
 from ..tasks import MATH
 from ..workflow import Episode, Outcome, Workflow
-from .mask import NOTHING, passages_text
-from .parts import ANSWER, UNKNOWN, first_line
+from .mask import NOTHING
+from .parts import ANSWER, UNKNOWN, first_line, passages_text
 
 BOXED = "Solve the problem step by step and write the answer in \\boxed{}."
 

@@ -1,0 +1,40 @@
+"""The Python of the documentation runs, block after block, as a reader would type it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import unitymas
+from unitymas.envs.registry import unregister
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def forget():
+    before = set(unitymas.list_envs())
+    yield
+    for id in set(unitymas.list_envs()) - before:
+        unregister(id)
+
+
+@pytest.mark.parametrize("page", ["docs/first-workflow.md", "README.md", "docs/concepts.md"])
+def test_page_runs(page, forget, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    blocks = BLOCK.findall((ROOT / page).read_text())
+    assert blocks
+    # as a module of its own, so that its classes can be pickled
+    import sys
+    import types
+
+    module = types.ModuleType("a_page")
+    monkeypatch.setitem(sys.modules, "a_page", module)
+    for number, block in enumerate(blocks, 1):
+        exec(compile(block, f"{page}, block {number}", "exec"), module.__dict__)
+
+
+def test_the_first_workflow_stays_short():
+    first = BLOCK.findall((ROOT / "docs/first-workflow.md").read_text())[0]
+    assert len(first.splitlines()) < 60
