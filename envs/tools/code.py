@@ -129,7 +129,7 @@ def verify_code(
     float_tolerance: float = 1e-6,
     limits: Limits | None = None,
 ) -> Report:
-    """Run `program` on each test, as many at once as there are processors, and compare.
+    """Run `program` on each test, a few at once, and compare.
 
     Tests are `{input, output}`: texts for stdin and stdout, or with `fn_name` a list of arguments and the
     value to return (other forms: `code_tests`). `checker` is "standard", "exact", "unordered" or a callable

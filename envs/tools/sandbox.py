@@ -173,11 +173,15 @@ def close_rooms() -> None:
 
 
 class _Rooms:
-    """Warm rooms of one level, made when needed, one case at a time in each, as many as processors."""
+    """Warm rooms of one level, made when needed, one case at a time in each.
+
+    One more than there are processors: the kernel takes a moment to clear a case away.
+    """
 
     def __init__(self, level: Level) -> None:
         self.level = level
-        self.size = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        affinity = hasattr(os, "sched_getaffinity")
+        self.size = 1 + (len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1)
         self._free: queue.LifoQueue[_Room | None] = queue.LifoQueue()
         for _ in range(self.size):
             self._free.put(None)

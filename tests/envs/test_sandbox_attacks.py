@@ -13,7 +13,7 @@ import pytest
 
 from unitymas.envs.tools.sandbox import Limits, Result, SandboxError, resolve, run_python
 
-LIMITS = Limits(time_limit=1.0, wall_limit=4.0, memory_mb=256)
+LIMITS = Limits(time_limit=1.0, wall_limit=6.0, memory_mb=256)
 
 
 @pytest.fixture(params=["bubblewrap", "namespaces"])
@@ -146,9 +146,9 @@ attempt("device", lambda: os.mknod("/tmp/disk", 0o60666, os.makedev(254, 0)))
 
 
 def test_fill_the_disk(level: str) -> None:
-    fill = "for i in range(1000): attempt(i, lambda: open(f'/tmp/{i}', 'wb').write(bytes(1 << 24)) and None)"
+    fill = "for i in range(60): attempt(i, lambda: open(f'/tmp/{i}', 'wb').write(bytes(1 << 24)) and None)"
     result = run_python(TRY.replace("ESCAPED", "wrote") + fill, limits=Limits(3.0, disk_mb=32), sandbox=level)
-    assert result.stdout.count("wrote") <= 2 and result.stdout.count("failed") >= 900
+    assert result.stdout.count("wrote") <= 2 and result.stdout.count("failed") >= 58
 
 
 # --- talking --------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def test_signal_itself(level: str, number: int) -> None:
 )
 def test_stack_overflow_and_crashes(level: str, overflow: str) -> None:
     """Unwinding a million frames without memory may also take the interpreter past the time limit."""
-    assert attack(overflow, level).ended in ("runtime_error", "memory_limit", "time_limit")
+    assert attack(overflow, level, Limits(0.3)).ended in ("runtime_error", "memory_limit", "time_limit")
 
 
 # --- the kernel -----------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ ARGUMENTS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.integers(0, 470), st.lists(ARGUMENTS, max_size=6)), min_size=1, max_size=12))
 def test_fuzzed_system_calls(calls: list[tuple[int, list[int | str]]]) -> None:
     """Whatever a program asks of the kernel: it ends in time, and the next one finds a clean room."""
@@ -194,7 +194,7 @@ STATEMENTS = [
 ]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=5), st.booleans())
 def test_fuzzed_mischief(statements: list[str], swallow: bool) -> None:
     """Hostile statements in any order and company: one result each, in time, and a clean room after."""
