@@ -67,7 +67,7 @@ def logprobs_entropy(
     """
     heat = torch.as_tensor(temperature, dtype=torch.float32, device=hidden.device).expand(len(hidden))
     heat = torch.where(heat == 0, 1.0, heat)
-    return _Chunked.apply(hidden, head, targets, heat, support)  # type: ignore[no-untyped-call,no-any-return]
+    return _Chunked.apply(hidden, head, targets, heat, support)  # type: ignore[no-any-return]
 
 
 def _scores(hidden: Tensor, head: Tensor, heat: Tensor, support: Support | None, start: int) -> Tensor:

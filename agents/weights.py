@@ -52,6 +52,15 @@ def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtyp
     return model.to(dtype)
 
 
+def load_tokenizer(path: str | Path) -> Any:
+    """The tokenizer beside a model: of its directory, or inside its .gguf file."""
+    from transformers import AutoTokenizer
+
+    path = Path(path)
+    where = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
+    return AutoTokenizer.from_pretrained(path.parent if where else path, local_files_only=True, **where)
+
+
 def from_config(config: Any, seed: int = 0) -> Llama:
     """A new model with random weights, of the shape a transformers configuration describes."""
     return Llama(shape_of(config), config).init_weights(seed, getattr(config, "initializer_range", 0.02))

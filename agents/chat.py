@@ -1,0 +1,135 @@
+"""Messages to the very tokens a model sees.
+
+A conversation is rendered by the tokenizer's own chat template. One thing the template alone would get wrong: when a
+role goes on with its own earlier words, tokenising these again may cut them differently from how they were sampled.
+So a chat remembers what was sampled at each node. A message that says which node spoke it (`Spoken`) and that follows
+exactly what that node was shown continues *those* ids: prompt, sampled ids, then only what is new. What was sampled
+is never tokenised again, and the turns of a conversation share an exact token prefix, in the engine and in training.
+
+Where a template rewrites earlier turns (some drop old thoughts), there is no such prefix; the conversation is then
+rendered anew, and `Prompt.continued` says so.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .policies import Call, Message
+from .spoken import Spoken
+
+Turn = tuple[tuple[str, Any], ...]  # a message as plain data that compares
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a model is to see."""
+
+    ids: list[int]
+    messages: tuple[Turn, ...]
+    continued: str | None = None  # the node whose tokens this prompt begins with
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a node was shown, and what it sampled."""
+
+    shown: tuple[Turn, ...]
+    ids: list[int]
+    text: str
+    closed: bool  # it sampled the closing token itself
+
+
+class Chat:
+    """The voice of one tokenizer, with a system prompt for each role that has one."""
+
+    remembered = 1 << 16  # nodes; the oldest are forgotten first
+    cached = 4096  # renderings
+
+    def __init__(
+        self, tokenizer: Any, system: Mapping[str, str] | None = None, stop_ids: Iterable[int] = ()
+    ) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            name = getattr(tokenizer, "name_or_path", "") or "this model"
+            raise ValueError(
+                f"the tokenizer of {name} has no chat template: add chat_template.jinja to its directory, so that it "
+                "is known how a conversation becomes tokens"
+            )
+        self.tokenizer = tokenizer
+        self.system = dict(system or {})
+        self.stop_ids = frozenset(stop_ids)
+        self._said: OrderedDict[tuple[str, str], _Said] = OrderedDict()
+        self._rendered: OrderedDict[tuple[Turn, ...], list[int]] = OrderedDict()
+
+    def prompt(self, call: Call) -> Prompt:
+        """The tokens of a call, going on with sampled ones where it can."""
+        messages = self._with_system(call)
+        turns = tuple(map(_turn, messages))
+        for i in range(len(messages) - 1, -1, -1):
+            said = self._said.get((call.episode, getattr(messages[i].get("content"), "node", "")))
+            if said is not None and said.shown == turns[:i] and said.text == messages[i]["content"]:
+                rest = self._rest(turns, i, said)
+                if rest is not None:
+                    return Prompt(said.ids + rest, turns, messages[i]["content"].node)
+        return Prompt(self._render(turns), turns)
+
+    def remember(self, call: Call, prompt: Prompt, ids: Sequence[int], text: str) -> None:
+        """Keep what a node sampled, for a conversation that may go on from it."""
+        if not call.node or not ids:
+            return
+        closed = ids[-1] in self.stop_ids
+        self._said[call.episode, call.node] = _Said(prompt.messages, prompt.ids + list(ids), text, closed)
+        while len(self._said) > self.remembered:
+            self._said.popitem(last=False)
+
+    def forget(self, episode: str) -> None:
+        """An episode is over."""
+        for key in [k for k in self._said if k[0] == episode]:
+            del self._said[key]
+
+    def _with_system(self, call: Call) -> list[Message]:
+        system = self.system.get(call.agent) or self.system.get(call.role) or call.system
+        messages = list(call.messages)
+        if not system:
+            return messages
+        if messages and messages[0]["role"] == "system":
+            return [{"role": "system", "content": f"{system}\n\n{messages[0]['content']}"}, *messages[1:]]
+        return [{"role": "system", "content": system}, *messages]
+
+    def _render(self, turns: tuple[Turn, ...]) -> list[int]:
+        """Tokens of a conversation, ready for a reply. Samples of one prompt ask for the same again and again."""
+        if turns not in self._rendered:
+            self._rendered[turns] = self._encode(self._text(turns, ready=True))
+            if len(self._rendered) > self.cached:
+                self._rendered.popitem(last=False)
+        return list(self._rendered[turns])
+
+    def _rest(self, turns: tuple[Turn, ...], i: int, said: _Said) -> list[int] | None:
+        """Tokens of all that follows message i; None when the template does not leave the text before it alone."""
+        before = self._text(turns[:i], ready=True) + said.text
+        whole = self._text(turns, ready=True)
+        if not whole.startswith(before):
+            return None
+        rest = self._encode(whole[len(before) :])
+        return rest[1:] if said.closed and rest and rest[0] in self.stop_ids else rest
+
+    def _text(self, turns: tuple[Turn, ...], ready: bool) -> str:
+        messages = [dict(turn) for turn in turns]
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=ready, tokenize=False
+            )
+        except Exception as error:  # templates refuse what they do not know in many ways
+            roles = ", ".join(str(m.get("role")) for m in messages)
+            raise ValueError(f"the chat template cannot render messages of roles {roles}: {error}") from error
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+
+def _turn(message: Message) -> Turn:
+    return tuple((k, str(v) if isinstance(v, Spoken) else v) for k, v in message.items() if k != "node")

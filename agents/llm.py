@@ -1,0 +1,142 @@
+"""A language model as a policy: messages to tokens, an engine, and text back.
+
+policy = load_policy("hf:models/SmolLM2-135M-Instruct")     # or "tiny", or "run:runs/mask-1"
+policy = LLMPolicy(engine, tokenizer, temperature=0.7)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .chat import Chat
+from .policies import Answer, Call
+from .sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from .engine import Generation
+
+TINY = Path(__file__).parent / "tiny"
+
+
+class Voice(Protocol):
+    """What a policy needs of an engine: the torch engine and the vLLM engine both have it."""
+
+    stop_ids: frozenset[int]
+
+    async def agenerate(
+        self, prompt: list[int], params: SamplingParams, key: Any = None, adapter: str | None = None
+    ) -> Generation: ...
+
+
+class LLMPolicy:
+    """Answers calls with an engine. Sampling is the policy's; stop, choices, seed and limits are the call's."""
+
+    def __init__(
+        self,
+        engine: Voice,
+        tokenizer: Any,
+        *,
+        name: str = "llm",
+        system: Mapping[str, str] | None = None,
+        adapter: str | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> None:
+        self.engine, self.name, self.adapter = engine, name, adapter
+        self.chat = Chat(tokenizer, system, engine.stop_ids)
+        self.sampling = sampling or SamplingParams()
+
+    async def act(self, call: Call) -> Answer:
+        """Answer one call. A prompt that does not fit is an empty reply with the finish reason `overflow`."""
+        return (await self.say(call))[0]
+
+    async def say(self, call: Call, sampling: SamplingParams | None = None) -> tuple[Answer, Generation]:
+        """The answer, and the tokens and log-probs behind it."""
+        prompt = self.chat.prompt(call)
+        said = await self.engine.agenerate(
+            prompt.ids,
+            params_for(call, sampling or self.sampling),
+            key=(call.episode, call.node),
+            adapter=self.adapter,
+        )
+        self.chat.remember(call, prompt, said.ids, said.text)
+        meta = {
+            "policy": self.name,
+            "version": said.version,
+            "tokens_in": len(said.prompt_ids),
+            "tokens_out": len(said.ids),
+            "finish_reason": said.finish_reason,
+        }
+        return Answer(said.text, meta), said
+
+    def __repr__(self) -> str:
+        return f"LLMPolicy({self.name!r})"
+
+
+def params_for(call: Call, sampling: SamplingParams) -> SamplingParams:
+    """The policy's sampling with what the call asks for."""
+    return sampling.but(
+        max_tokens=min(sampling.max_tokens, call.max_tokens or sampling.max_tokens),
+        stop=tuple(call.stop) or sampling.stop,
+        seed=call.seed,
+        choices=call.choices,
+    )
+
+
+def load_policy(name: str, **how: Any) -> LLMPolicy | RunPolicy:
+    """A policy by name: `tiny` (embedded), `hf:PATH` (a directory or .gguf file), `run:PATH` (a training run's)."""
+    scheme, _, path = name.partition(":")
+    if scheme == "run":
+        return RunPolicy(Path(path), **how)
+    return load_model_policy(TINY if scheme == "tiny" else Path(path), name=name, **how)
+
+
+def load_model_policy(
+    path: Path, *, name: str = "", slots: int = 32, dtype: str = "float32", **sampling: Any
+) -> LLMPolicy:
+    """A model directory with an engine of its own. `sampling`: fields of `SamplingParams`."""
+    import torch
+
+    from .engine import Engine
+    from .weights import load_model, load_tokenizer
+
+    model, tokenizer = load_model(path), load_tokenizer(path)
+    context = min(model.shape.context, 4096)
+    engine = Engine(model, tokenizer, slots=slots, context=context, dtype=getattr(torch, dtype))
+    return LLMPolicy(engine, tokenizer, name=name or str(path), sampling=SamplingParams(**sampling))
+
+
+class RunPolicy:
+    """A training run's team: each role is played by the policy that the run's map gave it.
+
+    The run directory holds `config.yaml` (its `map`) and `policies/NAME`, a model directory for each policy.
+    """
+
+    def __init__(self, run: Path, **how: Any) -> None:
+        import yaml
+
+        self.run = run
+        if not (run / "config.yaml").is_file():
+            raise FileNotFoundError(f"{run} is no run directory: it holds no config.yaml")
+        self.map: dict[str, str] = yaml.safe_load((run / "config.yaml").read_text())["map"]
+        exported = {name: run / "policies" / name for name in sorted(set(self.map.values()))}
+        self.policies = {
+            name: load_model_policy(path, name=f"run:{run.name}/{name}", **how)
+            for name, path in exported.items()
+            if path.is_dir()
+        }
+        if not self.policies:
+            raise FileNotFoundError(f"the run {run} has no policies/ yet: it writes them when it ends")
+
+    def act(self, call: Call) -> Awaitable[Answer]:
+        """Let the policy of this call's agent answer."""
+        name = self.map.get(call.agent) or self.map.get(call.role) or self.map.get("*", "")
+        if name not in self.policies:
+            raise ValueError(
+                f"{call.agent!r} was played by {name!r}, which is no policy of the run {self.run}"
+            )
+        return self.policies[name].act(call)
+
+    def __repr__(self) -> str:
+        return f"RunPolicy({str(self.run)!r})"

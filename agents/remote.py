@@ -1,0 +1,194 @@
+"""A policy behind an OpenAI-compatible endpoint: `openai:MODEL@URL`.
+
+    OpenAIPolicy.of("openai:gpt-4o-mini@https://api.openai.com/v1")
+    OpenAIPolicy("Qwen/Qwen3-8B", "http://localhost:8000/v1", temperature=0.7)
+
+Only the standard library is needed: each request runs in a thread. What may pass (429, 5xx, a dropped connection) is
+tried again, after the time the server names or a growing pause, until the deadline; what cannot pass (a wrong key, a
+model nobody serves) is an error at once that says what the server said. The key comes from OPENAI_API_KEY.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from .policies import Answer, Call, Message
+
+TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+REASONS = {"stop": "stop", "length": "length", "content_filter": "stop", "tool_calls": "stop"}
+
+
+class RemoteError(RuntimeError):
+    """The endpoint cannot answer; asking again would not help."""
+
+
+class RemoteUnavailable(RemoteError):
+    """The endpoint did not answer before the deadline: an infrastructure failure, nobody's move in the game."""
+
+    infrastructure = True
+
+
+class OpenAIPolicy:
+    """Answers calls by chat completions."""
+
+    def __init__(
+        self,
+        model: str,
+        url: str = "https://api.openai.com/v1",
+        *,
+        api_key: str | None = None,
+        deadline: float = 120.0,
+        concurrency: int = 32,
+        system: Mapping[str, str] | None = None,
+        choices: str = "parse",
+        **options: Any,
+    ) -> None:
+        """`deadline`: seconds for one call, retries included. `options` go into every request (temperature, top_p …).
+
+        `choices="guided"` has a vLLM server allow only the choices; "parse" tells the model and reads its answer.
+        """
+        if choices not in ("parse", "guided"):
+            raise ValueError(f'choices must be "parse" or "guided", not {choices!r}')
+        self.model, self.url = model, url.rstrip("/")
+        self.key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY", "")
+        self.deadline, self.choices, self.options = deadline, choices, options
+        self.system = dict(system or {})
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="openai")
+
+    @classmethod
+    def of(cls, name: str) -> OpenAIPolicy:
+        """From `openai:MODEL@URL`; the URL may be left out."""
+        model, _, url = name.removeprefix("openai:").partition("@")
+        if not model or (url and not url.startswith(("http://", "https://"))):
+            raise ValueError(
+                f"{name!r} is not of the form openai:MODEL@URL, with an http(s) URL such as http://host/v1"
+            )
+        return cls(model, url or "https://api.openai.com/v1")
+
+    async def act(self, call: Call) -> Answer:
+        """Answer one call. Cancelling it stops its retries; a request on its way is left to end by itself."""
+        body = self._body(call)
+        ends = time.monotonic() + self.deadline
+        loop = asyncio.get_running_loop()
+        for attempt in range(1_000_000):
+            left = ends - time.monotonic()
+            outcome = await loop.run_in_executor(self._threads, self._post, body, max(left, 0.1))
+            if isinstance(outcome, dict):
+                return self._answer(call, outcome)
+            pause = (
+                outcome.after
+                if outcome.after is not None
+                else min(30.0, 0.5 * 2**attempt) * random.uniform(0.5, 1)
+            )
+            if time.monotonic() + pause >= ends:
+                raise RemoteUnavailable(
+                    f"{self.url} gave no answer for {self.model!r} within {self.deadline:g} s; "
+                    f"the last of {attempt + 1} tries: {outcome.why}"
+                )
+            await asyncio.sleep(pause)
+        raise AssertionError("unreachable")
+
+    def _body(self, call: Call) -> dict[str, Any]:
+        messages = [_plain(m) for m in call.messages]
+        system = self.system.get(call.agent) or self.system.get(call.role) or call.system
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": messages,
+            "seed": call.seed & 0x7FFFFFFF,
+            **self.options,
+        }
+        if call.max_tokens:
+            body["max_tokens"] = call.max_tokens
+        if call.stop:
+            body["stop"] = list(call.stop)[:4]  # the protocol's limit
+        if call.choices and self.choices == "guided":
+            body["structured_outputs"] = {"choice": list(call.choices)}
+        elif call.choices:
+            told = f"Answer with exactly one of: {', '.join(call.choices)}"
+            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{told}"}
+        return body
+
+    def _post(self, body: dict[str, Any], timeout: float) -> dict[str, Any] | _Again:
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        request = urllib.request.Request(f"{self.url}/chat/completions", json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as reply:
+                answer = json.loads(reply.read())
+        except urllib.error.HTTPError as error:
+            said = error.read(2000).decode(errors="replace")
+            if error.code in TRANSIENT:
+                return _Again(f"HTTP {error.code} {said:.200}", _seconds(error.headers.get("Retry-After")))
+            raise RemoteError(
+                f"{self.url} refused the request for {self.model!r}: HTTP {error.code} {said:.500}"
+            ) from None
+        except (OSError, json.JSONDecodeError) as error:  # no connection, a timeout, half an answer
+            return _Again(f"{type(error).__name__}: {error}")
+        if not isinstance(answer, dict) or not answer.get("choices"):
+            return _Again(f"an answer without choices: {str(answer):.200}")
+        return answer
+
+    def _answer(self, call: Call, answer: dict[str, Any]) -> Answer:
+        first, usage = answer["choices"][0], answer.get("usage") or {}
+        text = first["message"].get("content") or ""
+        reason = REASONS.get(first.get("finish_reason"), "stop")
+        if reason == "stop":
+            text = _closed(text, call.stop)
+        if call.choices:
+            text = _chosen(text, call.choices)
+        meta = {
+            "policy": f"openai:{self.model}",
+            "tokens_in": usage.get("prompt_tokens", 0),
+            "tokens_out": usage.get("completion_tokens", 0),
+            "finish_reason": reason,
+        }
+        return Answer(text, meta)
+
+    def __repr__(self) -> str:
+        return f"OpenAIPolicy({self.model!r}, {self.url!r})"
+
+
+class _Again:
+    """Why a request may be tried again, and when."""
+
+    def __init__(self, why: str, after: float | None = None) -> None:
+        self.why, self.after = why, after
+
+
+def _seconds(header: str | None) -> float | None:
+    try:
+        return max(0.0, float(header)) if header else None
+    except ValueError:  # an HTTP date: the growing pause will do
+        return None
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    return {k: str(v) if isinstance(v, str) else v for k, v in message.items() if k != "node"}
+
+
+def _closed(text: str, stop: tuple[str, ...]) -> str:
+    """Endpoints leave the stop string out; our texts hold it. It is put back where its opening tag stands unclosed."""
+    for s in stop:
+        opening = s.replace("</", "<", 1)
+        if s.startswith("</") and s not in text and opening in text:
+            return text + s
+    return text
+
+
+def _chosen(text: str, choices: tuple[str, ...]) -> str:
+    """The choice a reply names, if it names exactly one; otherwise the reply as it is, for the format to judge."""
+    said = text.strip()
+    exact = [c for c in choices if c.strip().lower() == said.lower().strip(" .!\"'")]
+    return exact[0] if len(exact) == 1 else text
