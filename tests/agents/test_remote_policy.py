@@ -1,0 +1,148 @@
+"""The OpenAI-compatible policy against a small real HTTP server."""
+
+import asyncio
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from unitymas.agents.policies import Call
+from unitymas.agents.remote import OpenAIPolicy, RemoteError, RemoteUnavailable
+
+
+class Server:
+    """Answers each request with the next of `script`: (status, body or text, headers)."""
+
+    def __init__(self):
+        self.script, self.seen = [], []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.seen.append((self.path, dict(self.headers), body))
+                status, answer, headers = outer.script.pop(0) if outer.script else (200, said("hello"), {})
+                if status == "hang up":
+                    self.connection.close()
+                    return
+                if status == "sleep":
+                    time.sleep(answer)
+                    status, answer = 200, said("late")
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(json.dumps(answer).encode())
+
+            def log_message(self, *_):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+
+
+def said(text, reason="stop"):
+    return {
+        "choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": reason}],
+        "usage": {"prompt_tokens": 11, "completion_tokens": 3},
+    }
+
+
+@pytest.fixture
+def server():
+    running = Server()
+    yield running
+    running.http.shutdown()
+    running.http.server_close()
+
+
+def ask(server, *, call=None, **how):
+    call = call or Call("solver", "solver", [{"role": "user", "content": "hi"}], seed=5)
+    return asyncio.run(OpenAIPolicy("m", server.url, **{"api_key": "secret", **how}).act(call))
+
+
+def test_a_call_becomes_a_chat_completion_and_back(server):
+    call = Call(
+        "solver_1", "solver", [{"role": "user", "content": "hi"}], max_tokens=7, stop=("</a>",), seed=5
+    )
+    server.script = [(200, said("<a>x"), {})]
+    answer = ask(server, call=call, temperature=0.5, system={"solver": "Be brief."})
+    path, headers, body = server.seen[0]
+    assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer secret"
+    assert body == {
+        "model": "m", "seed": 5, "temperature": 0.5, "max_tokens": 7, "stop": ["</a>"],
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}],
+    }  # fmt: skip
+    assert answer.text == "<a>x</a>"  # endpoints leave the stop string out; formats need it
+    assert answer.meta == {"policy": "openai:m", "tokens_in": 11, "tokens_out": 3, "finish_reason": "stop"}
+
+
+def test_a_reply_that_was_cut_stays_cut(server):
+    server.script = [(200, said("<a>x", "length"), {})]
+    answer = ask(server, call=Call("s", "s", [{"role": "user", "content": "hi"}], stop=("</a>",)))
+    assert (answer.text, answer.meta["finish_reason"]) == ("<a>x", "length")
+
+
+def test_what_may_pass_is_tried_again(server):
+    server.script = [
+        (429, {}, {"Retry-After": "0.05"}),
+        (503, {}, {"Retry-After": "0"}),
+        ("hang up", None, {}),
+        (200, {"error": "no choices"}, {}),
+        (200, said("at last"), {}),
+    ]
+    assert ask(server).text == "at last"
+    assert len(server.seen) == 5
+
+
+def test_what_cannot_pass_is_told_at_once(server):
+    server.script = [(404, {"error": "no model 'm'"}, {})]
+    with pytest.raises(RemoteError, match=r"HTTP 404 .*no model 'm'"):
+        ask(server)
+    assert len(server.seen) == 1
+
+
+def test_the_deadline_holds_and_names_the_last_cause(server):
+    server.script = [(503, "overloaded", {"Retry-After": "0.2"})] * 50
+    began = time.monotonic()
+    with pytest.raises(RemoteUnavailable, match=r"within 0\.5 s.*HTTP 503"):
+        ask(server, deadline=0.5)
+    assert time.monotonic() - began < 3
+    server.script = [("sleep", 5, {})]
+    with pytest.raises(RemoteUnavailable, match="within"):
+        ask(server, deadline=0.4)
+
+
+@pytest.mark.parametrize(("reply", "text"), [("2", "2"), (" '2'. ", "2"), ("either", "either"), ("12", "12")])
+def test_choices_are_told_and_read(server, reply, text):
+    server.script = [(200, said(reply), {})]
+    call = Call("judge", "judge", [{"role": "user", "content": "which?"}], choices=("1", "2"))
+    assert ask(server, call=call).text == text
+    assert server.seen[0][2]["messages"][-1]["content"] == "which?\n\nAnswer with exactly one of: 1, 2"
+    ask(server, call=call, choices="guided")
+    assert server.seen[1][2]["structured_outputs"] == {"choice": ["1", "2"]}
+
+
+def test_many_calls_run_at_once(server):
+    server.script = [("sleep", 0.3, {})] * 8
+
+    async def all_of_them():
+        policy = OpenAIPolicy("m", server.url)
+        call = Call("s", "s", [{"role": "user", "content": "hi"}])
+        return await asyncio.gather(*(policy.act(call) for _ in range(8)))
+
+    began = time.monotonic()
+    assert len(asyncio.run(all_of_them())) == 8
+    assert time.monotonic() - began < 2
+
+
+def test_names():
+    policy = OpenAIPolicy.of("openai:Qwen/Qwen3-8B@http://localhost:8000/v1/")
+    assert (policy.model, policy.url) == ("Qwen/Qwen3-8B", "http://localhost:8000/v1")
+    assert OpenAIPolicy.of("openai:gpt-x").url == "https://api.openai.com/v1"
+    for wrong in ("openai:", "openai:m@localhost:8000"):
+        with pytest.raises(ValueError, match="openai:MODEL@URL"):
+            OpenAIPolicy.of(wrong)
