@@ -76,12 +76,16 @@ const short = (text, most) => {
 const plain = (value) =>
   typeof value === 'string' ? value : value === null || value === undefined ? '' : JSON.stringify(value);
 
+// A structured value as words: what is in it, without its punctuation.
+function gist(value) {
+  if (value === null || value === undefined) return '';
+  if (typeof value !== 'object') return String(value);
+  return Object.values(value).map(gist).filter(Boolean).join(' · ');
+}
+
 function said(node) {
-  if (node.kind === 'use')
-    return node.error
-      ? plain(node.error)
-      : plain(node.args && (node.args.query ?? Object.values(node.args)[0])) || plain(node.result);
-  return plain(node.ok ? node.value : node.reply) || plain(node.reply) || '(empty)';
+  if (node.kind === 'use') return node.error ? plain(node.error) : gist(node.args) || gist(node.result);
+  return (node.ok && gist(node.value)) || plain(node.reply) || '(empty)';
 }
 
 function drawGraph(nodes, selected, pick) {

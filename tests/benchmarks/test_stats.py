@@ -31,7 +31,7 @@ def test_tasks_weigh_the_same_whatever_their_number_of_samples() -> None:
     assert stats.average([[1.0], [0.0, 0.0, 0.0]]).value == 0.5
 
 
-@pytest.mark.parametrize("n_tasks", [15, 60])
+@pytest.mark.parametrize("n_tasks", [15, 60, 200])
 @pytest.mark.parametrize("kind", ["pass", "f1"])
 def test_the_interval_covers_the_truth_95_times_in_100(n_tasks: int, kind: str) -> None:
     """1,000 simulated evaluations, k=4: task difficulty varies, samples are drawn within the task."""
