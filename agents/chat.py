@@ -45,7 +45,7 @@ class _Said:
 class Chat:
     """The voice of one tokenizer, with a system prompt for each role that has one."""
 
-    remembered = 1 << 16  # nodes; the oldest are forgotten first
+    remembered = 1 << 13  # episodes; the oldest are forgotten first
     cached = 4096  # renderings
 
     def __init__(
@@ -60,34 +60,35 @@ class Chat:
         self.tokenizer = tokenizer
         self.system = dict(system or {})
         self.stop_ids = frozenset(stop_ids)
-        self._said: OrderedDict[tuple[str, str], _Said] = OrderedDict()
+        self._said: OrderedDict[str, dict[str, _Said]] = OrderedDict()  # episode -> node -> what it said
         self._rendered: OrderedDict[tuple[Turn, ...], list[int]] = OrderedDict()
 
     def prompt(self, call: Call) -> Prompt:
         """The tokens of a call, going on with sampled ones where it can."""
         messages = self._with_system(call)
         turns = tuple(map(_turn, messages))
+        earlier = self._said.get(call.episode, {})
         for i in range(len(messages) - 1, -1, -1):
-            said = self._said.get((call.episode, getattr(messages[i].get("content"), "node", "")))
+            node = getattr(messages[i].get("content"), "node", "")
+            said = earlier.get(node)
             if said is not None and said.shown == turns[:i] and said.text == messages[i]["content"]:
                 rest = self._rest(turns, i, said)
                 if rest is not None:
-                    return Prompt(said.ids + rest, turns, messages[i]["content"].node)
+                    return Prompt(said.ids + rest, turns, node)
         return Prompt(self._render(turns), turns)
 
     def remember(self, call: Call, prompt: Prompt, ids: Sequence[int], text: str) -> None:
         """Keep what a node sampled, for a conversation that may go on from it."""
         if not call.node or not ids:
             return
-        closed = ids[-1] in self.stop_ids
-        self._said[call.episode, call.node] = _Said(prompt.messages, prompt.ids + list(ids), text, closed)
-        while len(self._said) > self.remembered:
+        nodes = self._said.setdefault(call.episode, {})
+        nodes[call.node] = _Said(prompt.messages, prompt.ids + list(ids), text, ids[-1] in self.stop_ids)
+        if len(self._said) > self.remembered:
             self._said.popitem(last=False)
 
     def forget(self, episode: str) -> None:
         """An episode is over."""
-        for key in [k for k in self._said if k[0] == episode]:
-            del self._said[key]
+        self._said.pop(episode, None)
 
     def _with_system(self, call: Call) -> list[Message]:
         system = self.system.get(call.agent) or self.system.get(call.role) or call.system

@@ -113,11 +113,13 @@ class ModelGroup:
 
     async def seal(self, episode: str, keep: Sequence[str]) -> list[str]:
         """Close an episode; the nodes in `keep` may train. Idempotent. -> their decision ids."""
+        self._forget(episode)
         return self.store.seal(episode, keep)
 
     async def drop(self, episode: str, cause: str) -> int:
         """Discard an episode's samples, in whatever state; counted under `cause`. -> how many."""
         await self.cancel(episode)
+        self._forget(episode)
         return self.store.drop(episode, cause)
 
     async def retire(self, episodes: Collection[str]) -> dict[str, int]:
@@ -294,6 +296,12 @@ class ModelGroup:
         return {"samples": self.store.summary(), "engines": engines, "versions": versions, "at": time.time()}
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _forget(self, episode: str) -> None:
+        """No conversation of this episode goes on."""
+        for hosted in self.hosted.values():
+            if hosted.speaker:
+                hosted.speaker.chat.forget(episode)
 
     def _policy(self, name: str) -> Hosted:
         if name not in self.hosted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..agents.chat import Chat
 from ..agents.engine import Engine, Generation
 from ..agents.policies import Answer, Call
 from ..agents.sampling import SamplingParams
@@ -15,17 +16,19 @@ class Speaker:
 
     def __init__(self, engine: Engine, tokenizer: Any, adapter: str | None = None) -> None:
         self.engine, self.tokenizer, self.adapter = engine, tokenizer, adapter
+        self.chat = Chat(tokenizer, stop_ids=engine.stop_ids)
 
     async def say(self, call: Call, sampling: Sampling) -> tuple[Answer, Generation]:
         """Answer a call; beside the answer, the tokens and log-probs that training needs."""
-        said = await self.engine.agenerate(self.prompt(call), _params(call, sampling), adapter=self.adapter)
-        meta = {"tokens_in": len(said.prompt_ids), "tokens_out": len(said.ids), "finish_reason": said.finish_reason}
+        prompt = self.chat.prompt(call)
+        said = await self.engine.agenerate(prompt.ids, _params(call, sampling), adapter=self.adapter)
+        self.chat.remember(call, prompt, said.ids, said.text)
+        meta = {
+            "tokens_in": len(said.prompt_ids),
+            "tokens_out": len(said.ids),
+            "finish_reason": said.finish_reason,
+        }
         return Answer(said.text, meta), said
-
-    def prompt(self, call: Call) -> list[int]:
-        messages = [{"role": m["role"], "content": m["content"]} for m in call.messages]
-        ids: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        return ids
 
 
 def _params(call: Call, sampling: Sampling) -> SamplingParams:
