@@ -104,5 +104,5 @@ def test_fast_enough_for_millions() -> None:
         f1("Charles Dickens", ["Charles John Huffam Dickens"])
 
     assert (
-        min(timeit.repeat(once, number=2_000, repeat=5)) / 2_000 < 30e-6
+        min(timeit.repeat(once, number=2_000, repeat=5)) / 2_000 < 100e-6
     )  # about 2 µs; slack for busy machines
