@@ -6,7 +6,10 @@ policy = LLMPolicy(engine, tokenizer, temperature=0.7)
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Mapping
+from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,8 +45,9 @@ class LLMPolicy:
         system: Mapping[str, str] | None = None,
         adapter: str | None = None,
         sampling: SamplingParams | None = None,
+        source: Path | None = None,
     ) -> None:
-        self.engine, self.name, self.adapter = engine, name, adapter
+        self.engine, self.name, self.adapter, self.source = engine, name, adapter, source
         self.chat = Chat(tokenizer, system, engine.stop_ids)
         self.sampling = sampling or SamplingParams()
 
@@ -69,6 +73,17 @@ class LLMPolicy:
             "finish_reason": said.finish_reason,
         }
         return Answer(said.text, meta), said
+
+    def identity(self) -> dict[str, Any]:
+        """Who this is, for the record of an evaluation: weights and template by hash, and how it samples."""
+        template = str(self.chat.tokenizer.chat_template)
+        return {
+            "model": self.name,
+            "weights": None if self.source is None else files_hash(self.source),
+            "template_sha": hashlib.sha256(template.encode()).hexdigest()[:16],
+            "adapter": self.adapter,
+            "sampling": asdict(self.sampling),
+        }
 
     def __repr__(self) -> str:
         return f"LLMPolicy({self.name!r})"
@@ -104,7 +119,26 @@ def load_model_policy(
     model, tokenizer = load_model(path), load_tokenizer(path)
     context = min(model.shape.context, 4096)
     engine = Engine(model, tokenizer, slots=slots, context=context, dtype=getattr(torch, dtype))
-    return LLMPolicy(engine, tokenizer, name=name or str(path), sampling=SamplingParams(**sampling))
+    return LLMPolicy(
+        engine, tokenizer, name=name or str(path), sampling=SamplingParams(**sampling), source=path
+    )
+
+
+def files_hash(path: Path) -> str:
+    """A SHA-256 over the names and bytes of a model's files."""
+    files = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.is_file())
+    return _files_hash(tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files))
+
+
+@lru_cache(maxsize=64)
+def _files_hash(files: tuple[tuple[str, int, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for name, size, _ in files:
+        digest.update(f"{Path(name).name}:{size}\n".encode())
+        with open(name, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 class RunPolicy:
@@ -137,6 +171,10 @@ class RunPolicy:
                 f"{call.agent!r} was played by {name!r}, which is no policy of the run {self.run}"
             )
         return self.policies[name].act(call)
+
+    def identity(self) -> dict[str, Any]:
+        """Who plays, for the record of an evaluation: the run's map, and its policies by weights."""
+        return {"map": self.map, "policies": {name: p.identity() for name, p in self.policies.items()}}
 
     def __repr__(self) -> str:
         return f"RunPolicy({str(self.run)!r})"

@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import time
 import urllib.error
 import urllib.request
@@ -155,6 +156,16 @@ class OpenAIPolicy:
             "finish_reason": reason,
         }
         return Answer(text, meta)
+
+    def identity(self) -> dict[str, Any]:
+        """Who this is, for the record of an evaluation. The weights behind an endpoint are its owner's secret."""
+        return {
+            "model": self.model,
+            "endpoint": re.sub(r"//[^/@]*@", "//", self.url),  # without a password
+            "options": self.options,
+            "system": self.system,
+            "choices": self.choices,
+        }
 
     def __repr__(self) -> str:
         return f"OpenAIPolicy({self.model!r}, {self.url!r})"
