@@ -263,7 +263,7 @@ class Engine:
         row, place = (torch.tensor(x + [0] * spare, device=self.device) for x in (ids, position))
         ends = torch.tensor([n for _, _, n in parts]).cumsum(0) - 1
         keep = torch.cat((ends, ends.new_zeros(self.fixed_rows - len(ends)))) if self.deterministic else ends
-        hidden = self.model(row, place, reading, route=self._route(route), keep=keep.to(self.device))
+        hidden = self.model(row, place, reading, route=self._route(route, len(row)), keep=keep.to(self.device))
         return {slot: state for (slot, _, _), state in zip(parts, hidden, strict=False)}
 
     def _speak(self) -> None:
@@ -275,7 +275,7 @@ class Engine:
         width = self.context if self.deterministic else min(self.context, (max(position) // 32 + 1) * 32)
         place = torch.tensor(position, device=self.device)
         speaking = Speaking(self.cache, place, width)
-        route = self._route([r.adapter for r in self.running])
+        route = self._route([r.adapter for r in self.running], rows)
         hidden = self.model(torch.tensor(last, device=self.device), place, speaking, route=route)
         self.counts.update(steps=1, tokens_spoken=n)
         self._say(list(self.running), hidden[:n])
@@ -374,11 +374,12 @@ class Engine:
             self._closers[stop] = closing_tokens(stop, self.tokenizer, self.model.shape.vocab)
         return Stopper(stop, self.tokenizer, self._closers[stop])
 
-    def _route(self, adapters: Sequence[str | None]) -> Route:
-        names = sorted({a for a in adapters if a is not None})
+    def _route(self, adapters: Sequence[str | None], rows: int) -> Route:
+        """Masks over `rows` rows, of which the first are whose `adapters` are given."""
+        spare = [False] * (rows - len(adapters))
         return [
-            (name, torch.tensor([i for i, a in enumerate(adapters) if a == name], device=self.device))
-            for name in names
+            (name, torch.tensor([a == name for a in adapters] + spare, device=self.device))
+            for name in sorted({a for a in adapters if a is not None})
         ]
 
 

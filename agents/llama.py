@@ -24,7 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from .attention import Packed, PackedAttention
 from .shape import Shape
 
-# Which adapter answers for which rows: (name, rows), rows None meaning all. () is the base model alone.
+# Which adapter answers for which rows: (name, mask of rows), None meaning all. () is the base model alone. An adapter
+# is computed for every row and masked: it is cheap, and a product of fixed shape does not depend on who else is there.
 Route = Sequence[tuple[str, "Tensor | None"]]
 
 
@@ -49,10 +50,8 @@ class Linear(nn.Module):
         for name, rows in route:
             if name not in self.adapters:
                 continue
-            if rows is None:
-                y = y + self.adapters[name](x)
-            else:
-                y = y.index_add(0, rows, self.adapters[name](x[rows]))
+            change = self.adapters[name](x)
+            y = y + (change if rows is None else change * rows[:, None])
         return y
 
 
@@ -115,10 +114,8 @@ class Layer(nn.Module):
 
 
 def _among(route: Route, keep: Tensor) -> Route:
-    """The route of the rows `keep`, counted among themselves."""
-    return [
-        (name, None if rows is None else torch.isin(keep, rows).nonzero().squeeze(1)) for name, rows in route
-    ]
+    """The route of the rows `keep` alone."""
+    return [(name, None if rows is None else rows[keep]) for name, rows in route]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class RayGroup:
         method = getattr(self.actor, name)
 
         async def ask(*arguments: Any, **options: Any) -> Any:
-            return await method.remote(*arguments, **options)
+            return await _answer(method.remote(*arguments, **options))
 
         return ask
 
@@ -52,7 +52,7 @@ class RayGroup:
         """As the group's own; and when whoever waits here is cancelled, the request there is too."""
         answer = self.actor.generate.remote(policy, call, *arguments, **options)
         try:
-            return await answer
+            return await _answer(answer)
         except asyncio.CancelledError:
             self.actor.cancel.remote(call.episode, call.node)
             raise
@@ -62,6 +62,16 @@ class RayGroup:
         import ray
 
         ray.kill(self.actor)
+
+
+async def _answer(reference: Any) -> Any:
+    """What an actor answers, or the very exception that was raised there."""
+    from ray.exceptions import RayTaskError
+
+    try:
+        return await reference
+    except RayTaskError as error:
+        raise error.cause from error
 
 
 async def start_groups(

@@ -1,0 +1,280 @@
+"""How fast is the update? One optimiser step of GRPO on ready samples, beside TRL's GRPOTrainer in the same run.
+
+    python -m unitymas.benchmarks.speed.update                 # tokens/s, and the ratio
+    python -m unitymas.benchmarks.speed.update --memory        # peak memory as the vocabulary grows
+
+Both sides train the same 2.6M-parameter Llama on the same 256 samples (32 prompts of 100 to 200 tokens, 8 replies of
+32 tokens each): forward, loss, backward, clipping, AdamW. TRL runs its own `train()` with generation and scoring
+replaced by the ready batch, so that only its update is timed, in several settings of which the fastest counts.
+A sample's tokens are its prompt and its reply on both sides, whether a side computes a shared prompt once or 8 times;
+"prompts all different" shows ours where nothing is shared. Rounds of the two sides alternate; medians are printed, of
+wall-clock time and of processor time (which a busy machine disturbs less).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...agents.weights import from_config, save_model
+from ...trainers.algorithms import make_algorithm
+from ...trainers.parameters import Parameters
+from ...trainers.samples import Sample
+from ...trainers.settings import Learning
+from ...trainers.table import Signal
+from ...trainers.update import Learner
+
+REPLY = 32
+PROMPTS, K = 32, 8
+
+
+class Moment(NamedTuple):
+    """Wall-clock and processor seconds."""
+
+    wall: float
+    processor: float
+
+    @classmethod
+    def now(cls) -> Moment:
+        return cls(time.perf_counter(), time.process_time())
+
+    def since(self, earlier: Moment) -> Moment:
+        return Moment(self.wall - earlier.wall, self.processor - earlier.processor)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run TRL."""
+
+    name: str
+    batch: int
+    dtype: str = "float32"
+    autocast: bool = False
+
+
+SETTINGS = (
+    Setting("TRL float32, batches of 16", 16),
+    Setting("TRL bfloat16 autocast, batches of 16", 16, autocast=True),
+    Setting("TRL bfloat16 autocast, batches of 64", 64, autocast=True),
+    Setting("TRL bfloat16 weights, batches of 16", 16, dtype="bfloat16"),
+    Setting("TRL bfloat16 weights, batches of 64", 64, dtype="bfloat16"),
+)
+
+
+def llama_config(vocab: int) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=vocab,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=5,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+
+
+def draw(vocab: int, k: int = K) -> list[Sample]:
+    """The samples: `PROMPTS * K` of them, `k` to a prompt."""
+    rng = np.random.default_rng(0)
+    found = []
+    for p in range(PROMPTS * K // k):
+        prompt = rng.integers(3, vocab, int(rng.integers(100, 201)))
+        for i in range(k):
+            reply = rng.integers(3, vocab, REPLY)
+            behaviour = np.full(REPLY, -np.log(vocab), np.float32)
+            found.append(Sample(f"p{p}", str(i), "shared", 0, prompt, reply, behaviour))
+    return found
+
+
+def n_tokens(samples: list[Sample]) -> int:
+    return sum(len(sample.prompt) + sample.n_tokens for sample in samples)
+
+
+def ours(samples: list[Sample], vocab: int, precision: str, micro_tokens: int) -> Callable[[], Moment]:
+    """A function that makes one update and says how long it took."""
+    parameters = Parameters(from_config(llama_config(vocab)))
+    learner = Learner("shared", parameters, Learning(micro_tokens=micro_tokens, precision=precision))  # type: ignore[arg-type]
+    algorithm = make_algorithm("grpo", dual_clip=None)
+    signals = {s.id: Signal(s.id, float(i % 3 - 1)) for i, s in enumerate(samples)}
+
+    def step() -> Moment:
+        started = Moment.now()
+        learner.update(algorithm, signals, [samples])
+        return Moment.now().since(started)
+
+    return step
+
+
+def theirs(samples: list[Sample], vocab: int, setting: Setting, rounds: int) -> list[Moment]:
+    """Time of each optimiser step of TRL's own training loop."""
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.steps: list[Moment] = []
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.started = Moment.now()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.steps.append(Moment.now().since(self.started))
+
+    class ReadyMade(GRPOTrainer):  # type: ignore[misc]
+        def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
+            return ready
+
+    ready, clock = trl_batch(samples), Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(from_config(llama_config(vocab)), folder, small_tokenizer(vocab))
+        config = GRPOConfig(
+            output_dir=folder,
+            per_device_train_batch_size=setting.batch,
+            gradient_accumulation_steps=len(samples) // setting.batch,
+            num_generations=K,
+            max_completion_length=REPLY,
+            max_steps=rounds,
+            learning_rate=1e-5,
+            bf16=setting.autocast,
+            gradient_checkpointing=False,
+            model_init_kwargs={"dtype": setting.dtype},
+            use_cpu=True,
+            beta=0.0,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+        )
+        trainer = ReadyMade(
+            model=folder,
+            args=config,
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            train_dataset=prompts_of_words(len(samples)),
+            callbacks=[clock],
+        )
+        trainer.train()
+    return clock.steps
+
+
+def trl_batch(samples: list[Sample]) -> dict[str, torch.Tensor]:
+    """The samples as TRL holds them: prompts padded on the left, replies on the right."""
+    width = max(len(sample.prompt) for sample in samples)
+    prompt_ids = torch.zeros(len(samples), width, dtype=torch.long)
+    prompt_mask = torch.zeros(len(samples), width, dtype=torch.long)
+    for row, sample in enumerate(samples):
+        prompt_ids[row, width - len(sample.prompt) :] = torch.from_numpy(sample.prompt)
+        prompt_mask[row, width - len(sample.prompt) :] = 1
+    replies = torch.stack([torch.from_numpy(sample.reply) for sample in samples])
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": replies,
+        "completion_mask": torch.ones_like(replies),
+        "advantages": torch.tensor([float(i % 3 - 1) for i in range(len(samples))]),
+        "num_items_in_batch": torch.tensor(float(replies.numel())),
+    }
+
+
+def small_tokenizer(vocab: int) -> Any:
+    """Any tokenizer will do: nothing is tokenised, but TRL wants one."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, vocab)}}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+
+
+def prompts_of_words(n: int) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": ["w3"] * n})
+
+
+def speed(rounds: int, vocab: int) -> None:
+    shared, different = draw(vocab), draw(vocab, k=1)
+    variants = {
+        f"ours {precision}, {what}": (ours(samples, vocab, precision, 4096), n_tokens(samples))
+        for precision in ("float32", "bfloat16")
+        for what, samples in (("8 replies to a prompt", shared), ("prompts all different", different))
+    }
+    times: dict[str, list[Moment]] = {name: [] for name in [*variants, *(s.name for s in SETTINGS)]}
+    for setting in SETTINGS:
+        for name, (step, _) in variants.items():
+            times[name].append(step())
+        times[setting.name] += theirs(shared, vocab, setting, rounds + 1)[1:]
+        print(f"measured: {setting.name}", flush=True)
+    for kind in ("wall", "processor"):
+        print(f"\ntokens per {kind} second" + (f" ({torch.get_num_threads()} threads)" if kind == "wall" else ""))
+        rate = {}
+        for name, found in times.items():
+            tokens = variants[name][1] if name in variants else n_tokens(shared)
+            rate[name] = tokens / statistics.median(getattr(moment, kind) for moment in found)
+        fastest = max(value for name, value in rate.items() if name.startswith("TRL"))
+        for name, value in rate.items():
+            print(f"  {name:45s} {value:9,.0f}   {value / fastest:5.2f} x the fastest TRL setting")
+
+
+def _peak(side: str, vocab: int, result: Any) -> None:
+    """In a process of its own: peak resident memory above what the process had before the update's first step."""
+    torch.set_num_threads(2)
+    samples = draw(vocab)
+    if side == "ours":
+        step = ours(samples, vocab, "float32", 4096)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        step(), step()
+    else:
+        theirs(draw(64), 64, Setting("", 64), 1)  # its imports and pools
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        theirs(samples, vocab, Setting("", 64), 2)
+    result.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def memory(vocabularies: list[int]) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    print("peak memory of two updates above the loaded process, MiB (float32; ours 4,096 laid tokens, TRL batches of 64)")
+    for vocab in vocabularies:
+        row: dict[str, float] = {"vocabulary": vocab, "parameters": round(4 * vocab * 192 / 2**20 + 8.5, 1)}
+        for side in ("ours", "TRL"):
+            result = spawn.Queue()
+            process = spawn.Process(target=_peak, args=(side, vocab, result))
+            process.start()
+            row[side] = round(result.get(), 1)
+            process.join()
+        print(json.dumps(row), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="timed optimiser steps of each TRL setting")
+    parser.add_argument("--vocab", type=int, default=2048)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--memory", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.memory:
+        memory([1024, 8192, 32768, 131072])
+    else:
+        speed(arguments.rounds, arguments.vocab)
+
+
+if __name__ == "__main__":
+    main()
