@@ -13,14 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from . import TINY
 from .chat import Chat
 from .policies import Answer, Call
 from .sampling import SamplingParams
 
 if TYPE_CHECKING:
     from .engine import Generation
-
-TINY = Path(__file__).parent / "tiny"
 
 
 class Voice(Protocol):

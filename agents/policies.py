@@ -59,7 +59,7 @@ class FunctionPolicy:
         self.fn = fn
 
     def act(self, call: Call) -> str | Answer | Awaitable[str | Answer]:
-        return self.fn(call.agent, call.messages)  # type: ignore[return-value]
+        return self.fn(call.agent, call.messages)
 
     def __repr__(self) -> str:
         return f"FunctionPolicy({getattr(self.fn, '__name__', self.fn)!r})"

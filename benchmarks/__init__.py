@@ -1,1 +1,1 @@
-"""unitymas.benchmarks"""
+"""How good it is: evaluation, leaderboard, viewer, reports, speed, the demo."""

@@ -304,3 +304,10 @@ def report_main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     print(build(given.runs, given.out or given.runs[0] / "report.html"))
     return 0
+
+
+def train_main(argv: list[str] | None = None) -> int:
+    """`unitymas train`: the trainer's own command, and the report of what came of it."""
+    from ..trainers.commands import train_main as run_training
+
+    return run_training(argv or [], lambda directory: build([directory], directory / "report.html"))

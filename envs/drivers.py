@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from ..agents.policies import Answer, Call
@@ -195,7 +195,8 @@ async def arollout(
 
 def rollout(env: Any, team: Any, **how: Any) -> list[Trace]:
     """`arollout` from ordinary code (inside a notebook's running loop, too)."""
-    return run_sync(arollout(env, team, **how))
+    traces: list[Trace] = run_sync(arollout(env, team, **how))
+    return traces
 
 
 def run_sync(work: Coroutine[Any, Any, Any]) -> Any:
@@ -238,6 +239,3 @@ def arena_of(env: Any, **make_args: Any) -> Arena:
             )
         layer = layer.env
     return layer.arena  # type: ignore[no-any-return]
-
-
-_ = Sequence

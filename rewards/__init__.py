@@ -1,1 +1,1 @@
-"""unitymas.rewards"""
+"""What is good: metrics, rules and wrappers, the published allocations, shaping, monitors."""

@@ -1,1 +1,1 @@
-"""unitymas.trainers"""
+"""How it learns: collector, model groups, algorithms, losses, runs."""

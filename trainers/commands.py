@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .presets import PRESETS
 
 
-def train_main(argv: Sequence[str]) -> int:
+def train_main(argv: Sequence[str], report: Callable[[Path], object] | None = None) -> int:
     """Train a team. Whatever looks like a.b=c overrides the config."""
     parser = argparse.ArgumentParser("unitymas train", description=train_main.__doc__)
     parser.add_argument("id", nargs="?", help="an environment")
@@ -38,5 +38,7 @@ def train_main(argv: Sequence[str]) -> int:
             )
             return 0
         run = train(args.id, preset=preset, file=args.config, overrides=args.overrides, directory=args.dir)
-    print(f"run directory: {run.dir}")
+    if report is not None:
+        report(run.dir)
+    print(f"run directory: {run.dir}   (report.html; unitymas view {run.dir}; --team run:{run.dir})")
     return 0

@@ -29,7 +29,9 @@ def preset(name: str, roles: Sequence[str], policy: dict[str, Any] | None = None
         raise ValueError(
             f"unknown preset {name!r}; " + (f"did you mean {near[0]!r}?" if near else ", ".join(PRESETS))
         )
-    shares = {"shared": [tuple(roles)], "separate": [(r,) for r in roles], "partial": kin(roles)}[name]
+    shares: list[tuple[str, ...]] = kin(roles) if name == "partial" else [(r,) for r in roles]
+    if name == "shared":
+        shares = [tuple(roles)]
     tree: dict[str, Any] = {"groups": {}, "policies": {}, "map": {}}
     for members in shares:
         own = "team" if len(members) == len(roles) else "-".join(members)

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..agents import TINY
 from ..agents.team import NAMED, BoundTeam, Team, TeamError
 from ..envs.arena import Arena
 from ..envs.drivers import run_sync
@@ -257,6 +258,7 @@ class Run:
                 last = self.step == self.config.steps
                 if last or (self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0):
                     await self.save()
+            await self.export()
             book.finish("done")
         except Stopped as stop:
             book.finish(f"stopped: {stop}")
@@ -357,6 +359,11 @@ class Run:
         every = self.config.log.traces_every
         if every and self.step % every == 0:
             write(traces, self.dir / "traces" / f"train-{self.step:06d}.jsonl.zst")
+
+    async def export(self) -> None:
+        """Every trained policy as a Hugging Face directory: `run:DIR` plays them."""
+        for name in self.algorithms:
+            await self.groups[self.home[name]].export(name, self.dir / "policies" / name)
 
     # checkpoints -------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def test_the_readme_loop():
     env = unitymas.make("mask-hotpotqa", data="mini", render_mode="ansi")
     env.reset(seed=0)
     steps = 0
-    for agent in env.agent_iter():
+    for _agent in env.agent_iter():
         observation, reward, termination, truncation, info = env.last()
         assert set(observation) == {"messages"} and isinstance(reward, float)
         env.step(None if termination or truncation else "<end>")

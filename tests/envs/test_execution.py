@@ -42,7 +42,10 @@ def play(execution, say, order=None):
     return execution
 
 
-def of(run, *, roles=(Role("a"), Role("b"), Role("c", instances=3)), tools=("tool",), grade=None, **kw):
+CAST = (Role("a"), Role("b"), Role("c", instances=3))
+
+
+def of(run, *, roles=CAST, tools=("tool",), grade=None, **kw):
     """An execution of a workflow made of one coroutine function."""
     body = {"run": run, "roles": roles, "tools": tools}
     if grade:
