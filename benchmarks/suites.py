@@ -165,3 +165,7 @@ def current_pins() -> dict[str, dict[str, str]]:
         for s in _suites()
         if s.name in ("mini", "planning")
     }
+
+
+if __name__ == "__main__":  # python -m unitymas.benchmarks.suites > benchmarks/assets/suites.json
+    print(json.dumps(current_pins(), indent=1))

@@ -79,36 +79,29 @@ def estimate(plain: Mapping[str, Any] | None) -> str:
 
 
 def _scores(results: Sequence[Plain]) -> tuple[Row, list[Row]]:
-    headline = {plain["figures"]["headline"] for plain in results}
-    name = headline.pop() if len(headline) == 1 else "score"
+    headlines = {plain["figures"]["headline"] for plain in results}
+    name = min(headlines) if len(headlines) == 1 else "score"
     ks = {plain["figures"]["k"] for plain in results}
-    k = str(ks.pop()) if len(ks) == 1 else "k"
-    header: Row = (
-        "environment",
-        "tasks",
-        f"{name} avg@{k}",
-        "pass@1",
-        f"pass@{k}",
-        f"pass^{k}",
-        "failed",
-        "acts",
-        "tokens out",
-    )
+    k = str(min(ks)) if len(ks) == 1 else "k"
+    chances = () if ks == {1} else (f"pass@{k}", f"pass^{k}")
+    header = ("environment", "tasks", f"{name} avg@{k}", "pass@1", *chances, "failed", "acts", "tokens out")
     rows: list[Row] = []
     for plain in results:
-        figures = plain["figures"]
+        figures, per = plain["figures"], plain["figures"]["per_episode"]
         most = str(figures["k"])
-        per = figures["per_episode"]
-        label = (
-            plain["env_id"]
-            if len({p["figures"]["headline"] for p in results}) == 1
-            else f"{plain['env_id']} ({figures['headline']})"
+        more = (_value(figures["pass_at"], most), _value(figures["pass_hat"], most)) if chances else ()
+        rows.append(
+            (
+                plain["env_id"] if len(headlines) == 1 else f"{plain['env_id']} ({figures['headline']})",
+                f"{figures['tasks']:,}",
+                estimate(figures["score"]),
+                _value(figures["pass_at"], "1"),
+                *more,
+                f"{_failed(figures) / figures['episodes']:.1%}",
+                f"{per['acts']:.1f}",
+                f"{per['tokens_out']:.0f}",
+            )
         )
-        rows.append((
-            label, f"{figures['tasks']:,}", estimate(figures["score"]), _value(figures["pass_at"], "1"),
-            _value(figures["pass_at"], most), _value(figures["pass_hat"], most),
-            f"{_failed(figures) / figures['episodes']:.1%}", f"{per['acts']:.1f}", f"{per['tokens_out']:.0f}",
-        ))  # fmt: skip
     return header, rows
 
 
@@ -164,17 +157,17 @@ def _value(table: Mapping[str, Any], k: str) -> str:
 
 
 def _grid(header: Row, rows: Sequence[Row]) -> str:
-    """A Markdown table whose source is aligned too."""
+    """A Markdown table whose source is aligned too: numbers to the right, words to the left."""
     cells = [tuple(_cell(c) for c in row) for row in (header, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
-    lines = ["| " + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) + " |"
-             for row in cells]  # fmt: skip
-    rule = (
-        "|"
-        + "|".join(("-" * (w + 2)) if i == 0 else ("-" * (w + 1) + ":") for i, w in enumerate(widths))
-        + "|"
-    )
-    return "\n".join([lines[0], rule, *lines[1:]])
+    numeric = [all(row[i][:1] in "0123456789+−–[≤" for row in cells[1:]) for i in range(len(header))]
+
+    def line(row: Row) -> str:
+        aligned = (c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True))
+        return f"| {' | '.join(aligned)} |"
+
+    rule = "|".join("-" * (w + 1) + ":" if n else "-" * (w + 2) for w, n in zip(widths, numeric, strict=True))
+    return "\n".join([line(cells[0]), f"|{rule}|", *map(line, cells[1:])])
 
 
 def _cell(text: object) -> str:
