@@ -23,7 +23,6 @@ import copy
 import difflib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,12 +31,13 @@ import torch
 
 from ..agents.engine import Generation
 from ..agents.policies import Answer, Call
+from ..agents.sampling import SamplingParams
 from ..agents.weights import load_model, save_model
 from . import checkpoint
 from .algorithms.base import Algorithm, Needs
 from .hosting import Hosted, host, merged
 from .samples import Sample, SampleStore
-from .settings import GroupSpec, Sampling
+from .settings import GroupSpec
 from .table import Signal, ValueSummary
 from .targets import Discount, summaries
 
@@ -72,10 +72,9 @@ class ModelGroup:
         `temperature` instead of the policy's own.
         """
         hosted = self._policy(policy)
-        hosted.speaking()
-        sampling = hosted.spec.sampling
+        sampling = hosted.speaking().sampling
         if temperature is not None:
-            sampling = replace(sampling, temperature=temperature)
+            sampling = sampling.but(temperature=temperature)
         await self._open.wait()
         name = f"{call.episode}/{call.node}"
         task = asyncio.ensure_future(self._answer(hosted, call, sampling, keep))
@@ -91,7 +90,7 @@ class ModelGroup:
             if self._running.get(name) is task:
                 del self._running[name]
 
-    async def _answer(self, hosted: Hosted, call: Call, sampling: Sampling, keep: bool) -> Answer:
+    async def _answer(self, hosted: Hosted, call: Call, sampling: SamplingParams, keep: bool) -> Answer:
         version = hosted.version
         answer, said = await hosted.speaking().say(call, sampling)
         answer.meta |= {"policy": hosted.name, "version": version}
@@ -124,6 +123,7 @@ class ModelGroup:
 
     async def retire(self, episodes: Collection[str]) -> dict[str, int]:
         """These episodes are done with: forget their samples. -> counts by state and cause so far."""
+        self._forget(episodes)
         self.store.retire(episodes)
         return self.store.summary()
 
@@ -270,7 +270,7 @@ class ModelGroup:
     async def export(self, policy: str, path: str | Path) -> str:
         """A Hugging Face directory of a policy as it is now, adapter merged, tokenizer included. -> the path."""
         hosted = self._policy(policy)
-        tokenizer = hosted.speaking().tokenizer
+        tokenizer = hosted.speaking().chat.tokenizer
         return str(await self._thread(lambda: save_model(merged(hosted.parameters), path, tokenizer)))
 
     async def adopt(self, policy: str, path: str | Path) -> None:
@@ -291,7 +291,7 @@ class ModelGroup:
 
     async def report(self) -> dict[str, Any]:
         """Samples by state and cause, engine counters, versions."""
-        engines = {name: dict(h.speaker.engine.counts) for name, h in self.hosted.items() if h.speaker}
+        engines = {name: dict(h.engine.counts) for name, h in self.hosted.items() if h.engine}
         versions = {name: hosted.version for name, hosted in self.hosted.items()}
         return {"samples": self.store.summary(), "engines": engines, "versions": versions, "at": time.time()}
 
@@ -303,16 +303,23 @@ class ModelGroup:
             if hosted.speaker:
                 hosted.speaker.chat.forget(episode)
 
+    def _forget(self, episodes: Collection[str]) -> None:
+        """No conversation of these episodes goes on."""
+        for hosted in self.hosted.values():
+            if hosted.speaker is not None:
+                for episode in episodes:
+                    hosted.speaker.chat.forget(episode)
+
     def _policy(self, name: str) -> Hosted:
         if name not in self.hosted:
-            near = difflib.get_close_matches(name, self.hosted, 1)
+            near = difflib.get_close_matches(name, self.hosted, 1, 0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.hosted)}"
             raise KeyError(f"group {self.spec.name!r} has no policy {name!r}; {hint}")
         return self.hosted[name]
 
     def _encode(self, text: str, judge: Hosted, sample: Sample) -> Any:
         """A context for the critic, cut at its beginning to what fits before the reply."""
-        tokenizer = next(h.speaker.tokenizer for h in self.hosted.values() if h.speaker)
+        tokenizer = next(h.speaker.chat.tokenizer for h in self.hosted.values() if h.speaker)
         room = judge.parameters.model.shape.context - sample.n_tokens
         return np.array(tokenizer.encode(text)[-room:], np.int64)
 

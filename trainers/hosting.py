@@ -22,10 +22,11 @@ from torch import Tensor
 
 from ..agents.engine import Engine
 from ..agents.llama import Linear, Llama, LowRank
-from ..agents.weights import load_model
+from ..agents.llm import TINY, LLMPolicy
+from ..agents.sampling import SamplingParams
+from ..agents.weights import load_model, load_tokenizer
 from .parameters import Parameters
 from .settings import GroupSpec, PolicySpec
-from .speaking import Speaker
 from .update import Learner
 
 
@@ -37,11 +38,15 @@ class Hosted:
     spec: PolicySpec
     parameters: Parameters
     learner: Learner | None
-    speaker: Speaker | None
+    speaker: LLMPolicy | None
     version: int = 0
     """Updates published so far."""
     dirty: bool = False
     """Updated since it was last published."""
+
+    @property
+    def engine(self) -> Engine | None:
+        return None if self.speaker is None else self.speaker.engine  # type: ignore[return-value]
 
     def learning(self) -> Learner:
         """Its learner, or an error that says what it is instead."""
@@ -49,7 +54,7 @@ class Hosted:
             raise ValueError(f"policy {self.name!r} is frozen: it has no `learning`, so it cannot be updated")
         return self.learner
 
-    def speaking(self) -> Speaker:
+    def speaking(self) -> LLMPolicy:
         if self.speaker is None:
             raise ValueError(f"policy {self.name!r} is a critic: it judges and cannot speak")
         return self.speaker
@@ -58,8 +63,8 @@ class Hosted:
         """Let its engine speak with the parameters as they are now."""
         if self.learner is not None:
             self.learner.optimiser.zero_grad(set_to_none=True)  # gradients need not be copied along
-        if self.speaker is not None:
-            self.speaker.engine.publish(self.parameters.model, self.speaker.engine.version + 1)
+        if self.engine is not None:
+            self.engine.publish(self.parameters.model, self.engine.version + 1)
         self.dirty = False
 
 
@@ -68,7 +73,7 @@ def host(spec: GroupSpec) -> dict[str, Hosted]:
     if not spec.policies:
         raise ValueError(f"group {spec.name!r} has no policies: map a role to one, or leave the group out")
     models = _Models(spec)
-    tokenizer = load_tokenizer(spec.model)
+    tokenizer = load_tokenizer(where(spec.model))
     hosted: dict[str, Hosted] = {}
     for name, policy in spec.policies.items():
         parameters = models.parameters(name, policy)
@@ -85,7 +90,7 @@ def host(spec: GroupSpec) -> dict[str, Hosted]:
             model = policy.parameters.model
             if id(model) not in engines:
                 engines[id(model)] = _engine(spec, model, tokenizer)
-            policy.speaker = Speaker(engines[id(model)], tokenizer, policy.parameters.adapter)
+            policy.speaker = _speaker(policy, engines[id(model)], tokenizer)
     return hosted
 
 
@@ -94,7 +99,7 @@ class _Models:
 
     def __init__(self, spec: GroupSpec) -> None:
         self.spec = spec
-        self.base = load_model(spec.model).requires_grad_(False)
+        self.base = load_model(where(spec.model)).requires_grad_(False)
         self.frozen: dict[str, Llama] = {}
 
     def parameters(self, name: str, policy: PolicySpec) -> Parameters:
@@ -116,7 +121,7 @@ class _Models:
         return Parameters(self.frozen[policy.init])
 
     def _fresh(self, init: str) -> Llama:
-        return (load_model(init) if init else without_adapters(self.base)).requires_grad_(False)
+        return (load_model(where(init)) if init else without_adapters(self.base)).requires_grad_(False)
 
 
 def _engine(spec: GroupSpec, model: Llama, tokenizer: Any) -> Engine:
@@ -130,17 +135,20 @@ def _engine(spec: GroupSpec, model: Llama, tokenizer: Any) -> Engine:
     )
 
 
-def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a model directory; one that cannot render a chat is refused here, not at the first call."""
-    from transformers import AutoTokenizer
+def _speaker(policy: Hosted, engine: Engine, tokenizer: Any) -> LLMPolicy:
+    """Refuses a tokenizer that cannot render a chat."""
+    s = policy.spec.sampling
+    sampling = SamplingParams(
+        temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens
+    )
+    return LLMPolicy(
+        engine, tokenizer, name=policy.name, adapter=policy.parameters.adapter, sampling=sampling
+    )
 
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"the tokenizer of {path} has no chat template: add chat_template.jinja to that directory, so that it is "
-            "known how a conversation becomes tokens"
-        )
-    return tokenizer
+
+def where(model: str) -> str | Path:
+    """"tiny" is the embedded model; anything else is a path."""
+    return TINY if model == "tiny" else model
 
 
 def without_adapters(model: Llama) -> Llama:

@@ -125,7 +125,7 @@ def test_policies_on_one_base_learn_apart(tiny_llama: str) -> None:
             assert same == (name != "a")
         with pytest.raises(ValueError, match="frozen"):
             await group.update("frozen", make_algorithm("grpo"), signals(ids), [ids])
-        speakers = {name: h.speaking().engine for name, h in group.hosted.items()}
+        speakers = {name: h.engine for name, h in group.hosted.items()}
         assert speakers["a"] is speakers["b"] and speakers["full"] is not speakers["a"]
 
     asyncio.run(run())
@@ -204,7 +204,7 @@ def test_cancelling(tiny_llama: str) -> None:
             await second
         await third
         assert [sample.id for sample in group.store] == ["e3/0"]
-        engine = group.hosted["team"].speaking().engine
+        engine = group.hosted["team"].engine
         assert engine.counts["finish_cancelled"] == 2 and not engine.busy
 
     asyncio.run(run())
