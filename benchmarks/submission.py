@@ -35,8 +35,9 @@ from .stats import Success
 
 SCHEMA = "unitymas.submission/1"
 FILES = ("results.json", "metadata.yaml", "traces.jsonl.zst", "README.md")
-MAX_BYTES = 2_000_000_000
-"""Larger trace files are refused before they are read."""
+MAX_BYTES = {"traces.jsonl.zst": 2_000_000_000, "results.json": 200_000_000, "metadata.yaml": 1_000_000}
+MAX_LINE = 200_000_000
+"""Larger files, and longer episodes, are refused before they are read: a board's builder reads what strangers send."""
 
 
 def pack(
@@ -95,19 +96,46 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def longest_line(path: Path) -> int:
+    """How long the longest line of a compressed file is, without ever holding one (beyond `MAX_LINE` it stops)."""
+    import zstandard
+
+    longest = current = 0
+    with (
+        open(path, "rb") as file,
+        zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as plain,
+    ):
+        try:
+            while longest <= MAX_LINE and (block := plain.read(1 << 20)):
+                *whole, rest = block.split(b"\n")
+                for piece in whole:
+                    longest, current = max(longest, current + len(piece)), 0
+                current += len(rest)
+                longest = max(longest, current)
+        except zstandard.ZstdError:  # torn or no zstandard file; whoever reads it says so
+            pass
+    return longest
+
+
 def read_submission(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Its results and metadata, as they claim."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    metadata = yaml.safe_load((folder / "metadata.yaml").read_text(encoding="utf-8"))
-    return results, metadata
+    text = (folder / "metadata.yaml").read_text(encoding="utf-8")
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+        raise ValueError("metadata.yaml uses aliases, which can make a small file mean an enormous one")
+    return results, yaml.safe_load(text)
 
 
 def _problems(folder: Path, verify: bool) -> Iterator[str]:
     if missing := [name for name in FILES if not (folder / name).is_file()]:
         yield f"{folder} lacks {', '.join(missing)}"
         return
-    if (folder / "traces.jsonl.zst").stat().st_size > MAX_BYTES:
-        yield f"traces.jsonl.zst is larger than {MAX_BYTES:,} bytes"
+    for name, most in MAX_BYTES.items():
+        if (folder / name).stat().st_size > most:
+            yield f"{name} is larger than {most:,} bytes"
+            return
+    if (length := longest_line(folder / "traces.jsonl.zst")) > MAX_LINE:
+        yield f"traces.jsonl.zst: one episode has more than {length:,} bytes; at most {MAX_LINE:,} are read"
         return
     try:
         results, metadata = read_submission(folder)

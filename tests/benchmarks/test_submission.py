@@ -147,6 +147,21 @@ def test_hostile_and_broken_folders_only_give_problems(copy: Path, tmp_path: Pat
     assert submission.submit_main(["--check", str(copy)]) == 1
 
 
+def test_files_that_unfold_without_end_are_refused_unread(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = zstandard.compress(b"[" + b" " * 50_000_000 + b"]\n")
+    assert len(bomb) < 10_000
+    whole = (copy / "traces.jsonl.zst").read_bytes()
+    (copy / "traces.jsonl.zst").write_bytes(whole + bomb)
+    monkeypatch.setattr(submission, "MAX_LINE", 10_000_000)
+    (problem,) = submission.check(copy)
+    assert "one episode has more than" in problem
+    (copy / "traces.jsonl.zst").write_bytes(whole)
+    (copy / "metadata.yaml").write_text("a: &a [x, x]\nb: [*a, *a]\n")
+    assert "aliases" in submission.check(copy)[0]
+
+
 def test_traces_that_are_no_traces(copy: Path) -> None:
     edit_traces(copy, lambda traces: traces.__setitem__(0, {"hello": 1}))
     assert any("episode 1 is no trace (KeyError" in p for p in submission.check(copy))
