@@ -183,7 +183,7 @@ class Run:
         self.specs = {
             name: GroupSpec(
                 name=name,
-                model=group.model,
+                model=str(TINY) if group.model == "tiny" else group.model,
                 policies=specs[name],
                 slots=group.slots,
                 context=group.context,
