@@ -20,8 +20,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from ..envs.trace import Trace, read
-from ..rewards.monitors import Alarm, Watch, measure
+from ..rewards.monitors import Alarm, Watch
 from . import viewer
 from .charts import Series, chart
 from .page import escape, page, write_page
@@ -73,21 +72,13 @@ def read_run(folder: str | Path) -> History:
 
 
 def alarms(history: History) -> list[Alarm]:
-    """What the monitors say of a run, from its figures and from those of its traces that were kept."""
-    kept = _measured_traces(history.folder)
+    """What the monitors say of a run's figures."""
+    score = f"train/{history.headline}"
     held_out = {int(row["step"]): row.get(history.headline) for row in history.validations}
     watch = Watch()
-    if held_out.get(0) is not None:
-        watch.see({"step": 0, "held_out": held_out[0]})
-    for row in history.steps:
+    for row in [{"step": 0}, *history.steps]:
         step = int(row["step"])
-        figures: dict[str, Any] = {"step": step, **_credits(row), **kept.get(step, {})}
-        figures |= {name: row[name] for name in ("acts", "tool_uses", "message_entropy") if name in row}
-        if (score := row.get(f"train/{history.headline}")) is not None:
-            figures["train"] = score
-        if held_out.get(step) is not None:
-            figures["held_out"] = held_out[step]
-        watch.see(figures)
+        watch.see({**row, "train": row.get(score), "held_out": held_out.get(step)})
     return watch.alarms
 
 
@@ -264,32 +255,6 @@ def _kept(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     files = sorted(trace_files(folder), key=lambda f: (f.name.startswith("validation"), f.name))
     pairs = ((file.name.split(".")[0], episode) for file in files for _, episode in labelled_episodes([file]))
     yield from deque(pairs, maxlen=MOST_EPISODES)
-
-
-def _measured_traces(folder: Path) -> dict[int, dict[str, float]]:
-    """The monitors' figures of the training steps whose traces were kept."""
-    found: dict[int, dict[str, float]] = {}
-    for file in sorted((folder / "traces").glob("train-*")):
-        number = re.search(r"(\d+)", file.name)
-        if number:
-            traces: list[Trace] = list(read(file))
-            found[int(number[1]) + 1] = measure(traces)  # figures of a step are logged when it is over
-    return found
-
-
-def _credits(row: Mapping[str, Any]) -> dict[str, float]:
-    """Format and task credit per episode, from the means by role that a step logs."""
-    episodes = row.get("episodes")
-    if not episodes:
-        return {}
-    form = total = 0.0
-    for name, value in row.items():
-        match = re.fullmatch(r"role/([^/]+)/(.+)", name)
-        if match and match[2] not in ("acts", "tokens", "credit"):
-            amount = float(value) * float(row.get(f"role/{match[1]}/acts", 0.0)) / float(episodes)
-            total += amount
-            form += amount if "format" in match[2] else 0.0
-    return {"format_credit": form, "task_credit": total - form}
 
 
 def report_main(argv: list[str] | None = None) -> int:

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from ..rewards.monitors import measure
 from .algorithms.base import Plan
 from .collect import Harvest, minibatches_of
 from .decisions import shuffled_credits
@@ -158,9 +159,9 @@ def collected(harvest: Harvest) -> Metrics:
         for name, value in trace.metrics.items():
             sums[f"train/{name}"].append(value)
         sums["truncated"].append(float(str(trace.ended) == "truncated"))
-        sums["acts"].append(float(len(trace.acts())))
         tokens += sum(int(n.meta.get("tokens_out", 0)) for n in trace.acts())
     figures |= {name: math.fsum(values) / len(values) for name, values in sums.items()}
+    figures |= measure(traces)  # acts and what else the monitors watch
     figures["tokens_out"] = float(tokens)
     figures["time/rollout_tokens_per_second"] = tokens / harvest.seconds if harvest.seconds else 0.0
     return figures
