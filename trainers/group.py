@@ -123,7 +123,6 @@ class ModelGroup:
 
     async def retire(self, episodes: Collection[str]) -> dict[str, int]:
         """These episodes are done with: forget their samples. -> counts by state and cause so far."""
-        self._forget(episodes)
         self.store.retire(episodes)
         return self.store.summary()
 
@@ -300,15 +299,8 @@ class ModelGroup:
     def _forget(self, episode: str) -> None:
         """No conversation of this episode goes on."""
         for hosted in self.hosted.values():
-            if hosted.speaker:
-                hosted.speaker.chat.forget(episode)
-
-    def _forget(self, episodes: Collection[str]) -> None:
-        """No conversation of these episodes goes on."""
-        for hosted in self.hosted.values():
             if hosted.speaker is not None:
-                for episode in episodes:
-                    hosted.speaker.chat.forget(episode)
+                hosted.speaker.chat.forget(episode)
 
     def _policy(self, name: str) -> Hosted:
         if name not in self.hosted:

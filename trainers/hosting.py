@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..agents.engine import Engine
 from ..agents.llama import Linear, Llama, LowRank
-from ..agents.llm import TINY, LLMPolicy
+from ..agents.llm import LLMPolicy
 from ..agents.sampling import SamplingParams
 from ..agents.weights import load_model, load_tokenizer
 from .parameters import Parameters
@@ -73,11 +73,10 @@ def host(spec: GroupSpec) -> dict[str, Hosted]:
     if not spec.policies:
         raise ValueError(f"group {spec.name!r} has no policies: map a role to one, or leave the group out")
     models = _Models(spec)
-    tokenizer = load_tokenizer(where(spec.model))
+    tokenizer = load_tokenizer(spec.model)
     hosted: dict[str, Hosted] = {}
-    for name, policy in spec.policies.items():
-        parameters = models.parameters(name, policy)
-        hosted[name] = Hosted(name, policy, parameters, None, None)
+    for name, given in spec.policies.items():
+        hosted[name] = Hosted(name, given, models.parameters(name, given), None, None)
     engines: dict[int, Engine] = {}
     for policy in hosted.values():  # after all adapters exist, because engines copy the model
         if policy.spec.learning is not None:
@@ -99,7 +98,7 @@ class _Models:
 
     def __init__(self, spec: GroupSpec) -> None:
         self.spec = spec
-        self.base = load_model(where(spec.model)).requires_grad_(False)
+        self.base = load_model(spec.model).requires_grad_(False)
         self.frozen: dict[str, Llama] = {}
 
     def parameters(self, name: str, policy: PolicySpec) -> Parameters:
@@ -121,7 +120,7 @@ class _Models:
         return Parameters(self.frozen[policy.init])
 
     def _fresh(self, init: str) -> Llama:
-        return (load_model(where(init)) if init else without_adapters(self.base)).requires_grad_(False)
+        return (load_model(init) if init else without_adapters(self.base)).requires_grad_(False)
 
 
 def _engine(spec: GroupSpec, model: Llama, tokenizer: Any) -> Engine:
@@ -146,11 +145,6 @@ def _speaker(policy: Hosted, engine: Engine, tokenizer: Any) -> LLMPolicy:
     )
 
 
-def where(model: str) -> str | Path:
-    """"tiny" is the embedded model; anything else is a path."""
-    return TINY if model == "tiny" else model
-
-
 def without_adapters(model: Llama) -> Llama:
     """A copy of the model alone."""
     plain = copy.deepcopy(model)
@@ -167,7 +161,7 @@ def merged(parameters: Parameters) -> Llama:
     if parameters.adapter is not None:
         for ours, theirs in zip(plain.modules(), _linears_as(parameters.model, plain), strict=True):
             if isinstance(ours, Linear) and isinstance(theirs, Linear):
-                ours.weight += _change(theirs.adapters[parameters.adapter])
+                ours.weight.add_(_change(theirs.adapters[parameters.adapter]))
     return plain
 
 

@@ -45,7 +45,8 @@ def micro_batches(samples: Sequence[Sample], budget: int, critic: bool = False) 
     """Cut samples into lists of indices, each of at most `budget` laid tokens (a longer sample goes alone)."""
     whole = [tokens(sample, critic) for sample in samples]
     cut: list[list[int]] = []
-    laid, before = 0, []
+    laid = 0
+    before: list[int] = []
     for index in sorted(range(len(samples)), key=lambda i: (whole[i], i)):
         sequence = whole[index]
         common = len(os.path.commonprefix([before, sequence]))

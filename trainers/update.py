@@ -160,7 +160,7 @@ class Learner:
             )
             loss, metrics = loss_of(batch, denominators)
             self._check(loss, batch, "loss")
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             shares.append({"loss": loss.item(), **{name: float(value) for name, value in metrics.items()}})
         norm = torch.nn.utils.clip_grad_norm_(self.trained, self.settings.clip_norm or math.inf)
         self._check(norm, batch, "gradient norm")

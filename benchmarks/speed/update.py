@@ -35,8 +35,7 @@ from ...trainers.settings import Learning
 from ...trainers.table import Signal
 from ...trainers.update import Learner
 
-REPLY = 32
-PROMPTS, K = 32, 8
+REPLY, K = 32, 8
 
 
 class Moment(NamedTuple):
@@ -91,11 +90,11 @@ def llama_config(vocab: int) -> Any:
     )
 
 
-def draw(vocab: int, k: int = K) -> list[Sample]:
-    """The samples: `PROMPTS * K` of them, `k` to a prompt."""
+def draw(vocab: int, n: int = 256, k: int = K) -> list[Sample]:
+    """`n` samples, `k` to a prompt."""
     rng = np.random.default_rng(0)
     found = []
-    for p in range(PROMPTS * K // k):
+    for p in range(n // k):
         prompt = rng.integers(3, vocab, int(rng.integers(100, 201)))
         for i in range(k):
             reply = rng.integers(3, vocab, REPLY)
@@ -209,8 +208,8 @@ def prompts_of_words(n: int) -> Any:
     return Dataset.from_dict({"prompt": ["w3"] * n})
 
 
-def speed(rounds: int, vocab: int) -> None:
-    shared, different = draw(vocab), draw(vocab, k=1)
+def speed(rounds: int, vocab: int, n: int) -> None:
+    shared, different = draw(vocab, n), draw(vocab, n, k=1)
     variants = {
         f"ours {precision}, {what}": (ours(samples, vocab, precision, 4096), n_tokens(samples))
         for precision in ("float32", "bfloat16")
@@ -242,7 +241,7 @@ def _peak(side: str, vocab: int, result: Any) -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         step(), step()
     else:
-        theirs(draw(64), 64, Setting("", 64), 1)  # its imports and pools
+        theirs(draw(64, 64), 64, Setting("", 64), 1)  # its imports and pools
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         theirs(samples, vocab, Setting("", 64), 2)
     result.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
@@ -267,13 +266,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="timed optimiser steps of each TRL setting")
     parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=256, help="a multiple of 64")
     parser.add_argument("--memory", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.memory:
         memory([1024, 8192, 32768, 131072])
     else:
-        speed(arguments.rounds, arguments.vocab)
+        speed(arguments.rounds, arguments.vocab, arguments.samples)
 
 
 if __name__ == "__main__":
