@@ -1,7 +1,7 @@
 """Line charts as SVG text: quiet axes, a band for the interval, the name at the end of each line.
 
-Only attributes and classes, no inline styles, so that a page's Content-Security-Policy can stay strict; colours come
-from the page's style sheet (classes ``s0`` … ``s5``).
+Only attributes and classes, no inline styles, so that a page's Content-Security-Policy can stay strict;
+colours come from the page's style sheet (classes ``s0`` … ``s5``).
 """
 
 from __future__ import annotations

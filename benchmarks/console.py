@@ -1,7 +1,7 @@
 """The console of an evaluation: live where there is a terminal, a line now and then where there is none.
 
-Everything that models or tasks wrote is shown through `printable`: it cannot move the cursor, set colours, or turn
-the direction of text.
+Everything that models or tasks wrote is shown through `printable`: it cannot move the cursor, set colours,
+or turn the direction of text.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
     print(result.markdown())
     result.score.value, result.score.low, result.score.high
 
-With ``out``, episodes are written as they end under a key that hashes all they depend on (`identity.sample_key`): the
-same command again plays only what is missing, after a kill as after raising ``k``. Without it nothing touches the disk.
+With ``out``, episodes are written as they end under a key that hashes all they depend on
+(`identity.sample_key`): the same command again plays only what is missing, after a kill as after raising
+``k``. Without it nothing touches the disk.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ class Evaluation:
         }  # fmt: skip
 
     def plan(self) -> dict[str, Any]:
-        """What a run would do; the cost is extrapolated from the finished episodes, and unknown without any."""
+        """What a run would do; the cost is extrapolated from the finished episodes, and unknown without
+        any."""
         done = list(self.rows.values())
         owed = len(self.owed)
         cost = sum(row.cost for row in done) / len(done) * owed if done else None
@@ -235,7 +237,8 @@ def evaluate(
     on_episode: OnEpisode | None = None,
     **options: Any,
 ) -> Any:
-    """avg@k with its interval, pass@k, pass^k, per role, cost: a `Result` (for ``"suite:…"`` one by environment).
+    """avg@k with its interval, pass@k, pass^k, per role, cost: a `Result` (for ``"suite:…"`` one by
+    environment).
 
     What else is given goes to `Evaluation` or to ``make``; the split is "test" unless it says otherwise.
     """
@@ -263,12 +266,14 @@ class RoleEffect:
 
 
 def ablate(env: Any, team: Any, baseline: Any, **how: Any) -> list[RoleEffect]:
-    """Role ablation: the team with one role at a time played by the baseline. A large loss: that role carries."""
+    """Role ablation: the team with one role at a time played by the baseline. A large loss: that role
+    carries."""
     return _exchange(env, team, baseline, "ablate", how)
 
 
 def swap(env: Any, team: Any, baseline: Any, **how: Any) -> list[RoleEffect]:
-    """Role swap: the baseline with one role at a time played by the team. A large gain: that role is worth having."""
+    """Role swap: the baseline with one role at a time played by the team. A large gain: that role is worth
+    having."""
     return _exchange(env, baseline, team, "swap", how)
 
 
@@ -303,7 +308,8 @@ _EVALUATION = ("k", "tasks", "seed", "concurrency", "rescore", "on_episode", "pr
 
 
 def _arena(env: Any, make: Mapping[str, Any]) -> tuple[Arena, Measure]:
-    """The arena to play in and what to measure; of an arena or environment that is already made, as it stands."""
+    """The arena to play in and what to measure; of an arena or environment that is already made, as it
+    stands."""
     if isinstance(env, str):
         return make_arena(env, **make), Measure.of_spec(spec(env))
     if make:

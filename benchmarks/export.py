@@ -23,8 +23,8 @@ Labelled = Iterable[tuple[str, Mapping[str, Any]]]
 
 
 def acts(episodes: Labelled) -> Iterator[dict[str, Any]]:
-    """One row per act. Structured values (messages, value, rewards) stay JSON text: their shape differs by role, and
-    columns of tables may not."""
+    """One row per act. Structured values (messages, value, rewards) stay JSON text: their shape differs by
+    role, and columns of tables may not."""
     for label, episode in episodes:
         for node in episode["nodes"]:
             if node["kind"] != "act":
@@ -64,7 +64,8 @@ def to_frame(episodes: Iterable[Any]) -> Any:
 
 
 def to_dataset(episodes: Iterable[Any]) -> Any:
-    """A `datasets.Dataset` of acts, ready for `push_to_hub`, `map` or TRL (with `messages` parsed: a column of chats)."""
+    """A `datasets.Dataset` of acts, ready for `push_to_hub`, `map` or TRL (with `messages` parsed: a column
+    of chats)."""
     import datasets
 
     rows = [
@@ -111,8 +112,8 @@ def write_jsonl(episodes: Labelled, path: Path) -> int:
 def perfetto(episodes: Labelled) -> Iterator[dict[str, Any]]:
     """Events of Chrome's trace format: a process per episode, a thread per role or tool, a slice per node.
 
-    Where nodes carry wall-clock times (``began`` and ``seconds`` in their measurements) these are drawn; otherwise a
-    node is a unit long and begins with its round, which shows the same order.
+    Where nodes carry wall-clock times (``began`` and ``seconds`` in their measurements) these are drawn;
+    otherwise a node is a unit long and begins with its round, which shows the same order.
     """
     for process, (label, episode) in enumerate(episodes, start=1):
         name = " ".join(filter(None, (label, f"{episode['task_id']}#{episode.get('sample', 0)}")))

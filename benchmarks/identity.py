@@ -1,8 +1,9 @@
 """What an evaluation is an evaluation *of*: identities of players and samples, and the provenance block.
 
-A sample's key is a hash of everything its episode depends on: the task's content, the environment (version, code,
-configuration, budget), who plays every role, the seed and the sample index. Equal keys are the same experiment, so a
-finished one is never generated again; anything changed gives another key, so nothing stale is ever reused.
+A sample's key is a hash of everything its episode depends on: the task's content, the environment (version,
+code, configuration, budget), who plays every role, the seed and the sample index. Equal keys are the same
+experiment, so a finished one is never generated again; anything changed gives another key, so nothing stale
+is ever reused.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def digest(value: Any, length: int = 16) -> str:
 
 
 def who(policy: Any, label: str) -> dict[str, Any]:
-    """The identity of a player. Models say it themselves through ``identity()`` (weights hash, template, sampling);
-    functions and scripted players are identified by name and source."""
+    """The identity of a player. Models say it themselves through ``identity()`` (weights hash, template,
+    sampling); functions and scripted players are identified by name and source."""
     inner = getattr(policy, "fn", policy)
     kind = _code_of(inner)
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -135,8 +136,8 @@ def _code_of(callable_: Any) -> Any:
 
 
 def _source_hash(kind: Any) -> str:
-    """A hash of a function's or class's source; of a function also what tells two on one line apart, and what they
-    have caught from around them."""
+    """A hash of a function's or class's source; of a function also what tells two on one line apart, and
+    what they have caught from around them."""
     try:
         source = inspect.getsource(kind)
     except (OSError, TypeError):  # made at a prompt, or built in
@@ -172,7 +173,8 @@ def _version(name: str) -> str | None:
 
 
 def _git() -> dict[str, Any] | None:
-    """The commit of the checkout the package runs from, and whether it was changed; None for an installed package."""
+    """The commit of the checkout the package runs from, and whether it was changed; None for an installed
+    package."""
     here = Path(__file__).resolve().parent
     try:
         commit = subprocess.run(

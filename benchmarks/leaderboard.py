@@ -2,9 +2,10 @@
 
     unitymas leaderboard build submissions -o site
 
-Every submission is checked before it is shown. One whose figures do not follow from its traces is left out and
-named; one that could also be played again from its replies on this machine is called *verified*. Results on different
-data, tasks or settings never share a table: there is one for each. Every row leads to its episodes.
+Every submission is checked before it is shown. One whose figures do not follow from its traces is left out
+and named; one that could also be played again from its replies on this machine is called *verified*.
+Results on different data, tasks or settings never share a table: there is one for each. Every row leads to
+its episodes.
 """
 
 from __future__ import annotations

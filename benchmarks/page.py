@@ -1,8 +1,9 @@
 """What our three pages share: one file each, no server, nothing fetched, nothing in them that can run.
 
-Model-written text is hostile until proven otherwise. Data therefore enters a page as gzipped JSON in base64 (no byte
-of it can close a tag), is shown through `textContent` only, and a Content-Security-Policy allows exactly the one
-script whose hash it names and no network at all. What is written into HTML by Python goes through `escape`.
+Model-written text is hostile until proven otherwise. Data therefore enters a page as gzipped JSON in base64
+(no byte of it can close a tag), is shown through `textContent` only, and a Content-Security-Policy allows
+exactly the one script whose hash it names and no network at all. What is written into HTML by Python goes
+through `escape`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Play a recorded episode again from its replies, without generating anything: does the environment tell the same story?
+"""Play a recorded episode again from its replies, without generating anything: does the environment tell
+the same story?
 
 The environment asks, the recording answers. Prompts, parsed values, outcome, metrics and credits are then the
 environment's own, so whatever somebody changed in a trace shows as a difference that has a name.

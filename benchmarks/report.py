@@ -3,8 +3,8 @@
     unitymas report runs/mask-1                     writes runs/mask-1/report.html
     unitymas report runs/seed-0 runs/seed-1 …       one report over seeds: means, with 95% intervals over runs
 
-It reads what a run leaves behind (``metrics.jsonl``, ``config.yaml``, ``traces/``), whatever moment it was killed at,
-and needs neither torch nor the run's machine.
+It reads what a run leaves behind (``metrics.jsonl``, ``config.yaml``, ``traces/``), whatever moment it was
+killed at, and needs neither torch nor the run's machine.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def build(runs: Sequence[str | Path], out: str | Path) -> Path:
 
 
 def over_seeds(name: str, tables: Sequence[Rows], key: str, **how: Any) -> Series:
-    """The mean over runs of a figure at each step that all of them have, with its 95% t interval where they are several."""
+    """The mean over runs of a figure at each step that all of them have, with its 95% t interval where they
+    are several."""
     columns = [
         {int(r["step"]): float(r[key]) for r in rows if isinstance(r.get(key), (int, float))}
         for rows in tables
@@ -227,7 +228,8 @@ def _timeline(histories: Sequence[History]) -> str:
 
 
 def _episodes(history: History, out: Path) -> str:
-    """The best and worst of the newest validation, linked into a page of all kept episodes beside the report."""
+    """The best and worst of the newest validation, linked into a page of all kept episodes beside the
+    report."""
     pairs = list(_kept(history.folder))
     if not pairs:
         return "<section><h2>Episodes</h2><p class='soft'>No traces were kept.</p></section>"
@@ -249,7 +251,8 @@ def _episodes(history: History, out: Path) -> str:
 
 
 def _kept(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Kept episodes with the file they are from, validations last; of more than `MOST_EPISODES` the newest files."""
+    """Kept episodes with the file they are from, validations last; of more than `MOST_EPISODES` the newest
+    files."""
     if not (folder / "traces").is_dir():
         return
     files = sorted(trace_files(folder), key=lambda f: (f.name.startswith("validation"), f.name))

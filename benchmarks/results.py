@@ -1,8 +1,8 @@
 """From episodes to figures: every number of an evaluation is computed here, from traces and nothing else.
 
-`Tally` reads traces one by one and keeps a short row of each; `figures` turns the rows into the plain dict that is
-``results.json``. A submission is checked by running the same two again. Failures (an episode that ended in an error,
-or without the headline metric) score 0 in the headline and are shown apart as well.
+`episode_row` reads one trace and keeps what the tables need; `figures` turns the rows into the plain dict
+that is ``results.json``. A submission is checked by running the same two again. Failures (an episode that
+ended in an error, or without the headline metric) score 0 in the headline and are shown apart as well.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class EpisodeRow:
 def episode_row(
     trace: Mapping[str, Any], measure: Measure, price: tuple[float, float] = (0.0, 0.0)
 ) -> EpisodeRow:
-    """The row of one trace dict. ``price`` is dollars per million tokens in and out, where a policy reports no cost."""
+    """The row of one trace dict. ``price`` is dollars per million tokens in and out, where a policy reports
+    no cost."""
     roles: dict[str, RoleSum] = {}
     tools: dict[str, tuple[int, int]] = {}
     cost = 0.0

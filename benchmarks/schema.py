@@ -1,7 +1,9 @@
-"""The part of JSON Schema that our published schemas use, so that checking a submission needs no extra package.
+"""The part of JSON Schema that our published schemas use, so that checking a submission needs no extra
+package.
 
-``type, const, enum, pattern, required, properties, additionalProperties, items, $ref`` into ``$defs``; an unknown
-keyword is an error in the schema, not silence. The tests hold it against the reference implementation.
+``type, const, enum, pattern, required, properties, additionalProperties, items, $ref`` into ``$defs``; an
+unknown keyword is an error in the schema, not silence. The tests hold it against the reference
+implementation.
 """
 
 from __future__ import annotations

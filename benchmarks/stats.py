@@ -1,17 +1,17 @@
 """The estimators behind every figure we print, each named exactly.
 
-Scores come as one row per task, one number per sample: ``[[1.0, 0.0, 1.0, 1.0], …]``. Rows may differ in length
-(an interrupted run), and each task weighs the same whatever its row's length. Tasks are the unit that was drawn
-from the world, so every interval resamples *tasks*, never single rollouts: four samples of one task are not four
-independent observations.
+Scores come as one row per task, one number per sample: ``[[1.0, 0.0, 1.0, 1.0], …]``. Rows may differ in
+length (an interrupted run), and each task weighs the same whatever its row's length. Tasks are the unit
+that was drawn from the world, so every interval resamples *tasks*, never single rollouts: four samples of
+one task are not four independent observations.
 
     average(scores)                 avg@k: mean over tasks of the mean over samples
     pass_at(successes, k)           unbiased pass@k: 1 - C(n-c, k) / C(n, k)     (at least one of k succeeds)
     pass_hat(successes, k)          unbiased pass^k: C(c, k) / C(n, k)           (all of k succeed)
     paired_difference(ours, base)   mean over shared tasks of the difference, with interval and p-value
 
-Whether a score counts as a success is a :class:`Success` predicate that is written out beside the result, because
-"above zero" and "exactly one" are different benchmarks when the score is an F1.
+Whether a score counts as a success is a :class:`Success` predicate that is written out beside the result,
+because "above zero" and "exactly one" are different benchmarks when the score is an F1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _ALIKE = "exact (every task alike): Clopper-Pearson"
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """When a score is a success: ``Success()`` is ``score >= 1``, ``Success(">", 0)`` is "better than nothing"."""
+    """When a score is a success: ``Success()`` is ``score >= 1``, ``Success(">", 0)`` is "better than
+    nothing"."""
 
     relation: str = ">="
     threshold: float = 1.0
@@ -87,7 +88,8 @@ class Difference:
 def average(
     scores: Rows, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL, share: bool = True
 ) -> Estimate:
-    """avg@k: the mean over tasks of each task's mean over its samples. ``share``: scores lie between 0 and 1."""
+    """avg@k: the mean over tasks of each task's mean over its samples. ``share``: scores lie between 0 and
+    1."""
     means = np.array([np.mean(row) for row in scores if len(row)], dtype=np.float64)
     k = max((len(row) for row in scores), default=0)
     return _estimate(means, f"avg@{k}", seed, resamples, level, share)
@@ -131,9 +133,10 @@ def bootstrap_interval(
 ) -> tuple[float | None, float | None]:
     """Interval for the mean of ``values`` (one per task).
 
-    The plain percentile interval is too narrow by about sqrt((n-1)/n) and by the normal's thin tails. The expanded
-    one (Hesterberg 2015, section 5.3) reads the bootstrap distribution at wider quantiles so that both are undone,
-    and keeps what the percentile interval is good at: it follows skew and never leaves the range of the scores.
+    The plain percentile interval is too narrow by about sqrt((n-1)/n) and by the normal's thin tails. The
+    expanded one (Hesterberg 2015, section 5.3) reads the bootstrap distribution at wider quantiles so that
+    both are undone, and keeps what the percentile interval is good at: it follows skew and never leaves the
+    range of the scores.
     """
     n = len(values)
     if n < 2:
@@ -146,7 +149,8 @@ def bootstrap_interval(
 
 
 def sign_flip_p(gaps: Floats, *, seed: int = 0, flips: int = 20_000) -> float:
-    """Two-sided p-value of a mean difference of zero: how often do random signs give a mean as far from zero?"""
+    """Two-sided p-value of a mean difference of zero: how often do random signs give a mean as far from
+    zero?"""
     moved = np.abs(gaps[gaps != 0.0])
     n = len(moved)
     if n == 0:
@@ -217,7 +221,8 @@ def _resampled_means(values: Floats, resamples: int, rng: np.random.Generator) -
 
 
 def student_quantile(tail: float, df: int) -> float:
-    """The (negative) quantile of Student's t: exact for df 1 and 2, else Cornish-Fisher (error below 1% from df 3)."""
+    """The (negative) quantile of Student's t: exact for df 1 and 2, else Cornish-Fisher (error below 1%
+    from df 3)."""
     if df == 1:
         return -1 / math.tan(math.pi * tail)
     if df == 2:

@@ -1,7 +1,7 @@
 """The episodes of an evaluation on disk: appended as they end, each a zstandard frame of its own.
 
-A kill at any moment loses at most the episode being written: opening the store again cuts a torn last frame off and
-goes on behind the last whole one. The newest episode under a key counts.
+A kill at any moment loses at most the episode being written: opening the store again cuts a torn last frame
+off and goes on behind the last whole one. The newest episode under a key counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Store:
             yield from read_dicts(self.path)
 
     def write(self, trace: Trace, key: str) -> dict[str, Any]:
-        """Append one episode; when this returns, a kill no longer loses it. Gives the dict that was written."""
+        """Append one episode; when this returns, a kill no longer loses it. Gives the dict that was
+        written."""
         import zstandard
 
         trace.tags["key"] = key

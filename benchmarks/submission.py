@@ -4,10 +4,10 @@
     unitymas submit --check submissions/my-team            recomputes every figure from the traces
     unitymas submit --check --verify submissions/my-team   also plays every episode again from its replies
 
-`check` gives the problems it finds, each with the name of the file, episode or figure. Without ``verify`` it proves
-that figures, traces and hashes belong together. With it, it also proves that prompts, parsed values, tool results and
-metrics are the environment's own; only such an entry is called *verified* on the board. What no check can prove is
-that a model wrote the replies: that takes its weights.
+`check` gives the problems it finds, each with the name of the file, episode or figure. Without ``verify``
+it proves that figures, traces and hashes belong together. With it, it also proves that prompts, parsed
+values, tool results and metrics are the environment's own; only such an entry is called *verified* on the
+board. What no check can prove is that a model wrote the replies: that takes its weights.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ SCHEMA = "unitymas.submission/1"
 FILES = ("results.json", "metadata.yaml", "traces.jsonl.zst", "README.md")
 MAX_BYTES = {"traces.jsonl.zst": 2_000_000_000, "results.json": 200_000_000, "metadata.yaml": 1_000_000}
 MAX_LINE = 200_000_000
-"""Larger files, and longer episodes, are refused before they are read: a board's builder reads what strangers send."""
+"""Larger files, and longer episodes, are refused before they are read: a board's builder reads what
+strangers send."""
 
 
 def pack(
     run: str | Path, out: str | Path, *, name: str, authors: str = "", description: str = "", url: str = ""
 ) -> Path:
-    """Pack an evaluation's folder into a submission. The figures are computed afresh from exactly the packed traces."""
+    """Pack an evaluation's folder into a submission. The figures are computed afresh from exactly the
+    packed traces."""
     run, out = Path(run), Path(out)
     plain = saved_results(run)
     if not plain["complete"]:
@@ -97,7 +99,8 @@ def sha256(path: Path) -> str:
 
 
 def longest_line(path: Path) -> int:
-    """How long the longest line of a compressed file is, without ever holding one (beyond `MAX_LINE` it stops)."""
+    """How long the longest line of a compressed file is, without ever holding one (beyond `MAX_LINE` it
+    stops)."""
     import zstandard
 
     longest = current = 0

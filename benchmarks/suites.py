@@ -2,10 +2,10 @@
 
     unitymas eval suite:mini --team tiny
 
-A suite's version changes when anything that could change a score does. The tasks are pinned by the fingerprint of
-their data in ``suites.json``: where the data on a machine is another, the evaluation stops and says so rather than
-printing figures that compare with nothing. The real sets of ``suite:qa`` and the others must have been prepared
-(``unitymas data prepare …``); ``suite:mini`` needs nothing.
+A suite's version changes when anything that could change a score does. The tasks are pinned by the
+fingerprint of their data in ``suites.json``: where the data on a machine is another, the evaluation stops
+and says so rather than printing figures that compare with nothing. The real sets of ``suite:qa`` and the
+others must have been prepared (``unitymas data prepare …``); ``suite:mini`` needs nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Suite:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """One result by environment, and their tables. There is no average over environments: it would mean nothing."""
+    """One result by environment, and their tables. There is no average over environments: it would mean
+    nothing."""
 
     suite: Suite
     results: dict[str, Result] = field(repr=False)
@@ -147,7 +148,8 @@ def check_pin(chosen: Suite, env: str, data: DataSet) -> None:
 
 
 def settings(chosen: Suite, env: str) -> dict[str, Any]:
-    """The arguments of `make` for one environment of a suite: its test split, and the suite's data where it has any."""
+    """The arguments of `make` for one environment of a suite: its test split, and the suite's data where it
+    has any."""
     own = spec(env).tasks is not None
     return {"split": "test"} if own or chosen.data is None else {"split": "test", "data": chosen.data}
 

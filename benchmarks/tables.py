@@ -1,4 +1,5 @@
-"""Results as tables to paste: Markdown for pages, LaTeX (booktabs) for papers, from the plain dicts of results.
+"""Results as tables to paste: Markdown for pages, LaTeX (booktabs) for papers, from the plain dicts of
+results.
 
 Every table says what it estimates. Intervals are 95%, over tasks; a figure without one had a single task.
 """

@@ -3,9 +3,9 @@
     unitymas view RUN            a run directory, an evaluation, or one trace file
     build(traces, "page.html")   the same from Python, from traces or their dicts
 
-The page carries a small index of all episodes, painted first, and the episodes themselves in compressed blocks
-that are unpacked when one is opened; ten thousand episodes therefore open as fast as ten. What is drawn and why
-stands in docs/viewer.md; the drawing itself in ``assets/viewer.js``.
+The page carries a small index of all episodes, painted first, and the episodes themselves in compressed
+blocks that are unpacked when one is opened; ten thousand episodes therefore open as fast as ten. What is
+drawn and why stands in docs/viewer.md; the drawing itself in ``assets/viewer.js``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@
     format only       credit rises by format alone, the task's own components do not
     held-out drop     the held-out score falls while the training score does not
 
-A monitor only tells; it never changes a reward. An alarm is given when a condition begins, not at every step of it.
+A monitor only tells; it never changes a reward. An alarm is given when a condition begins, not at every
+step of it.
 """
 
 from __future__ import annotations
@@ -72,8 +73,10 @@ def measure(traces: Iterable[Trace]) -> dict[str, float]:
 
 
 def message_entropy(traces: Iterable[Trace]) -> float:
-    """How varied replies are, from 0 (always the same words) to 1 (never the same): the entropy of the distribution
-    of whole replies, divided by the largest it could be, by role; the least varied role counts, for one is enough."""
+    """How varied replies are, from 0 (always the same words) to 1 (never the same): the entropy of the
+    distribution of whole replies, divided by the largest it could be, by role; the least varied role
+    counts, for one is enough.
+    """
     said: dict[str, Counter[str]] = defaultdict(Counter)
     for trace in traces:
         for node in trace.acts():

@@ -1,4 +1,5 @@
-"""Evaluations: right figures, nothing generated twice, nothing lost to a kill, nothing obeyed from a reply."""
+"""Evaluations: right figures, nothing generated twice, nothing lost to a kill, nothing obeyed from a
+reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The leaderboard site: only checked entries, only comparable ones side by side, harmless, and used in a browser."""
+"""The leaderboard site: only checked entries, only comparable ones side by side, harmless, and used in a
+browser."""
 
 from __future__ import annotations
 
