@@ -26,7 +26,7 @@ docs: .venv/ready
 
 wheel: .venv/ready
 	rm -rf build dist
-	$(BIN)/python -m build --wheel --no-isolation -q
+	$(BIN)/pip wheel -q --no-deps -w dist .
 	$(BIN)/python tests/wheel.py dist
 
 # torch goes first: what depends on it must not choose another build

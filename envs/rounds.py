@@ -1,0 +1,406 @@
+"""The machine that plays a workflow in rounds.
+
+`Rounds` runs `run` to its next requests. When the last of them is answered, the branches resume in path
+order, which asks the next round. Ids are paths, so nothing depends on the order of arrival. What drivers
+and replays do with it is `Execution`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ..agents.frozen import freeze
+from ..agents.roles import Reply
+from .tasks import Task
+from .trace import Trace
+from .workflow import (
+    ANSWERED,
+    PENDING,
+    Act,
+    Episode,
+    Join,
+    Node,
+    Outcome,
+    ToolError,
+    Use,
+    Workflow,
+    WorkflowError,
+)
+
+
+class Ended(str, Enum):
+    """Why an episode is over, or that it is not."""
+
+    NO = "no"
+    TERMINAL = "terminal"
+    TRUNCATED = "truncated"
+    ERROR = "error"
+
+    __str__ = str.__str__
+
+
+class ReplayDivergence(WorkflowError):
+    """A replayed workflow asked something else than its journal holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much an episode may spend before it is truncated."""
+
+    requests: int = 1000
+    tokens: int | None = None
+    seconds: float | None = None  # kept by the asynchronous driver
+
+
+class _Branch:
+    """One line of control: the whole of `run`, or one arm of an `ep.all`."""
+
+    __slots__ = ("cancelled", "coroutine", "count", "index", "join", "node", "prefix", "tails")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], prefix: str, tails: tuple[str, ...]) -> None:
+        self.coroutine = coroutine
+        self.prefix = prefix  # of the ids of its nodes
+        self.tails = tails  # ids of the nodes that its next node follows
+        self.count = 0
+        self.cancelled = False
+        self.node: Node | None = None
+        self.join: _OpenJoin | None = None  # the join it is an arm of
+        self.index = 0
+
+
+class _OpenJoin:
+    __slots__ = ("arms", "left", "owners", "parent", "results")
+
+    def __init__(self, parent: _Branch, width: int) -> None:
+        self.parent = parent
+        self.results: list[Any] = [None] * width
+        self.left = width
+        self.arms: list[_Branch] = []
+        self.owners: dict[str, int] = {}  # agent -> the arm it stands in
+
+
+class Rounds:
+    """The branches of one episode and what they wait for."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        task: Task,
+        seed: int = 0,
+        *,
+        budget: Budget = Budget(),
+        roles: Mapping[str, Any] | None = None,
+        journal: Mapping[str, Node] | None = None,
+        seeds: tuple[tuple[int, int], ...] | None = None,
+        forced: Mapping[str, str] | None = None,
+    ) -> None:
+        self.workflow, self.task, self.budget = workflow, task, budget
+        self.roles = workflow.agents() if roles is None else roles
+        self.seeds = seeds or ((0, seed),)  # (from this round on, this seed)
+        self.nodes: list[Node] = []
+        self.round = 0
+        self.ended: Ended = Ended.NO
+        self.reason = ""
+        self.outcome: Outcome | None = None
+        self.exception: BaseException | None = None
+        self.grade: Any = None
+        self.tokens = 0
+        self._journal = journal
+        self._forced = forced
+        self._branched = False
+        self._turns: dict[str, int] = {}
+        self._unanswered = 0
+        self._next: list[_Branch] = []
+        self._resuming: list[_Branch] = []  # the round's branches, while they are resumed
+        self._trace: Trace | None = None
+        self.sessions: dict[str, Any] = {}  # open simulators, kept by the toolbox
+        self._episode = Episode(task.view, self.seeds[0][1], self.roles, workflow.tools)
+        self._root = _Branch(workflow.run(self._episode), "", ())
+        self._grading = False
+        self._advance([self._root])
+
+    @property
+    def trace(self) -> Trace:
+        """The graph trajectory so far."""
+        if self._trace is None:
+            self._trace = Trace(task_id=self.task.id, seed=self.seeds[-1][1])
+        trace = self._trace
+        trace.nodes = self.canonical()
+        trace.ended, trace.reason = self.ended, self.reason
+        trace.outcome, trace.grade = self.outcome, self.grade
+        trace.error = None if self.exception is None else f"{type(self.exception).__name__}: {self.exception}"
+        return trace
+
+    def canonical(self) -> list[Node]:
+        """The answered nodes, by path (of a plain sequence: in the order they were asked)."""
+        nodes = [n for n in self.nodes if n.state == ANSWERED]
+        return sorted(nodes, key=path_key) if self._branched else nodes
+
+    def _settle(self, node: Node) -> None:
+        if node.state != PENDING:
+            raise WorkflowError(f"node {node.id} was answered already")
+        node.state = ANSWERED
+        if self.ended is not Ended.NO:
+            return
+        self._unanswered -= 1
+        if not self._unanswered:
+            self._advance(self._next)
+
+    def _advance(self, branches: list[_Branch]) -> None:
+        """Resume the branches of the finished round, and go on as long as the journal has the answers."""
+        loop = asyncio._get_running_loop()
+        if loop is not None:  # `run` must not see it
+            asyncio._set_running_loop(None)
+        try:
+            while True:
+                if self.budget.tokens is not None and self.tokens > self.budget.tokens:
+                    self._end(Ended.TRUNCATED, f"more than {self.budget.tokens} tokens")
+                    return
+                self._next = []
+                self.round += 1
+                if len(self.seeds) > 1:
+                    self._reseed()
+                self._resuming = branches
+                for branch in branches:
+                    if branch.cancelled:
+                        continue
+                    node = branch.node
+                    if node is None:  # the first round
+                        self._run(branch, None)
+                    elif node.error is not None:
+                        self._run(branch, None, ToolError(node.error))
+                    else:
+                        self._run(branch, node.reply if node.kind == "act" else node.result)
+                    if self.ended is not Ended.NO:
+                        return
+                if self._unanswered:
+                    return
+                branches = self._next
+        finally:
+            if loop is not None:
+                asyncio._set_running_loop(loop)
+
+    def _reseed(self) -> None:
+        for start, seed in self.seeds[1:]:
+            if start + 1 == self.round:  # what round `start` asks was asked before the fork
+                self._episode.rng.seed(seed)
+
+    def _run(self, branch: _Branch, value: Any, error: BaseException | None = None) -> None:
+        """Run one branch to its next request, its join, or its end."""
+        branch.node = None
+        try:
+            got = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
+        except StopIteration as stop:
+            self._finished(branch, stop.value)
+        except Exception as raised:
+            self._failed(branch, raised)
+        else:
+            if type(got) is Act or type(got) is Use:
+                self._ask(branch, got)
+            elif type(got) is Join:
+                self._open(branch, got)
+            else:
+                branch.coroutine.close()
+                self._failed(
+                    branch,
+                    WorkflowError(
+                        f"{type(self.workflow).__name__}.run awaited {got!r:.80}; only ep.act, ep.use and ep.all can "
+                        "be awaited there: put other asynchronous work into a tool and ep.use it"
+                    ),
+                )
+
+    def _ask(self, branch: _Branch, node: Node) -> None:
+        if len(self.nodes) >= self.budget.requests:
+            self._end(Ended.TRUNCATED, f"more than {self.budget.requests} requests")
+            return
+        node.id = id = f"{branch.prefix}{branch.count}"
+        branch.count += 1
+        node.parents, branch.tails = branch.tails, (id,)
+        node.round = self.round
+        agent = node.agent
+        if agent is not None:
+            turn = self._turns.get(agent, 0)
+            self._turns[agent] = turn + 1
+            if node.turn is None:
+                node.turn = turn
+            if branch.join is not None and not self._alone(branch, agent):
+                return
+        if self._journal is not None and id in self._journal:
+            node = self._recall(node, self._journal[id])
+        self.nodes.append(node)
+        branch.node = node
+        self._next.append(branch)
+        if node.state == PENDING:
+            self._unanswered += 1
+
+    def _alone(self, branch: _Branch, agent: str) -> bool:
+        """An agent stands in at most one arm of an `all`; otherwise its conversation would have no order."""
+        arm: _Branch | None = branch
+        while arm is not None and arm.join is not None:
+            if arm.join.owners.setdefault(agent, arm.index) != arm.index:
+                advice = "give its role more instances" if agent in self.roles else "use other agents"
+                self._failed(
+                    branch, WorkflowError(f"agent {agent!r} stands in two branches of one ep.all; {advice}")
+                )
+                return False
+            arm = arm.join.parent
+        return True
+
+    def _recall(self, asked: Node, known: Node) -> Node:
+        """The journal's node for what is asked again; with forced replies, a changed copy of it."""
+        same = (
+            asked.kind == known.kind
+            and asked.agent == known.agent
+            and asked.messages == known.messages
+            and asked.tool == known.tool
+            and asked.args == known.args
+        )
+        if self._forced is None:
+            if not same:
+                raise ReplayDivergence(
+                    f"replay: node {asked.id} asked {_ask_of(asked)}, but the journal holds {_ask_of(known)}; "
+                    "`run` must depend on nothing but the task, ep.rng and the replies"
+                )
+            return known
+        if asked.kind != known.kind or asked.agent != known.agent or asked.tool != known.tool:
+            return asked  # control went another way: this one stays pending
+        text = self._forced.get(asked.id)
+        if asked.kind == "use":
+            return known if same else asked
+        if same and text is None:
+            return known
+        said = asked.format.parse(known.text if text is None else text)  # type: ignore[attr-defined]
+        asked.reply = Reply(said.text, said.ok, said.value, asked.id)
+        asked.meta = freeze({"forced": True, "changed": not same})
+        asked.state = ANSWERED
+        return asked
+
+    def _open(self, branch: _Branch, join: Join) -> None:
+        self._branched = True
+        step = f"{branch.prefix}{branch.count}."
+        branch.count += 1
+        opened = _OpenJoin(branch, len(join.branches))
+        for index, coroutine in enumerate(join.branches):
+            arm = _Branch(coroutine, f"{step}{index}.", branch.tails)
+            arm.join, arm.index = opened, index
+            opened.arms.append(arm)
+        if not opened.arms:
+            self._run(branch, ())
+            return
+        for arm in opened.arms:
+            if opened.left < 0:  # an earlier arm failed at once
+                return
+            self._run(arm, None)
+            if self.ended is not Ended.NO:
+                return
+
+    def _finished(self, branch: _Branch, value: Any) -> None:
+        join = branch.join
+        if join is None:
+            self._returned(value)
+            return
+        join.results[branch.index] = value
+        join.left -= 1
+        if join.left == 0:
+            tails = dict.fromkeys(t for arm in join.arms for t in arm.tails)
+            join.parent.tails = tuple(tails)
+            self._run(join.parent, tuple(join.results))
+
+    def _failed(self, branch: _Branch, error: Exception) -> None:
+        """A failing arm cancels its siblings and raises where the `all` was awaited."""
+        join = branch.join
+        if join is None:
+            self.exception = error
+            self._end(
+                Ended.ERROR,
+                "grade" if self._grading else "tool" if isinstance(error, ToolError) else "workflow",
+            )
+            return
+        join.left = -1
+        for arm in join.arms:
+            self._cancel(arm)
+        self._run(join.parent, None, error)
+
+    def _cancel(self, arm: _Branch) -> None:
+        """Close an arm and all that runs below it; what it asked in this round is asked no more."""
+        for branch in [*self._next, *self._resuming]:
+            at: _Branch | None = branch
+            while at is not None and at is not arm:
+                at = at.join.parent if at.join is not None else None
+            if at is arm and not branch.cancelled:
+                branch.cancelled = True
+                if branch in self._next:
+                    self._next.remove(branch)
+                    self._unanswered -= branch.node is not None and branch.node.state == PENDING
+                _close(branch.coroutine)
+        arm.cancelled = True
+        _close(arm.coroutine)
+
+    def _returned(self, value: Any) -> None:
+        if self._grading:
+            self.grade = freeze(value)
+            self._end(Ended.TERMINAL, "")
+            return
+        forgotten = self._episode._forgotten()
+        if forgotten is not None:
+            what = (
+                "an ep.all(…)"
+                if isinstance(forgotten, Join)
+                else f"a request to {forgotten.agent or forgotten.tool!r}"
+            )
+            self._failed(self._root, WorkflowError(f"{what} was made but never awaited; write `await ep.…`"))
+            return
+        if value is not None and not isinstance(value, Outcome):
+            value = Outcome(**value) if isinstance(value, Mapping) else Outcome(answer=value)
+        self.outcome = value if value is not None else Outcome()
+        if type(self.workflow).grade is Workflow.grade:
+            self._end(Ended.TERMINAL, "")
+            return
+        self._grading = True
+        self.ended = Ended.TERMINAL  # what `grade` sees
+        trace = self.trace
+        self.ended = Ended.NO
+        last = self._root.tails
+        self._root = _Branch(self.workflow.grade(self._episode, trace, self.task), "g", last)
+        self._run(self._root, None)
+
+    def _end(self, ended: Ended, reason: str) -> None:
+        self.ended, self.reason = ended, reason
+        self._unanswered = 0
+        for branch in self._open_branches():
+            _close(branch.coroutine)
+        self._next = []
+
+    def _open_branches(self) -> Iterable[_Branch]:
+        seen: dict[int, _Branch] = {}
+        for branch in [*self._next, self._root]:
+            at: _Branch | None = branch
+            while at is not None:
+                seen[id(at)] = at
+                at = at.join.parent if at.join is not None else None
+        return seen.values()
+
+
+def path_key(node: Node) -> tuple[int, ...]:
+    """Node ids in canonical order; what `grade` asked comes last."""
+    graded = node.id.startswith("g")
+    return (int(graded), *map(int, node.id.lstrip("g").split(".")))
+
+
+def _ask_of(node: Node) -> str:
+    if node.kind == "use":
+        return f"tool {node.tool}({node.args!r:.200})"
+    return f"{node.agent}: {node.messages[-1]['content']!r:.200}"
+
+
+def _close(coroutine: Coroutine[Any, Any, Any]) -> None:
+    try:
+        coroutine.close()
+    except RuntimeError:  # it awaits in a `finally`: nobody answers any more, and it is dropped
+        pass
+    except ValueError:  # it is the one that is running (an ending raised from inside)
+        pass
