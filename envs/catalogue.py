@@ -38,6 +38,7 @@ def register_all() -> None:
     _rag()
     _code_and_math()
     _peers()
+    _games()
 
 
 def _flow(module: str, name: str) -> dict[str, Any]:
@@ -121,3 +122,31 @@ def _peers() -> None:
             "description": "Stronger-MAS: one writes the program, the other the tests",
         },
     )
+
+
+def _games() -> None:
+    games = {
+        "planpath": "walk a grid with walls to the goal",
+        "sokoban": "push boxes onto goals",
+        "sudoku": "fill a grid from its clues",
+        "blocksworld": "restack blocks",
+        "eight-queens": "place queens that do not attack each other",
+    }
+    teams: dict[str, tuple[str, str, tuple[str, ...]]] = {
+        "solo": ("Solo", "one planner", ("world",)),
+        "duo": ("Duo", "a proposer and a critic", ("world",)),
+        "tool": ("ToolTeam", "a coder whose program suggests, a planner who decides", ("world", "python")),
+    }
+    for game, what in games.items():
+        for team, (workflow, who, tools) in teams.items():
+            register(
+                f"{game}-{team}",
+                workflow=f"{HERE}.workflows.games.teams:{workflow}",
+                config={"game": game},
+                reward=(f"{ROOT}.rewards.games:GameCredit", FORMAT),
+                tasks="make_tasks",
+                tools={name: f"{HERE}.workflows.games.world:{name}" for name in tools},
+                expert=f"{HERE}.workflows.games.teams:expert",
+                headline="solved",
+                description=f"{what}: {who}",
+            )

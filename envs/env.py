@@ -29,13 +29,15 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
 
     def __init__(self, arena: Arena, render_mode: str | None = None) -> None:
         super().__init__()
-        if render_mode not in (None, "ansi", "human"):
-            raise ValueError(f"render_mode {render_mode!r}: use 'ansi', 'human' or None")
+        modes = ["human", "ansi", *(["rgb_array"] if hasattr(arena.workflow, "picture") else [])]
+        if render_mode is not None and render_mode not in modes:
+            offered = ", ".join(map(repr, modes[1:]))
+            raise ValueError(f"render_mode {render_mode!r}: use {offered}, 'human' or None")
         self.arena = arena
         self.render_mode = render_mode
         self.metadata = {
             "name": arena.env_id.replace("-v", "_v"),
-            "render_modes": ["human", "ansi"],
+            "render_modes": modes,
             "is_parallelizable": False,
             "render_fps": 1,
         }
@@ -115,11 +117,19 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         """There is no global observation; the trace is what there is."""
         raise WorkflowError("a team of language models has no state array; read env.unwrapped.trace instead")
 
-    def render(self) -> str | None:
-        """The episode so far as text (`ansi`), or printed (`human`)."""
+    def render(self) -> Any:
+        """The episode so far as text (`ansi`), printed (`human`), or as a picture (`rgb_array`).
+
+        A workflow with a world to show offers `picture(trace, task)`, a uint8 array (height, width, 3), and may
+        offer `scene(trace, task)`, a text.
+        """
         if self.render_mode is None:
             raise WorkflowError("this environment was made without render_mode; make(…, render_mode='ansi')")
+        if self.render_mode == "rgb_array":
+            return self.arena.workflow.picture(self.trace, self.execution.task)  # type: ignore[attr-defined]
         text = episode_text(self.trace) if self._play is not None else ""
+        if self._play is not None and hasattr(self.arena.workflow, "scene"):
+            text = f"{text}\n{self.arena.workflow.scene(self.trace, self.execution.task)}"
         if self.render_mode == "human":
             print(text)
             return None

@@ -54,7 +54,8 @@ class EnvSpec:
     dataset: str = ""
     """The real data set of the id."""
     tasks: Any = None
-    """Rows, a DataSet, or `(split) -> rows | DataSet`, where the tasks are the environment's own."""
+    """Rows, a DataSet, `(split, size) -> rows | DataSet`, or the name of the workflow's method that is one, where
+    the tasks are the environment's own."""
     tools: Mapping[str, Any] = field(default_factory=dict)
     """By name: a tool, or an entry point to a factory `(data: DataSet) -> tool`."""
     expert: Any = None
@@ -188,7 +189,9 @@ def make_arena(
         raise ValueError(f"{id}: give either tasks (your own) or split/data, not both")
     if isinstance(data, str) and data not in ("mini",) and known.tasks is not None:
         raise ValueError(f"{id} makes its own tasks; data={data!r} does not apply")
-    found = _own(tasks, workflow) if tasks is not None else _data(known, split or "train", data, size)
+    found = (
+        _own(tasks, workflow) if tasks is not None else _data(known, split or "train", data, size, workflow)
+    )
     rules = known.reward if _is(reward, "default") else () if reward is None else reward
     rules = rules if isinstance(rules, list | tuple) else (rules,)
     given = dict(tools or {})
@@ -279,13 +282,15 @@ def _own(tasks: Any, workflow: Workflow) -> DataSet:
     return DataSet("own", "own", [dict(t) for t in tasks], fingerprint(tasks))
 
 
-def _data(known: EnvSpec, split: str, data: Any, size: int | None) -> DataSet:
+def _data(
+    known: EnvSpec, split: str, data: Any, size: int | None, workflow: Workflow | None = None
+) -> DataSet:
     """The tasks: the environment's own, a real data set, a file, or the embedded mini world."""
     if isinstance(data, DataSet):
         return data
     if known.tasks is not None:
-        rows = known.tasks if not callable(known.tasks) else resolve(known.tasks)(split, size)
-        rows = resolve(rows) if isinstance(rows, str) else rows
+        own = known.tasks
+        rows = getattr(workflow, own) if isinstance(own, str) and ":" not in own else resolve(own)
         rows = rows(split, size) if callable(rows) else rows
         if isinstance(rows, DataSet):
             return rows

@@ -140,6 +140,8 @@ def _node_dict(node: Node, rewards: Mapping[str, float], volatile: bool) -> dict
         "rewards": dict(rewards),
         "credit": sum(rewards.values()),
     }
+    if node.anchor is not None:
+        plain["anchor"] = node.anchor
     if volatile:
         plain["meta"] = jsonable(node.meta)
     return plain
@@ -155,7 +157,7 @@ def _node_from(row: Mapping[str, Any]) -> Node:
     else:
         node = Use(row["tool"], row["args"])
         node.result, node.private, node.error = row["result"], row["private"], row["error"]
-    node.id, node.turn, node.round = row["id"], row["turn"], row["round"]
+    node.id, node.turn, node.round, node.anchor = row["id"], row["turn"], row["round"], row.get("anchor")
     node.parents, node.meta, node.state = tuple(row["parents"]), row.get("meta", {}), ANSWERED
     return node
 

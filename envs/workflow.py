@@ -17,6 +17,7 @@ hands it to the driver (`execution.Execution`), which resumes `run` with the ans
 from __future__ import annotations
 
 import difflib
+import hashlib
 import random
 from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -74,6 +75,7 @@ class Node:
     agent: str | None = None
     role: str | None = None
     messages: tuple[Mapping[str, Any], ...] = ()
+    anchor: str | None = None
     reply: Reply | None = None
     tool: str | None = None
     args: FrozenDict | None = None
@@ -192,8 +194,13 @@ class Episode:
         reply: Format | None = None,
         turn: int | None = None,
         max_tokens: int | None = None,
+        anchor: str | None = None,
     ) -> Act:
-        """Ask an agent to speak; awaited, gives its `Reply`. `reply` overrides the role's format."""
+        """Ask an agent to speak; awaited, gives its `Reply`. `reply` overrides the role's format.
+
+        `anchor` is the state of the world as text: acts with the same one are comparable (GiGPO's groups),
+        whatever their prompts say besides.
+        """
         role = self._roles.get(agent)
         if role is None:
             raise unknown("agent", agent, self._roles)
@@ -206,6 +213,8 @@ class Episode:
             node.turn = turn
         if max_tokens is not None:
             node.max_tokens = max_tokens
+        if anchor is not None:
+            node.anchor = hashlib.blake2b(anchor.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         self._made.append(node)
         return node
 

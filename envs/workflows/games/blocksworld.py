@@ -1,0 +1,150 @@
+"""Blocksworld: bring stacks of blocks into the wanted stacks, one free block at a time."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .game import Game, Solution, search
+from .pictures import paint
+
+Stacks = frozenset[tuple[str, ...]]  # each from bottom to top
+
+
+class State(NamedTuple):
+    """The stacks there are, and those that are wanted."""
+
+    now: Stacks
+    goal: Stacks
+
+
+def draw(rng: random.Random, mine: Callable[[str], bool], blocks: int) -> State | None:
+    """Two random arrangements. Any can be reached from any other: by way of the table."""
+    names = string.ascii_lowercase[:blocks]
+    state = State(_arranged(rng, names), _arranged(rng, names))
+    return state if mine(text(state)) else None
+
+
+def _arranged(rng: random.Random, names: str) -> Stacks:
+    stacks: list[list[str]] = []
+    for name in rng.sample(names, len(names)):
+        place = rng.randrange(len(stacks) + 1)
+        if place == len(stacks):
+            stacks.append([name])
+        else:
+            stacks[place].append(name)
+    return frozenset(map(tuple, stacks))
+
+
+def parse(text: str) -> State:
+    """Two lines, `Stacks:` and `Goal:`; a stack from bottom to top, stacks parted by |."""
+    lines = dict(line.split(":", 1) for line in text.strip().splitlines())
+    if set(lines) != {"Stacks", "Goal"}:
+        raise ValueError(f"blocksworld needs the lines 'Stacks: …' and 'Goal: …': {text!r:.120}")
+    now, goal = (frozenset(tuple(s.split()) for s in lines[k].split("|")) for k in ("Stacks", "Goal"))
+    names, wanted = (sorted(name for stack in stacks for name in stack) for stacks in (now, goal))
+    if (
+        names != wanted
+        or len(set(names)) < len(names)
+        or not all(len(n) == 1 and n in string.ascii_lowercase for n in names)
+    ):
+        raise ValueError(f"stacks and goal must hold the same blocks, each a letter and once: {text!r:.120}")
+    return State(now, goal)
+
+
+def text(state: State) -> str:
+    return f"Stacks: {_told(state.now)}\nGoal: {_told(state.goal)}"
+
+
+def _told(stacks: Stacks) -> str:
+    return " | ".join(" ".join(stack) for stack in sorted(stacks))
+
+
+def facts(state: State) -> str:
+    return f"Free blocks: {', '.join(sorted(stack[-1] for stack in state.now))}. Not yet in place: {left(state)}."
+
+
+def moves(state: State) -> tuple[str, ...]:
+    names = sorted(name for stack in state.now for name in stack)
+    return tuple(f"{a} on {b}" for a in names for b in (*names, "table") if a != b)
+
+
+def play(state: State, move: str) -> State | None:
+    """Only a free block can be moved, onto another free block or the table; to stay where it is, is no move."""
+    block, to = move.split(" on ")
+    source = next((stack for stack in state.now if stack[-1] == block), None)
+    target = next((stack for stack in state.now if stack[-1] == to), ())
+    if source is None or block == to or (not target and (to != "table" or len(source) == 1)):
+        return None
+    rest = state.now - {source, target}
+    shorter = {source[:-1]} if len(source) > 1 else set()
+    return state._replace(now=rest | shorter | {(*target, block)})
+
+
+def solved(state: State) -> bool:
+    return state.now == state.goal
+
+
+def left(state: State) -> int:
+    """Blocks that stand on something they should not (or on one that does): each must move at least once."""
+    wrong = 0
+    for stack in state.now:
+        wanted = next((goal for goal in state.goal if goal[0] == stack[0]), ())
+        same = 0
+        while same < min(len(stack), len(wanted)) and stack[same] == wanted[same]:
+            same += 1
+        wrong += len(stack) - same
+    return wrong
+
+
+def solve(state: State) -> Solution | None:
+    return search(state, _steps, solved, left)
+
+
+def _steps(state: State) -> list[tuple[str, State]]:
+    """Every legal move and what comes of it; `play` says the same of one."""
+    found = []
+    for source in sorted(state.now):
+        block, rest = source[-1], state.now - {source} | ({source[:-1]} if len(source) > 1 else set())
+        for target in sorted(state.now - {source}):
+            found.append(
+                (f"{block} on {target[-1]}", state._replace(now=rest - {target} | {(*target, block)}))
+            )
+        if len(source) > 1:
+            found.append((f"{block} on table", state._replace(now=rest | {(block,)})))
+    return found
+
+
+def limit(state: State) -> int:
+    """Twice what is always enough: everything to the table, then everything up."""
+    return 4 * sum(map(len, state.now))
+
+
+def picture(state: State) -> Any:
+    """The stacks as they are on the left, as they are wanted on the right."""
+    size = sum(map(len, state.now))
+    marks, colours = {}, {}
+    for offset, stacks in ((0, state.now), (size + 1, state.goal)):
+        for column, stack in enumerate(sorted(stacks)):
+            for level, name in enumerate(stack):
+                cell = (size - 1 - level, offset + column)
+                marks[cell] = (name, "ink")
+                colours[cell] = "block" if not offset else "goal"
+    colours |= {(row, size): "wall" for row in range(size)}
+    return paint(size, 2 * size + 1, colours, marks)
+
+
+GAME = Game(
+    name="blocksworld",
+    rules=(
+        "Bring the stacks of blocks into those of the goal. Each stack is told from bottom to top; | stands between two. "
+        "A move is a block on a block, such as a on b, or on the table, such as a on table. "
+        "Only a block with nothing on it can be moved or built on. Take as few moves as possible."
+    ),
+    move=r"[a-z] on (?:table|[a-z])",
+    levels={"easy": {"blocks": 4}, "normal": {"blocks": 5}, "hard": {"blocks": 8}},
+    draw=draw, parse=parse, text=text, facts=facts, moves=moves, play=play, solved=solved, left=left,
+    solve=solve, limit=limit, picture=picture,
+)  # fmt: skip

@@ -1,0 +1,199 @@
+"""What a game is: rules as pure functions of a state, a generator, an optimal solver, words and a picture.
+
+A state is a hashable tuple and goes to text and back (`text`, `parse`), so what a prompt shows, what a trace
+holds and what the rules work on is one thing. A move is a few words: `up`, `2 3 4`, `a on b`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import heapq
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+from ...tasks import DataSet, Schema, TaskError, fingerprint
+
+Solution = tuple[str, ...]
+GAME_TASK = Schema("game", ("id", "game", "start"), ("solution",))
+SIZES = {"train": 512, "validation": 128, "test": 128}
+PATIENCE = 4000  # draws that bring nothing new before a level counts as exhausted
+
+
+@dataclass(frozen=True)
+class Game:
+    """A game, put together from the functions of its module."""
+
+    name: str
+    rules: str
+    """What a role is told about board, moves and goal."""
+    move: str
+    """A regular expression that fits one move."""
+    levels: Mapping[str, Mapping[str, Any]]
+    """Settings of `draw`, by difficulty; `normal` is the default."""
+    draw: Callable[..., Any]
+    """`(rng, mine, **level)`: a start, solvable or not, or None where this attempt came to nothing. `mine(content)`
+    says whether a content belongs to the split that is wanted; ask it before anything costly."""
+    parse: Callable[[str], Any]
+    text: Callable[[Any], str]
+    facts: Callable[[Any], str]
+    """What a reader of the board would work out first, in a line."""
+    moves: Callable[[Any], tuple[str, ...]]
+    """Every move there is on this board, legal now or not."""
+    play: Callable[[Any, str], Any]
+    """The next state, or None where the move is refused."""
+    solved: Callable[[Any], bool]
+    left: Callable[[Any], float]
+    """A cheap guess of how much is left to do, 0 when solved: the shaping's potential is its negative."""
+    solve: Callable[[Any], Solution | None]
+    """A shortest solution, or None where there is none."""
+    limit: Callable[[Any], int]
+    """Steps that an episode from this start may take."""
+    picture: Callable[[Any], Any]
+
+    def read_plan(self, said: str) -> Solution | None:
+        """The moves in a text that holds nothing else, parted by commas, lines or spaces; None if it does."""
+        if len(said) > 4_000:
+            return None
+        words = " ".join(re.sub(r"[\[\]'\"]", " ", said.casefold()).replace(",", " ").split())
+        if not re.fullmatch(rf"(?:{self.move})(?: (?:{self.move}))*", words):
+            return None
+        return tuple(re.findall(rf"(?:{self.move})(?= |$)", words))
+
+    def state(self, text: str) -> Any:
+        """`parse`, remembered."""
+        return _state(self, text)
+
+    def best(self, state: Any) -> Solution | None:
+        """`solve`, remembered."""
+        return _best(self, state)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def level(self, difficulty: str | Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a difficulty: a level's name, or settings that replace those of `normal`."""
+        if isinstance(difficulty, str):
+            if difficulty not in self.levels:
+                raise ValueError(
+                    f"{self.name} has no difficulty {difficulty!r}; it has {', '.join(self.levels)}"
+                )
+            return dict(self.levels[difficulty])
+        usual = self.levels["normal"]
+        for name in difficulty:
+            if name not in usual:
+                near = difflib.get_close_matches(name, usual, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(usual)}"
+                raise ValueError(f"{self.name}: unknown difficulty setting {name!r}; {hint}")
+        return {**usual, **difficulty}
+
+
+@lru_cache(maxsize=1 << 14)
+def _state(game: Game, text: str) -> Any:
+    return game.parse(text)
+
+
+@lru_cache(maxsize=1 << 16)
+def _best(game: Game, state: Any) -> Solution | None:
+    return game.solve(state)
+
+
+# tasks -------------------------------------------------------------------------------------------------
+
+
+def data_set(game: Game, split: str, size: int | None, level: Mapping[str, Any], seed: int) -> DataSet:
+    """`size` different tasks of a split; without a size the usual number, or as many as the level has."""
+    if split not in SIZES:
+        raise TaskError(f"{game.name} has no split {split!r}; its splits are {', '.join(SIZES)}")
+    if size is not None and size < 1:
+        raise TaskError(f"a data set needs at least one task, not size={size}")
+    return _data_set(game, split, size, tuple(sorted(level.items())), seed)
+
+
+@lru_cache(maxsize=32)
+def _data_set(
+    game: Game, split: str, size: int | None, level: tuple[tuple[str, Any], ...], seed: int
+) -> DataSet:
+    wanted = SIZES[split] if size is None else size
+    stream = tasks(game, split, dict(level), seed)
+    rows = [row for row, _ in zip(stream, range(wanted), strict=False)]
+    if len(rows) < wanted and (size is not None or not rows):
+        settings = ", ".join(f"{name}={value}" for name, value in level)
+        raise TaskError(
+            f"{game.name} ({settings}) has only {len(rows)} {split} tasks, not {wanted}; take a smaller size or "
+            f"another difficulty ({', '.join(game.levels)}, or settings of your own)"
+        )
+    return DataSet(game.name, split, rows, fingerprint(rows))
+
+
+def tasks(game: Game, split: str, level: Mapping[str, Any], seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Different solvable starts of a split, with a shortest solution each, until nothing new comes up.
+
+    A start belongs to the split that the hash of its content says, whatever the seed and the size.
+    """
+    rng = random.Random(f"{game.name}/{split}/{seed}")
+    seen: set[Any] = set()
+    idle = 0
+
+    def mine(content: str) -> bool:
+        return split_of(content) == split
+
+    while idle < PATIENCE:
+        idle += 1
+        start = game.draw(rng, mine, **level)
+        if start is None or start in seen:
+            continue
+        seen.add(start)
+        solution = game.solve(start)
+        if not solution or 2 * len(solution) > game.limit(start):
+            continue
+        idle = 0
+        digest = hashlib.sha256(game.text(start).encode()).hexdigest()[:10]
+        yield {
+            "id": f"{game.name}-{digest}",
+            "game": game.name,
+            "start": game.text(start),
+            "solution": list(solution),
+        }
+
+
+def split_of(key: str) -> str:
+    """One start in eight is for validation, one for test."""
+    return {0: "validation", 1: "test"}.get(hashlib.sha256(key.encode()).digest()[0] % 8, "train")
+
+
+# searching ---------------------------------------------------------------------------------------------
+
+
+def search(
+    start: Any,
+    steps: Callable[[Any], list[tuple[str, Any]]],
+    solved: Callable[[Any], bool],
+    left: Callable[[Any], float],
+) -> Solution | None:
+    """A* with a `left` that never says too much, so what it finds first is shortest."""
+    ticket = count()
+    heap = [(left(start), next(ticket), 0, start)]
+    came: dict[Any, tuple[Any, str]] = {}
+    cost = {start: 0}
+    while heap:
+        _, _, paid, state = heapq.heappop(heap)
+        if paid > cost[state]:
+            continue
+        if solved(state):
+            plan: list[str] = []
+            while state != start:
+                state, move = came[state]
+                plan.append(move)
+            return tuple(reversed(plan))
+        for move, after in steps(state):
+            if paid + 1 < cost.get(after, 1 << 30):
+                cost[after] = paid + 1
+                came[after] = (state, move)
+                heapq.heappush(heap, (paid + 1 + left(after), next(ticket), paid + 1, after))
+    return None

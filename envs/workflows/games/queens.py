@@ -1,0 +1,152 @@
+"""Eight queens (or six, or ten): a queen in every row so that none attacks another; some stand from the start."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from .game import Game, Solution
+from .pictures import paint
+
+
+class State(NamedTuple):
+    """Each row's queen by column (from 1; 0 where there is none), and the same for those that are fixed."""
+
+    queens: tuple[int, ...]
+    fixed: tuple[int, ...]
+
+
+@lru_cache(maxsize=8)
+def solutions(side: int) -> tuple[tuple[int, ...], ...]:
+    """Every way to place all queens."""
+    found: list[tuple[int, ...]] = []
+
+    def place(queens: tuple[int, ...], columns: int, down: int, up: int) -> None:
+        if len(queens) == side:
+            found.append(queens)
+            return
+        for column in range(side):
+            bit = 1 << column
+            if not (columns | down | up) & bit:
+                place((*queens, column + 1), columns | bit, (down | bit) << 1, (up | bit) >> 1)
+
+    place((), 0, 0, 0)
+    return tuple(found)
+
+
+def draw(rng: random.Random, mine: Callable[[str], bool], side: int, fixed: int) -> State | None:
+    """Some queens of a solution."""
+    whole = rng.choice(solutions(side))
+    rows = rng.sample(range(side), fixed)
+    kept = tuple(column if row in rows else 0 for row, column in enumerate(whole))
+    state = State(kept, kept)
+    return state if mine(text(state)) else None
+
+
+def parse(text: str) -> State:
+    """Two lines, `Queens:` and `Fixed:`, each with a column (or .) for every row."""
+    lines = dict(line.split(":", 1) for line in text.strip().splitlines())
+    if set(lines) != {"Queens", "Fixed"}:
+        raise ValueError(f"eight-queens needs the lines 'Queens: …' and 'Fixed: …': {text!r:.120}")
+    queens, fixed = (tuple(0 if w == "." else int(w) for w in lines[k].split()) for k in ("Queens", "Fixed"))
+    fits = len(queens) == len(fixed) and all(f in (0, q) for q, f in zip(queens, fixed, strict=True))
+    if not fits or not 4 <= len(queens) <= 12 or not all(0 <= q <= len(queens) for q in queens):
+        raise ValueError(f"rows of 4 to 12 columns (or .), the fixed ones alike in both: {text!r:.120}")
+    return State(queens, fixed)
+
+
+def text(state: State) -> str:
+    def told(columns: tuple[int, ...]) -> str:
+        return " ".join(str(column) if column else "." for column in columns)
+
+    return f"Queens: {told(state.queens)}\nFixed: {told(state.fixed)}"
+
+
+def facts(state: State) -> str:
+    pairs = ", ".join(f"{a + 1} and {b + 1}" for a, b in attacks(state))
+    return f"Rows without a queen: {state.queens.count(0)}. Rows that attack each other: {pairs or 'none'}."
+
+
+def attacks(state: State) -> list[tuple[int, int]]:
+    """The pairs of rows whose queens attack each other."""
+    placed = [(row, column) for row, column in enumerate(state.queens) if column]
+    return [(r, s) for (r, c), (s, d) in combinations(placed, 2) if c == d or s - r == abs(c - d)]
+
+
+def moves(state: State) -> tuple[str, ...]:
+    numbers = range(1, len(state.queens) + 1)
+    return tuple(f"{row} {column}" for row in numbers for column in numbers)
+
+
+def play(state: State, move: str) -> State | None:
+    """Put a row's queen into a column, or move it there; fixed ones stay."""
+    row, column = map(int, move.split())
+    side = len(state.queens)
+    if (
+        not (0 < row <= side and 0 < column <= side)
+        or state.fixed[row - 1]
+        or state.queens[row - 1] == column
+    ):
+        return None
+    return state._replace(queens=(*state.queens[: row - 1], column, *state.queens[row:]))
+
+
+def solved(state: State) -> bool:
+    return 0 not in state.queens and not attacks(state)
+
+
+def left(state: State) -> float:
+    """Rows without a queen, and pairs that attack each other."""
+    return state.queens.count(0) + len(attacks(state))
+
+
+def solve(state: State) -> Solution | None:
+    """To the nearest solution that keeps the fixed queens: one move for each row that differs."""
+    fits = [
+        s
+        for s in solutions(len(state.queens))
+        if all(f in (0, q) for q, f in zip(s, state.fixed, strict=True))
+    ]
+    if not fits:
+        return None
+    plans = (
+        [(row, to) for row, (at, to) in enumerate(zip(state.queens, whole, strict=True), 1) if at != to]
+        for whole in fits
+    )
+    return tuple(f"{row} {column}" for row, column in min(plans, key=len))
+
+
+def limit(state: State) -> int:
+    return 3 * state.fixed.count(0)
+
+
+def picture(state: State) -> Any:
+    side, bad = len(state.queens), {row for pair in attacks(state) for row in pair}
+    shade = {(r, c): "shade" for r in range(side) for c in range(side) if (r + c) % 2}
+    marks = {
+        (row, column - 1): ("disc", "bad" if row in bad else "ink" if state.fixed[row] else "player")
+        for row, column in enumerate(state.queens)
+        if column
+    }
+    return paint(side, side, shade, marks)
+
+
+GAME = Game(
+    name="eight-queens",
+    rules=(
+        "Place a queen in every row so that no two share a column or a diagonal. The line Queens tells the column of "
+        "each row's queen, row by row, and . where there is none. A move is row column, such as 2 5; it places that "
+        "row's queen, or moves it. Fixed queens cannot be moved. Take as few moves as possible."
+    ),
+    move=r"\d+ \d+",
+    levels={
+        "easy": {"side": 8, "fixed": 6},
+        "normal": {"side": 8, "fixed": 4},
+        "hard": {"side": 10, "fixed": 3},
+    },
+    draw=draw, parse=parse, text=text, facts=facts, moves=moves, play=play, solved=solved, left=left,
+    solve=solve, limit=limit, picture=picture,
+)  # fmt: skip

@@ -1,0 +1,235 @@
+"""Sudoku of side 4, 6, 8 or 9: fill the grid; the clues stay as they are, and there is exactly one solution.
+
+Peer: PettingLLMs' Sudoku. There, any valid grid counts, whatever the clues; test puzzles are training puzzles;
+uniqueness is not checked. Here a move writes one number into a cell that is no clue (writing over one's own is
+allowed), and puzzles are split by their solved grid.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from .game import Game, Solution
+from .pictures import paint
+
+BOXES = {4: (2, 2), 6: (2, 3), 8: (2, 4), 9: (3, 3)}  # side -> a box's height and width
+FREE: Mapping[int, Sequence[tuple[int, ...]]] = {  # side -> by the bits of what is taken, what is free
+    side: [tuple(n for n in range(1, side + 1) if not taken >> n & 1) for taken in range(2 << side)]
+    for side in BOXES
+}
+
+
+class State(NamedTuple):
+    """The numbers by row (0 where there is none), and the places of one's own."""
+
+    side: int
+    grid: tuple[int, ...]
+    own: frozenset[int]
+
+    def clues(self) -> tuple[int, ...]:
+        """The grid without one's own numbers."""
+        return tuple(0 if place in self.own else number for place, number in enumerate(self.grid))
+
+
+@lru_cache(maxsize=8)
+def peers(side: int) -> tuple[tuple[int, ...], ...]:
+    """For each place: those in its row, column or box."""
+    if side not in BOXES:
+        raise ValueError(f"a sudoku of side {side}; sides are {', '.join(map(str, BOXES))}")
+    high, wide = BOXES[side]
+
+    def met(a: int, b: int) -> bool:
+        (r, c), (s, d) = divmod(a, side), divmod(b, side)
+        return a != b and (r == s or c == d or (r // high, c // wide) == (s // high, d // wide))
+
+    places = range(side * side)
+    return tuple(tuple(b for b in places if met(a, b)) for a in places)
+
+
+@lru_cache(maxsize=8)
+def units(side: int) -> tuple[tuple[int, int, int], ...]:
+    """For each place: the numbers of its row, column and box among all 3 × side units."""
+    high, wide = BOXES[side]
+    cells = [divmod(place, side) for place in range(side * side)]
+    return tuple((r, side + c, 2 * side + r // high * high + c // wide) for r, c in cells)
+
+
+def completions(
+    side: int, grid: list[int], most: int, rng: random.Random | None = None
+) -> list[tuple[int, ...]]:
+    """Up to `most` valid completions: always at the place with the fewest numbers left."""
+    lines, found = units(side), []
+    taken = [0] * 3 * side  # by row, column and box: a bit for each number that stands there
+    for place, number in enumerate(grid):
+        bit = 1 << number
+        for unit in lines[place] if number else ():
+            if taken[unit] & bit:
+                return []
+            taken[unit] |= bit
+
+    def fill(empty: list[int]) -> None:
+        if not empty:
+            found.append(tuple(grid))
+            return
+        best, options = -1, tuple(range(side + 1))
+        for place in empty:
+            row, column, box = lines[place]
+            fits = FREE[side][taken[row] | taken[column] | taken[box]]
+            if len(fits) < len(options):
+                best, options = place, fits
+                if len(fits) < 2:
+                    break
+        rest = [place for place in empty if place != best]
+        for number in rng.sample(options, len(options)) if rng else options:
+            bit = 1 << number
+            grid[best] = number
+            for unit in lines[best]:
+                taken[unit] |= bit
+            fill(rest)
+            for unit in lines[best]:
+                taken[unit] ^= bit
+            if len(found) >= most:
+                break
+        grid[best] = 0
+
+    fill([place for place, number in enumerate(grid) if not number])
+    return found
+
+
+@lru_cache(maxsize=4096)
+def answer(side: int, clues: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The one completion of the clues; None where there is none, or more than one."""
+    found = completions(side, list(clues), 2)
+    return found[0] if len(found) == 1 else None
+
+
+def draw(rng: random.Random, mine: Callable[[str], bool], side: int, empty: int) -> State | None:
+    """A random full grid, emptied place by place as long as no other number fits where one was.
+
+    Splits share no full grid.
+    """
+    peers(side)
+    grid = list(completions(side, [0] * side * side, 1, rng)[0])
+    if not mine(str(grid)):
+        return None
+    gone = 0
+    for place in rng.sample(range(side * side), side * side):
+        if gone == empty:
+            break
+        kept = grid[place]
+        others = [*grid[:place], 0, *grid[place + 1 :]]
+        if any(completions(side, _with(others, place, n), 1) for n in range(1, side + 1) if n != kept):
+            continue
+        grid, gone = others, gone + 1
+    return State(side, tuple(grid), frozenset()) if gone == empty else None
+
+
+def _with(grid: list[int], place: int, number: int) -> list[int]:
+    return [*grid[:place], number, *grid[place + 1 :]]
+
+
+def parse(text: str) -> State:
+    """Rows of numbers, then (once there are any) one's own places after `Own:`."""
+    board, _, rest = text.partition("Own:")
+    rows = [[0 if word == "." else int(word) for word in line.split()] for line in board.strip().splitlines()]
+    side = len(rows)
+    if any(len(row) != side or not all(0 <= n <= side for n in row) for row in rows):
+        raise ValueError(f"this is no square of . and the numbers 1 to {side}: {board!r:.120}")
+    peers(side)
+    own = [tuple(map(int, pair.split())) for pair in rest.strip(" .").split(",") if pair.strip()]
+    return State(
+        side, tuple(n for row in rows for n in row), frozenset((r - 1) * side + c - 1 for r, c in own)
+    )
+
+
+def text(state: State) -> str:
+    side = state.side
+    words = [str(n) if n else "." for n in state.grid]
+    board = "\n".join(" ".join(words[r * side : (r + 1) * side]) for r in range(side))
+    own = ", ".join(f"{place // side + 1} {place % side + 1}" for place in sorted(state.own))
+    return f"{board}\nOwn: {own}" if own else board
+
+
+def facts(state: State) -> str:
+    clashes = len(clashing(state))
+    return f"Empty cells: {state.grid.count(0)}. Cells in conflict: {clashes}."
+
+
+def clashing(state: State) -> list[int]:
+    """The places whose number stands twice in a row, column or box."""
+    around, grid = peers(state.side), state.grid
+    return [p for p, n in enumerate(grid) if n and any(grid[q] == n for q in around[p])]
+
+
+def moves(state: State) -> tuple[str, ...]:
+    numbers = range(1, state.side + 1)
+    return tuple(f"{r} {c} {n}" for r in numbers for c in numbers for n in numbers)
+
+
+def play(state: State, move: str) -> State | None:
+    """Clues cannot be written over, and what stands there already is no move."""
+    row, column, number = map(int, move.split())
+    if not (0 < row <= state.side and 0 < column <= state.side and 0 < number <= state.side):
+        return None
+    place = (row - 1) * state.side + column - 1
+    before = state.grid[place]
+    if before == number or (before and place not in state.own):
+        return None
+    grid = (*state.grid[:place], number, *state.grid[place + 1 :])
+    return state._replace(grid=grid, own=state.own | {place})
+
+
+def solved(state: State) -> bool:
+    return 0 not in state.grid and not clashing(state)
+
+
+def left(state: State) -> float:
+    """Empty cells and cells in conflict."""
+    return state.grid.count(0) + len(clashing(state))
+
+
+def solve(state: State) -> Solution | None:
+    """One move for each cell that is not yet right."""
+    right = answer(state.side, state.clues())
+    if right is None:
+        return None
+    wrong = [p for p, (n, r) in enumerate(zip(state.grid, right, strict=True)) if n != r]
+    return tuple(f"{p // state.side + 1} {p % state.side + 1} {right[p]}" for p in wrong)
+
+
+def limit(state: State) -> int:
+    return 2 * state.clues().count(0)
+
+
+def picture(state: State) -> Any:
+    bad = set(clashing(state))
+    high, wide = BOXES[state.side]
+    cells = {divmod(place, state.side): place for place in range(state.side**2)}
+    shade = {(r, c): "shade" for r, c in cells if (r // high + c // wide) % 2}
+    marks = {
+        cell: (str(state.grid[place]), "bad" if place in bad else "player" if place in state.own else "ink")
+        for cell, place in cells.items()
+        if state.grid[place]
+    }
+    return paint(state.side, state.side, shade, marks)
+
+
+GAME = Game(
+    name="sudoku",
+    rules=(
+        "Fill the grid so that no number stands twice in a row, a column or a box. . is an empty cell. "
+        "A move is row column number, such as 1 2 3; rows are counted from the top, columns from the left. "
+        "Clues cannot be changed; your own numbers can be written over."
+    ),
+    move=r"\d \d \d",
+    levels={
+        "easy": {"side": 4, "empty": 4},
+        "normal": {"side": 4, "empty": 8},
+        "hard": {"side": 9, "empty": 40},
+    },
+    draw=draw, parse=parse, text=text, facts=facts, moves=moves, play=play, solved=solved, left=left,
+    solve=solve, limit=limit, picture=picture,
+)  # fmt: skip

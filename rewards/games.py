@@ -1,0 +1,140 @@
+"""What planning games pay: PettingLLMs' rewards, with what could be exploited taken out of them.
+
+A turn is the acts since the world last moved. Each of its acts earns `alpha` times what the turn earned the
+team, and loses for what its own moves would have wasted:
+
+    step       each move made, a refused one too (and a turn without any)
+    invalid    a refused move
+    shaping    Φ(after) − Φ(before), Φ = −(work left) × weight
+    goal       solved; `shortest` besides, where it took no step too many
+    fail       out of steps
+    own        −(steps that the act's own moves lose against a shortest solution) × weight
+
+Why no loop can pay: `shaping` sums to zero along any cycle (the published γΦ' − Φ with γ = 0.99 and Φ < 0 pays
+(1 − γ)|Φ| a step for staying where one is), a box that is pushed off its goal gives back what it earned, `step` is
+negative, and `own` never positive. Paying a proposal for the progress it *would* have made, as published, could
+be farmed too: propose well, and let the partner walk back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..envs.ledger import Credit
+from ..envs.tasks import Task
+from ..envs.trace import Trace
+from ..envs.workflow import Node
+from ..envs.workflows.games import GAMES
+from ..envs.workflows.games.game import Game
+from ..envs.workflows.games.world import walk
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The amounts."""
+
+    step: float = -0.01
+    invalid: float = -0.1
+    shaping: float = 0.1
+    goal: float = 2.0
+    shortest: float = 0.5
+    fail: float = -1.0
+    own: float = -0.1
+    """For each wasted step, of which `most` count."""
+    most: int = 5
+
+
+SCALES = {
+    "planpath": Scale(goal=1.0, shaping=1.0),
+    "sokoban": Scale(goal=10.0, fail=-5.0, invalid=-0.05),
+    "sudoku": Scale(invalid=-0.5),
+    "blocksworld": Scale(),
+    "eight-queens": Scale(invalid=-0.5, fail=-0.5),
+}
+
+
+class GameCredit:
+    """Team rewards by turn, each act's own waste, and the metrics `solved`, `steps` and `optimal_ratio`."""
+
+    name = "game"
+
+    def __init__(self, alpha: float = 1.0, **amounts: float) -> None:
+        self.alpha, self.amounts = alpha, amounts
+        replace(Scale(), **amounts)  # type: ignore[arg-type]  # an unknown name is an error here and now
+
+    def scale(self, game: str) -> Scale:
+        """The game's amounts, with this rule's own in their place."""
+        return replace(SCALES[game], **self.amounts)  # type: ignore[arg-type]
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        if node.kind != "use" or node.tool != "world" or node.error is not None:
+            return
+        args: Mapping[str, Any] = node.args or {}
+        went = node.result
+        game, scale = GAMES[args["game"]], self.scale(args["game"])
+        before = game.state(args["state"])
+        team = dense(scale, game, before, game.state(went["state"]), went["steps"], bool(went["refused"]))
+        if went["solved"]:
+            team["goal"] = scale.goal
+            taken = sum(use.result["steps"] for use in trace.uses("world") if use.round <= node.round)
+            team["shortest"] = scale.shortest if taken <= optimum(task) else 0.0
+        for act in turn_of(trace, node):
+            for component, amount in team.items():
+                if amount:
+                    yield Credit(act.id, component, self.alpha * amount)
+            if act.role in args["proposals"]:
+                lost = waste(game, before, args["proposals"][act.role], scale.most)
+                yield Credit(act.id, "own", scale.own * lost)
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        made = trace.uses("world")
+        if str(trace.ended) == "terminal" and made and not made[-1].result["solved"]:
+            fail = self.scale(task.view["game"]).fail
+            return [Credit(act.id, "fail", self.alpha * fail) for act in turn_of(trace, made[-1])]
+        return ()
+
+    def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        made = [use for use in trace.uses("world") if use.error is None]
+        solved = bool(made) and bool(made[-1].result["solved"])
+        steps = sum(use.result["steps"] for use in made)
+        return {
+            "solved": float(solved),
+            "steps": float(steps),
+            "optimal_ratio": optimum(task) / steps if solved else 0.0,
+        }
+
+
+def dense(scale: Scale, game: Game, before: Any, after: Any, steps: int, refused: bool) -> dict[str, float]:
+    """What a turn earns the team, whether or not it ends the game."""
+    return {
+        "step": scale.step * steps,
+        "invalid": scale.invalid * refused,
+        "shaping": scale.shaping * (game.left(before) - game.left(after)),
+    }
+
+
+def waste(game: Game, state: Any, moves: Sequence[str], most: int) -> int:
+    """Steps that these moves lose against a shortest solution: `most` where they lose the game."""
+    best = game.best(state)
+    if best is None:
+        return 0  # it was lost before
+    after, steps, _ = walk(game, state, moves)
+    rest = game.best(after)
+    return most if rest is None else min(most, steps + len(rest) - len(best))
+
+
+def turn_of(trace: Trace, world: Node) -> list[Node]:
+    """The acts since the world moved last."""
+    before = max((use.round for use in trace.uses("world") if use.round < world.round), default=-1)
+    return [act for act in trace.acts() if before < act.round < world.round]
+
+
+def optimum(task: Task) -> int:
+    """The length of a shortest solution, told by the task or else found."""
+    known: Mapping[str, Any] = task.reference
+    if known.get("solution"):
+        return len(known["solution"])
+    game = GAMES[task.view["game"]]
+    return len(game.best(game.state(task.view["start"])) or ())
