@@ -2,8 +2,8 @@
 
     unitymas eval suite:mini --team tiny
 
-A suite's version changes when anything that could change a score does. The tasks are pinned by the
-fingerprint of their data in ``suites.json``: where the data on a machine is another, the evaluation stops
+A suite's version changes when anything that could change a score does. What it consists of, and the
+fingerprints of its data, stand in ``suites.json``: where the data on a machine is another, the evaluation stops
 and says so rather than printing figures that compare with nothing. The real sets of ``suite:qa`` and the
 others must have been prepared (``unitymas data prepare …``); ``suite:mini`` needs nothing.
 """
@@ -86,18 +86,15 @@ def suite(name: str) -> Suite:
 
 
 def _suites() -> tuple[Suite, ...]:
-    every = tuple(list_envs())
+    def of(name: str, version: int, data: str | None, tasks: int, description: str) -> Suite:
+        return Suite(name, version, tuple(pins()[f"suite:{name}-v{version}"]), data, tasks, description)
 
-    def of(*kinds: str) -> tuple[str, ...]:
-        return tuple(env for env in every if spec(env).kind.partition("-")[0] in kinds and spec(env).dataset)
-
-    own = tuple(env for env in every if not spec(env).dataset and not spec(env).kind)
     return (
-        Suite("mini", 1, every, "mini", 32, "every environment on the embedded mini world"),
-        Suite("qa", 1, of("qa"), None, 500, "question answering on the real test sets"),
-        Suite("code", 1, of("code"), None, 200, "programming on the real test sets, graded by hidden tests"),
-        Suite("math", 1, of("math"), None, 200, "mathematics on the real test sets"),
-        Suite("planning", 1, own, None, 128, "generated puzzles and simulators, test split"),
+        of("mini", 1, "mini", 16, "every environment on the embedded mini world"),
+        of("qa", 1, None, 500, "question answering on the real test sets"),
+        of("code", 1, None, 200, "programming on the real test sets, graded by hidden tests"),
+        of("math", 1, None, 200, "mathematics on the real test sets"),
+        of("planning", 1, None, 64, "generated puzzles and simulators, test split"),
     )
 
 
@@ -154,20 +151,35 @@ def settings(chosen: Suite, env: str) -> dict[str, Any]:
     return {"split": "test"} if own or chosen.data is None else {"split": "test", "data": chosen.data}
 
 
-def pins() -> dict[str, dict[str, str]]:
-    """Fingerprints of the test data by suite and environment."""
-    found: dict[str, dict[str, str]] = json.loads(asset(PINS))
+def pins() -> dict[str, dict[str, str | None]]:
+    """What each suite consists of, with the fingerprint of the test data (None: not pinned, real data)."""
+    found: dict[str, dict[str, str | None]] = json.loads(asset(PINS))
     return found
 
 
-def current_pins() -> dict[str, dict[str, str]]:
-    """The fingerprints of the data on this machine, for the suites that need nothing prepared."""
+def compose() -> dict[str, dict[str, str | None]]:
+    """What ``suites.json`` should hold for the environments and the generated data of this release."""
+    every = list_envs()
+
+    def fingerprints(envs: list[str], data: str | None) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        for env in envs:
+            where = {"split": "test"} if spec(env).tasks is not None else {"split": "test", "data": data}
+            real = spec(env).tasks is None and data is None
+            found[env] = None if real else make_arena(env, **where).data.fingerprint
+        return found
+
+    def of(kind: str) -> list[str]:
+        return [env for env in every if spec(env).dataset and spec(env).kind.partition("-")[0] == kind]
+
     return {
-        s.id: {env: make_arena(env, **settings(s, env)).data.fingerprint for env in s.envs}
-        for s in _suites()
-        if s.name in ("mini", "planning")
+        "suite:mini-v1": fingerprints(every, "mini"),
+        "suite:qa-v1": fingerprints(of("qa"), None),
+        "suite:code-v1": fingerprints(of("code"), None),
+        "suite:math-v1": fingerprints(of("math"), None),
+        "suite:planning-v1": fingerprints([env for env in every if spec(env).tasks is not None], None),
     }
 
 
-if __name__ == "__main__":  # python -m unitymas.benchmarks.suites > benchmarks/assets/suites.json
-    print(json.dumps(current_pins(), indent=1))
+if __name__ == "__main__":  # python -m unitymas.benchmarks.suites > suites.json
+    print(json.dumps(compose(), indent=1))

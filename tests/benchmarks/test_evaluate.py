@@ -327,3 +327,13 @@ def test_inside_a_running_loop() -> None:
         return float(ev.evaluate("two-minds", Knower(), k=1, tasks=3).score.value)
 
     assert asyncio.run(notebook()) == 1.0
+
+
+def test_the_pins_are_those_of_this_release() -> None:
+    """When environments or test data changed on purpose: raise the suite's version, then print the pins anew:
+    `python -m unitymas.benchmarks.suites > suites.json`, and put that into `benchmarks/assets`."""
+    registry.unregister("two-minds")
+    try:
+        assert suites.pins() == suites.compose()
+    finally:
+        registry.register("two-minds", TwoMinds)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from unitymas.benchmarks import leaderboard, submission
+from unitymas.benchmarks import entries, leaderboard, submission
 from unitymas.benchmarks.evaluate import evaluate
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\x1b[31m\u202e\ud800"
@@ -108,3 +108,12 @@ def test_narrow_screens_scroll_tables_not_the_page(
     seen = visit(site, viewport={"width": 360, "height": 700}, color_scheme=scheme)
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= 360
     assert seen.page.title() == "a board"
+
+
+def test_our_own_entries_are_verified_and_in_the_order_one_expects(tmp_path: Path) -> None:
+    how = ["--only", "Scripted expert", "Fool", "--envs", "rag-hotpotqa", "--tasks", "4", "-k", "2"]
+    assert entries.main([*how, "-o", str(tmp_path), "--also", "Half=random"]) == 0
+    made, rejected = leaderboard.build(tmp_path, tmp_path / "site")
+    (group,) = leaderboard._grouped(made)
+    assert group[0].metadata["name"] == "Scripted expert" and all(entry.verified for entry in group)
+    assert {entry.metadata["name"] for entry in group} == {"Scripted expert", "Fool", "Half"} and not rejected
