@@ -119,8 +119,13 @@ async def _answer(execution: Execution, node: Node, team: BoundTeam, arena: Aren
     if node.kind == "use":
         await arena.toolbox.acall(execution, node)
         return
+    await ask(execution, node, team, call_for(execution, node, episode, reference=team.sees(node.agent)))
+
+
+async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> None:
+    """Put a call to the team and hand its answer to the execution; a policy that fails ends the episode."""
     try:
-        said = team.ask_any(call_for(execution, node, episode, reference=team.sees(node.agent)))
+        said = team.ask_any(call)
         if inspect.isawaitable(said):
             said = await said
         if not isinstance(said, str | Answer):

@@ -105,6 +105,13 @@ class Scorer:
         self.ids: set[str] = set()
         self.ended = False
 
+    def fork(self) -> Scorer:
+        """The books so far, to be kept on for a fork of the episode."""
+        twin = Scorer(self.rules, self.task)
+        twin.booked, twin.metrics = list(self.booked), dict(self.metrics)
+        twin.seen, twin.ids, twin.ended = set(self.seen), set(self.ids), self.ended
+        return twin
+
     def advance(self, trace: Trace) -> list[Credit]:
         """Book what has become known since the last call, and give just that."""
         fresh: list[Credit] = []

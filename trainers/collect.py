@@ -19,13 +19,16 @@ from typing import Any
 from ..agents.policies import Answer, Call
 from ..agents.team import BoundTeam
 from ..envs.arena import Arena
+from ..envs.branch import Branch
 from ..envs.drivers import aplay, derive
 from ..envs.execution import Ended
 from ..envs.tasks import Task
 from ..envs.tools.base import Infrastructure
 from ..envs.trace import Trace
+from .algorithms.base import Tree
 from .decisions import decisions_of
 from .table import Decision
+from .tree import Judge, TreeSampler
 
 
 class Seat:
@@ -51,6 +54,7 @@ class Harvest:
     traces: list[Trace] = field(default_factory=list)
     episodes: list[str] = field(default_factory=list)  # names, as the groups know them
     decisions: list[Decision] = field(default_factory=list)
+    siblings: list[Trace] = field(default_factory=list)  # of trees: each candidate's round alone
     failures: Counter[str] = field(default_factory=Counter)  # by boundary and error
     seconds: float = 0.0
 
@@ -119,19 +123,24 @@ class Collector:
         label: str,
         on_trace: Callable[[Trace], None] | None = None,
         keep: bool = True,
+        tree: Tree | None = None,
+        judge: Judge | None = None,
     ) -> Harvest:
-        """`k` episodes of each task. `keep=False` plays for the score alone: nothing is sealed."""
+        """`k` episodes (or trees) of each task. `keep=False` plays for the score alone: nothing is sealed."""
         harvest = Harvest()
         began = time.perf_counter()
         jobs = [(self.arena.task(t), s, i) for i, t in enumerate(tasks) for s in range(k)]
-        played = await asyncio.gather(*(self._episode(job, seed, label, harvest, on_trace) for job in jobs))
-        for name, trace in played:  # in the order of tasks and samples, whoever came first
+        grow = None if tree is None else (tree, judge)
+        played = await asyncio.gather(
+            *(self._episode(job, seed, label, harvest, on_trace, grow) for job in jobs)
+        )
+        for name, trace, rows in played:  # in the order of tasks and samples, whoever came first
             if trace is None:
                 continue
             harvest.traces.append(trace)
             harvest.episodes.append(name)
             if keep:
-                harvest.decisions += await self._seal(name, trace)
+                harvest.decisions += await self._seal(name, rows)
         harvest.seconds = time.perf_counter() - began
         return harvest
 
@@ -142,29 +151,38 @@ class Collector:
         label: str,
         harvest: Harvest,
         on_trace: Callable[[Trace], None] | None,
-    ) -> tuple[str, Trace | None]:
+        grow: tuple[Tree, Judge | None] | None,
+    ) -> tuple[str, Trace | None, list[Decision]]:
         task, sample, index = job
         name = ""
         async with self._gate:
             for attempt in range(self.retries + 1):
                 name = f"{label}:{index}.{sample}" + (f"~{attempt}" if attempt else "")
-                execution = self.arena.start(task, derive(seed, label, index, task.id, sample))
-                trace = await aplay(execution, self.team, self.arena, name)
+                chance = derive(seed, label, index, task.id, sample)
+                if grow is None:
+                    execution = self.arena.start(task, chance)
+                    trace = await aplay(execution, self.team, self.arena, name)
+                    rows = decisions_of(trace, name, self.trained)
+                else:
+                    root = Branch.begin(self.arena, self.team, task, chance, name)
+                    grown = await TreeSampler(root, grow[0], self.trained, chance, grow[1]).grow()
+                    execution, trace, rows = grown.line.play, grown.trace, grown.rows
+                    harvest.siblings += grown.siblings
+                    harvest.failures += grown.lost
                 trace.sample = sample
                 if execution.ended is not Ended.ERROR:
                     if on_trace is not None:
                         on_trace(trace)
-                    return name, trace
+                    return name, trace, rows
                 harvest.failures[f"{execution.reason}: {trace.error}"] += 1
                 await self._drop(name, f"failed-{execution.reason}")
                 if execution.reason in ("workflow", "grade") and not isinstance(
                     execution.exception, Infrastructure
                 ):
                     break  # the same would happen again
-        return name, None
+        return name, None, []
 
-    async def _seal(self, name: str, trace: Trace) -> list[Decision]:
-        rows = decisions_of(trace, name, self.trained)
+    async def _seal(self, name: str, rows: list[Decision]) -> list[Decision]:
         for group_name, group in self.groups.items():
             keep = [r.node for r in rows if r.trainable and self.home.get(r.policy) == group_name]
             await group.seal(name, keep)

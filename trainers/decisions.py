@@ -11,9 +11,7 @@ from ..envs.workflow import Node
 from .table import Decision
 
 
-def decisions_of(
-    trace: Trace, episode: str, trained: Collection[str], sibling_sets: bool = False
-) -> list[Decision]:
+def decisions_of(trace: Trace, episode: str, trained: Collection[str]) -> list[Decision]:
     """A finished episode's decisions. `trained` names the policies that learn; other acts only count in statistics.
 
     A chain is one agent in one episode: what it says later continues what it said before.
@@ -24,24 +22,31 @@ def decisions_of(
     last: dict[str, Decision] = {}
     counts: dict[str, int] = {}
     for node in sorted(trace.acts(), key=lambda n: (n.round, n.id)):  # in the order they were asked
-        agent = node.agent or ""
-        order = counts.get(agent, 0)
-        counts[agent] = order + 1
-        policy = str(node.meta.get("policy", ""))
-        row = Decision(
-            id=f"{episode}/{node.id}", task=trace.task_id, episode=episode, node=node.id,
-            role=node.role or "", agent=agent, chain=f"{episode}/{agent}", policy=policy,
-            n_tokens=int(node.meta.get("tokens_out", 0)) or 1, parents=node.parents,
-            turn=order, order=order, prompt_hash=prompt_hash(node), anchor=node.meta.get("anchor"),
-            version=int(node.meta.get("version", 0)),
-            trainable=policy in trained and not node.meta.get("forced") and "tokens_out" in node.meta,
-            credit=credit.get(node.id, {}), env_id=trace.env_id,
-        )  # fmt: skip
+        row = row_of(node, trace.task_id, episode, node.id, trained)
+        row.chain, row.env_id = f"{episode}/{row.agent}", trace.env_id
+        row.turn = row.order = counts.get(row.agent, 0)
+        row.credit = credit.get(node.id, {})
+        counts[row.agent] = row.order + 1
         rows.append(row)
-        last[agent] = row
+        last[row.agent] = row
     for row in last.values():
         row.ended = ended  # type: ignore[assignment]
     return rows
+
+
+def row_of(node: Node, task: str, episode: str, name: str, trained: Collection[str]) -> Decision:
+    """What an act says of itself; its place in a chain and its credit are its caller's to fill in.
+
+    `name` is the node's among the episode's samples: its id, unless several were drawn for it.
+    """
+    policy = str(node.meta.get("policy", ""))
+    return Decision(
+        id=f"{episode}/{name}", task=task, episode=episode, node=name,
+        role=node.role or "", agent=node.agent or "", chain="", policy=policy,
+        n_tokens=int(node.meta.get("tokens_out", 0)) or 1, parents=node.parents,
+        prompt_hash=prompt_hash(node), anchor=node.anchor, version=int(node.meta.get("version", 0)),
+        trainable=policy in trained and not node.meta.get("forced") and "tokens_out" in node.meta,
+    )  # fmt: skip
 
 
 def credits_by_node(trace: Trace) -> dict[str, dict[str, float]]:
@@ -69,10 +74,10 @@ def shuffled_credits(traces: Iterable[Trace], seed: int) -> None:
     for trace in traces:
         tables[id(trace)] = credits_by_node(trace)
         seen: dict[str, int] = {}
-        for node in trace.acts():
-            turn = seen.get(node.agent or "", 0)
-            seen[node.agent or ""] = turn + 1
-            cells.setdefault((node.agent or "", turn), []).append((trace, node.id))
+        for act in trace.acts():
+            turn = seen.get(act.agent or "", 0)
+            seen[act.agent or ""] = turn + 1
+            cells.setdefault((act.agent or "", turn), []).append((trace, act.id))
         trace.credits = []
     from ..envs.ledger import Credit
 

@@ -323,6 +323,11 @@ class Run:
             await elsewhere.admit(await home.samples(ids))
         return found
 
+    async def foresee(self, wanted: Mapping[str, list[str]]) -> dict[str, float]:
+        """What critics expect once these decisions (by policy) are said: for trees that choose by it."""
+        found = await asyncio.gather(*(self.values(p, ids) for p, ids in wanted.items()))
+        return {id: value.after for values in found for id, value in values.items()}
+
     async def update(self, policy: str, signals: list[Signal], batches: list[list[str]]) -> dict[str, float]:
         """One policy's update, its critic's along with it."""
         group = self.groups[self.home[policy]]

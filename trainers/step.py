@@ -59,11 +59,13 @@ class Default:
         for attempt in range(plan.resample + 1):
             label = f"{run.step}" if attempt == 0 else f"{run.step}r{attempt}"
             more = await run.collector.collect(
-                run.cursor.take(missing), plan.k, run.config.seed, label, run.on_trace
-            )
+                run.cursor.take(missing), plan.k, run.config.seed, label, run.on_trace,
+                tree=plan.tree, judge=run.foresee,
+            )  # fmt: skip
             if run.config.shuffle_rewards:
                 shuffled_credits(more.traces, run.config.seed + run.step)
                 rebook(more)
+            harvest.siblings += more.siblings
             harvest.failures += more.failures
             harvest.seconds += more.seconds
             useful = self.useful(run, more) if plan.resample else None

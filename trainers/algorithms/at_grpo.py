@@ -18,12 +18,13 @@ role sees the winner's words.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ..groups import Groups, Score, partition
 from ..options import Aggregation
-from ..table import Table
+from ..table import Ints, Signal, Table
 from .base import GroupRelative, Needs, Plan, Tree
 
 
@@ -34,7 +35,9 @@ class ATGRPO(GroupRelative):
     tree: int = 4
     """Candidates per act, drawn from one state; 0: none (k trajectories instead). Usual 4–8."""
     tree_score: Literal["step", "rollout", "value"] = "step"
-    """What a candidate is chosen by: its own reward, the reward of playing on, or the critic's value."""
+    """What a candidate is credited with and chosen by. step: what it earned at once. rollout: what it earned by the
+    end of a fork that was played on (for rewards that come late; costs that many more acts, which are not trained).
+    value: what it earned at once and what the critic expects after it."""
     continuation: Literal["greedy", "softmax", "random", "all"] = "greedy"
     """Which candidate the episode goes on with."""
     group: str = "agent-turn"
@@ -52,7 +55,8 @@ class ATGRPO(GroupRelative):
 
     @property
     def needs(self) -> Needs:
-        return replace(super().needs, k=1 if self.tree else 2, tree=self.tree)
+        values: Literal["", "prompt"] = "prompt" if self.tree and self.tree_score == "value" else ""
+        return replace(super().needs, k=1 if self.tree else 2, tree=self.tree, values=values)
 
     def collect(self, plan: Plan) -> Plan:
         if not self.tree:
@@ -61,3 +65,19 @@ class ATGRPO(GroupRelative):
 
     def groups(self, table: Table) -> Groups:
         return partition(table, "siblings" if self.tree else self.group, self.each)
+
+    def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
+        signals = super().advantages(table, mine, state)
+        if not self.needs.values:
+            return signals
+        target = self.foreseeable(table)
+        return [s._replace(target=target[i]) for s, i in zip(signals, mine.tolist(), strict=True)]
+
+    def foreseeable(self, table: Table) -> list[float]:
+        """What the critic should have said: an act's reward, and its value of the agent's next act, if there is one."""
+        found = self.scores(table).copy()
+        for row, after in enumerate(table.following.tolist()):
+            value = table.rows[after].value if after >= 0 else None
+            if value is not None:  # it was seen to go on: better than what the critic expected
+                found[row] += value.first - table.rows[row].credit.get("value", 0.0)
+        return [float(x) for x in found]

@@ -1,0 +1,259 @@
+"""Tree sampling: whenever a trained role is asked, several candidates are drawn from the very same state.
+
+    state --+-- candidate 0      scored at once, by playing on, or by a critic (`Tree.score`)
+            +-- candidate 1  <-- chosen (`Tree.continuation`): the next role sees *its* words
+            +-- candidate 2      not continued, but training data all the same
+
+A candidate is one round: where several agents are asked side by side, each of the K candidates holds one reply
+of each. The siblings of a set answer the same prompt in the same state, with the same chance to come, so their
+credits can be compared; that is all that AT-GRPO compares. Hence every sibling, the chosen one included, is
+credited with what was known *when it was scored*: what only the chosen one could still earn later stands in the
+episode's trace, not in the table.
+
+Names: the samples of a tree are kept under one episode, each under a node name of its own: `3~2` is candidate 2 of
+node 3. The line that is continued is one chain per agent; a candidate that is not ends a chain of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+
+from ..envs.branch import Branch
+from ..envs.drivers import derive
+from ..envs.execution import Ended
+from ..envs.trace import Trace
+from ..envs.workflow import Node
+from .algorithms.base import Tree
+from .decisions import row_of
+from .table import Decision
+
+LEAVES = 16
+"""Most lines of one tree with `continuation="all"`; beyond it the tree goes on greedily."""
+
+Judge = Callable[[dict[str, list[str]]], Awaitable[dict[str, float]]]
+"""Policy -> decision ids; gives for each what its critic expects once it is said (`score="value"`)."""
+
+
+@dataclass(slots=True)
+class Grown:
+    """A finished tree."""
+
+    line: Branch
+    """The one that was continued (with `all`: always with the best)."""
+    rows: list[Decision] = field(default_factory=list)
+    siblings: list[Trace] = field(default_factory=list)
+    """Each candidate as a trace of its round alone, credited: data for preference learning."""
+    lost: Counter[str] = field(default_factory=Counter)
+    """Candidates that failed for infrastructure's sake, by cause."""
+
+    @property
+    def trace(self) -> Trace:
+        return self.line.trace
+
+
+@dataclass(slots=True)
+class _Candidate:
+    branch: Branch
+    asked: list[str]  # node ids of its round
+    line: str | None = None  # the label of the line it was drawn on; None: alone, it has no siblings
+    credit: dict[str, dict[str, float]] = field(default_factory=dict)  # node id -> component -> amount
+    score: float = 0.0
+
+
+class TreeSampler:
+    """Grows the tree of one episode."""
+
+    def __init__(
+        self, root: Branch, tree: Tree, trained: Collection[str], seed: int, judge: Judge | None = None
+    ) -> None:
+        if tree.width < 2:
+            raise ValueError(f"a tree of width {tree.width}: 2 or more candidates can be compared")
+        if tree.score == "value" and judge is None:
+            raise ValueError('tree score "value" needs a critic to ask')
+        self.root, self.tree, self.seed, self.judge = root, tree, seed, judge
+        self.trained = trained
+        self.grown = Grown(root)
+        self._leaves = 1
+        limit = root.arena.budget.seconds
+        self._deadline = None if limit is None else time.monotonic() + limit
+
+    async def grow(self) -> Grown:
+        """Play the episode to its end, K candidates at a time."""
+        self.grown.line = await self._extend(self.root)
+        return self.grown
+
+    async def _extend(self, line: Branch, first: _Candidate | None = None) -> Branch:
+        """Continue a line to its leaf; lines that part from it are extended beside it."""
+        chains = _Chains(self.root.episode, line.label)
+        mine: list[Decision] = []
+        if first is not None:  # the candidate that this line began with
+            mine += self._rows(first, chains)
+        beside: list[asyncio.Task[Branch]] = []
+        await line.tools()
+        while not line.over:
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                line.play.truncate(f"more than {line.arena.budget.seconds} s")
+                break
+            if not self._branches(line):
+                asked = [node.id for node in line.asked]
+                await line.round()
+                alone = _Candidate(line, asked, credit={n: line.credits(n) for n in asked})
+                mine += self._rows(alone, chains)
+                continue
+            candidates = await self._candidates(line)
+            if not candidates:  # all failed alike: the episode did
+                break
+            await self._score(candidates)
+            ranked = self._ranked(candidates, line)
+            kept = self._kept(len(ranked))
+            mine += self._rows(ranked[0], chains)
+            beside += [asyncio.create_task(self._extend(other.branch, other)) for other in ranked[1:kept]]
+            for lost in ranked[kept:]:
+                own = _Chains(self.root.episode, lost.branch.label)
+                self.grown.rows += own.end(self._rows(lost, own), lost.branch)
+                lost.branch.close()
+            ranked[0].branch.label = line.label
+            line = ranked[0].branch
+        line.close()
+        self.grown.rows += chains.end(mine, line)
+        await asyncio.gather(*beside)
+        return line
+
+    def _branches(self, line: Branch) -> bool:
+        """Whether a trained policy is asked: the words of fixed players are not compared."""
+        return any(line.team.names.get(node.agent or "") in self.trained for node in line.asked)
+
+    async def _candidates(self, line: Branch) -> list[_Candidate]:
+        """K forks of the line, each one round on."""
+        asked = [node.id for node in line.asked]
+        at = f"{line.label}-" if line.label else ""
+        labels = [f"{at}{line.play.round}.{i}" for i in range(self.tree.width)]
+        drawn = [_Candidate(line.fork(label), asked, line.label) for label in labels]
+        await asyncio.gather(*(c.branch.round() for c in drawn))
+        sound = [c for c in drawn if c.branch.play.ended is not Ended.ERROR]
+        for failed in drawn:
+            if failed not in sound:
+                play = failed.branch.play
+                self.grown.lost[f"{play.reason}: {play.exception}"] += 1
+        if not sound:
+            error = drawn[0].branch.play.exception or RuntimeError("every candidate failed")
+            line.play.abort(error, drawn[0].branch.play.reason)
+        return sound
+
+    # which one ---------------------------------------------------------------------------------------------
+
+    async def _score(self, candidates: list[_Candidate]) -> None:
+        """What each candidate is credited with and chosen by."""
+        if self.tree.score == "rollout":
+            await asyncio.gather(*(self._play_on(c) for c in candidates))
+        else:
+            for c in candidates:
+                c.credit = {node: c.branch.credits(node) for node in c.asked}
+        if self.tree.score == "value":
+            await self._foresee(candidates)
+        for c in candidates:
+            c.score = math.fsum(x for given in c.credit.values() for x in given.values())
+            self.grown.siblings.append(_round_of(c))
+
+    async def _play_on(self, candidate: _Candidate) -> None:
+        """Play a fork of the candidate to its end; what is said there is counted, and never trained."""
+        label = f"r{candidate.branch.label}"
+        probe = await candidate.branch.fork(label).finish()
+        candidate.credit = {node: probe.credits(node) for node in candidate.asked}
+        rest = [n for n in probe.play.canonical() if n.kind == "act" and n.id not in candidate.branch.names]
+        said = _Candidate(probe, [n.id for n in rest], credit={n.id: probe.credits(n.id) for n in rest})
+        own = _Chains(self.root.episode, label)
+        for row in own.end(self._rows(said, own), probe):
+            row.trainable = False
+            self.grown.rows.append(row)
+
+    async def _foresee(self, candidates: list[_Candidate]) -> None:
+        """Add what the critic expects after each candidate; after the end there is nothing to expect."""
+        assert self.judge is not None
+        asked: dict[str, list[str]] = {}
+        where: dict[str, dict[str, float]] = {}
+        for c in candidates:
+            for node in c.asked:
+                policy = str(c.branch.play.node(node).meta.get("policy", ""))
+                id = f"{self.root.episode}/{c.branch.names[node]}"
+                if policy in self.trained and not c.branch.over:
+                    asked.setdefault(policy, []).append(id)
+                    where[id] = c.credit[node]
+        for id, expected in (await self.judge(asked)).items():
+            where[id]["value"] = expected
+
+    def _ranked(self, candidates: list[_Candidate], line: Branch) -> list[_Candidate]:
+        """The candidates, the one to go on with first."""
+        chance = random.Random(derive("tree", self.seed, line.label, line.play.round))
+        how = self.tree.continuation
+        if how in ("softmax", "random"):
+            best = max(c.score for c in candidates)
+            weights = [math.exp(c.score - best) if how == "softmax" else 1.0 for c in candidates]
+            chosen = chance.choices(candidates, weights)[0]
+        else:
+            chosen = max(candidates, key=lambda c: c.score)  # of equals the first
+        return [chosen, *(c for c in candidates if c is not chosen)]
+
+    def _kept(self, count: int) -> int:
+        """How many of `count` candidates are continued."""
+        if self.tree.continuation != "all" or self._leaves + count - 1 > LEAVES:
+            return 1
+        self._leaves += count - 1
+        return count
+
+    # rows --------------------------------------------------------------------------------------------------
+
+    def _rows(self, c: _Candidate, chains: _Chains) -> list[Decision]:
+        """The decisions of a candidate's round."""
+        branch, rows = c.branch, []
+        acts = [n for n in branch.play.canonical() if n.kind == "act" and n.agent]
+        for id in c.asked:
+            node = branch.play.node(id)
+            if node.reply is None:  # the episode ended before it was answered
+                continue
+            row = row_of(node, branch.play.task.id, self.root.episode, branch.names[id], self.trained)
+            row.turn = sum(n.agent == node.agent and n.round < node.round for n in acts)
+            row.parents = tuple(branch.names.get(parent, parent) for parent in node.parents)
+            row.credit, row.env_id = c.credit.get(id, {}), branch.arena.env_id
+            if c.line is not None:
+                row.sibling_set = f"{self.root.episode}/{id}~{c.line}"
+            rows.append(chains.add(row))
+        return rows
+
+
+class _Chains:
+    """One chain per agent along one line."""
+
+    def __init__(self, episode: str, label: str) -> None:
+        self.prefix = f"{episode}~{label}" if label else episode
+        self.length: Counter[str] = Counter()
+        self.last: dict[str, Decision] = {}
+
+    def add(self, row: Decision) -> Decision:
+        row.chain, row.order = f"{self.prefix}/{row.agent}", self.length[row.agent]
+        self.length[row.agent] += 1
+        self.last[row.agent] = row
+        return row
+
+    def end(self, rows: list[Decision], branch: Branch) -> list[Decision]:
+        """The line goes no further: because the episode is over, or because nobody went on with it."""
+        for row in self.last.values():
+            row.ended = "terminal" if branch.play.ended is Ended.TERMINAL else "truncated"
+        return rows
+
+
+def _round_of(c: _Candidate) -> Trace:
+    """A candidate's round as a trace of its own."""
+    from ..envs.ledger import Credit
+
+    whole = c.branch.trace
+    nodes: list[Node] = [n for n in whole.nodes if n.id in c.asked]
+    part = Trace(whole.env_id, whole.task_id, whole.seed, nodes=nodes, ended="truncated", data=whole.data)
+    part.credits = [Credit(node, name, x) for node, given in c.credit.items() for name, x in given.items()]
+    return part
