@@ -94,7 +94,10 @@ def title_of(episode: Mapping[str, Any]) -> str:
                 if mark in words:
                     words = words.split(mark, 1)[1].strip()
                     break
-            return words.split("\n", 1)[0][:_SNIPPET] or str(episode.get("task_id"))
+            first = words.split("\n", 1)[0][:_SNIPPET]
+            if sum(map(str.isalpha, first)) >= 3:  # the first row of a board says nothing
+                return first
+            break
     return str(episode.get("task_id"))
 
 

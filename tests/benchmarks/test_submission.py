@@ -12,7 +12,7 @@ import pytest
 import yaml
 import zstandard
 
-from unitymas.benchmarks import reenact, schema, submission
+from unitymas.benchmarks import reenact, schema, submission, suites
 from unitymas.benchmarks.evaluate import evaluate
 from unitymas.benchmarks.page import asset
 from unitymas.benchmarks.results import canonical, trace_digest
@@ -213,3 +213,13 @@ def test_the_schema_checker_agrees_with_the_reference_implementation(packed: Pat
         at[last] = value
         ours, theirs = list(schema.violations(bad, rules)), list(reference.iter_errors(bad))
         assert len(ours) == len(theirs) > 0, (path, ours, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("team", ["scripted", "fool"])
+def test_every_environment_can_be_verified(tmp_path: Path, team: str) -> None:
+    chosen = suites.suite("mini")
+    for env in chosen.envs:
+        evaluate(env, team, k=1, tasks=3, out=tmp_path / env, **suites.settings(chosen, env))
+        packed = submission.pack(tmp_path / env, tmp_path / "packed" / env, name=env)
+        assert submission.check(packed, verify=True) == [], env
