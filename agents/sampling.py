@@ -104,15 +104,15 @@ def draw(
     kept = Support.of(support)
     if kept is not None:
         scores = kept.to(scores.device).forbid(scores, 0)
-    logprobs = scores.log_softmax(-1)
-    ids = logprobs.argmax(-1)
+    probs = scores.softmax(-1)
+    ids = scores.argmax(-1)
     if any(p.temperature for p in params):
-        cumulative = logprobs.exp().cumsum_(-1)
+        cumulative = probs.cumsum(-1)
         dice = torch.from_numpy(uniform([p.seed for p in params], steps)).to(scores.device)
         sampled = torch.searchsorted(cumulative, dice[:, None] * cumulative[:, -1:], right=True).squeeze(1)
         greedy = torch.tensor([p.temperature == 0 for p in params], device=scores.device)
         ids = torch.where(greedy, ids, sampled.clamp_(max=scores.shape[1] - 1))
-    chosen = logprobs.gather(1, ids[:, None]).squeeze(1)
+    chosen = probs.gather(1, ids[:, None]).squeeze(1).log()
     return Draw(ids.tolist(), chosen.tolist(), support)
 
 

@@ -1,12 +1,16 @@
-"""How fast the engine is, against transformers' own `model.generate` on the same prompts.
+"""How fast the engine is, against transformers' own `model.generate` on the same requests.
 
-    python -m unitymas.benchmarks.speed.engine [--dtype bfloat16] [--requests 256] [--batch 64] [--threads 1]
+    python -m unitymas.benchmarks.speed.engine [--dtype bfloat16] [--batch 64] [--threads 1] [--repeat 3]
 
-One Llama of 2.4M parameters with random weights; prompts of 60-200 random tokens, 32 sampled tokens each, nothing
-shared between prompts. `generate` gets them sorted by length, in batches, which is the best case for it. Both are
-measured twice, in turns, and the better time counts; processor time is printed beside wall time, because it holds
-on a machine that others use too. Then the engine alone with samples of one prompt (shared prefixes), and with
-requests of uneven lengths (where a static batch waits for its longest).
+One Llama of 2.4M parameters with random weights. `generate` gets the requests sorted by length, in batches padded on
+the left, and each batch as many new tokens as its longest reply wants; what it says beyond a row's own length does not
+count. Both sides run in turns, and the best of each counts. Processor time is printed beside wall time, because it
+holds better on a machine that others use too.
+
+    alike    prompts of 60-200 random tokens, 32 new ones each, nothing in common: the best case for `generate`
+    uneven   the same prompts, 4 to 32 new tokens
+    samples  32 of those prompts, 8 samples of each, 4 to 32 new tokens
+    team     5 roles with a text of 60 tokens each, 32 questions of 40-120 tokens, 2 samples, 4 to 32 new tokens
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from ...agents.engine import Engine
 from ...agents.sampling import SamplingParams
 from ...agents.weights import from_config, to_hf
 
-VOCAB, NEW = 2048, 32
+VOCAB = 2048
+Asked = list[tuple[list[int], int]]  # prompts, and how many new tokens each wants
 
 
 def models(dtype: torch.dtype) -> tuple[Any, Any]:
@@ -41,48 +46,59 @@ def models(dtype: torch.dtype) -> tuple[Any, Any]:
     return ours, theirs.to(dtype).eval()
 
 
-def timed(work: Callable[[], int], times: int = 2) -> tuple[float, float]:
-    """Best tokens per second: by the clock, by the processor."""
-    wall, cpu = 0.0, 0.0
-    for _ in range(times):
-        clock, processor = time.perf_counter(), time.process_time()
-        tokens = work()
-        wall = max(wall, tokens / (time.perf_counter() - clock))
-        cpu = max(cpu, tokens / (time.process_time() - processor))
-    return wall, cpu
+def requests() -> dict[str, Asked]:
+    """The four kinds of work, as the module's text describes them."""
+    rng = random.Random(0)
+
+    def words(low: int, high: int) -> list[int]:
+        return [rng.randrange(1, VOCAB) for _ in range(rng.randint(low, high))]
+
+    def reply() -> int:
+        return rng.choice((4, 8, 12, 16, 32))
+
+    prompts = [words(60, 200) for _ in range(256)]
+    roles, questions = [words(60, 60) for _ in range(5)], [words(40, 120) for _ in range(32)]
+    return {
+        "alike": [(p, 32) for p in prompts],
+        "uneven": [(p, reply()) for p in prompts],
+        "samples": [(p, reply()) for p in prompts[:32] for _ in range(8)],
+        "team": [(role + question, reply()) for question in questions for role in roles for _ in range(2)],
+    }
 
 
-def generate(model: Any, prompts: list[list[int]], batch: int) -> int:
+def generate(model: Any, asked: Asked, batch: int) -> None:
     """transformers: sorted by length, padded on the left, `batch` at a time."""
-    ordered = sorted(prompts, key=len)
+    ordered = sorted(asked, key=lambda a: len(a[0]))
     for start in range(0, len(ordered), batch):
         part = ordered[start : start + batch]
-        longest = max(map(len, part))
-        ids = torch.tensor([[0] * (longest - len(p)) + p for p in part])
-        seen = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in part])
+        longest, new = max(len(p) for p, _ in part), max(n for _, n in part)
+        ids = torch.tensor([[0] * (longest - len(p)) + p for p, _ in part])
+        seen = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p, _ in part])
         with torch.inference_mode():
             model.generate(
-                ids, attention_mask=seen, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=True, top_k=0
+                ids, attention_mask=seen, max_new_tokens=new, min_new_tokens=new, do_sample=True, top_k=0
             )
-    return len(prompts) * NEW
 
 
-def engine(
-    model: Any, prompts: list[list[int]], lengths: list[int], slots: int, dtype: torch.dtype
-) -> Callable[[], int]:
-    worker = Engine(model, slots=slots, context=256, dtype=dtype, stop_ids=())
+def serve(engine: Engine, model: Any, asked: Asked) -> None:
+    """The engine: everything submitted at once; no prefix is left from the time before."""
+    engine.publish(model, engine.version + 1)
+    for i, (prompt, new) in enumerate(asked):
+        engine.submit(prompt, SamplingParams(max_tokens=new, seed=i))
+    while engine.busy:
+        engine.step()
 
-    def work() -> int:
-        worker.publish(model, worker.version + 1)  # no prefix from the time before
-        requests = [
-            worker.submit(p, SamplingParams(max_tokens=n, seed=i))
-            for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))
-        ]
-        while worker.busy:
-            worker.step()
-        return sum(len(r.ids) for r in requests)
 
-    return work
+def in_turns(works: list[Callable[[], None]], times: int) -> list[tuple[float, float]]:
+    """The best seconds of each, by the clock and by the processor, taken in turns."""
+    best = [(float("inf"), float("inf"))] * len(works)
+    for _ in range(times):
+        for i, work in enumerate(works):
+            clock, processor = time.perf_counter(), time.process_time()
+            work()
+            took = time.perf_counter() - clock, time.process_time() - processor
+            best[i] = min(best[i][0], took[0]), min(best[i][1], took[1])
+    return best
 
 
 def main() -> None:
@@ -90,29 +106,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--batch", type=int, default=64, help="generate's batch, and the engine's slots")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     dtype = getattr(torch, args.dtype)
     ours, theirs = models(dtype)
-    rng = random.Random(0)
-    prompts = [[rng.randrange(1, VOCAB) for _ in range(rng.randint(60, 200))] for _ in range(args.requests)]
-    uneven = [rng.choice((4, 8, 16, 32)) for _ in prompts]
-    samples = [p for p in prompts[: args.requests // 8] for _ in range(8)]
-    runs = {
-        "model.generate": lambda: generate(theirs, prompts, args.batch),
-        "engine": engine(ours, prompts, [NEW] * len(prompts), args.batch, dtype),
-        "engine, 8 samples a prompt": engine(ours, samples, [NEW] * len(samples), args.batch, dtype),
-        "engine, 4-32 new tokens": engine(ours, prompts, uneven, args.batch, dtype),
-    }
-    print(f"{args.dtype}, {args.requests} prompts, batch {args.batch}, {args.threads} threads: new tokens/s")
-    figures = {name: timed(run) for name, run in runs.items()}
-    base_wall, base_cpu = figures["model.generate"]
-    for name, (wall, cpu) in figures.items():
+    engine = Engine(ours, slots=args.batch, context=256, dtype=dtype, stop_ids=())
+    print(
+        f"{args.dtype}, batch and slots {args.batch}, {args.threads} threads; new tokens/s by the clock (by cpu)"
+    )
+    for name, asked in requests().items():
+        works = [lambda a=asked: generate(theirs, a, args.batch), lambda a=asked: serve(engine, ours, a)]  # type: ignore[misc]
+        (their_clock, their_cpu), (clock, cpu) = in_turns(works, args.repeat)
+        n = sum(new for _, new in asked)
         print(
-            f"{name:28} {wall:8.0f} by the clock ({wall / base_wall:.2f}x) {cpu:8.0f} by cpu ({cpu / base_cpu:.2f}x)"
+            f"{name:8} generate {n / their_clock:6.0f} ({n / their_cpu:6.0f})   engine {n / clock:6.0f} ({n / cpu:6.0f})"
+            f"   ratio {their_clock / clock:.2f} ({their_cpu / cpu:.2f})"
         )
 
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -192,6 +194,28 @@ def test_log_probs_and_entropies_against_the_plain_formula(n, restricted, seed, 
         mine = run(lambda h, w: logprobs_entropy(h, w, targets, heat, Support.of(allowed)))
     for a, b in zip(mine, run(plain), strict=True):
         assert torch.allclose(a, b, atol=2e-5)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that any operation makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel, *(t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor))])
+        return out
+
+
+@pytest.mark.parametrize("vocab", [1_000, 16_000, 128_000])
+def test_tokens_by_vocabulary_is_never_held(vocab, monkeypatch):
+    monkeypatch.setattr("unitymas.agents.logprobs.CHUNK", 1 << 18)
+    hidden, head = torch.randn(700, 2, requires_grad=True), torch.randn(vocab, 2, requires_grad=True)
+    targets = torch.randint(0, vocab, (700,))
+    with Largest() as largest:
+        logp, entropy = logprobs_entropy(hidden, head, targets)
+        (logp.sum() + entropy.sum()).backward()
+    assert largest.numel <= 1 << 18 < 700 * vocab
 
 
 def test_adapters_start_neutral_and_each_row_may_use_its_own():
