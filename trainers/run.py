@@ -21,6 +21,7 @@ from typing import Any
 from ..agents import TINY
 from ..agents.team import NAMED, BoundTeam, Team, TeamError
 from ..envs.arena import Arena
+from ..envs.branch import check_forks
 from ..envs.drivers import run_sync
 from ..envs.registry import make_arena
 from ..envs.trace import Trace, write
@@ -39,8 +40,9 @@ from .config import (
 from .credit import apply_credit, credit_from_config
 from .loggers import Logbook
 from .presets import preset
+from .recipes import make_recipe
 from .settings import GroupSpec, PolicySpec
-from .step import RECIPES, Default, Stopped
+from .step import Default, Stopped
 from .table import Signal, Table, ValueSummary
 
 __all__ = ["Run", "Stopped", "resolve", "train"]
@@ -98,14 +100,39 @@ def check(config: RunConfig) -> None:
                 f"map.{seat}: {player!r} is neither a policy ({', '.join(config.policies)}) nor a fixed player "
                 "(scripted, random, openai:MODEL@URL, …)"
             )
-    if config.recipe not in RECIPES:
-        raise ConfigError(f"recipe: unknown recipe {config.recipe!r}; known: {', '.join(sorted(RECIPES))}")
+    try:
+        make_recipe(config.recipe, config.recipe_args)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"recipe: {error}") from error
+    for name, policy in config.policies.items():
+        if not policy.frozen:
+            _check_algorithm(name, config)
     for name in ("steps", "tasks_per_step", "k", "minibatches", "epochs", "concurrency", "patience"):
         if getattr(config, name) < 1:
             raise ConfigError(f"{name}: must be at least 1, got {getattr(config, name)}")
     if config.deterministic and config.episode_seconds is not None:
         raise ConfigError(
             "episode_seconds: a wall-clock deadline cannot be deterministic; leave one of the two out"
+        )
+
+
+def _check_algorithm(name: str, config: RunConfig) -> None:
+    """An unknown algorithm or key, and needs that the config does not meet."""
+    policy = config.policies[name]
+    try:
+        algorithm = make_algorithm(**{"name": "ppo", **policy.algorithm})
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"policies.{name}.algorithm: {error}") from error
+    wrong = algorithm.needs.unmet(
+        f"policies.{name}.algorithm ({algorithm.name})",
+        k=config.k, critic=policy.critic != "", reference=policy.reference,
+    )  # fmt: skip
+    if wrong:
+        raise ConfigError(wrong[0])
+    if algorithm.needs.tree and config.shuffle_rewards:
+        raise ConfigError(
+            f"shuffle_rewards: it exchanges credits between episodes, and policies.{name}.algorithm ({algorithm.name}) "
+            "compares siblings within one; leave one of the two out"
         )
 
 
@@ -120,7 +147,7 @@ class Run:
         self.critics: dict[str, str] = {}  # policy -> its critic
         self.home: dict[str, str] = {}  # policy -> group
         self.groups: dict[str, Any] = {}
-        self.recipe: Default = RECIPES[config.recipe](**config.recipe_args)
+        self.recipe: Default = make_recipe(config.recipe, config.recipe_args)
         self.on_trace: Callable[[Trace], None] | None = None
         self._empty = 0
         self._starved: dict[str, int] = defaultdict(int)
@@ -174,12 +201,12 @@ class Run:
                     specs[policy.group][critic] = PolicySpec(
                         learning=policy.critic_learning or policy.learning, critic=True, init=policy.init
                     )
-            wrong = algorithm.needs.unmet(
-                f"policies.{name}.algorithm ({algorithm.name})",
-                k=config.k, critic=bool(self.critics.get(name)), reference=policy.reference,
-            )  # fmt: skip
-            if wrong:
-                raise ConfigError(wrong[0])
+            if algorithm.needs.tree:
+                check_forks(self.arena, f"policies.{name}.algorithm ({algorithm.name})")
+        try:
+            self.recipe.check(self)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         self.specs = {
             name: GroupSpec(
                 name=name,
@@ -213,10 +240,18 @@ class Run:
         self.evaluator = self._collector(self.validation, self.config.eval.temperature)
 
     def _collector(self, arena: Arena, temperature: float | None) -> Collector:
+        return Collector(
+            arena, self.team(temperature=temperature), self.groups, self.home,
+            trained=set(self.algorithms), concurrency=self.config.concurrency, retries=self.config.retries,
+        )  # fmt: skip
+
+    def team(self, players: Mapping[str, str] = {}, temperature: float | None = None) -> BoundTeam:
+        """Everybody at the table, by the map; `players` (agent -> policy) seats some otherwise."""
+        arena = self.arena
         seats: dict[str, Any] = {}
         made: dict[str, Any] = {}
-        for agent in arena.roles:
-            player = self.player(agent)
+        names = {agent: players.get(agent) or self.player(agent) for agent in arena.roles}
+        for agent, player in names.items():
             if player in self.config.policies:
                 if player not in made:
                     made[player] = Seat(self.groups[self.home[player]], player, temperature)
@@ -225,11 +260,7 @@ class Run:
                 seats[agent] = (
                     Team({"*": player}).bind({agent: arena.roles[agent]}, arena.expert).policies[agent]
                 )
-        names = {agent: self.player(agent) for agent in arena.roles}
-        return Collector(
-            arena, BoundTeam(seats, names), self.groups, self.home,
-            trained=set(self.algorithms), concurrency=self.config.concurrency, retries=self.config.retries,
-        )  # fmt: skip
+        return BoundTeam(seats, names)
 
     # the loop ----------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """One step of training: collect -> table -> values -> advantages -> update -> publish.
 
 A *recipe* is what a step does. `Default` is the plain one, and reads top to bottom; others override
-`step`, or one of its parts (`plays`, `trains`), and register by name.
+`step`, or one of its parts (`trains`, `team`, `plan`), and register by name (recipes/).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .groups import starved
 from .table import Signal, Table
 
 if TYPE_CHECKING:
+    from ..agents.team import BoundTeam
     from .run import Run
 
 Metrics = dict[str, float]
@@ -31,9 +32,23 @@ class Stopped(RuntimeError):
 class Default:
     """Every policy with a learner plays its roles and learns from each step."""
 
+    def check(self, run: Run) -> None:
+        """Raise what does not fit the run's environment and map, before anything is loaded."""
+
     def trains(self, run: Run) -> list[str]:
         """The policies that learn in this step."""
         return list(run.algorithms)
+
+    def team(self, run: Run) -> BoundTeam:
+        """Who plays in this step."""
+        return run.team()
+
+    def plan(self, run: Run) -> Plan:
+        """How this step's samples are drawn."""
+        plan = Plan(k=run.config.k)
+        for policy in self.trains(run):
+            plan = run.algorithms[policy].collect(plan)
+        return plan
 
     async def step(self, run: Run) -> Metrics:
         harvest = await self.collect(run)
@@ -51,10 +66,8 @@ class Default:
 
     async def collect(self, run: Run) -> Harvest:
         """Play the step's tasks; with dynamic sampling, replace those that teach nothing."""
-        plan = Plan(k=run.config.k)
-        for algorithm in run.algorithms.values():
-            plan = algorithm.collect(plan)
-        harvest = Harvest()
+        plan, harvest = self.plan(run), Harvest()
+        run.collector.team, run.collector.trained = self.team(run), set(self.trains(run))
         missing = run.config.tasks_per_step
         for attempt in range(plan.resample + 1):
             label = f"{run.step}" if attempt == 0 else f"{run.step}r{attempt}"
@@ -181,6 +194,3 @@ def roles(table: Table) -> Metrics:
     for row in table.rows:
         counts[f"role/{row.role}/acts"] += 1
     return {**{name: math.fsum(v) / len(v) for name, v in cells.items()}, **counts}
-
-
-RECIPES: dict[str, type[Default]] = {"default": Default}

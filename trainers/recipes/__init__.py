@@ -1,0 +1,71 @@
+"""Recipes by name: what one step of a run does, and in which order. One file each; imported when first used.
+
+    unitymas train ID recipe=alternate recipe_args.every=5
+    register_recipe("mine", "my_package.mine:Mine")          # or an entry point in the group unitymas.recipes
+
+A recipe derives from `step.Default` and overrides one of its parts: `trains` (who learns in this step), `team`
+(who plays), `plan` (how samples are drawn), or the whole `step`. Its fields are its config.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from ..step import Default
+
+_WHERE: dict[str, str | type[Default]] = {
+    "default": "..step:Default",
+    "alternate": ".alternate:Alternate",
+    "cory": ".cory:Cory",
+    "cross": ".cross:Cross",
+    "malt": ".malt:Malt",
+    "mlpo": ".mlpo:Mlpo",
+}
+"""Name -> "module:Class" (relative to this folder), or the class itself."""
+
+
+def register_recipe(name: str, where: str | type[Default]) -> None:
+    """Add a recipe by name: a class, or "package.module:Class"."""
+    if name in _WHERE and _WHERE[name] != where:
+        raise ValueError(
+            f"a recipe named {name!r} is already registered ({_WHERE[name]}): choose another name"
+        )
+    _WHERE[name] = where
+
+
+def list_recipes() -> list[str]:
+    return sorted({*_WHERE, *(point.name for point in entry_points(group="unitymas.recipes"))})
+
+
+def make_recipe(name: str, args: Mapping[str, Any]) -> Default:
+    """The recipe called `name`; an unknown name or key is answered with the nearest."""
+    where = _WHERE.get(name)
+    if where is None:
+        found = {point.name: point for point in entry_points(group="unitymas.recipes")}.get(name)
+        if found is None:
+            raise ValueError(f"unknown recipe {name!r}; {nearest(name, list_recipes())}")
+        where = found.load()
+    if isinstance(where, str):
+        module, _, attribute = where.partition(":")
+        where = getattr(import_module(module, __name__), attribute)
+    fields = dataclasses.fields(where) if dataclasses.is_dataclass(where) else ()
+    known = [field.name for field in fields]
+    for key in args:
+        if key not in known:
+            hint = nearest(key, known) if known else "it has none"
+            raise ValueError(f"recipe {name!r} has no key {key!r}; {hint}")
+    for field in fields:
+        if field.name not in args and field.default is dataclasses.MISSING:
+            raise ValueError(f"recipe {name!r} needs recipe_args.{field.name}")
+    return where(**{key: tuple(x) if isinstance(x, list) else x for key, x in args.items()})
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = get_close_matches(name, known, 1, 0.5)
+    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"

@@ -1,0 +1,42 @@
+"""Alternating freezes: one policy learns at a time, `every` steps each, against teammates that stand still.
+
+unitymas train math --preset separate recipe=alternate recipe_args.every=5
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..step import Default
+from . import nearest
+
+if TYPE_CHECKING:
+    from ..run import Run
+
+
+@dataclass(frozen=True)
+class Alternate(Default):
+    every: int = 10
+    """Steps before it is the next one's turn. Usual 5–20."""
+    order: tuple[str, ...] = ()
+    """Policies in turn. Empty: all that learn, in the order of the config."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"recipe_args.every: must be at least 1, got {self.every}")
+
+    def check(self, run: Run) -> None:
+        for policy in self.order:
+            if policy not in run.algorithms:
+                raise ValueError(
+                    f"recipe_args.order: no policy {policy!r} learns; {nearest(policy, run.algorithms)}"
+                )
+        if len(self.order or run.algorithms) < 2:
+            raise ValueError(
+                "recipe 'alternate' needs two policies that learn; --preset separate gives each role one"
+            )
+
+    def trains(self, run: Run) -> list[str]:
+        order = self.order or tuple(run.algorithms)
+        return [order[run.step // self.every % len(order)]]

@@ -1,0 +1,58 @@
+"""CORY: two copies of one model answer the same task, the observer after seeing the pioneer's words; every so many
+steps they exchange roles, so that neither forgets how to answer alone.
+
+    unitymas train ID recipe=cory recipe_args.pioneer=solver recipe_args.observer=refiner --preset separate
+
+Paper: Ma et al., Coevolving with the Other You, 2410.06101. Both earn the sum of both rewards there: use the credit
+transform `spread` (docs/algorithms.md) where the environment pays them separately.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...agents.team import BoundTeam
+from ..step import Default
+from . import nearest
+
+if TYPE_CHECKING:
+    from ..run import Run
+
+
+@dataclass(frozen=True)
+class Cory(Default):
+    pioneer: str = "pioneer"
+    """The role that answers first."""
+    observer: str = "observer"
+    """The role that sees the pioneer's answer."""
+    every: int = 5
+    """Steps between exchanges. Usual 1–20."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"recipe_args.every: must be at least 1, got {self.every}")
+
+    def check(self, run: Run) -> None:
+        roles = {role.name: role.agents for role in run.arena.workflow.roles}
+        for key in ("pioneer", "observer"):
+            name = getattr(self, key)
+            if name not in roles:
+                raise ValueError(f"recipe_args.{key}: no role is called {name!r}; {nearest(name, roles)}")
+        if run.player(roles[self.pioneer][0]) == run.player(roles[self.observer][0]):
+            raise ValueError(
+                f"recipe 'cory' exchanges two policies, and one plays both {self.pioneer!r} and {self.observer!r}; "
+                "map the roles to different policies (--preset separate)"
+            )
+
+    def swapped(self, run: Run) -> bool:
+        return run.step // self.every % 2 == 1
+
+    def team(self, run: Run) -> BoundTeam:
+        players = {agent: run.player(agent) for agent in run.arena.roles}
+        if self.swapped(run):
+            roles = {role.name: role.agents for role in run.arena.workflow.roles}
+            first, second = players[roles[self.pioneer][0]], players[roles[self.observer][0]]
+            players.update(dict.fromkeys(roles[self.pioneer], second))
+            players.update(dict.fromkeys(roles[self.observer], first))
+        return run.team(players)

@@ -1,0 +1,70 @@
+"""Cross-policy sampling: with some probability an act is made by another policy than the role's own.
+
+    unitymas train ID --preset separate recipe=cross recipe_args.probability=0.2
+
+A team then meets states that its own habits would never lead it to (AgentRL, 2510.04206). Every policy learns from
+what *it* said, whoever's role it played; the words of fixed players are context only.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...agents.policies import Answer, Call
+from ...agents.team import BoundTeam
+from ..step import Default
+from . import nearest
+
+if TYPE_CHECKING:
+    from ..run import Run
+
+
+class Mixed:
+    """A seat that now and then lets another one speak; which, follows from the call's seed."""
+
+    def __init__(self, own: Any, others: list[Any], probability: float) -> None:
+        self.own, self.others, self.probability = own, others, probability
+
+    async def act(self, call: Call) -> str | Answer:
+        chance = random.Random(f"cross/{call.seed}")
+        crossed = chance.random() < self.probability
+        said = (chance.choice(self.others) if crossed else self.own).act(call)
+        answer: str | Answer = await said if inspect.isawaitable(said) else said
+        return answer
+
+
+@dataclass(frozen=True)
+class Cross(Default):
+    probability: float = 0.2
+    """Of an act to be made by another policy. Usual 0.1–0.3."""
+    pool: tuple[str, ...] = ()
+    """Policies that may step in. Empty: all that play a role."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.probability <= 1.0:
+            raise ValueError(f"recipe_args.probability: must lie in 0 … 1, got {self.probability}")
+
+    def check(self, run: Run) -> None:
+        seated = {run.player(agent) for agent in run.arena.roles}
+        for policy in self.pool:
+            if policy not in seated:
+                raise ValueError(
+                    f"recipe_args.pool: {policy!r} plays no role; {nearest(policy, sorted(seated))}"
+                )
+        if len(seated) < 2:
+            raise ValueError(
+                "recipe 'cross' needs two policies that play; --preset separate gives each role one"
+            )
+
+    def team(self, run: Run) -> BoundTeam:
+        team = run.team()
+        seats = {name: team.policies[agent] for agent, name in team.names.items()}
+        pool = self.pool or tuple(dict.fromkeys(team.names.values()))
+        mixed = {}
+        for agent, name in team.names.items():
+            others = [seats[other] for other in pool if other != name]
+            mixed[agent] = Mixed(seats[name], others, self.probability) if others else seats[name]
+        return BoundTeam(mixed, team.names)

@@ -1,0 +1,43 @@
+"""Leader-only training with frozen peers (MLPO: the leader learns to use what its peers say, and they stay).
+
+    unitymas train math --preset separate recipe=mlpo recipe_args.leader=solver
+
+The peers play with the weights they have; only the policy behind the leader's role is updated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..step import Default
+from . import nearest
+
+if TYPE_CHECKING:
+    from ..run import Run
+
+
+@dataclass(frozen=True)
+class Mlpo(Default):
+    leader: str
+    """The role that learns."""
+
+    def check(self, run: Run) -> None:
+        roles = [role.name for role in run.arena.workflow.roles]
+        if self.leader not in roles:
+            raise ValueError(
+                f"recipe_args.leader: no role is called {self.leader!r}; {nearest(self.leader, roles)}"
+            )
+        players = {
+            role: {run.player(a) for a, r in run.arena.roles.items() if r.name == role} for role in roles
+        }
+        for peer in roles:
+            if peer != self.leader and players[peer] & players[self.leader] & set(run.algorithms):
+                raise ValueError(
+                    f"recipe_args.leader: one policy plays both {self.leader!r} and {peer!r}, so the peer would learn "
+                    "too; map the roles to different policies (--preset separate)"
+                )
+
+    def trains(self, run: Run) -> list[str]:
+        leaders = {run.player(a) for a, role in run.arena.roles.items() if role.name == self.leader}
+        return [policy for policy in run.algorithms if policy in leaders]
