@@ -40,7 +40,8 @@ def _arranged(rng: random.Random, names: str) -> Stacks:
 
 def parse(text: str) -> State:
     """Two lines, `Stacks:` and `Goal:`; a stack from bottom to top, stacks parted by |."""
-    lines = dict(line.split(":", 1) for line in text.strip().splitlines())
+    parts = (line.partition(":") for line in text.strip().splitlines())
+    lines = {name: rest for name, _, rest in parts}
     if set(lines) != {"Stacks", "Goal"}:
         raise ValueError(f"blocksworld needs the lines 'Stacks: …' and 'Goal: …': {text!r:.120}")
     now, goal = (frozenset(tuple(s.split()) for s in lines[k].split("|")) for k in ("Stacks", "Goal"))

@@ -48,7 +48,8 @@ def draw(rng: random.Random, mine: Callable[[str], bool], side: int, fixed: int)
 
 def parse(text: str) -> State:
     """Two lines, `Queens:` and `Fixed:`, each with a column (or .) for every row."""
-    lines = dict(line.split(":", 1) for line in text.strip().splitlines())
+    parts = (line.partition(":") for line in text.strip().splitlines())
+    lines = {name: rest for name, _, rest in parts}
     if set(lines) != {"Queens", "Fixed"}:
         raise ValueError(f"eight-queens needs the lines 'Queens: …' and 'Fixed: …': {text!r:.120}")
     queens, fixed = (tuple(0 if w == "." else int(w) for w in lines[k].split()) for k in ("Queens", "Fixed"))
