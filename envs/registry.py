@@ -11,6 +11,7 @@ import difflib
 import importlib
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -370,7 +371,9 @@ def _tell_pettingzoo(id: str) -> None:
     try:
         import pettingzoo
 
-        pettingzoo.register("aec", f"unitymas/{id}", entry_point=_Maker(id))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # registering anew, in a notebook, is no mistake
+            pettingzoo.register("aec", f"unitymas/{id}", entry_point=_Maker(id))
     except (ImportError, AttributeError):  # an older PettingZoo has no registry; ours works without it
         return
 

@@ -322,7 +322,8 @@ def unknown(what: str, name: object, known: Any) -> WorkflowError:
     """An unknown name, answered with the nearest known ones."""
     names = sorted(map(str, known))
     near = difflib.get_close_matches(str(name).casefold(), names, n=3)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(names) or 'none'}"
+    some = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {some or 'none'}"
     return WorkflowError(f"unknown {what} {name!r}; {hint}")
 
 

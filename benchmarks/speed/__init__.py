@@ -1,1 +1,17 @@
 """Speed: requests, retrieval, sandboxed cases, tokens, each beside a reference in the same run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+PARTS = ("episode", "retrieval", "sandbox", "engine", "update", "advantages")
+
+
+def bench_main(argv: Sequence[str]) -> int:
+    """`unitymas bench PART …`: one of the speed benchmarks, in a process of its own; arguments go on to it."""
+    if not argv or argv[0] not in PARTS:
+        print(f"usage: unitymas bench {{{','.join(PARTS)}}} [arguments of the part]")
+        return 0 if not argv or argv[0] in ("-h", "--help") else 2
+    return subprocess.run([sys.executable, "-m", f"{__name__}.{argv[0]}", *argv[1:]]).returncode

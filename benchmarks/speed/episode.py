@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import resource
+import sys
 import time
 from collections.abc import Sequence
 
@@ -92,4 +93,4 @@ def main(argv: Sequence[str] = ()) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))
