@@ -75,13 +75,15 @@ class Learner:
         if not minibatches or not all(minibatches):
             raise UpdateError(f"policy {self.policy!r}: an update needs samples, got {list(map(len, minibatches))}")
         started = time.perf_counter()
-        before = self._snapshot()
+        before = self._snapshot() if len(minibatches) > 1 else None  # a first step changes nothing before it is sure
         self._began = self.steps
         try:
             self._prepare(algorithm, minibatches)
             steps = [self._step(algorithm, signals, samples) for samples in minibatches]
-        except UpdateError:
-            self._restore(before)
+        except Exception:
+            self.optimiser.zero_grad(set_to_none=True)
+            if before is not None:
+                self._restore(before)
             raise
         seconds = time.perf_counter() - started
         tokens = float(sum(sample.n_tokens for samples in minibatches for sample in samples))
@@ -223,7 +225,6 @@ class Learner:
         self.parameters.load_state_dict(before[0])
         self.optimiser.load_state_dict(before[1])
         self.steps = before[2]
-        self.optimiser.zero_grad(set_to_none=True)
 
     def _check(self, number: Tensor, batch: Batch, what: str) -> None:
         if math.isfinite(number.item()):

@@ -232,10 +232,9 @@ def speed(rounds: int, vocab: int, n: int) -> None:
             print(f"  {name:45s} {value:9,.0f}   {value / fastest:5.2f} x the fastest TRL setting")
 
 
-def _peak(side: str, vocab: int, result: Any) -> None:
+def _peak(side: str, vocab: int, n: int, result: Any) -> None:
     """In a process of its own: peak resident memory above what the process had before the update's first step."""
-    torch.set_num_threads(2)
-    samples = draw(vocab)
+    samples = draw(vocab, n)
     if side == "ours":
         step = ours(samples, vocab, "float32", 4096)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -247,14 +246,14 @@ def _peak(side: str, vocab: int, result: Any) -> None:
     result.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 
-def memory(vocabularies: list[int]) -> None:
+def memory(vocabularies: list[int], n: int) -> None:
     spawn = multiprocessing.get_context("spawn")
     print("peak memory of two updates above the loaded process, MiB (float32; ours 4,096 laid tokens, TRL batches of 64)")
     for vocab in vocabularies:
         row: dict[str, float] = {"vocabulary": vocab, "parameters": round(4 * vocab * 192 / 2**20 + 8.5, 1)}
         for side in ("ours", "TRL"):
             result = spawn.Queue()
-            process = spawn.Process(target=_peak, args=(side, vocab, result))
+            process = spawn.Process(target=_peak, args=(side, vocab, n, result))
             process.start()
             row[side] = round(result.get(), 1)
             process.join()
@@ -271,7 +270,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.memory:
-        memory([1024, 8192, 32768, 131072])
+        memory([1024, 8192, 32768, 131072], arguments.samples)
     else:
         speed(arguments.rounds, arguments.vocab, arguments.samples)
 
