@@ -45,7 +45,7 @@ def row_of(node: Node, task: str, episode: str, name: str, trained: Collection[s
         role=node.role or "", agent=node.agent or "", chain="", policy=policy,
         n_tokens=int(node.meta.get("tokens_out", 0)) or 1, parents=node.parents,
         prompt_hash=prompt_hash(node), anchor=node.anchor, version=int(node.meta.get("version", 0)),
-        trainable=policy in trained and not node.meta.get("forced") and "tokens_out" in node.meta,
+        trainable=policy in trained and not node.meta.get("forced") and bool(node.meta.get("sample")),
     )  # fmt: skip
 
 
