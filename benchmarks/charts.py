@@ -43,22 +43,18 @@ def chart(
     series = [s for s in series if len(s.x)]
     if not series:
         return ""
-    left, right, top, bottom = (
-        46,
-        12 + 6.4 * max(len(s.name) for s in series) if len(series) > 1 else 16,
-        10,
-        22,
-    )
+    left, top, bottom = 46, 10, 22
+    right = 12 + 6.4 * max(len(s.name) for s in series) if len(series) > 1 else 16
     x0, x1 = min(min(s.x) for s in series), max(max(s.x) for s in series)
-    ys = [v for s in series for v in (*s.y, *s.low, *s.high)]
-    ticks = nice_ticks(min(ys), max(ys))
-    y0, y1 = min(ticks[0], min(ys)), max(ticks[-1], max(ys))
+    low, high = _extent(series)
+    ticks = nice_ticks(low, high)
+    y0, y1 = min(ticks[0], low), max(ticks[-1], high)
 
     def px(x: float) -> float:
         return left + (x - x0) / ((x1 - x0) or 1) * (width - left - right)
 
     def py(y: float) -> float:
-        return top + (y1 - y) / ((y1 - y0) or 1) * (height - top - bottom)
+        return top + (y1 - min(y1, max(y0, y))) / ((y1 - y0) or 1) * (height - top - bottom)
 
     parts = [
         f'<figure class="chart"><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
@@ -138,6 +134,14 @@ def _end_labels(series: Sequence[Series], px: Scale, py: Scale, top: float, bott
         f'<text class="name s{i % COLOURS}" x="{x:.1f}" y="{at - over + 4:.1f}">{escape(series[i].name)}</text>'
         for at, i in placed
     ]
+
+
+def _extent(series: Sequence[Series]) -> tuple[float, float]:
+    """The range to draw: all of the lines, and of their intervals as much again (two seeds have wide ones)."""
+    low, high = min(min(s.y) for s in series), max(max(s.y) for s in series)
+    room = (high - low) or 0.1 * abs(high) or 1.0
+    wide = [v for s in series for v in (*s.low, *s.high)]
+    return max(low - room, min([low, *wide])), min(high + room, max([high, *wide]))
 
 
 def _finite(s: Series) -> Series:

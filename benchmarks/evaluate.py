@@ -109,7 +109,7 @@ class Evaluation:
         self.k, self.seed, self.price, self.retry_errors = k, seed, price, retry_errors
         self.players = identity.role_config(self.team, self.arena)
         self.store = Store(Path(out)) if out is not None else None
-        world, players = identity.digest(identity.world(self.arena)), identity.digest(self.players)
+        world, players = identity.digest(identity.world(self.arena)), identity.players_hash(self.players)
         self.players_hash = players
         self.wanted: dict[str, tuple[Task, int]] = {
             identity.sample_key(world, players, task, seed, sample): (task, sample)

@@ -76,6 +76,13 @@ def role_config(team: BoundTeam, arena: Arena) -> dict[str, Any]:
     }
 
 
+def players_hash(players: Mapping[str, Mapping[str, Any]]) -> str:
+    """One hash of a role config. What a player is called does not count: a run may be moved, a model renamed."""
+    return digest(
+        {agent: {k: v for k, v in seat.items() if k != "player"} for agent, seat in players.items()}
+    )
+
+
 def world(arena: Arena) -> dict[str, Any]:
     """The environment's part of a key."""
     return {

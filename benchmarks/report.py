@@ -213,7 +213,7 @@ def _groups(histories: Sequence[History]) -> str:
         if figure != "entropy":
             by_figure[figure][key] = policy
     charts = "".join(
-        _curve(figure, histories, keys, height=160) for figure, keys in sorted(by_figure.items())
+        _curve(figure, histories, keys, width=360, height=150) for figure, keys in sorted(by_figure.items())
     )
     if not charts:
         return ""
