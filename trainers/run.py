@@ -149,6 +149,9 @@ class Run:
         self.groups: dict[str, Any] = {}
         self.recipe: Default = make_recipe(config.recipe, config.recipe_args)
         self.on_trace: Callable[[Trace], None] | None = None
+        self.played: dict[str, Trace] = {}  # this step's episodes
+        self.versions: dict[str, int] = {}  # of each policy, as last published
+        self.last_cause = ""  # of a step without usable samples
         self._empty = 0
         self._starved: dict[str, int] = defaultdict(int)
         self._resume = resume
@@ -311,8 +314,6 @@ class Run:
             cause = self.last_cause or "no decision of a trained policy was left"
             raise Stopped(f"{self._empty} steps in a row without one usable sample; most often: {cause}")
 
-    last_cause = ""
-
     def note_starved(self, policy: str, sentence: str | None) -> None:
         """A trained role whose advantages are nearly all 0, for `patience` steps, stops the run."""
         self._starved[policy] = self._starved[policy] + 1 if sentence else 0
@@ -342,16 +343,30 @@ class Run:
         """Value summaries by the policy's critic."""
         critic, home = self.critics.get(policy), self.groups[self.home[policy]]
         needs = self.algorithms[policy].needs
+        contexts = self.contexts(ids) if needs.values == "trace" else None
         if critic is None or self.home[critic] == self.home[policy]:
-            found: dict[str, ValueSummary] = await home.values(policy, ids, needs, critic)
+            found: dict[str, ValueSummary] = await home.values(policy, ids, needs, critic, contexts)
             return found
         elsewhere = self.groups[self.home[critic]]
         await elsewhere.admit(await home.samples(ids))
-        await elsewhere.values(critic, ids, replace(needs, kl_reward=0.0), critic)
+        await elsewhere.values(critic, ids, replace(needs, kl_reward=0.0), critic, contexts)
         await home.admit(await elsewhere.samples(ids))
         found = await home.values(policy, ids, needs)
         if needs.kl_reward:  # part of the rewards that the critic is to foresee
             await elsewhere.admit(await home.samples(ids))
+        return found
+
+    def contexts(self, ids: list[str]) -> dict[str, str]:
+        """What a critic of the whole trace sees at a decision: all that was said before, and its prompt."""
+        found: dict[str, str] = {}
+        for id in ids:
+            episode, _, name = id.rpartition("/")
+            trace = self.played.get(episode)
+            if trace is None:  # a tree's sibling: its critic sees the prompt
+                continue
+            node = trace.node(name)
+            said = [f"{n.agent}: {n.text}" for n in trace.acts() if n.round < node.round]
+            found[id] = "\n".join([*said, f"{node.agent}: {node.messages[-1]['content']}\n"])
         return found
 
     async def foresee(self, wanted: Mapping[str, list[str]]) -> dict[str, float]:
@@ -373,7 +388,8 @@ class Run:
 
     async def publish(self) -> None:
         """New weights to the engines: once per group and step, when all have updated."""
-        await asyncio.gather(*(group.publish() for group in self.groups.values()))
+        for found in await asyncio.gather(*(group.publish() for group in self.groups.values())):
+            self.versions |= found
 
     async def retire(self, episodes: list[str]) -> None:
         """The step is over for these episodes."""
@@ -422,7 +438,9 @@ class Run:
         self.step = state["step"]
         self.cursor.load_state_dict(state["cursor"])
         self.state = defaultdict(dict, state["state"])
-        await asyncio.gather(*(group.load(folder / name) for name, group in self.groups.items()))
+        loads = (group.load(folder / name) for name, group in self.groups.items())
+        for found in await asyncio.gather(*loads):
+            self.versions |= found
         return True
 
     @property

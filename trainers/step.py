@@ -52,14 +52,17 @@ class Default:
 
     async def step(self, run: Run) -> Metrics:
         harvest = await self.collect(run)
+        stale = await self.drop_stale(run, harvest)
+        run.played = dict(zip(harvest.episodes, harvest.traces, strict=True))
         table = Table(harvest.decisions)
-        metrics = {**collected(harvest), **roles(table)}
+        metrics = {**collected(harvest), **roles(table), "stale": float(stale)}
         if len(table) and any(len(table.mine(p)) for p in run.algorithms):
             table = await self.judge(run, table)
             signals = self.advantages(run, table, metrics)
             metrics |= await self.update(run, table, signals)
         else:
             metrics["usable"] = 0.0
+            run.last_cause = harvest.cause if harvest.failures else ""
         await run.retire(harvest.episodes)
         run.keep_traces(harvest.traces)
         return metrics
@@ -94,6 +97,18 @@ class Default:
             if missing <= 0:
                 break
         return harvest
+
+    async def drop_stale(self, run: Run, harvest: Harvest) -> int:
+        """Discard episodes with a trained act that is more than `staleness` versions old. -> how many."""
+        old = {
+            d.episode
+            for d in harvest.decisions
+            if d.trainable and run.versions.get(d.policy, 0) - d.version > run.config.staleness
+        }
+        for name in sorted(old):
+            await run.drop(name, "stale")
+        harvest.decisions = [d for d in harvest.decisions if d.episode not in old]
+        return len(old)
 
     def useful(self, run: Run, harvest: Harvest) -> set[str]:
         """Tasks that some algorithm can learn from."""

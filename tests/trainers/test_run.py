@@ -77,7 +77,7 @@ def same(a, b):
 # a run ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("preset", "algorithm"), [("shared", "ppo"), ("separate", "grpo")])
+@pytest.mark.parametrize(("preset", "algorithm"), [("shared", "ppo"), ("separate", "grpo"), ("shared", "mappo")])
 def test_a_run_leaves_what_it_promises(preset, algorithm, tiny_llama, tmp_path):
     more = settings(tiny_llama)
     more["policies"]["*"]["algorithm"] = {"name": algorithm}
