@@ -18,7 +18,8 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,7 +90,7 @@ def serve(engine: Engine, model: Any, asked: Asked) -> None:
         engine.step()
 
 
-def in_turns(works: list[Callable[[], None]], times: int) -> list[tuple[float, float]]:
+def in_turns(works: Sequence[Callable[[], None]], times: int) -> list[tuple[float, float]]:
     """The best seconds of each, by the clock and by the processor, taken in turns."""
     best = [(float("inf"), float("inf"))] * len(works)
     for _ in range(times):
@@ -118,7 +119,7 @@ def main() -> None:
         f"{args.dtype}, batch and slots {args.batch}, {args.threads} threads; new tokens/s by the clock (by cpu)"
     )
     for name, asked in requests().items():
-        works = [lambda a=asked: generate(theirs, a, args.batch), lambda a=asked: serve(engine, ours, a)]  # type: ignore[misc]
+        works = [partial(generate, theirs, asked, args.batch), partial(serve, engine, ours, asked)]
         (their_clock, their_cpu), (clock, cpu) = in_turns(works, args.repeat)
         n = sum(new for _, new in asked)
         print(
