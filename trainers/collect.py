@@ -28,7 +28,7 @@ from ..envs.trace import Trace
 from .algorithms.base import Tree
 from .decisions import decisions_of
 from .table import Decision
-from .tree import Judge, TreeSampler
+from .tree import Grown, Judge, TreeSampler
 
 
 class Seat:
@@ -54,7 +54,7 @@ class Harvest:
     traces: list[Trace] = field(default_factory=list)
     episodes: list[str] = field(default_factory=list)  # names, as the groups know them
     decisions: list[Decision] = field(default_factory=list)
-    siblings: list[Trace] = field(default_factory=list)  # of trees: each candidate's round alone
+    grown: list[Grown] = field(default_factory=list)  # where trees were sampled
     failures: Counter[str] = field(default_factory=Counter)  # by boundary and error
     seconds: float = 0.0
 
@@ -167,7 +167,7 @@ class Collector:
                     root = Branch.begin(self.arena, self.team, task, chance, name)
                     grown = await TreeSampler(root, grow[0], self.trained, chance, grow[1]).grow()
                     execution, trace, rows = grown.line.play, grown.trace, grown.rows
-                    harvest.siblings += grown.siblings
+                    harvest.grown.append(grown)
                     harvest.failures += grown.lost
                 trace.sample = sample
                 if execution.ended is not Ended.ERROR:

@@ -81,7 +81,7 @@ class Default:
             if run.config.shuffle_rewards:
                 shuffled_credits(more.traces, run.config.seed + run.step)
                 rebook(more)
-            harvest.siblings += more.siblings
+            harvest.grown += more.grown
             harvest.failures += more.failures
             harvest.seconds += more.seconds
             useful = self.useful(run, more) if plan.resample else None

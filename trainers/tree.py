@@ -33,11 +33,19 @@ from .algorithms.base import Tree
 from .decisions import row_of
 from .table import Decision
 
-LEAVES = 16
+LEAVES = 32
 """Most lines of one tree with `continuation="all"`; beyond it the tree goes on greedily."""
 
 Judge = Callable[[dict[str, list[str]]], Awaitable[dict[str, float]]]
 """Policy -> decision ids; gives for each what its critic expects once it is said (`score="value"`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A candidate's round as a trace of its own, with the names of the samples on its path."""
+
+    trace: Trace
+    names: dict[str, str]
 
 
 @dataclass(slots=True)
@@ -47,8 +55,10 @@ class Grown:
     line: Branch
     """The one that was continued (with `all`: always with the best)."""
     rows: list[Decision] = field(default_factory=list)
-    siblings: list[Trace] = field(default_factory=list)
-    """Each candidate as a trace of its round alone, credited: data for preference learning."""
+    candidates: list[Candidate] = field(default_factory=list)
+    """Every candidate's round, credited: data for preference learning."""
+    leaves: list[Branch] = field(default_factory=list)
+    """Where the lines ended."""
     lost: Counter[str] = field(default_factory=Counter)
     """Candidates that failed for infrastructure's sake, by cause."""
 
@@ -122,6 +132,7 @@ class TreeSampler:
             line = ranked[0].branch
         line.close()
         self.grown.rows += chains.end(mine, line)
+        self.grown.leaves.append(line)
         await asyncio.gather(*beside)
         return line
 
@@ -159,7 +170,7 @@ class TreeSampler:
             await self._foresee(candidates)
         for c in candidates:
             c.score = math.fsum(x for given in c.credit.values() for x in given.values())
-            self.grown.siblings.append(_round_of(c))
+            self.grown.candidates.append(Candidate(_round_of(c), dict(c.branch.names)))
 
     async def _play_on(self, candidate: _Candidate) -> None:
         """Play a fork of the candidate to its end; what is said there is counted, and never trained."""

@@ -227,7 +227,7 @@ def test_the_collector_seals_trees():
     signals = algorithm.advantages(table, table.mine("team"), {})
     assert any(s.advantage for s in signals)
     assert algorithm.metrics(table, table.mine("team"), signals)["groups/span_tasks"] == 0
-    assert {len(t.nodes) for t in harvest.siblings} <= {1, 2}
+    assert {len(c.trace.nodes) for tree in harvest.grown for c in tree.candidates} <= {1, 2}
 
 
 def test_what_cannot_be_a_tree_is_refused_at_once():

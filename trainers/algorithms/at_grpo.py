@@ -18,14 +18,19 @@ role sees the winner's words.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..groups import Groups, Score, partition
 from ..options import Aggregation
 from ..table import Ints, Signal, Table
-from .base import GroupRelative, Needs, Plan, Tree
+from .base import GroupRelative, Metrics, Needs, Plan, Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,3 +86,13 @@ class ATGRPO(GroupRelative):
             if value is not None:  # it was seen to go on: better than what the critic expected
                 found[row] += value.first - table.rows[row].credit.get("value", 0.0)
         return [float(x) for x in found]
+
+    def critic_loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
+        """Squared distance from what it should have said (`tree_score="value"`)."""
+        from .. import losses
+
+        if batch.values is None or batch.returns is None or batch.old_values is None:
+            raise ValueError(f"{self.name}: a critic's batch needs values, old_values and returns")
+        per_token = losses.value_loss(batch.values, batch.returns, batch.old_values, None)
+        loss = losses.aggregate(per_token, batch, self.aggregation, denominators, self.length)
+        return loss, {"value_loss": loss.detach()}

@@ -60,7 +60,7 @@ def make_recipe(name: str, args: Mapping[str, Any]) -> Default:
             hint = nearest(key, known) if known else "it has none"
             raise ValueError(f"recipe {name!r} has no key {key!r}; {hint}")
     for field in fields:
-        if field.name not in args and field.default is dataclasses.MISSING:
+        if field.name not in args and field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"recipe {name!r} needs recipe_args.{field.name}")
     return where(**{key: tuple(x) if isinstance(x, list) else x for key, x in args.items()})
 

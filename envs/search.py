@@ -1,0 +1,179 @@
+"""Search at inference: the same team, more of its time. Baselines for what training must beat.
+
+    best = best_of_n(env, team, n=8, score="em")            # n whole episodes, the best-scored one is kept
+    found = ab_mcts(env, team, budget=16, score=judge)      # adaptive branching: wider or deeper, by what pays
+
+Both stand on forks, so a node of the search tree is a state of the episode, and going back to one is free.
+`score` says how good a finished episode is: the name of a metric (an oracle: it knows the answer, as the first
+tests of a program do), or a function of the trace in 0 … 1 (a verifier, a vote). An id, an environment or an arena
+will do as `env`; results hold one trace per task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..agents.team import Team
+from .arena import Arena
+from .branch import Branch, check_forks
+from .drivers import arena_of, derive, run_sync, select_tasks
+from .trace import Trace
+
+Score = str | Callable[[Trace], float]
+
+
+def best_of_n(
+    env: Any, team: Any, n: int, score: Score, *, tasks: Any = None, seed: int = 0, **make: Any
+) -> list[Trace]:
+    """The best of `n` episodes per task; of equals the first."""
+    if n < 1:
+        raise ValueError(f"best_of_n: n must be at least 1, got {n}")
+
+    async def one(root: Branch, worth: Callable[[Trace], float], chance: random.Random) -> Trace:
+        played = await asyncio.gather(*(root.fork(str(i)).finish() for i in range(n)))
+        best = max(played, key=lambda branch: worth(branch.trace))
+        return _tagged(best.trace, worth, n)
+
+    return _each_task(one, "best_of_n", env, team, score, tasks, seed, make)
+
+
+def ab_mcts(
+    env: Any, team: Any, budget: int, score: Score, *, tasks: Any = None, seed: int = 0, **make: Any
+) -> list[Trace]:
+    """The best episode after `budget` of them, grown as a tree with adaptive branching (AB-MCTS-A, 2503.04412).
+
+    From the first question down, Thompson sampling decides at every state: draw a new reply (wider), or go on below
+    one that is there (deeper). What is below a new reply is played to its end, and its score counts on all of its path.
+    """
+    if budget < 1:
+        raise ValueError(f"ab_mcts: budget must be at least 1, got {budget}")
+
+    async def one(root: Branch, worth: Callable[[Trace], float], chance: random.Random) -> Trace:
+        await root.tools()
+        top, best = State(root), None
+        for number in range(budget):
+            leaf = await _grow(top, f"{number}", worth, chance)
+            if best is None or leaf[0] > best[0]:
+                best = leaf
+        assert best is not None
+        return _tagged(best[1], worth, budget)
+
+    return _each_task(one, "ab_mcts", env, team, score, tasks, seed, make)
+
+
+@dataclass(slots=True)
+class Arm:
+    """A choice and the scores it has brought: a normal with unknown mean and spread.
+
+    The prior is worth one score of 0 and one of variance (the paper's Gaussian variant, normal-inverse-chi-squared).
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of squared distances from the mean."""
+
+    def draw(self, chance: random.Random) -> float:
+        """One guess at the mean, as likely as the scores make it."""
+        weight = 1 + self.count
+        centre = self.count * self.mean / weight
+        spread = 0.1 + self.squares + self.count / weight * self.mean**2
+        variance = spread / chance.gammavariate(weight / 2, 2.0)
+        return chance.gauss(centre, math.sqrt(variance / weight))
+
+    def learn(self, score: float) -> None:
+        self.count += 1
+        off = score - self.mean
+        self.mean += off / self.count
+        self.squares += off * (score - self.mean)
+
+
+@dataclass(slots=True)
+class State:
+    """A state of the episode, and the replies that were tried there."""
+
+    branch: Branch
+    arm: Arm = field(default_factory=Arm)
+    wider: Arm = field(default_factory=Arm)
+    """What new replies have brought here."""
+    below: list[State] = field(default_factory=list)
+
+
+async def _grow(
+    top: State, label: str, worth: Callable[[Trace], float], chance: random.Random
+) -> tuple[float, Trace]:
+    """Add one reply to the tree, play it to its end, and tell its path what came of it."""
+    state, path = top, [top.arm]
+    while state.below:
+        draws = [(s.arm.draw(chance), s) for s in state.below if not s.branch.over]
+        promise, deeper = max(draws, key=lambda d: d[0], default=(-math.inf, None))
+        if deeper is None or state.wider.draw(chance) >= promise:
+            break
+        state = deeper
+        path.append(state.arm)
+    twin = State(state.branch.fork(label))
+    await twin.branch.round()
+    ended = twin.branch if twin.branch.over else await twin.branch.fork(f"{label}+").finish()
+    score = worth(ended.trace)
+    state.below.append(twin)
+    for arm in (*path, state.wider, twin.arm):
+        arm.learn(score)
+    return score, ended.trace
+
+
+def _each_task(
+    search: Any, what: str, env: Any, team: Any, score: Score, tasks: Any, seed: int, make: dict[str, Any]
+) -> list[Trace]:
+    arena = arena_of(env, **make)
+    check_forks(arena, what)
+    bound = Team.of(team).bind(arena.roles, expert=arena.expert)
+    arena, chosen = select_tasks(arena, tasks)
+
+    async def run() -> list[Trace]:
+        async with bound:
+            return list(
+                await asyncio.gather(
+                    *(
+                        search(
+                            Branch.begin(arena, bound, task, derive(seed, task.id), f"{what}:{task.id}"),
+                            _worth(arena, score),
+                            random.Random(derive(what, seed, task.id)),
+                        )
+                        for task in chosen
+                    )
+                )
+            )
+
+    found: list[Trace] = run_sync(run())
+    return found
+
+
+def _worth(arena: Arena, score: Score) -> Callable[[Trace], float]:
+    """Traces to numbers in 0 … 1; an episode that failed is worth nothing."""
+
+    def worth(trace: Trace) -> float:
+        if str(trace.ended) == "error":
+            return 0.0
+        if callable(score):
+            value = float(score(trace))
+        elif score in trace.metrics:
+            value = trace.metrics[score]
+        else:
+            raise ValueError(
+                f"score: {arena.env_id} has no metric {score!r}; it has {', '.join(trace.metrics)}"
+            )
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"score: {value} is not in 0 … 1; scale it")
+        return value
+
+    return worth
+
+
+def _tagged(trace: Trace, worth: Callable[[Trace], float], episodes: int) -> Trace:
+    trace.tags |= {"search_score": worth(trace), "episodes": episodes}
+    return trace

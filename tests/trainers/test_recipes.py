@@ -1,0 +1,232 @@
+"""Recipes on real (tiny) groups: who plays, who learns, who stands still; and trees from end to end."""
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import unitymas
+from unitymas import Choice, Outcome, Role, Workflow
+from unitymas.agents.policies import Answer, Call
+from unitymas.envs.ledger import Credit
+from unitymas.envs.registry import unregister
+from unitymas.trainers.config import ConfigError
+from unitymas.trainers.recipes import list_recipes, make_recipe, register_recipe
+from unitymas.trainers.recipes.cross import Mixed
+from unitymas.trainers.recipes.malt import rows, valued
+from unitymas.trainers.run import Run, resolve
+from unitymas.trainers.step import Default
+
+WORDS = ("w1", "w2", "w3", "w4")
+ID = "pair-of-guessers"
+
+
+class Pair(Workflow):
+    """A pioneer guesses; an observer sees the guess and guesses again."""
+
+    roles = (Role("pioneer", reply=Choice(*WORDS)), Role("observer", reply=Choice(*WORDS)))
+
+    async def run(self, ep):
+        first = await ep.act("pioneer", f"w9 {ep.task.question}")
+        second = await ep.act("observer", f"w8 {ep.task.question} {first.text}")
+        return Outcome(answer=second.value)
+
+
+class Guess:
+    name = "guess"
+
+    def on_node(self, trace, node, task):
+        yield Credit(node.id, "guess", float(node.value in task.reference["answers"]))
+
+    def on_end(self, trace, task):
+        return ()
+
+    def metrics(self, trace, task):
+        return {"score": float((trace.outcome or {}).get("answer") in task.reference["answers"])}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment():
+    rows = [{"id": f"t{i}", "question": f"w{20 + i}", "answers": [WORDS[i % 4]]} for i in range(8)]
+    unitymas.register(ID, workflow=Pair, reward=Guess, tasks=rows)
+    yield
+    unregister(ID)
+
+
+def made(model: str, tmp_path: Any, **fields: Any) -> Run:
+    """A run of two tasks a step that says little."""
+    given: dict[str, Any] = {
+        "steps": 1, "tasks_per_step": 2, "k": 2, "minibatches": 1, "starved": False, "checkpoint_every": 0,
+        "eval": {"every": 0, "tasks": 1}, "log": {"console": "off", "traces_every": 0},
+    }  # fmt: skip
+    given |= fields
+    preset = given.pop("preset", "separate")
+    policy = {"algorithm": given.pop("algorithm", {"name": "grpo"}), "learning": {"lr": 1e-2}}
+    config = resolve(
+        ID, preset_name=preset, **given,
+        policies={"*": policy | given.pop("policy", {})}, groups={"*": {"model": model, "slots": 8, "threads": 1}},
+    )  # fmt: skip
+    return Run(config, tmp_path / "run")
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    """A fingerprint of every policy's parameters."""
+    return {
+        name: torch.cat([p.detach().flatten() for p in hosted.parameters.model.parameters()]).clone()
+        for group in run.groups.values()
+        for name, hosted in group.hosted.items()
+    }
+
+
+def stepped(run: Run, steps: int = 1) -> list[set[str]]:
+    """Take steps by hand; which policies moved in each."""
+
+    async def go() -> list[set[str]]:
+        await run._start()
+        moved = []
+        for _ in range(steps):
+            before = weights(run)
+            figures = await run.recipe.step(run)
+            assert all(math.isfinite(x) for x in figures.values())
+            run.step += 1
+            after = weights(run)
+            moved.append({name for name in before if not torch.equal(before[name], after[name])})
+        return moved
+
+    return asyncio.run(go())
+
+
+def test_at_grpo_trains_on_trees(tiny_llama, tmp_path):
+    """The default of at_grpo, end to end: K candidates per act, sealed, compared, trained, none left over."""
+    run = made(
+        tiny_llama, tmp_path, preset="shared", algorithm={"name": "at_grpo", "tree": 4}, k=1, tasks_per_step=4
+    )
+    assert stepped(run) == [{"team"}]
+    report = asyncio.run(run.groups["team"].report())["samples"]
+    assert report["put"] == 4 * 2 * 4 == report["trained"]
+
+
+@pytest.mark.parametrize("score", ["rollout", "value"])
+def test_trees_are_scored_by_rollouts_and_critics(tiny_llama, tmp_path, score):
+    algorithm = {"name": "at_grpo", "tree": 3, "tree_score": score}
+    run = made(tiny_llama, tmp_path, preset="shared", algorithm=algorithm, k=1, tasks_per_step=4)
+    moved = stepped(run)[0]
+    assert moved == ({"team", "team-critic"} if score == "value" else {"team"})
+
+
+def test_a_leader_learns_and_its_peers_do_not(tiny_llama, tmp_path):
+    run = made(tiny_llama, tmp_path, recipe="mlpo", recipe_args={"leader": "observer"}, k=4, tasks_per_step=4)
+    assert stepped(run) == [{"observer"}]
+
+
+def test_policies_learn_in_turn(tiny_llama, tmp_path):
+    run = made(tiny_llama, tmp_path, recipe="alternate", recipe_args={"every": 1}, k=4, tasks_per_step=4)
+    assert stepped(run, 2) == [{"pioneer"}, {"observer"}]
+
+
+def test_pioneer_and_observer_exchange_roles(tiny_llama, tmp_path):
+    run = made(tiny_llama, tmp_path, recipe="cory", recipe_args={"every": 1})
+    played = []
+
+    async def go():
+        await run._start()
+        for _ in range(3):
+            harvest = await run.recipe.collect(run)
+            played.append({d.role: d.policy for d in harvest.decisions})
+            run.step += 1
+
+    asyncio.run(go())
+    straight = {"pioneer": "pioneer", "observer": "observer"}
+    assert played == [straight, {"pioneer": "observer", "observer": "pioneer"}, straight]
+
+
+def test_other_policies_step_in_and_learn_from_it(tiny_llama, tmp_path):
+    run = made(tiny_llama, tmp_path, recipe="cross", recipe_args={"probability": 0.5}, k=4, tasks_per_step=4)
+    assert stepped(run) == [{"pioneer", "observer"}]
+    assert isinstance(run.collector.team.policies["pioneer"], Mixed)
+
+
+def test_who_steps_in_follows_from_the_seed():
+    class Says:
+        def __init__(self, text):
+            self.text = text
+
+        def act(self, call):
+            return Answer(self.text)
+
+    seat = Mixed(Says("own"), [Says("other")], 0.25)
+    calls = [Call("a", "a", (), seed=s) for s in range(400)]
+    said = [asyncio.run(seat.act(c)).text for c in calls[:200]]
+    assert 25 < said.count("other") < 75
+    assert said == [asyncio.run(seat.act(c)).text for c in calls[:200]]
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"recipe": "alternat"}, "did you mean 'alternate'"),
+        ({"recipe": "alternate", "recipe_args": {"evry": 2}}, "did you mean 'every'"),
+        ({"recipe": "alternate", "preset": "shared"}, "two policies that learn"),
+        ({"recipe": "mlpo"}, "needs recipe_args.leader"),
+        ({"recipe": "mlpo", "recipe_args": {"leader": "obsever"}}, "did you mean 'observer'"),
+        ({"recipe": "mlpo", "recipe_args": {"leader": "observer"}, "preset": "shared"}, "would learn too"),
+        ({"recipe": "cory", "preset": "shared"}, "exchanges two policies"),
+        ({"recipe": "cross", "recipe_args": {"pool": ["nobody"]}}, "plays no role"),
+        ({"recipe": "cross", "recipe_args": {"probability": 2.0}}, "must lie in 0 … 1"),
+        ({"algorithm": {"name": "grop"}}, "did you mean 'grpo'"),
+        ({"algorithm": {"name": "grpo", "clip_hihg": 0.3}}, "did you mean 'clip_high'"),
+        ({"algorithm": {"name": "grpo"}, "k": 1}, "it needs k >= 2, and k is 1"),
+        ({"algorithm": {"name": "at_grpo", "tree": 1}}, "2 or more candidates"),
+        ({"algorithm": {"name": "at_grpo"}, "shuffle_rewards": True}, "compares siblings"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_loaded(tmp_path, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        made("no such model", tmp_path, **fields)
+
+
+def test_malts_trees_become_imitation_and_preferences(tiny_llama, tmp_path):
+    """A reply is worth the mean of the leaves below it; pairs lie on both sides of the threshold."""
+    run = made(tiny_llama, tmp_path, recipe="malt", recipe_args={"width": 3}, tasks_per_step=4)
+
+    async def go():
+        await run._start()
+        return await run.recipe.collect(run)
+
+    harvest = asyncio.run(go())
+    for tree in harvest.grown:
+        assert len(tree.leaves) == 9
+        found = valued(tree, "score")
+        assert len(found) == 3 + 9
+        by_role = {
+            r: [t.credits[0].amount for t in found if t.nodes[0].role == r] for r in ("pioneer", "observer")
+        }
+        assert sum(by_role["pioneer"]) / 3 == pytest.approx(sum(by_role["observer"]) / 9)
+        assert set(by_role["observer"]) <= {0.0, 1.0}
+        good = {t.nodes[0].text for t in found if t.nodes[0].role == "observer" and t.credits[0].amount}
+        pairs = [r for r in rows(found, "dpo", 0.5) if r["prompt"][0]["content"].startswith("w8")]
+        assert all(
+            p["chosen"][0]["content"] in good and p["rejected"][0]["content"] not in good for p in pairs
+        )
+        assert len(rows(found, "sft", 0.5)) == sum(t.credits[0].amount > 0.5 for t in found)
+
+
+@pytest.mark.slow
+def test_malt_trains_through_trl(tiny_llama, tmp_path):
+    args = {"width": 3, "sft": {"learning_rate": 1e-2}, "dpo": {"learning_rate": 1e-2}}
+    run = made(tiny_llama, tmp_path, recipe="malt", recipe_args=args, tasks_per_step=8)
+    assert "observer" in stepped(run)[0]
+
+
+def test_recipes_by_name():
+    class Mine(Default):
+        pass
+
+    register_recipe("mine-of-this-test", Mine)
+    assert isinstance(make_recipe("mine-of-this-test", {}), Mine)
+    with pytest.raises(ValueError, match="already registered"):
+        register_recipe("mine-of-this-test", Default)
+    for name in set(list_recipes()) - {"mlpo", "mine-of-this-test"}:
+        assert isinstance(make_recipe(name, {}), Default)

@@ -1,0 +1,148 @@
+"""MALT: search trees of generate, verify, refine become data for supervised and preference learning.
+
+    unitymas train math-deepscaler --preset separate recipe=malt recipe_args.width=3
+
+In every step each task grows a full tree, `width` replies at every act. A reply is worth the mean score of the leaves
+below it. What is worth more than `threshold` is imitated (SFT); where siblings lie on both sides of it, the better is
+preferred to the worse (DPO). Both run in TRL's trainers, every `every` steps, on all that was gathered since.
+
+Paper: Motwani et al., MALT: Improving Reasoning with Multi-Agent LLM Training, 2412.01928.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...envs.ledger import Credit
+from ...envs.trace import Trace
+from ..algorithms.base import Plan, Tree
+from ..step import Default, Metrics, collected
+
+if TYPE_CHECKING:
+    from ..run import Run
+    from ..tree import Grown
+
+
+@dataclass
+class Malt(Default):
+    width: int = 3
+    """Replies per act. The tree has width to the power of acts leaves, at most tree.LEAVES. Usual 2–3."""
+    every: int = 1
+    """Steps whose trees are gathered for one round of fine-tuning."""
+    threshold: float = 0.5
+    """Replies worth more than this are good ones."""
+    sft: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of TRL's SFTConfig, over those of unitymas warmstart."""
+    dpo: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of TRL's DPOConfig."""
+
+    def __post_init__(self) -> None:
+        if self.width < 2:
+            raise ValueError(f"recipe_args.width: 2 or more replies can be compared, got {self.width}")
+        self._gathered: list[Trace] = []
+
+    def check(self, run: Run) -> None:
+        from ...envs.branch import check_forks
+
+        check_forks(run.arena, "recipe 'malt'")
+        for name, policy in run.config.policies.items():
+            if policy.adapter is not None:
+                raise ValueError(
+                    f"recipe 'malt' fine-tunes whole models, and policies.{name} is an adapter: leave adapter out"
+                )
+
+    def plan(self, run: Run) -> Plan:
+        return Plan(k=1, tree=Tree(self.width, "step", "all"))
+
+    async def step(self, run: Run) -> Metrics:
+        harvest = await self.collect(run)
+        for tree in harvest.grown:
+            self._gathered += valued(tree, run.arena.headline)
+        metrics = {**collected(harvest), "usable": float(len(self._gathered))}
+        await run.retire(harvest.episodes)
+        run.keep_traces(harvest.traces)
+        last = run.step + 1 == run.config.steps
+        if self._gathered and ((run.step + 1) % self.every == 0 or last):
+            for policy in self.trains(run):
+                metrics |= await self.tune(run, policy)
+            await run.publish()
+            self._gathered = []
+        return metrics
+
+    async def tune(self, run: Run, policy: str) -> Metrics:
+        """Fine-tune one policy on its own replies: export, SFT, DPO, adopt."""
+        mine = [t for t in self._gathered if t.nodes[0].meta.get("policy") == policy]
+        data = {kind: rows(mine, kind, self.threshold) for kind in ("sft", "dpo")}
+        group, folder = run.groups[run.home[policy]], run.dir / "malt" / f"step-{run.step:06d}" / policy
+        if any(data.values()):
+            await group.export(policy, folder)
+            for kind, found in data.items():
+                if found:
+                    await asyncio.to_thread(fine_tune, kind, folder, found, getattr(self, kind))
+            await group.adopt(policy, folder)
+        return {f"policy/{policy}/{kind}_rows": float(len(found)) for kind, found in data.items()}
+
+
+def valued(tree: Grown, headline: str) -> list[Trace]:
+    """The tree's candidates, each credited with the mean score of the leaves below it."""
+    scores: dict[str, list[float]] = {}
+    for leaf in tree.leaves:
+        trace = leaf.trace
+        for name in leaf.names.values():
+            scores.setdefault(name, []).append(trace.metrics.get(headline, 0.0))
+    found = []
+    for candidate in tree.candidates:
+        for node in candidate.trace.nodes:
+            name = candidate.names[node.id]
+            trace = Trace(candidate.trace.env_id, candidate.trace.task_id, nodes=[node])
+            trace.credits = [Credit(node.id, "value", math.fsum(scores[name]) / len(scores[name]))]
+            found.append(trace)
+    return found
+
+
+def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float) -> list[dict[str, Any]]:
+    """What TRL takes: good replies to imitate, or pairs on both sides of the threshold."""
+    from ..warmstart import rows as rows_of
+
+    if kind == "sft":
+        best = [t for t in traces if t.credits[0].amount > threshold]
+        return [
+            {key: row[key] for key in ("prompt", "completion")} for row in rows_of(best, "prompt-completion")
+        ]
+    binary = []
+    for trace in traces:
+        node, _, value = trace.credits[0]
+        good = Credit(node, "good", float(value > threshold))
+        binary.append(Trace(trace.env_id, trace.task_id, nodes=trace.nodes, credits=[good]))
+    return [{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in rows_of(binary, "dpo")]
+
+
+def fine_tune(kind: str, folder: Path, data: list[dict[str, Any]], settings: Mapping[str, Any]) -> None:
+    """One round of TRL's trainer of this kind on the model in `folder`, which it replaces."""
+    import trl
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    trainer_of, config_of = {"sft": (trl.SFTTrainer, trl.SFTConfig), "dpo": (trl.DPOTrainer, trl.DPOConfig)}[
+        kind
+    ]
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    config = config_of(
+        output_dir=str(folder / kind),
+        **{
+            "num_train_epochs": 1, "per_device_train_batch_size": 8, "learning_rate": 5e-6 if kind == "dpo" else 1e-5,
+            "logging_steps": 10, "save_strategy": "no", "report_to": [], "use_cpu": True, "bf16": False,
+            "disable_tqdm": True, **settings,
+        },
+    )  # fmt: skip
+    trainer = trainer_of(
+        model=network, args=config, processing_class=tokenizer, train_dataset=Dataset.from_list(data)
+    )
+    trainer.train()
+    network.save_pretrained(folder)
