@@ -88,7 +88,7 @@ def test_paired_difference_uses_shared_tasks_only() -> None:
 
 
 @pytest.mark.parametrize("df", [1, 2, 3, 5, 10, 100])
-def teststudent_quantile_against_scipy(df: int) -> None:
+def test_student_quantile_against_scipy(df: int) -> None:
     scipy_stats = pytest.importorskip("scipy.stats")
     assert stats.student_quantile(0.025, df) == pytest.approx(scipy_stats.t.ppf(0.025, df), rel=0.01)
 
