@@ -220,7 +220,8 @@ def picture(state: State) -> Any:
 GAME = Game(
     name="sudoku",
     rules=(
-        "Fill the grid so that no number stands twice in a row, a column or a box. . is an empty cell. "
+        "Fill the grid so that no number stands twice in a row, a column or a box. A box has 2 rows and 2 columns in a "
+        "grid of side 4, 2 and 3 in 6, 2 and 4 in 8, 3 and 3 in 9. . is an empty cell. "
         "A move is row column number, such as 1 2 3; rows are counted from the top, columns from the left. "
         "Clues cannot be changed; your own numbers can be written over."
     ),

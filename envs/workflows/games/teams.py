@@ -163,10 +163,13 @@ class Duo(GameTeam):
     """A proposer suggests moves; the critic approves them or says better ones, and those are made."""
 
     def make_roles(self) -> tuple[Role, ...]:
-        word = APPROVE if self.moves == 1 else f"<plan>{APPROVE}</plan>"
         critic = (
-            f"Another proposes moves. Reply {word} if the proposal is good; otherwise say better. {self.how}"
+            f"Another proposes a move. Reply {APPROVE} if it is good, else a better move, and nothing else."
         )
+        if self.moves > 1:
+            critic = (
+                f"Another proposes moves. If they are good, end with <plan>{APPROVE}</plan>. Else: {self.how}"
+            )
         return (
             Role("proposer", reply=self.format(), system=f"{self.game.rules} {self.how}"),
             Role("critic", reply=self.format(approval=True), system=f"{self.game.rules} {critic}"),
