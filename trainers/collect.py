@@ -26,6 +26,7 @@ from ..envs.tasks import Task
 from ..envs.tools.base import Infrastructure
 from ..envs.trace import Trace
 from .algorithms.base import Tree
+from .counterfactual import Counterfactual, question
 from .decisions import decisions_of
 from .table import Decision
 from .tree import Grown, Judge, TreeSampler
@@ -110,9 +111,11 @@ class Collector:
         trained: set[str],
         concurrency: int,
         retries: int = 2,
+        counterfactual: Mapping[str, Counterfactual] | None = None,
     ) -> None:
         self.arena, self.team, self.groups, self.home = arena, team, groups, home
         self.trained, self.retries = trained, retries
+        self.counterfactual = counterfactual or {}
         self._gate = asyncio.Semaphore(concurrency)
 
     async def collect(
@@ -170,6 +173,10 @@ class Collector:
                     harvest.grown.append(grown)
                     harvest.failures += grown.lost
                 trace.sample = sample
+                if self.counterfactual and grow is None and execution.ended is not Ended.ERROR:
+                    played = Branch(self.arena, self.team, execution, self.arena.scorer(task), name)
+                    played.close()
+                    await question(played, rows, self.counterfactual, chance)
                 if execution.ended is not Ended.ERROR:
                     if on_trace is not None:
                         on_trace(trace)

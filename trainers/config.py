@@ -18,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from .counterfactual import Counterfactual
 from .settings import Adapter, Learning, Sampling
 
 
@@ -116,6 +117,8 @@ class RunConfig:
     policies: dict[str, PolicyConfig] = field(default_factory=lambda: {"team": PolicyConfig()})
     map: dict[str, str] = field(default_factory=lambda: {"*": "team"})
     """Agent, else role, else "*" -> a policy of `policies`, or a fixed player ("scripted", "openai:…")."""
+    counterfactual: dict[str, Counterfactual] = field(default_factory=dict)
+    """Role (or "*") -> how its acts are questioned by forks (docs/trees-and-recipes.md)."""
     recipe: str = "default"
     """The order of a step: default, or another registered one."""
     recipe_args: dict[str, Any] = field(default_factory=dict)

@@ -40,7 +40,7 @@ from .config import (
 from .credit import apply_credit, credit_from_config
 from .loggers import Logbook
 from .presets import preset
-from .recipes import make_recipe
+from .recipes import make_recipe, nearest
 from .settings import GroupSpec, PolicySpec
 from .step import Default, Stopped
 from .table import Signal, Table, ValueSummary
@@ -129,11 +129,12 @@ def _check_algorithm(name: str, config: RunConfig) -> None:
     )  # fmt: skip
     if wrong:
         raise ConfigError(wrong[0])
-    if algorithm.needs.tree and config.shuffle_rewards:
-        raise ConfigError(
-            f"shuffle_rewards: it exchanges credits between episodes, and policies.{name}.algorithm ({algorithm.name}) "
-            "compares siblings within one; leave one of the two out"
-        )
+    for key in ("shuffle_rewards", "counterfactual"):
+        if algorithm.needs.tree and getattr(config, key):
+            raise ConfigError(
+                f"{key}: it changes the credits of whole episodes, and policies.{name}.algorithm ({algorithm.name}) "
+                "compares siblings within one; leave one of the two out"
+            )
 
 
 class Run:
@@ -206,6 +207,11 @@ class Run:
                     )
             if algorithm.needs.tree:
                 check_forks(self.arena, f"policies.{name}.algorithm ({algorithm.name})")
+        if config.counterfactual:
+            check_forks(self.arena, "counterfactual")
+        for role in config.counterfactual:
+            if role not in ("*", *(known := [r.name for r in self.arena.workflow.roles])):
+                raise ConfigError(f"counterfactual.{role}: no role is called {role!r}; {nearest(role, known)}")
         try:
             self.recipe.check(self)
         except ValueError as error:
@@ -243,9 +249,11 @@ class Run:
         self.evaluator = self._collector(self.validation, self.config.eval.temperature)
 
     def _collector(self, arena: Arena, temperature: float | None) -> Collector:
+        questions = self.config.counterfactual if temperature is None else {}
         return Collector(
             arena, self.team(temperature=temperature), self.groups, self.home,
             trained=set(self.algorithms), concurrency=self.config.concurrency, retries=self.config.retries,
+            counterfactual=questions,
         )  # fmt: skip
 
     def team(self, players: Mapping[str, str] = {}, temperature: float | None = None) -> BoundTeam:

@@ -10,9 +10,14 @@ import torch
 import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.agents.policies import Answer, Call
+from unitymas.agents.team import Team
+from unitymas.envs.branch import Branch
+from unitymas.envs.drivers import arena_of
 from unitymas.envs.ledger import Credit
 from unitymas.envs.registry import unregister
 from unitymas.trainers.config import ConfigError
+from unitymas.trainers.counterfactual import Counterfactual, question
+from unitymas.trainers.decisions import decisions_of
 from unitymas.trainers.recipes import list_recipes, make_recipe, register_recipe
 from unitymas.trainers.recipes.cross import Mixed
 from unitymas.trainers.recipes.malt import rows, valued
@@ -63,7 +68,11 @@ def made(model: str, tmp_path: Any, **fields: Any) -> Run:
     }  # fmt: skip
     given |= fields
     preset = given.pop("preset", "separate")
-    policy = {"algorithm": given.pop("algorithm", {"name": "grpo"}), "learning": {"lr": 1e-2}}
+    policy = {
+        "algorithm": given.pop("algorithm", {"name": "grpo"}),
+        "learning": {"lr": 1e-2},
+        "sampling": {"temperature": 5.0, "max_tokens": 8},  # a random model has favourites
+    }
     config = resolve(
         ID, preset_name=preset, **given,
         policies={"*": policy | given.pop("policy", {})}, groups={"*": {"model": model, "slots": 8, "threads": 1}},
@@ -74,7 +83,7 @@ def made(model: str, tmp_path: Any, **fields: Any) -> Run:
 def weights(run: Run) -> dict[str, torch.Tensor]:
     """A fingerprint of every policy's parameters."""
     return {
-        name: torch.cat([p.detach().flatten() for p in hosted.parameters.model.parameters()]).clone()
+        name: torch.cat([p.detach().flatten() for p in hosted.parameters.named().values()]).clone()
         for group in run.groups.values()
         for name, hosted in group.hosted.items()
     }
@@ -180,6 +189,8 @@ def test_who_steps_in_follows_from_the_seed():
         ({"algorithm": {"name": "grpo"}, "k": 1}, "it needs k >= 2, and k is 1"),
         ({"algorithm": {"name": "at_grpo", "tree": 1}}, "2 or more candidates"),
         ({"algorithm": {"name": "at_grpo"}, "shuffle_rewards": True}, "compares siblings"),
+        ({"counterfactual": {"pioner": {}}}, "did you mean 'pioneer'"),
+        ({"counterfactual": {"*": {"samples": 0}}}, "at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_loaded(tmp_path, fields, message):
@@ -211,6 +222,46 @@ def test_malts_trees_become_imitation_and_preferences(tiny_llama, tmp_path):
             p["chosen"][0]["content"] in good and p["rejected"][0]["content"] not in good for p in pairs
         )
         assert len(rows(found, "sft", 0.5)) == sum(t.credits[0].amount > 0.5 for t in found)
+
+
+def test_counterfactual_credit_is_what_the_act_changed(tiny_llama, tmp_path):
+    """The pioneer's guess is worth what the team's score would have lost without it; forks train nothing."""
+    settings = {"pioneer": {"samples": 3, "limit": 1}}
+    run = made(tiny_llama, tmp_path, counterfactual=settings, k=4, tasks_per_step=4)
+
+    async def go():
+        await run._start()
+        harvest = await run.recipe.collect(run)
+        held = [await g.report() for g in run.groups.values()]
+        return harvest, sum(report["samples"]["held/sealed"] for report in held)
+
+    harvest, sealed = asyncio.run(go())
+    assert sealed == len(harvest.decisions) == 2 * 16
+    credit = {
+        role: [d.credit for d in harvest.decisions if d.role == role] for role in ("pioneer", "observer")
+    }
+    assert all(set(c) == {"counterfactual"} for c in credit["pioneer"])
+    assert all(set(c) == {"guess"} for c in credit["observer"])
+    thirds = {round(3 * c["counterfactual"], 9) for c in credit["pioneer"]}
+    assert thirds <= {-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0} and len(thirds) > 1
+
+
+def test_a_neutral_reply_stands_for_the_act():
+    """With a reply that changes nothing, an act made no difference; one that decides all makes all of it."""
+    arena = arena_of(unitymas.make(ID))
+    says = {"pioneer": "w1", "observer": "w1"}
+    team = Team({role: (lambda agent, messages, w=word: w) for role, word in says.items()}).bind(arena.roles)
+    task = arena.task("t0")  # w1 is right
+
+    async def go(role, reply):
+        played = await Branch.begin(arena, team, task, 0, "e").finish()
+        found = decisions_of(played.trace, "e", {"p"})
+        for row in found:
+            row.trainable = True
+        return await question(played, found, {role: Counterfactual(reply=reply)}, 0)
+
+    assert asyncio.run(go("pioneer", "w2")) == {"e/0": 0.0}
+    assert asyncio.run(go("observer", "w2")) == {"e/1": 1.0}
 
 
 @pytest.mark.slow
