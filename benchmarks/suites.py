@@ -90,7 +90,7 @@ def _suites() -> tuple[Suite, ...]:
         return Suite(name, version, tuple(pins()[f"suite:{name}-v{version}"]), data, tasks, description)
 
     return (
-        of("mini", 1, "mini", 16, "every environment on the embedded mini world"),
+        of("mini", 1, "mini", 8, "every environment on the embedded mini world"),
         of("qa", 1, None, 500, "question answering on the real test sets"),
         of("code", 1, None, 200, "programming on the real test sets, graded by hidden tests"),
         of("math", 1, None, 200, "mathematics on the real test sets"),
