@@ -55,7 +55,8 @@ def ab_mcts(
 
     async def one(root: Branch, worth: Callable[[Trace], float], chance: random.Random) -> Trace:
         await root.tools()
-        top, best = State(root), None
+        top = State(root)
+        best: tuple[float, Trace] | None = None
         for number in range(budget):
             leaf = await _grow(top, f"{number}", worth, chance)
             if best is None or leaf[0] > best[0]:

@@ -63,7 +63,7 @@ class Cross(Default):
         team = run.team()
         seats = {name: team.policies[agent] for agent, name in team.names.items()}
         pool = self.pool or tuple(dict.fromkeys(team.names.values()))
-        mixed = {}
+        mixed: dict[str, Any] = {}
         for agent, name in team.names.items():
             others = [seats[other] for other in pool if other != name]
             mixed[agent] = Mixed(seats[name], others, self.probability) if others else seats[name]
