@@ -263,7 +263,9 @@ class Engine:
         row, place = (torch.tensor(x + [0] * spare, device=self.device) for x in (ids, position))
         ends = torch.tensor([n for _, _, n in parts]).cumsum(0) - 1
         keep = torch.cat((ends, ends.new_zeros(self.fixed_rows - len(ends)))) if self.deterministic else ends
-        hidden = self.model(row, place, reading, route=self._route(route, len(row)), keep=keep.to(self.device))
+        hidden = self.model(
+            row, place, reading, route=self._route(route, len(row)), keep=keep.to(self.device)
+        )
         return {slot: state for (slot, _, _), state in zip(parts, hidden, strict=False)}
 
     def _speak(self) -> None:

@@ -77,7 +77,9 @@ def _refuse_unless_known(config: Any) -> None:
 
 def _rope(config: Any, width: int) -> tuple[tuple[float, ...], float]:
     """Inverse frequencies and the factor on cos and sin; scaled variants (linear, llama3, yarn) by transformers."""
-    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rope: dict[str, Any] = (
+        getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    )
     kind = rope.get("rope_type", "default")
     if kind == "default":
         theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", 10_000.0)

@@ -11,7 +11,7 @@ class Spoken(str):
     __slots__ = ("node",)
     node: str
 
-    def __new__(cls, text: str, node: str) -> Spoken:  # noqa: PYI034
+    def __new__(cls, text: str, node: str) -> Spoken:
         said = super().__new__(cls, text)
         said.node = node
         return said

@@ -136,7 +136,7 @@ class ModelGroup:
             self.store.admit(copy.copy(sample))
 
     async def phase(self, name: str) -> None:
-        """"collect": calls are answered. "learn": new calls wait. A group begins in "collect"."""
+        """ "collect": calls are answered. "learn": new calls wait. A group begins in "collect"."""
         if name not in ("collect", "learn"):
             raise ValueError(f"unknown phase {name!r}: choose collect or learn")
         if name == "collect":
@@ -232,7 +232,9 @@ class ModelGroup:
     def _save(self, path: Path) -> None:
         unpublished = [name for name, hosted in self.hosted.items() if hosted.dirty]
         if unpublished:
-            raise ValueError(f"policies {unpublished} are updated but not published: publish before a checkpoint")
+            raise ValueError(
+                f"policies {unpublished} are updated but not published: publish before a checkpoint"
+            )
         state = {
             name: {
                 "parameters": hosted.parameters.state_dict(),
@@ -245,7 +247,9 @@ class ModelGroup:
             checkpoint.write_tensors(folder / "policies.pt", state)
             checkpoint.write_tensors(folder / "samples.pt", self.store.state_dict())
             checkpoint.write_tensors(folder / "chance.pt", torch.get_rng_state())
-            checkpoint.write_json(folder / "group.json", {"name": self.spec.name, "policies": sorted(self.hosted)})
+            checkpoint.write_json(
+                folder / "group.json", {"name": self.spec.name, "policies": sorted(self.hosted)}
+            )
 
     async def load(self, path: str | Path) -> dict[str, int]:
         """Go on from a checkpoint of a group with the same policies. -> policy: version."""
@@ -279,7 +283,9 @@ class ModelGroup:
     def _adopt(self, policy: str, path: Path) -> None:
         hosted = self._policy(policy)
         if hosted.parameters.adapter is not None:
-            raise ValueError(f"policy {policy!r} is an adapter; only one with full parameters can adopt a model")
+            raise ValueError(
+                f"policy {policy!r} is an adapter; only one with full parameters can adopt a model"
+            )
         model = load_model(path)
         if model.shape != hosted.parameters.model.shape:
             raise ValueError(f"{path} is a model of another shape than policy {policy!r}")

@@ -83,7 +83,11 @@ def host(spec: GroupSpec) -> dict[str, Hosted]:
             inspection = Path(spec.folder) / "failed-updates" if spec.folder else None
             reference = models.reference(policy.spec) if policy.spec.reference else None
             policy.learner = Learner(
-                policy.name, policy.parameters, policy.spec.learning, reference=reference, inspection=inspection
+                policy.name,
+                policy.parameters,
+                policy.spec.learning,
+                reference=reference,
+                inspection=inspection,
             )
         if not policy.spec.critic:
             model = policy.parameters.model
@@ -104,7 +108,9 @@ class _Models:
     def parameters(self, name: str, policy: PolicySpec) -> Parameters:
         if policy.adapter is None:
             return Parameters(self._fresh(policy.init), critic=policy.critic)
-        with torch.random.fork_rng(devices=[]):  # an adapter's beginning depends on the seed and its name alone
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # an adapter's beginning depends on the seed and its name alone
             torch.manual_seed(self.spec.seed ^ zlib.crc32(name.encode()))
             added = self.base.add_adapter(name, policy.adapter.rank, policy.adapter.alpha)
         for parameter in added:

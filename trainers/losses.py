@@ -83,7 +83,9 @@ def clipped_policy_loss(
     silenced = clipped > plain
     if dual_clip is not None:
         if dual_clip <= 1.0:
-            raise ValueError(f"dual_clip is {dual_clip}: it must be greater than 1 (usually 3), or null for off")
+            raise ValueError(
+                f"dual_clip is {dual_clip}: it must be greater than 1 (usually 3), or null for off"
+            )
         ceiling = -advantage * dual_clip
         bounded = (advantage < 0) & (loss > ceiling)
         loss = torch.where(bounded, ceiling, loss)

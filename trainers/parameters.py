@@ -53,13 +53,13 @@ class Parameters:
         mine = self.named()
         if state.keys() != mine.keys():
             odd = sorted(state.keys() ^ mine.keys())
-            raise ValueError(f"these parameters are of another policy: {len(odd)} names differ, among them {odd[0]!r}")
+            raise ValueError(
+                f"these parameters are of another policy: {len(odd)} names differ, among them {odd[0]!r}"
+            )
         for name, parameter in mine.items():
             parameter.copy_(state[name])
 
-    def logprobs(
-        self, rows: Rows, dtype: torch.dtype, checkpointing: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def logprobs(self, rows: Rows, dtype: torch.dtype, checkpointing: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the trained tokens (T,), as they were sampled: temperature and support too."""
         hidden = self._hidden(rows, rows.places, dtype, checkpointing)
         return logprobs_entropy(hidden, self.model.head, rows.targets, rows.temperature, rows.support)

@@ -211,7 +211,9 @@ class Run:
             check_forks(self.arena, "counterfactual")
         for role in config.counterfactual:
             if role not in ("*", *(known := [r.name for r in self.arena.workflow.roles])):
-                raise ConfigError(f"counterfactual.{role}: no role is called {role!r}; {nearest(role, known)}")
+                raise ConfigError(
+                    f"counterfactual.{role}: no role is called {role!r}; {nearest(role, known)}"
+                )
         try:
             self.recipe.check(self)
         except ValueError as error:

@@ -93,7 +93,9 @@ async def stop_groups(groups: Mapping[str, Any]) -> None:
 def _start_local(specs: Mapping[str, GroupSpec]) -> dict[str, Any]:
     threads = {name: spec.threads for name, spec in specs.items()}
     if len(set(threads.values())) > 1:
-        raise ValueError(f"groups in one process share its threads, but ask for {threads}: give all the same number")
+        raise ValueError(
+            f"groups in one process share its threads, but ask for {threads}: give all the same number"
+        )
     return {name: ModelGroup(spec) for name, spec in specs.items()}
 
 

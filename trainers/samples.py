@@ -144,7 +144,9 @@ class SampleStore:
         taken = [self.get(id) for id in ids]
         for sample in taken:
             if sample.state == "open":
-                raise ValueError(f"sample {sample.id!r} is still open: seal its episode before training on it")
+                raise ValueError(
+                    f"sample {sample.id!r} is still open: seal its episode before training on it"
+                )
             sample.state = "taken"
         return taken
 
@@ -175,7 +177,11 @@ class SampleStore:
         episode, _, node = id.rpartition("/")
         sample = self._samples.get(episode, {}).get(node)
         if sample is None:
-            fate = "its episode is closed: it was dropped or retired" if episode in self._closed else "never stored"
+            fate = (
+                "its episode is closed: it was dropped or retired"
+                if episode in self._closed
+                else "never stored"
+            )
             raise KeyError(f"no sample {id!r} in this group ({fate})")
         return sample
 

@@ -101,7 +101,9 @@ def _kl_rewards(samples: Sequence[Sample], discount: Discount) -> NDArray[np.flo
     parts = []
     for sample in samples:
         if sample.proximal is None or sample.reference is None:
-            raise ValueError(f"sample {sample.id!r}: the KL reward needs proximal and reference log-probs first")
+            raise ValueError(
+                f"sample {sample.id!r}: the KL reward needs proximal and reference log-probs first"
+            )
         parts.append(sample.proximal.astype(np.float64) - sample.reference)
     return -discount.kl_reward * np.concatenate(parts)
 

@@ -21,7 +21,7 @@ from ..agents.policies import Call
 from ..agents.team import Team
 from ..envs.data.mini.passages import block_passages
 from ..envs.data.mini.programs import run_solution
-from ..envs.data.mini.questions import block_questions
+from ..envs.data.mini.questions import block_questions, entity_questions
 from ..envs.data.mini.world import Dice, World
 from ..envs.drivers import play
 from ..envs.registry import make_arena, spec
@@ -51,30 +51,29 @@ def reading(dice: Dice, blocks: int) -> Lesson:
     """A few passages, then several simple questions about them in one conversation; some cannot be answered."""
     world = World("train", dice.below(4))
     number = dice.below(blocks)
-    passages = dice.shuffled(block_passages(world, number))[: 3 + dice.below(4)]
-    titles = {passage["title"] for passage in passages}
-    questions = dice.shuffled(
-        block_questions(world, number, "qa-single") + block_questions(world, number, "qa")
-    )
-    hops = {hop["question"]: hop for row in questions for hop in row["hops"]}
+    told_of = list(zip(world.block(number).entities, block_passages(world, number), strict=True))
+    several = 1 + int(6 * dice.random() ** 2)  # one passage often: there reading is learned first
+    here = dice.shuffled(told_of)[:several]
+    titles = {passage["title"] for _, passage in here}
+    asked = [hop for entity, _ in here for hop in entity_questions(entity, dice)]
+    asked += [hop for entity, _ in told_of if dice.random() < 0.05 for hop in entity_questions(entity, dice)[:1]]
     env, role, opening, closing = dice.pick(READERS)
-    told = "\n".join(f"{p['title']}: {p['text']}" for p in passages)
+    told = "\n".join(f"{p['title']}: {p['text']}" for _, p in here)
     lesson = [{"role": "system", "content": system_text(env, role)}]
-    for hop in list(hops.values())[:7]:
+    for hop in dice.shuffled(asked)[:7]:
         found = hop["title"] in titles
-        if not found and dice.random() < 0.6:
-            continue
         first = len(lesson) == 1
         said = opening.format(query=hop["question"], passages=told) if first else f"Query: {hop['question']}"
         reply = closing.format(answer=hop["answer"] if found else UNKNOWN)
         reply = NOTHING if not found and role == "summarizer" else reply
         lesson += [{"role": "user", "content": said}, {"role": "assistant", "content": reply}]
-    return tuple(lesson) if len(lesson) > 1 else reading(dice, blocks)
+    return tuple(lesson)
 
 
 def deciding(dice: Dice, blocks: int) -> Lesson:
     """A question with steps that are known in part: the answer, or unknown."""
-    row = dice.pick(block_questions(World("train", dice.below(4)), dice.below(blocks), "qa"))
+    kind = dice.pick(("qa", "qa-single"))
+    row = dice.pick(block_questions(World("train", dice.below(4)), dice.below(blocks), kind))
     hops = row["hops"]
     known = [dice.random() < 0.8 for _ in hops]
     steps = [(hop["question"], hop["answer"] if k else UNKNOWN) for hop, k in zip(hops, known, strict=True)]
@@ -361,7 +360,7 @@ class School:
         """Drills (this share of the draws), and episodes of apprentices."""
         while True:
             if self.dice.random() < drills:
-                drill = reading if self.dice.random() < 0.75 else deciding
+                drill = reading if self.dice.random() < 0.4 else deciding
                 yield drill(self.dice, self.blocks)
             else:
                 yield from self.episode(self.dice.pick(self.seats))

@@ -73,9 +73,13 @@ class Learner:
     ) -> dict[str, float]:
         """One optimiser step per mini-batch, all or nothing. Metrics are means over the mini-batches."""
         if not minibatches or not all(minibatches):
-            raise UpdateError(f"policy {self.policy!r}: an update needs samples, got {list(map(len, minibatches))}")
+            raise UpdateError(
+                f"policy {self.policy!r}: an update needs samples, got {list(map(len, minibatches))}"
+            )
         started = time.perf_counter()
-        before = self._snapshot() if len(minibatches) > 1 else None  # a first step changes nothing before it is sure
+        before = (
+            self._snapshot() if len(minibatches) > 1 else None
+        )  # a first step changes nothing before it is sure
         self._began = self.steps
         try:
             self._prepare(algorithm, minibatches)
@@ -131,7 +135,9 @@ class Learner:
             with torch.no_grad():
                 rows = lay(chosen, whole=True, critic=True)
                 before, after = self.parameters.values(rows, self.settings.dtype)
-            for sample, values, end in zip(chosen, before.split([s.n_tokens for s in chosen]), after, strict=True):
+            for sample, values, end in zip(
+                chosen, before.split([s.n_tokens for s in chosen]), after, strict=True
+            ):
                 sample.values = torch.cat((values, end[None])).numpy()
 
     @torch.no_grad()
@@ -234,7 +240,9 @@ class Learner:
             self.inspection.mkdir(parents=True, exist_ok=True)
             file = self.inspection / f"{self.policy}-step{self.steps}.pt"
             tensors = {n: _detached(getattr(batch, n)) for n in Batch.__dataclass_fields__}
-            torch.save({"policy": self.policy, "step": self.steps, what: number.item(), "batch": tensors}, file)
+            torch.save(
+                {"policy": self.policy, "step": self.steps, what: number.item(), "batch": tensors}, file
+            )
             where = str(file)
         raise UpdateError(
             f"policy {self.policy!r}, optimiser step {self.steps}: the {what} is {number.item()}. The parameters are "
@@ -281,7 +289,9 @@ def _known(sample: Sample, what: str) -> Any:
 
 def _returns(sample: Sample, target: Target) -> Any:
     if target.returns is None:
-        raise UpdateError(f"decision {sample.id!r}: its signal gives the critic no target (neither tail nor target)")
+        raise UpdateError(
+            f"decision {sample.id!r}: its signal gives the critic no target (neither tail nor target)"
+        )
     return target.returns
 
 
@@ -293,7 +303,9 @@ def _add(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Micro-batches' shares of one mini-batch: sums, and maxima of what is named `max_…`."""
     names = dict.fromkeys(name for share in shares for name in share)
     found = {name: [share[name] for share in shares if name in share] for name in names}
-    return {name: max(parts) if name.startswith("max_") else math.fsum(parts) for name, parts in found.items()}
+    return {
+        name: max(parts) if name.startswith("max_") else math.fsum(parts) for name, parts in found.items()
+    }
 
 
 def _combine(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -199,7 +199,9 @@ def small_tokenizer(vocab: int) -> Any:
 
     words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, vocab)}}
     inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
 
 
 def prompts_of_words(n: int) -> Any:
@@ -222,7 +224,10 @@ def speed(rounds: int, vocab: int, n: int) -> None:
         times[setting.name] += theirs(shared, vocab, setting, rounds + 1)[1:]
         print(f"measured: {setting.name}", flush=True)
     for kind in ("wall", "processor"):
-        print(f"\ntokens per {kind} second" + (f" ({torch.get_num_threads()} threads)" if kind == "wall" else ""))
+        print(
+            f"\ntokens per {kind} second"
+            + (f" ({torch.get_num_threads()} threads)" if kind == "wall" else "")
+        )
         rate = {}
         for name, found in times.items():
             tokens = variants[name][1] if name in variants else n_tokens(shared)
@@ -248,7 +253,9 @@ def _peak(side: str, vocab: int, n: int, result: Any) -> None:
 
 def memory(vocabularies: list[int], n: int) -> None:
     spawn = multiprocessing.get_context("spawn")
-    print("peak memory of two updates above the loaded process, MiB (float32; ours 4,096 laid tokens, TRL batches of 64)")
+    print(
+        "peak memory of two updates above the loaded process, MiB (float32; ours 4,096 laid tokens, TRL batches of 64)"
+    )
     for vocab in vocabularies:
         row: dict[str, float] = {"vocabulary": vocab, "parameters": round(4 * vocab * 192 / 2**20 + 8.5, 1)}
         for side in ("ours", "TRL"):
@@ -261,7 +268,9 @@ def memory(vocabularies: list[int], n: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3, help="timed optimiser steps of each TRL setting")
     parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=2)

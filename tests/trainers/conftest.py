@@ -95,9 +95,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<pad>"
     )
-    tokenizer.chat_template = (
-        "{% for m in messages %}<s> {{ m['content'] }} </s> {% endfor %}{% if add_generation_prompt %}<s> :{% endif %}"
-    )
+    tokenizer.chat_template = "{% for m in messages %}<s> {{ m['content'] }} </s> {% endfor %}{% if add_generation_prompt %}<s> :{% endif %}"
     config = LlamaConfig(
         vocab_size=64,
         hidden_size=32,

@@ -37,7 +37,9 @@ def samples(draw: st.DrawFn) -> list[Sample]:
 
 @settings(deadline=None, max_examples=60)
 @given(given_samples=samples(), whole=st.booleans(), share=st.booleans())
-def test_each_token_is_predicted_from_its_own_past(given_samples: list[Sample], whole: bool, share: bool) -> None:
+def test_each_token_is_predicted_from_its_own_past(
+    given_samples: list[Sample], whole: bool, share: bool
+) -> None:
     rows = lay(given_samples, whole=whole, share=share)
     ancestors = [path.tolist() for path in rows.packed.rows]
     token = 0

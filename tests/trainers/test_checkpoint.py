@@ -122,7 +122,10 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
         pytest.skip("mounting is not allowed here")
     try:
         save(tmp_path / "step-000001", 1)
-        with pytest.raises(CheckpointError, match="disk is full"), writing(tmp_path / "step-000002") as folder:
+        with (
+            pytest.raises(CheckpointError, match="disk is full"),
+            writing(tmp_path / "step-000002") as folder,
+        ):
             checkpoint.write_tensors(folder / "weights.pt", torch.zeros(1_000_000))
         newest = latest(tmp_path)
         assert newest is not None and load(newest) == (1, 1.0)

@@ -302,7 +302,9 @@ def test_mistakes_are_named(tiny_llama: str, tmp_path: Path) -> None:
             await group.generate("taem", call("e1", "0"))
         ids = await play(group)
         with pytest.raises(UpdateError, match="failed-updates"):
-            await group.update("team", make_algorithm("grpo"), [Signal(id, float("inf")) for id in ids], [ids])
+            await group.update(
+                "team", make_algorithm("grpo"), [Signal(id, float("inf")) for id in ids], [ids]
+            )
         await group.update("team", make_algorithm("grpo"), signals(ids), [ids])
         with pytest.raises(ValueError, match="not published"):
             await group.save(tmp_path / "c")

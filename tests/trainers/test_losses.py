@@ -176,7 +176,9 @@ def test_value_loss(clip: float | None, seed: int, lengths: list[int]) -> None:
     assert batch.values is not None and batch.returns is not None and batch.old_values is not None
     found = losses.value_loss(batch.values, batch.returns, batch.old_values, clip)
     for token in range(sum(lengths)):
-        value, target, old = (float(x[token].detach()) for x in (batch.values, batch.returns, batch.old_values))
+        value, target, old = (
+            float(x[token].detach()) for x in (batch.values, batch.returns, batch.old_values)
+        )
         expected = 0.5 * (value - target) ** 2
         if clip is not None:
             held = min(max(value, old - clip), old + clip)
@@ -185,7 +187,9 @@ def test_value_loss(clip: float | None, seed: int, lengths: list[int]) -> None:
 
 
 @UNHURRIED
-@given(seed=st.integers(0, 2**20), lengths=st.lists(st.integers(1, 9), min_size=2, max_size=8), data=st.data())
+@given(
+    seed=st.integers(0, 2**20), lengths=st.lists(st.integers(1, 9), min_size=2, max_size=8), data=st.data()
+)
 @pytest.mark.parametrize("how", ["token-mean", "sequence-mean", "sequence-sum", "unit-mean"])
 def test_shares_of_micro_batches_add_up(
     how: losses.Aggregation, seed: int, lengths: list[int], data: st.DataObject
@@ -222,7 +226,9 @@ def test_zero_staleness_has_nothing_to_correct() -> None:
     batch, rows = ragged(0, [3, 2])
     batch.logp, batch.behaviour = batch.proximal, batch.proximal
     metrics = losses.ratio_metrics(batch, count(rows))
-    assert float(metrics["approx_kl"]) == float(metrics["max_log_ratio"]) == float(metrics["mismatch_kl"]) == 0
+    assert (
+        float(metrics["approx_kl"]) == float(metrics["max_log_ratio"]) == float(metrics["mismatch_kl"]) == 0
+    )
     assert losses.importance(batch).tolist() == [1.0] * 5
 
 

@@ -77,7 +77,9 @@ def same(a, b):
 # a run ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("preset", "algorithm"), [("shared", "ppo"), ("separate", "grpo"), ("shared", "mappo")])
+@pytest.mark.parametrize(
+    ("preset", "algorithm"), [("shared", "ppo"), ("separate", "grpo"), ("shared", "mappo")]
+)
 def test_a_run_leaves_what_it_promises(preset, algorithm, tiny_llama, tmp_path):
     more = settings(tiny_llama)
     more["policies"]["*"]["algorithm"] = {"name": algorithm}
@@ -86,7 +88,7 @@ def test_a_run_leaves_what_it_promises(preset, algorithm, tiny_llama, tmp_path):
     assert kinds == ["begin", "validation", "step", "step", "validation", "end"]
     step = run.history[2]
     assert step["usable"] == 16 and step["failures"] == 0 and step["role/speaker/acts"] == 8
-    assert RunConfig == type(build(RunConfig, read_yaml(run.dir / "config.yaml")))
+    assert isinstance(build(RunConfig, read_yaml(run.dir / "config.yaml")), RunConfig)
     trained = {"team"} if preset == "shared" else {"speaker", "listener"}
     assert {p.name for p in (run.dir / "policies").iterdir()} == trained
     assert len(list((run.dir / "traces").glob("*.zst"))) == 4

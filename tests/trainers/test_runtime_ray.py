@@ -48,7 +48,9 @@ def specs(model: str, count: int) -> dict[str, GroupSpec]:
 def call(episode: str, node: str) -> Call:
     words = " ".join(f"w{sum(map(ord, episode)) * 3 % 40 + i}" for i in range(9))
     messages = ({"role": "user", "content": words},)
-    return Call(agent="a", role="r", messages=messages, episode=episode, node=node, seed=sum(map(ord, node + episode)))
+    return Call(
+        agent="a", role="r", messages=messages, episode=episode, node=node, seed=sum(map(ord, node + episode))
+    )
 
 
 async def step(name: str, group: Any, number: int) -> dict[str, float]:
@@ -73,7 +75,8 @@ async def play(model: str, count: int, runtime: Any, folder: Path) -> tuple[Any,
     """Two steps of all groups side by side; their metrics, and every tensor of their checkpoints."""
     groups = await start_groups(specs(model, count), runtime)
     metrics = [
-        await asyncio.gather(*(step(name, group, number) for name, group in groups.items())) for number in range(2)
+        await asyncio.gather(*(step(name, group, number) for name, group in groups.items()))
+        for number in range(2)
     ]
     with checkpoint.writing(folder / "step-000002") as draft:
         await asyncio.gather(*(group.save(draft / name) for name, group in groups.items()))
@@ -97,7 +100,9 @@ def test_errors_and_cancelling_cross(tiny_llama: str, tmp_path: Path, cluster: N
     """What goes wrong in an actor is the same exception here; a cancelled wait cancels the request there."""
 
     async def run() -> None:
-        talker = GroupSpec(name="g0", model=tiny_llama, policies={"p0": PolicySpec(learning=LEARNING)}, slots=4)
+        talker = GroupSpec(
+            name="g0", model=tiny_llama, policies={"p0": PolicySpec(learning=LEARNING)}, slots=4
+        )
         groups = await start_groups({"g0": talker}, "ray")
         group = groups["g0"]
         with pytest.raises(KeyError, match="did you mean 'p0'"):
@@ -121,12 +126,17 @@ def test_errors_and_cancelling_cross(tiny_llama: str, tmp_path: Path, cluster: N
 
 
 def test_a_group_is_asked_the_same_wherever_it_runs() -> None:
-    public = {n for n, f in vars(ModelGroup).items() if inspect.iscoroutinefunction(f) and not n.startswith("_")}
+    public = {
+        n for n, f in vars(ModelGroup).items() if inspect.iscoroutinefunction(f) and not n.startswith("_")
+    }
     assert public == {*METHODS, "close"}
 
 
 def test_groups_in_one_process_share_its_threads(tiny_llama: str) -> None:
-    both = {n: GroupSpec(name=n, model=tiny_llama, policies={"p": PolicySpec()}, threads=t) for n, t in (("a", 1), ("b", 2))}
+    both = {
+        n: GroupSpec(name=n, model=tiny_llama, policies={"p": PolicySpec()}, threads=t)
+        for n, t in (("a", 1), ("b", 2))
+    }
     with pytest.raises(ValueError, match="share its threads"):
         asyncio.run(start_groups(both))
     with pytest.raises(ValueError, match="local or ray"):

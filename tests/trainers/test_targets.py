@@ -68,7 +68,9 @@ def test_composed_advantages_are_those_of_the_flat_chain(
 
 def test_a_given_advantage_is_every_tokens() -> None:
     (sample,) = chain(0, [3])
-    (target,) = targets([sample], {sample.id: Signal(sample.id, 1.5, shift=0.5, scale=3.0, target=0.7)}, Discount())
+    (target,) = targets(
+        [sample], {sample.id: Signal(sample.id, 1.5, shift=0.5, scale=3.0, target=0.7)}, Discount()
+    )
     assert target.advantage.tolist() == [3.0] * 3
     assert target.returns is not None and target.returns.tolist() == pytest.approx([0.7] * 3)
 

@@ -178,7 +178,9 @@ def test_a_conversation_goes_on_from_the_winners_sample():
         for call in speaker.calls:
             for message in call.messages:
                 if message["role"] == "assistant":
-                    assert message["content"].node == grown.line.names[message["content"].node.partition("~")[0]]
+                    assert (
+                        message["content"].node == grown.line.names[message["content"].node.partition("~")[0]]
+                    )
                     assert "~" in message["content"].node
                     return
     raise AssertionError("no planner spoke twice")

@@ -61,7 +61,9 @@ def draw(n: int = 12, seed: int = 0) -> list[Sample]:
 
 def signals(samples: list[Sample], **options: Any) -> dict[str, Signal]:
     rng = np.random.default_rng(7)
-    return {s.id: Signal(s.id, float(rng.normal()), weight=0.5 + i % 2, **options) for i, s in enumerate(samples)}
+    return {
+        s.id: Signal(s.id, float(rng.normal()), weight=0.5 + i % 2, **options) for i, s in enumerate(samples)
+    }
 
 
 def learner(parameters: Parameters | None = None, **options: Any) -> Learner:
@@ -96,7 +98,10 @@ def test_packed_is_padded_is_one_by_one(tmp_path: Path) -> None:
     plain = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
     weights = torch.randn(sum(s.n_tokens for s in samples), dtype=torch.float64)
 
-    packed = {share: mine.parameters.logprobs(lay(samples, share=share), torch.float32)[0] for share in (True, False)}
+    packed = {
+        share: mine.parameters.logprobs(lay(samples, share=share), torch.float32)[0]
+        for share in (True, False)
+    }
     one_by_one = torch.cat([hf_logprobs(plain, sample) for sample in samples])
     for logp in packed.values():
         torch.testing.assert_close(logp.double(), one_by_one, atol=1e-4, rtol=0)
@@ -131,7 +136,9 @@ def test_packed_is_padded_is_one_by_one(tmp_path: Path) -> None:
         torch.testing.assert_close(found.double(), embedding.grad, atol=2e-4, rtol=1e-3)
 
 
-def step(micro_tokens: int, precision: str = "float32", **options: Any) -> tuple[dict[str, float], torch.Tensor]:
+def step(
+    micro_tokens: int, precision: str = "float32", **options: Any
+) -> tuple[dict[str, float], torch.Tensor]:
     """One optimiser step with plain gradient descent in mind: the gradients it came to."""
     samples = draw()
     mine = learner(micro_tokens=micro_tokens, precision=precision, clip_norm=0, **options)
@@ -271,12 +278,17 @@ def test_micro_batches_hold_every_sample_once_within_budget() -> None:
     assert sorted(i for micro in cut for i in micro) == list(range(30))
     assert all(len(lay([samples[i] for i in micro]).packed) <= 90 for micro in cut)
     separate = sum(len(s.prompt) + s.n_tokens - 1 for s in samples)
-    assert sum(len(lay([samples[i] for i in micro]).packed) for micro in micro_batches(samples, 10**6)) < separate / 2
+    assert (
+        sum(len(lay([samples[i] for i in micro]).packed) for micro in micro_batches(samples, 10**6))
+        < separate / 2
+    )
 
 
 def test_learning_rate_schedules() -> None:
     linear = Learning(lr=1.0, schedule="linear", warmup=2, horizon=12, final=0.0)
-    assert [linear.rate(step) for step in (0, 1, 2, 7, 12, 99)] == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0, 0.0])
+    assert [linear.rate(step) for step in (0, 1, 2, 7, 12, 99)] == pytest.approx(
+        [0.5, 1.0, 1.0, 0.5, 0.0, 0.0]
+    )
     cosine = Learning(lr=1.0, schedule="cosine", horizon=10, final=0.1)
     assert [cosine.rate(step) for step in (0, 5, 10)] == pytest.approx([1.0, 0.55, 0.1])
     with pytest.raises(ValueError, match="horizon"):

@@ -86,6 +86,15 @@ def _row(question: str, answer: str, hops: list[dict[str, str]]) -> dict[str, An
     }
 
 
+def entity_questions(entity: Entity, dice: Dice) -> list[dict[str, str]]:
+    """Every simple question about one entity, each worded in one of its ways."""
+    return [
+        _hop(dice.pick(relation.asks).format(x=entity.name), relation.answer(entity), entity.name)
+        for relation in RELATIONS
+        if isinstance(entity, relation.of)
+    ]
+
+
 def _single(block: Block, dice: Dice) -> Iterator[dict[str, Any]]:
     pairs = [(r, e) for r in RELATIONS for e in block.entities if isinstance(e, r.of)]
     for relation, entity in dice.shuffled(pairs):
