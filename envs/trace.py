@@ -198,6 +198,16 @@ def write(traces: Iterable[Trace], path: str | Path, *, append: bool = False) ->
     return count
 
 
+def write_lines(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Plain records as compressed JSON lines, a frame each."""
+    import zstandard
+
+    compress = zstandard.ZstdCompressor(level=3).compress
+    with open(path, "wb") as file:
+        for row in rows:
+            file.write(compress(json.dumps(row, separators=(",", ":")).encode() + b"\n"))
+
+
 def read(path: str | Path) -> Iterator[Trace]:
     """The traces of a file, in order. A torn last line (its writer was killed) is left out."""
     for row in read_dicts(path):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..rewards.monitors import Alarm
 from .config import RunConfig, to_dict
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Logbook:
             kept = [
                 row
                 for row in lines
-                if row["kind"] not in ("step", "validation", "end") or row["step"] <= step
+                if row["kind"] not in ("step", "validation", "alarm", "end") or row["step"] <= step
             ]
             kept = [row for row in kept if row["kind"] != "end"]
             draft = self.path.with_suffix(".draft")
@@ -69,6 +70,13 @@ class Logbook:
         self._line("validation", step, figures)
         for sink in self.sinks:
             sink.log("validation", step, figures)
+
+    def alarmed(self, alarm: Alarm) -> None:
+        """A monitor fired."""
+        self._line(
+            "alarm", alarm.step, {"monitor": alarm.monitor, "value": alarm.value, "message": alarm.message}
+        )
+        print(f"alarm, {alarm}", file=sys.stderr, flush=True)
 
     def finish(self, ending: str) -> None:
         """How it ended."""

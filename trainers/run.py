@@ -24,7 +24,8 @@ from ..envs.arena import Arena
 from ..envs.branch import check_forks
 from ..envs.drivers import run_sync
 from ..envs.registry import make_arena
-from ..envs.trace import Trace, write
+from ..envs.trace import Trace, write, write_lines
+from ..rewards.monitors import Watch
 from . import checkpoint
 from .algorithms import Algorithm, make_algorithm
 from .collect import Collector, Cursor, Seat
@@ -281,6 +282,7 @@ class Run:
         """Run all steps; the directory says how it went."""
         await self._start()
         book = Logbook(self.dir, self.config, self.arena)
+        watch = Watch()
         try:
             began = self._resume and await self._load(checkpoint.latest(self.dir / "checkpoints"))
             if not began:
@@ -296,9 +298,18 @@ class Run:
                 metrics["time/step"] = time.perf_counter() - started
                 book.stepped(self.step, metrics)
                 self._stop_rules(metrics)
-                every = self.config.eval.every
+                every, held_out = self.config.eval.every, None
                 if self.step == self.config.steps or (every and self.step % every == 0):
-                    book.validated(self.step, await self.validate())
+                    found = await self.validate()
+                    held_out = found.get(self.arena.headline, 0.0)
+                    book.validated(self.step, found)
+                seen = {
+                    **metrics,
+                    "step": self.step,
+                    "train": metrics.get(f"train/{self.arena.headline}", 0.0),
+                }
+                for alarm in watch.see(seen if held_out is None else {**seen, "held_out": held_out}):
+                    book.alarmed(alarm)
                 last = self.step == self.config.steps
                 if last or (self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0):
                     await self.save()
@@ -416,11 +427,19 @@ class Run:
             return table
         return apply_credit(table, credit_from_config(given), [r.name for r in self.arena.workflow.roles])
 
-    def keep_traces(self, traces: Sequence[Trace]) -> None:
-        """Every so many steps the traces are written down."""
+    async def keep(self, traces: Sequence[Trace], table: Table) -> None:
+        """Every so many steps: the traces, and beside them the token ids and log-probs of what was sampled."""
         every = self.config.log.traces_every
-        if every and self.step % every == 0:
-            write(traces, self.dir / "traces" / f"train-{self.step:06d}.jsonl.zst")
+        if not every or self.step % every:
+            return
+        write(traces, self.dir / "traces" / f"train-{self.step:06d}.jsonl.zst")
+        path = self.dir / "samples" / f"train-{self.step:06d}.jsonl.zst"
+        path.parent.mkdir(exist_ok=True)
+        records: list[dict[str, Any]] = []
+        for name, group in self.groups.items():
+            ids = [r.id for r in table.rows if r.trainable and self.home.get(r.policy) == name]
+            records += [sample.record() for sample in await group.samples(ids)]
+        write_lines(records, path)
 
     async def export(self) -> None:
         """Every trained policy as a Hugging Face directory: `run:DIR` plays them."""

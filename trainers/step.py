@@ -63,8 +63,8 @@ class Default:
         else:
             metrics["usable"] = 0.0
             run.last_cause = harvest.cause if harvest.failures else ""
+        await run.keep(harvest.traces, table)
         await run.retire(harvest.episodes)
-        run.keep_traces(harvest.traces)
         return metrics
 
     async def collect(self, run: Run) -> Harvest:

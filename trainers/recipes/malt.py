@@ -22,6 +22,7 @@ from ...envs.ledger import Credit
 from ...envs.trace import Trace
 from ..algorithms.base import Plan, Tree
 from ..step import Default, Metrics, collected
+from ..table import Table
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -64,8 +65,8 @@ class Malt(Default):
         for tree in harvest.grown:
             self._gathered += valued(tree, run.arena.headline)
         metrics = {**collected(harvest), "usable": float(len(self._gathered))}
+        await run.keep(harvest.traces, Table(harvest.decisions))
         await run.retire(harvest.episodes)
-        run.keep_traces(harvest.traces)
         last = run.step + 1 == run.config.steps
         if self._gathered and ((run.step + 1) % self.every == 0 or last):
             for policy in self.trains(run):
