@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...agents import TINY
 from ...agents.attention import pack
-from ...agents.__init__ import TINY
 from ...agents.weights import load_model, load_tokenizer
 
 TEXTS = (
