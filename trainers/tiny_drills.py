@@ -19,6 +19,7 @@ from typing import Any
 
 from ..agents.policies import Call
 from ..agents.team import Team
+from ..envs.data.mini import words
 from ..envs.data.mini.passages import block_passages
 from ..envs.data.mini.programs import run_solution
 from ..envs.data.mini.questions import block_questions, entity_questions
@@ -36,6 +37,14 @@ MIX = {
     "debate-deepscaler": 1, "solver-verifier-deepscaler": 1, "search-router-hotpotqa": 1, "coder-tester-deepcoder": 1,
 }  # fmt: skip
 """How often each environment's apprentices play."""
+
+
+ANY_WORD = tuple(
+    str(word)
+    for words_of in (words.COUNTRIES, words.RIVERS, words.JOBS, words.PRODUCTS, words.TOPICS, words.WORK_KINDS,
+                     words.YEARS, range(100), words.PEOPLE.first, words.WORKS.first, words.COMPANIES.first)
+    for word in words_of
+)  # fmt: skip
 
 
 # reading drills ---------------------------------------------------------------------------------------
@@ -56,7 +65,9 @@ def reading(dice: Dice, blocks: int) -> Lesson:
     here = dice.shuffled(told_of)[:several]
     titles = {passage["title"] for _, passage in here}
     asked = [hop for entity, _ in here for hop in entity_questions(entity, dice)]
-    asked += [hop for entity, _ in told_of if dice.random() < 0.05 for hop in entity_questions(entity, dice)[:1]]
+    asked += [
+        hop for entity, _ in told_of if dice.random() < 0.05 for hop in entity_questions(entity, dice)[:1]
+    ]
     env, role, opening, closing = dice.pick(READERS)
     told = "\n".join(f"{p['title']}: {p['text']}" for _, p in here)
     lesson = [{"role": "system", "content": system_text(env, role)}]
@@ -70,24 +81,36 @@ def reading(dice: Dice, blocks: int) -> Lesson:
     return tuple(lesson)
 
 
-def deciding(dice: Dice, blocks: int) -> Lesson:
-    """A question with steps that are known in part: the answer, or unknown."""
-    kind = dice.pick(("qa", "qa-single"))
-    row = dice.pick(block_questions(World("train", dice.below(4)), dice.below(blocks), kind))
-    hops = row["hops"]
-    known = [dice.random() < 0.8 for _ in hops]
-    steps = [(hop["question"], hop["answer"] if k else UNKNOWN) for hop, k in zip(hops, known, strict=True)]
-    if dice.random() < 0.3:
-        steps.insert(dice.below(len(steps) + 1), (row["question"], dice.pick((UNKNOWN, NOTHING))))
-    if dice.random() < 0.3:
-        steps = dice.shuffled(steps)
-    told = "\n".join(f"t{i}: {question} | {answer}" for i, (question, answer) in enumerate(steps, 1))
-    said = row["answers"][0] if all(known) else UNKNOWN
-    return (
-        {"role": "system", "content": system_text("mask-hotpotqa", "answerer")},
-        {"role": "user", "content": f"Question: {row['question']}\nSteps:\n{told}"},
-        {"role": "assistant", "content": f"<final_answer>{said}</final_answer>"},
-    )
+def deciding(dice: Dice, blocks: int, turns: int = 6) -> Lesson:
+    """Questions with steps that are known in part: the answer, or unknown. Several, for the sake of speed.
+
+    In some, the answer is a word that does not fit the question: it can only be copied.
+    """
+    lesson = [{"role": "system", "content": system_text("mask-hotpotqa", "answerer")}]
+    for _ in range(turns):
+        row = dice.pick(
+            block_questions(
+                World("train", dice.below(4)), dice.below(blocks), dice.pick(("qa", "qa-single", "qa-single"))
+            )
+        )
+        question, said = row["question"], row["answers"][0]
+        steps = [(hop["question"], hop["answer"]) for hop in row["hops"]]
+        if said == steps[-1][1] and " or " not in question and dice.random() < 0.4:
+            said = dice.pick(ANY_WORD)
+            steps[-1] = (steps[-1][0], said)
+        known = [dice.random() < 0.85 for _ in steps]
+        steps = [(q, a if k else UNKNOWN) for (q, a), k in zip(steps, known, strict=True)]
+        if dice.random() < 0.3:
+            steps.insert(dice.below(len(steps) + 1), (question, dice.pick((UNKNOWN, NOTHING))))
+        if dice.random() < 0.3:
+            steps = dice.shuffled(steps)
+        told = "\n".join(f"t{i}: {asked} | {answer}" for i, (asked, answer) in enumerate(steps, 1))
+        answer = said if all(known) else UNKNOWN
+        lesson += [
+            {"role": "user", "content": f"Question: {question}\nSteps:\n{told}"},
+            {"role": "assistant", "content": f"<final_answer>{answer}</final_answer>"},
+        ]
+    return tuple(lesson)
 
 
 @lru_cache(maxsize=64)
@@ -360,7 +383,7 @@ class School:
         """Drills (this share of the draws), and episodes of apprentices."""
         while True:
             if self.dice.random() < drills:
-                drill = reading if self.dice.random() < 0.4 else deciding
+                drill = reading if self.dice.random() < 0.5 else deciding
                 yield drill(self.dice, self.blocks)
             else:
                 yield from self.episode(self.dice.pick(self.seats))
