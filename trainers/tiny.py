@@ -120,7 +120,8 @@ def walk(rng: random.Random, vocabulary: int, length: int = 64) -> Example:
     tokens whose successor was seen.
     """
     ring = rng.sample(range(vocabulary), rng.randint(8, 16))
-    at, told = 0, set()
+    at = 0
+    told: set[int] = set()
     ids, learned = [ring[0]], [False]
     while len(ids) < length:
         jump = rng.random() < 0.25
