@@ -87,6 +87,9 @@ def resolve(
 
 def check(config: RunConfig) -> None:
     """What does not fit together, before anything is loaded; each error names the key and the way out."""
+    for name in ("steps", "tasks_per_step", "k", "minibatches", "epochs", "concurrency", "patience"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}: must be at least 1, got {getattr(config, name)}")
     for name, policy in config.policies.items():
         if policy.group not in config.groups:
             raise ConfigError(
@@ -108,9 +111,6 @@ def check(config: RunConfig) -> None:
     for name, policy in config.policies.items():
         if not policy.frozen:
             _check_algorithm(name, config)
-    for name in ("steps", "tasks_per_step", "k", "minibatches", "epochs", "concurrency", "patience"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name}: must be at least 1, got {getattr(config, name)}")
     if config.deterministic and config.episode_seconds is not None:
         raise ConfigError(
             "episode_seconds: a wall-clock deadline cannot be deterministic; leave one of the two out"

@@ -104,7 +104,7 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
          "--disable-component-update", "--disable-sync")  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while playwright is open, its event loop seems to run: no asyncio.run elsewhere
 def browser() -> Iterator[Any]:
     """Headless Chromium, or a skip that says what is missing."""
     api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
