@@ -104,7 +104,8 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
          "--disable-component-update", "--disable-sync")  # fmt: skip
 
 
-@pytest.fixture(scope="module")  # while playwright is open, its event loop seems to run: no asyncio.run elsewhere
+# no wider scope: while playwright is open, its event loop seems to run, and no asyncio.run works
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Headless Chromium, or a skip that says what is missing."""
     api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
