@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--induction", type=int, default=550, help="steps of induction (0: skip it)")
-    parser.add_argument("--steps", type=int, default=1000, help="steps of lessons")
+    parser.add_argument("--steps", type=int, default=2000, help="steps of lessons")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens of lessons a step")
     parser.add_argument("--drills", type=float, default=0.95, help="share of drills among the lessons")
     parser.add_argument(
