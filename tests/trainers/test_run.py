@@ -154,6 +154,24 @@ def test_shuffled_rewards_are_a_control(tiny_llama, tmp_path):
     assert run.history[-1]["ending"] == "done"
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_the_whole_loop_learns_and_a_control_does_not(algorithm, tiny_llama, tmp_path):
+    """From words half of which are even to words nearly all of which are; without signal, no such thing."""
+
+    def gain(name, **more):
+        policy = {"learning": {"lr": 3e-3}, "sampling": {"max_tokens": 4}, "algorithm": {"name": algorithm}}
+        common = settings(tiny_llama, steps=12, tasks_per_step=8, k=8, deterministic=False, **more)
+        common |= {"policies": {"*": policy}, "log": {"console": "off", "traces_every": 0}, "starved": False}
+        run = train("pair-test", preset="shared", directory=tmp_path / name, **common)
+        steps = [row for row in run.history if row["kind"] == "step"]
+        return [row["role/speaker/credit"] for row in (steps[0], steps[-1])]
+
+    first, last = gain("signal")
+    assert first < 0.75 and last > 0.9
+    first, last = gain("control", shuffle_rewards=True)
+    assert last - first < 0.2
+
+
 # stopping and failing -----------------------------------------------------------------------------------
 
 
