@@ -22,7 +22,7 @@ from ..agents.team import BoundTeam
 from .arena import Arena
 from .drivers import MAX_REPLY, aplay, arena_of, call_for, derive, run_sync, take
 from .env import WorkflowEnv
-from .execution import Ended, Execution
+from .execution import Ended
 from .tasks import Task
 from .trace import Trace
 
@@ -293,6 +293,3 @@ def _raises(act: Callable[[], Any], kind: type[Exception]) -> None:
     except kind:
         return
     raise AssertionError(f"no {kind.__name__} was raised")
-
-
-_ = Execution

@@ -19,7 +19,7 @@ from .drivers import MAX_REPLY
 from .execution import Ended, Execution
 from .ledger import Credit, Scorer
 from .render import episode_text
-from .spaces import Conversation, Utterance, observation_space
+from .spaces import Utterance, observation_space
 from .trace import Trace
 from .workflow import Act, Node, WorkflowError, unknown
 
@@ -263,6 +263,3 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
 def shown(node: Node) -> tuple[Mapping[str, Any], ...]:
     """A node's messages as an observation: plain dicts, `role` and `content` first."""
     return tuple({k: str(v) if k in ("role", "content") else v for k, v in m.items()} for m in node.messages)
-
-
-_ = Conversation

@@ -12,7 +12,7 @@ import importlib
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -386,6 +386,3 @@ class _Maker:
 
     def __call__(self, **how: Any) -> WorkflowEnv:
         return make(self.id, **how)
-
-
-Factory = Callable[[DataSet], Any]

@@ -7,7 +7,7 @@ down to each node. Each rule here can also wrap an environment (`rewards.wrapper
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from ..envs.ledger import Credit
 from ..envs.tasks import Task
@@ -107,6 +107,3 @@ class TurnReward:
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
         return ()
-
-
-Rules = list[Any]

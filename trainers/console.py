@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.console import Console as Rich
 from rich.console import Group
@@ -106,6 +105,3 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
 
 def _ends(values: Sequence[float]) -> str:
     return f"{values[0]:.3f} → {values[-1]:.3f}" if values else ""
-
-
-_ = Any

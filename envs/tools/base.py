@@ -121,10 +121,8 @@ class Toolbox:
                 given = background(call(**args)).result(found.deadline)
             else:
                 given = call(**args)
-        except Infrastructure as error:
-            execution.abort(error, "tool")
         except Exception as error:
-            execution.fail(node, _message(found, error))
+            _fail(found, execution, node, error)
         else:
             _give(execution, node, given)
 
@@ -142,10 +140,8 @@ class Toolbox:
                 given = await asyncio.wait_for(waiting, found.deadline)
             else:
                 given = call(**args)
-        except Infrastructure as error:
-            execution.abort(error, "tool")
         except Exception as error:
-            execution.fail(node, _message(found, error))
+            _fail(found, execution, node, error)
         else:
             _give(execution, node, given)
 
@@ -183,6 +179,14 @@ def _give(execution: Execution, node: Node, given: Any) -> None:
         execution.give(node, given.public, given.private)
     else:
         execution.give(node, given)
+
+
+def _fail(found: Tool, execution: Execution, node: Node, error: Exception) -> None:
+    """What nobody in the team caused ends the episode; every other failure is the tool's answer."""
+    if isinstance(error, Infrastructure):
+        execution.abort(error, "tool")
+    else:
+        execution.fail(node, _message(found, error))
 
 
 def _message(found: Tool, error: BaseException) -> str:

@@ -59,6 +59,12 @@ def _plain(value: Any) -> str:
     return value.strip() if isinstance(value, str) else json.dumps(value)
 
 
+def problem_text(task: Any) -> str:
+    """The problem as every role reads it: what to write, and the visible tests."""
+    how = f"Write a function {task.fn_name}." if task.get("fn_name") else "Read stdin and print."
+    return f"Problem: {task.problem}\n{how}\nTests:\n{tests_text(task.visible_tests)}"
+
+
 def checked_text(checked: Mapping[str, Any]) -> str:
     """What the visible tests said: passed how many, and the first failure."""
     line = f"{checked['passed']} of {checked['total']} tests pass"
@@ -98,8 +104,7 @@ class Code(Workflow):
 
     async def run(self, ep: Episode) -> Outcome:
         task = ep.task
-        how = f"Write a function {task.fn_name}." if task.get("fn_name") else "Read stdin and print."
-        problem = f"Problem: {task.problem}\n{how}\nTests:\n{tests_text(task.visible_tests)}"
+        problem = problem_text(task)
         past: list[str] = []
         code = ""
         for t in range(self.max_turns):

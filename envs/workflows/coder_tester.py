@@ -15,7 +15,7 @@ from ...agents.policies import Call
 from ...agents.roles import Custom, FormatError, Role, first_json_object
 from ..tasks import CODE
 from ..workflow import Episode, Outcome, Workflow
-from .code import checked_text, one_tag, tests_text
+from .code import checked_text, one_tag, problem_text, tests_text
 
 MOST = 4  # tests of the tester's that are run
 
@@ -59,8 +59,7 @@ class CoderTester(Workflow):
 
     async def run(self, ep: Episode) -> Outcome:
         task = ep.task
-        how = f"Write a function {task.fn_name}." if task.get("fn_name") else "Read stdin and print."
-        problem = f"Problem: {task.problem}\n{how}\nTests:\n{tests_text(task.visible_tests)}"
+        problem = problem_text(task)
         before, code = "", ""
         for t in range(self.max_turns):
             coded, tested = await ep.all(
