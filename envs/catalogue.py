@@ -55,6 +55,16 @@ def _search() -> None:
     register("mask-hotpotqa", dataset="hotpotqa", **mask)
     register("mask-musique", dataset="musique", **mask)
     register("mask-nq", dataset="nq", **{**mask, "kind": "qa-single"})
+    register(
+        "mask-router-hotpotqa",
+        dataset="hotpotqa",
+        **{
+            **QA,
+            **_flow("mask_router", "MaskRouter"),
+            "reward": (f"{ROOT}.rewards.outcome:AnswerF1", f"{ROOT}.rewards.routing:CallCost", FORMAT),
+            "description": "M-ASK whose router chooses who acts next, when to retrieve, and when to stop",
+        },
+    )
 
 
 def _rag() -> None:

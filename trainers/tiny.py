@@ -26,13 +26,15 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..agents.attention import pack
 from ..agents.llama import Llama
@@ -43,7 +45,7 @@ from .tiny_drills import Lesson, School
 from .tiny_tokenizer import as_transformers, build, grow
 
 SHAPE = {
-    "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4,
+    "hidden_size": 192, "intermediate_size": 256, "num_hidden_layers": 6,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 2048,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "tie_word_embeddings": True,
 }  # fmt: skip
@@ -51,10 +53,10 @@ SHAPE = {
 
 @dataclass
 class Example:
-    """Token ids; which of them are learned; and whether it is of the mini world (or random tokens)."""
+    """Token ids; what each counts in the loss; and whether it is of the mini world (or random tokens)."""
 
     ids: list[int]
-    learned: list[bool]
+    weight: list[float]
     of_world: bool = True
 
 
@@ -90,18 +92,33 @@ def make_tokenizer(lessons: Sequence[Lesson]) -> Any:
 # examples ----------------------------------------------------------------------------------------------
 
 
-def encode(lesson: Lesson, tokenizer: Any) -> Example:
-    """A conversation as tokens, cut as the chat template cuts it; the assistant's words and `<|end|>` are learned."""
+def encode(lesson: Lesson, tokenizer: Any) -> tuple[list[int], list[bool]]:
+    """A conversation as tokens, cut as the chat template cuts it, and which of them the model says itself."""
     ids: list[int] = []
-    learned: list[bool] = []
+    said: list[bool] = []
     for message in lesson:
         own = message["role"] == "assistant"
         head = [tokenizer.convert_tokens_to_ids(f"<|{message['role']}|>")]
         body = tokenizer(message["content"], add_special_tokens=False)["input_ids"]
         body += [tokenizer.eos_token_id] if own else []
         ids += head + body
-        learned += [False] + [own] * len(body)
-    return Example(ids, learned)
+        said += [False] + [own] * len(body)
+    return ids, said
+
+
+def examples(lessons: Sequence[Lesson], tokenizer: Any, rng: random.Random, context: float) -> list[Example]:
+    """Lessons that begin alike. Of what others say a quarter is learned, at four times the weight of `context`:
+    the same on average, and the scores of the rest need not be computed. A shared beginning counts once."""
+    made: list[Example] = []
+    for lesson in lessons:
+        ids, said = encode(lesson, tokenizer)
+        shared = len(commonprefix([ids, made[-1].ids])) if made else 0
+        weight = [
+            1.0 if own else 4 * context if i >= shared and rng.random() < 0.25 else 0.0
+            for i, own in enumerate(said)
+        ]
+        made.append(Example(ids, weight))
+    return made
 
 
 def repeats(rng: random.Random, vocabulary: int, length: int = 64) -> Example:
@@ -109,7 +126,9 @@ def repeats(rng: random.Random, vocabulary: int, length: int = 64) -> Example:
     period = rng.randint(8, length // 2)
     once = rng.choices(range(vocabulary), k=period)
     return Example(
-        [once[i % period] for i in range(length)], [i > period for i in range(length)], of_world=False
+        [once[i % period] for i in range(length)],
+        [float(i > period) for i in range(length)],
+        of_world=False,
     )
 
 
@@ -122,10 +141,10 @@ def walk(rng: random.Random, vocabulary: int, length: int = 64) -> Example:
     ring = rng.sample(range(vocabulary), rng.randint(8, 16))
     at = 0
     told: set[int] = set()
-    ids, learned = [ring[0]], [False]
+    ids, learned = [ring[0]], [0.0]
     while len(ids) < length:
         jump = rng.random() < 0.25
-        learned.append(not jump and at in told)
+        learned.append(float(not jump and at in told))
         told.update(() if jump else (at,))
         at = rng.randrange(len(ring)) if jump else (at + 1) % len(ring)
         ids.append(ring[at])
@@ -142,9 +161,7 @@ class Learner:
     model: Llama
     rate: float = 1.0
     held_out: Tensor | None = None
-    """Ids that no text of the mini world may score."""
-    context: float = 0.0
-    """What a token that somebody else says counts, next to one the model says."""
+    """What is added to the scores of a text of the mini world [V]: its words of other splits are out of reach."""
     tokens: int = 0
     began: float = field(default_factory=time.perf_counter)
 
@@ -159,17 +176,16 @@ class Learner:
     def step(self, batch: Sequence[Example], pace: float = 1.0) -> tuple[float, float]:
         """One update; the mean loss, and the share of learned tokens (of the world, if any) that were the likeliest."""
         packed = pack([example.ids for example in batch])
-        hidden = self.model.forward_packed(packed, dtype=torch.bfloat16)
-        places = torch.cat([rows[:-1] for rows in packed.rows])
-        target = torch.tensor([token for example in batch for token in example.ids[1:]])
-        learned = torch.tensor([own for example in batch for own in example.learned[1:]])
-        world = torch.tensor([example.of_world for example in batch for _ in example.ids[1:]])
-        weight = torch.where(learned, 1.0, world * self.context)
-        kept = weight > 0
-        target, learned, world, weight = target[kept], learned[kept], world[kept], weight[kept]
-        scores = self.model.logits(hidden[places[kept]])
+        weight = torch.tensor([w for example in batch for w in example.weight[1:]])
+        kept = weight.nonzero().squeeze(1)
+        places = torch.cat([rows[:-1] for rows in packed.rows])[kept]
+        target = torch.tensor([token for example in batch for token in example.ids[1:]])[kept]
+        world = torch.tensor([example.of_world for example in batch for _ in example.ids[1:]])[kept]
+        weight = weight[kept]
+        rows, back = places.unique(return_inverse=True)
+        scores = self.model.logits(self.model.forward_packed(packed, dtype=torch.bfloat16, keep=rows))[back]
         if self.held_out is not None:
-            scores = scores.index_put((world.nonzero(), self.held_out[None]), torch.tensor(-1e4))
+            scores = scores + world[:, None] * self.held_out
         loss = (F.cross_entropy(scores, target, reduction="none") * weight).sum() / weight.sum()
         if not torch.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss.item()} after {self.tokens} tokens; lower the rate")
@@ -180,8 +196,9 @@ class Learner:
                 group["lr"] = rate * self.rate * pace
             optimiser.step()
             optimiser.zero_grad()
-        self.tokens += sum(len(example.ids) for example in batch)
-        right = (scores.argmax(-1) == target)[learned & world if world.any() else learned]
+        self.tokens += len(packed)
+        own = weight == 1.0
+        right = (scores.argmax(-1) == target)[own & world if world.any() else own]
         return loss.item(), float(right.float().mean())
 
 
@@ -199,42 +216,45 @@ def learn_induction(learner: Learner, seed: int, steps: int, batch: int = 64) ->
         raise RuntimeError(f"copying works {right:.0%} of the time after {steps} steps; give more")
 
 
-def batches(
-    school: School, tokenizer: Any, rng: random.Random, tokens: int, drills: float
-) -> Iterator[list[Example]]:
+@dataclass
+class Lessons(IterableDataset[list[Example]]):
     """Batches of about `tokens` tokens: lessons that were shuffled in a pool, and some random repeats."""
-    lessons = school.lessons(drills)
-    pool: list[Example] = []
-    while True:
-        pool += [encode(lesson, tokenizer) for lesson in islice(lessons, 512)]
-        rng.shuffle(pool)
-        while len(pool) > 256:
-            batch = [repeats(rng, len(tokenizer), rng.choice((32, 64, 128))) for _ in range(8)]
-            while pool and sum(len(example.ids) for example in batch) < tokens:
-                batch.append(pool.pop())
-            yield batch
+
+    tokenizer: Any
+    seed: int
+    tokens: int
+    drills: float
+    context: float
+
+    def __iter__(self) -> Iterator[list[Example]]:
+        rng = random.Random(self.seed)
+        lessons = School(self.seed).lessons(self.drills)
+        pool: list[list[Example]] = []
+        while True:
+            pool += [examples(group, self.tokenizer, rng, self.context) for group in islice(lessons, 256)]
+            rng.shuffle(pool)
+            while len(pool) > 128:
+                batch = [repeats(rng, len(self.tokenizer), rng.choice((32, 64, 128))) for _ in range(4)]
+                room = self.tokens - sum(len(example.ids) for example in batch)
+                while pool and room > 0:
+                    group = pool.pop()
+                    room -= len(pack([example.ids for example in group]))
+                    batch += group
+                yield batch
 
 
-def learn_lessons(
-    learner: Learner,
-    tokenizer: Any,
-    seed: int,
-    steps: int,
-    tokens: int,
-    drills: float,
-    out: Path | None = None,
-) -> None:
-    """Drills and apprentices; the pace falls from the first step to the last."""
-    stream = batches(School(seed), tokenizer, random.Random(seed), tokens, drills)
+def learn_lessons(learner: Learner, halves: Sequence[Lessons], steps: int, out: Path | None = None) -> None:
+    """Drills and apprentices; the pace falls from the first step to the last. Lessons are made beside it."""
+    streams = [DataLoader(half, batch_size=None, num_workers=1, prefetch_factor=8) for half in halves]
     rights = []
-    for step, batch in enumerate(islice(stream, steps)):
+    for step, batch in enumerate(chain.from_iterable(islice(s, steps // len(halves)) for s in streams)):
         pace = min((step + 1) / 25, 1.0 - 0.95 * step / steps)
         loss, right = learner.step(batch, pace)
         rights.append(right)
         if step % 25 == 24:
             report(learner, "lessons", step + 1, loss, sum(rights[-25:]) / 25, f"pace {pace:.2f}")
         if out is not None and step % 250 == 249:
-            save(learner.model, tokenizer, out)
+            save(learner.model, halves[0].tokenizer, out)
 
 
 def report(learner: Learner, stage: str, step: int, loss: float, right: float, more: str) -> None:
@@ -295,18 +315,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--induction", type=int, default=550, help="steps of induction (0: skip it)")
-    parser.add_argument("--steps", type=int, default=2000, help="steps of lessons")
+    parser.add_argument("--induction", type=int, default=400, help="steps of induction (0: skip it)")
+    parser.add_argument("--steps", type=int, default=4000, help="steps of lessons")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens of lessons a step")
-    parser.add_argument("--drills", type=float, default=0.95, help="share of drills among the lessons")
+    parser.add_argument(
+        "--drills",
+        type=float,
+        nargs="+",
+        default=[0.95, 0.6],
+        help="share of drills among the lessons, half by half",
+    )
     parser.add_argument(
         "--rate", type=float, default=0.7, help="learning rate of the lessons, relative to induction's"
     )
-    parser.add_argument("--context", type=float, default=0.2, help="weight of tokens that others say")
+    parser.add_argument("--context", type=float, default=0.1, help="weight of tokens that others say")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     if args.start is None:
-        tokenizer = make_tokenizer(list(islice(School(args.seed).lessons(args.drills), 4000)))
+        groups = islice(School(args.seed).lessons(0.5), 1500)
+        tokenizer = make_tokenizer([lesson for group in groups for lesson in group])
         model = new_model(tokenizer, args.seed)
     else:
         from transformers import AutoTokenizer
@@ -314,9 +341,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         tokenizer, model = AutoTokenizer.from_pretrained(args.start), load_model(args.start)
     if args.induction:
         learn_induction(Learner(model), args.seed, args.induction)
-    held_out = torch.tensor(tokenizer.convert_tokens_to_ids([w.replace(" ", "Ġ") for w in held_out_words()]))
-    learner = Learner(model, args.rate, held_out, args.context)
-    learn_lessons(learner, tokenizer, args.seed, args.steps, args.tokens, args.drills, args.out)
+    held_out = torch.zeros(len(tokenizer))
+    held_out[tokenizer.convert_tokens_to_ids([w.replace(" ", "Ġ") for w in held_out_words()])] = -1e4
+    learner = Learner(model, args.rate, held_out)
+    halves = [
+        Lessons(tokenizer, args.seed + i, args.tokens, drills, args.context)
+        for i, drills in enumerate(args.drills)
+    ]
+    learn_lessons(learner, halves, args.steps, args.out)
     save(model, tokenizer, args.out)
     print(json.dumps({"tokens": learner.tokens, "seconds": round(time.perf_counter() - learner.began)}))
 

@@ -27,6 +27,7 @@ from ..envs.data.mini.world import Dice, World
 from ..envs.drivers import play
 from ..envs.registry import make_arena, spec
 from ..envs.tools.base import Tool
+from ..envs.workflows.games import GAMES
 
 Lesson = tuple[dict[str, str], ...]
 UNKNOWN, NOTHING = "unknown", "No useful information"
@@ -35,9 +36,12 @@ MIX = {
     "mask-hotpotqa": 10, "mask-nq": 1, "rag-hotpotqa": 2, "rag-evidence-hotpotqa": 2, "rag-summary-hotpotqa": 2,
     "rag-rewrite-hotpotqa": 2, "code-deepcoder": 3, "math-deepscaler": 3, "chain-deepscaler": 1,
     "debate-deepscaler": 1, "solver-verifier-deepscaler": 1, "search-router-hotpotqa": 1, "coder-tester-deepcoder": 1,
+    "planpath-duo": 1, "sokoban-duo": 1, "sudoku-duo": 1, "blocksworld-duo": 1, "eight-queens-duo": 1,
 }  # fmt: skip
 """How often each environment's apprentices play."""
 
+LONGEST = 16
+"""How many replies of one episode are learned; a long game's boards are much alike."""
 
 ANY_WORD = tuple(
     str(word)
@@ -47,70 +51,69 @@ ANY_WORD = tuple(
 )  # fmt: skip
 
 
-# reading drills ---------------------------------------------------------------------------------------
+# drills -----------------------------------------------------------------------------------------------
 
 READERS = (
-    ("mask-hotpotqa", "summarizer", "Query: {query}\nPassages:\n{passages}", "<evidence>{answer}</evidence>"),
-    ("rag-evidence-hotpotqa", "evidence", "Question: {query}\nQuery: {query}\nPassages:\n{passages}",
-     "<sub_evidence>{answer}</sub_evidence>"),
+    ("mask-hotpotqa", "summarizer", "Query: {query}", "<evidence>{answer}</evidence>", NOTHING),
+    ("rag-evidence-hotpotqa", "evidence", "Question: {query}\nQuery: {query}",
+     "<sub_evidence>{answer}</sub_evidence>", f"<sub_evidence>{UNKNOWN}</sub_evidence>"),
 )  # fmt: skip
 
 
-def reading(dice: Dice, blocks: int) -> Lesson:
-    """A few passages, then several simple questions about them in one conversation; some cannot be answered."""
+def reading(dice: Dice, blocks: int) -> list[Lesson]:
+    """Simple questions about the same few passages, a lesson each; some cannot be answered."""
     world = World("train", dice.below(4))
     number = dice.below(blocks)
     told_of = list(zip(world.block(number).entities, block_passages(world, number), strict=True))
-    several = 1 + int(6 * dice.random() ** 2)  # one passage often: there reading is learned first
+    several = 1 + int(6 * dice.random() ** 1.5)
     here = dice.shuffled(told_of)[:several]
     titles = {passage["title"] for _, passage in here}
     asked = [hop for entity, _ in here for hop in entity_questions(entity, dice)]
-    asked += [
-        hop for entity, _ in told_of if dice.random() < 0.05 for hop in entity_questions(entity, dice)[:1]
-    ]
-    env, role, opening, closing = dice.pick(READERS)
+    missing = [entity for entity, passage in told_of if passage["title"] not in titles]
+    asked = dice.shuffled(asked)[:10]
+    for entity in dice.shuffled(missing)[:2]:
+        asked.append(dice.pick(entity_questions(entity, dice)))
+    env, role, asking, found, not_found = dice.pick(READERS)
     told = "\n".join(f"{p['title']}: {p['text']}" for _, p in here)
-    lesson = [{"role": "system", "content": system_text(env, role)}]
-    for hop in dice.shuffled(asked)[:7]:
-        found = hop["title"] in titles
-        first = len(lesson) == 1
-        said = opening.format(query=hop["question"], passages=told) if first else f"Query: {hop['question']}"
-        reply = closing.format(answer=hop["answer"] if found else UNKNOWN)
-        reply = NOTHING if not found and role == "summarizer" else reply
-        lesson += [{"role": "user", "content": said}, {"role": "assistant", "content": reply}]
-    return tuple(lesson)
+    return [
+        (
+            {"role": "system", "content": system_text(env, role)},
+            {"role": "user", "content": f"Passages:\n{told}\n{asking.format(query=hop['question'])}"},
+            {"role": "assistant", "content": found.format(**hop) if hop["title"] in titles else not_found},
+        )
+        for hop in asked
+    ]
 
 
-def deciding(dice: Dice, blocks: int, turns: int = 6) -> Lesson:
-    """Questions with steps that are known in part: the answer, or unknown. Several, for the sake of speed.
+def deciding(dice: Dice, blocks: int) -> list[Lesson]:
+    """Questions with steps that are known in part: the answer, or unknown.
 
     In some, the answer is a word that does not fit the question: it can only be copied.
     """
-    lesson = [{"role": "system", "content": system_text("mask-hotpotqa", "answerer")}]
-    for _ in range(turns):
-        row = dice.pick(
-            block_questions(
-                World("train", dice.below(4)), dice.below(blocks), dice.pick(("qa", "qa-single", "qa-single"))
-            )
-        )
-        question, said = row["question"], row["answers"][0]
-        steps = [(hop["question"], hop["answer"]) for hop in row["hops"]]
-        if said == steps[-1][1] and " or " not in question and dice.random() < 0.4:
-            said = dice.pick(ANY_WORD)
-            steps[-1] = (steps[-1][0], said)
-        known = [dice.random() < 0.85 for _ in steps]
-        steps = [(q, a if k else UNKNOWN) for (q, a), k in zip(steps, known, strict=True)]
-        if dice.random() < 0.3:
-            steps.insert(dice.below(len(steps) + 1), (question, dice.pick((UNKNOWN, NOTHING))))
-        if dice.random() < 0.3:
-            steps = dice.shuffled(steps)
-        told = "\n".join(f"t{i}: {asked} | {answer}" for i, (asked, answer) in enumerate(steps, 1))
-        answer = said if all(known) else UNKNOWN
-        lesson += [
-            {"role": "user", "content": f"Question: {question}\nSteps:\n{told}"},
-            {"role": "assistant", "content": f"<final_answer>{answer}</final_answer>"},
-        ]
-    return tuple(lesson)
+    world, number = World("train", dice.below(4)), dice.below(blocks)
+    return [decision(dice, row) for row in block_questions(world, number, dice.pick(("qa", "qa-single")))]
+
+
+def decision(dice: Dice, row: Mapping[str, Any]) -> Lesson:
+    """One question with its steps."""
+    question, said = row["question"], row["answers"][0]
+    steps = [(hop["question"], hop["answer"]) for hop in row["hops"]]
+    if said == steps[-1][1] and " or " not in question and dice.random() < 0.4:
+        said = dice.pick(ANY_WORD)
+        steps[-1] = (steps[-1][0], said)
+    known = [dice.random() < 0.85 for _ in steps]
+    steps = [(q, a if k else UNKNOWN) for (q, a), k in zip(steps, known, strict=True)]
+    if dice.random() < 0.3:
+        steps.insert(dice.below(len(steps) + 1), (question, dice.pick((UNKNOWN, NOTHING))))
+    if dice.random() < 0.3:
+        steps = dice.shuffled(steps)
+    told = "\n".join(f"t{i}: {asked} | {answer}" for i, (asked, answer) in enumerate(steps, 1))
+    answer = said if all(known) else UNKNOWN
+    return (
+        {"role": "system", "content": system_text("mask-hotpotqa", "answerer")},
+        {"role": "user", "content": f"Steps:\n{told}\nQuestion: {question}"},
+        {"role": "assistant", "content": f"<final_answer>{answer}</final_answer>"},
+    )
 
 
 @lru_cache(maxsize=64)
@@ -201,8 +204,8 @@ def search(call: Call, dice: Dice, expert: str) -> str:
 
 def summarize(call: Call, dice: Dice, expert: str) -> str:
     """What the passages say about the query, a hop or the whole question."""
-    query, _, passages = call.messages[-1]["content"].partition("\nPassages:\n")
-    answer = read_for(call, query.removeprefix("Query: "), passages)
+    passages, _, query = call.messages[-1]["content"].rpartition("\nQuery: ")
+    answer = read_for(call, query, passages)
     return NOTHING if answer is None else f"<evidence>{answer}</evidence>"
 
 
@@ -249,14 +252,15 @@ def decompose(call: Call, dice: Dice, expert: str) -> str:
 
 def evidence(call: Call, dice: Dice, expert: str) -> str:
     """What the passages say about the query."""
-    head, _, passages = call.messages[-1]["content"].partition("\nPassages:\n")
-    found = read_for(call, head.rpartition("\nQuery: ")[2], passages)
+    passages, _, query = call.messages[-1]["content"].rpartition("\nQuery: ")
+    found = read_for(call, query, passages)
     return f"<sub_evidence>{found or UNKNOWN}</sub_evidence>"
 
 
 def sub_answers(call: Call, dice: Dice, expert: str) -> str:
     """An answer for each numbered query of the prompt."""
-    parts = re.split(r"^\d+\. ", call.messages[-1]["content"], flags=re.MULTILINE)[1:]
+    told = call.messages[-1]["content"].rpartition("\nQuestion: ")[0]
+    parts = re.split(r"^\d+\. ", told, flags=re.MULTILINE)[1:]
     found = [read_for(call, *part.split("\n", 1)) for part in parts if "\n" in part]
     return json.dumps({"sub_answers": [answer or UNKNOWN for answer in found]})
 
@@ -268,7 +272,7 @@ def rewrite(call: Call, dice: Dice, expert: str) -> str:
 
 def select(call: Call, dice: Dice, expert: str) -> str:
     """One or two of the passages."""
-    lines = call.messages[-1]["content"].partition("\nPassages:\n")[2].splitlines()
+    lines = call.messages[-1]["content"].rpartition("\nQuestion: ")[0].splitlines()[1:]
     titles = [hop["title"] for hop in hops_of(call)]
     useful = [line for line in lines if line.split(": ", 1)[0] in titles]
     chosen = useful if useful and dice.random() < 0.5 else [dice.pick(lines or ["none"])]
@@ -277,7 +281,7 @@ def select(call: Call, dice: Dice, expert: str) -> str:
 
 def found_answer(call: Call, dice: Dice, expert: str) -> str:
     """The answer, when what was found gives it; else unknown."""
-    seen = call.messages[-1]["content"].partition("\nFound:\n")[2]
+    seen = call.messages[-1]["content"].rpartition("\nQuestion: ")[0]
     gold = call.task.reference["answers"][0]
     hops = hops_of(call)
     enough = all(hop["answer"] in seen for hop in hops) or (
@@ -336,12 +340,23 @@ def check(call: Call, dice: Dice, expert: str) -> str:
     return "<status>incorrect</status><error_type>calculation</error_type><feedback>check the last step</feedback>"
 
 
+def propose(call: Call, dice: Dice, expert: str) -> str:
+    """A good move or any legal one."""
+    return expert if dice.random() < 0.5 else dice.pick(call.choices or (expert,))
+
+
+def approve(call: Call, dice: Dice, expert: str) -> str:
+    """Approves, or says what it would do."""
+    return expert if dice.random() < 0.5 else "approve"
+
+
 HABITS: dict[str, dict[str, Callable[[Call, Dice, str], str]]] = {
     "mask": {"planner": plan, "searcher": search, "summarizer": summarize, "updater": update, "answerer": answer},
     "rag": {"decomposer": decompose, "evidence": evidence, "summarizer": sub_answers, "rewriter": rewrite,
             "selector": select, "answerer": found_answer},
     "code": {"coder": program, "reflector": advise},
     "math": {"solver": solve, "verifier": check},
+    **dict.fromkeys(GAMES, {"proposer": propose, "critic": approve}),
 }  # fmt: skip
 
 
@@ -377,24 +392,26 @@ class School:
     @staticmethod
     def _arena(env: str, tasks: int) -> Any:
         tools = {"verify": Tool(verify_ours, "verify", task=True)} if env.startswith("code-") else None
+        if env.startswith(tuple(GAMES)):  # a world of their own; few tasks, of which each is many boards
+            return make_arena(env, split="train", size=min(tasks, 512), reward=None)
         return make_arena(env, split="train", data="mini", size=tasks, reward=None, tools=tools)
 
-    def lessons(self, drills: float) -> Iterator[Lesson]:
-        """Drills (this share of the draws), and episodes of apprentices."""
+    def lessons(self, drills: float) -> Iterator[list[Lesson]]:
+        """Drills (this share of the draws), and episodes of apprentices; lessons that begin alike come together."""
         while True:
             if self.dice.random() < drills:
-                drill = reading if self.dice.random() < 0.5 else deciding
+                drill = reading if self.dice.random() < 0.65 else deciding
                 yield drill(self.dice, self.blocks)
             else:
-                yield from self.episode(self.dice.pick(self.seats))
+                yield self.episode(self.dice.pick(self.seats))
 
     def episode(self, env: str) -> list[Lesson]:
         """What the roles say in one episode of apprentices."""
         arena = self.arenas[env]
         ids = arena.task_ids
         task = arena.task(ids[self.dice.below(len(ids))])
-        habits = HABITS.get(env.partition("-")[0], {})
+        habits = next((own for name, own in HABITS.items() if env.startswith(name)), {})
         apprentice = Apprentice(arena.expert, self.dice, habits)
         team = Team({"*": apprentice}).bind(arena.roles)
         play(arena.start(task, self.dice.below(1 << 30)), team, arena)
-        return apprentice.said
+        return self.dice.shuffled(apprentice.said)[:LONGEST]

@@ -106,6 +106,11 @@ def told(steps: Sequence[Step]) -> str:
     return "\n".join(f"t{i}: {s.question} | {s.answer}" for i, s in enumerate(steps, 1)) or "none"
 
 
+def view(question: str, steps: Sequence[Step]) -> str:
+    """What is known, then the question: what was asked stands next to the reply."""
+    return f"Steps:\n{told(steps)}\nQuestion: {question}"
+
+
 ROLES = (
     Role(
         "planner",
@@ -153,20 +158,20 @@ class Mask(Workflow):
         question = ep.task.question
         plan = (await ep.act("planner", f"Question: {question}", turn=0)).value
         steps = [Step(*s) for s in plan["steps"]] or [Step(question, UNKNOWN)]
-        answer = await ep.act("answerer", f"Question: {question}\nSteps:\n{told(steps)}", turn=0)
+        answer = await ep.act("answerer", view(question, steps), turn=0)
         for t in range(1, self.max_turns + 1):
-            known = told(steps)
-            search = (await ep.act("searcher", f"Question: {question}\nSteps:\n{known}", turn=t)).value
+            known = view(question, steps)
+            search = (await ep.act("searcher", known, turn=t)).value
             if "end" in search:
                 return Outcome(answer=answer.value, turns=t, ended_by_searcher=True)
             query = search["search"]
             docs = await ep.use("retrieve", query=query, k=self.top_k)
-            prompt = f"Query: {query}\nPassages:\n{passages_text(docs)}"
+            prompt = f"Passages:\n{passages_text(docs)}\nQuery: {query}"
             evidence = (await ep.act("summarizer", prompt, turn=t)).value
-            prompt = f"Question: {question}\nSteps:\n{known}\nNew: {query} | {evidence}\nNext step: t{len(steps) + 1}"
+            prompt = f"{known}\nNew: {query} | {evidence}\nNext step: t{len(steps) + 1}"
             filing = (await ep.act("updater", prompt, turn=t)).value
             steps = filed(steps, filing, Step(query, evidence))
-            answer = await ep.act("answerer", f"Question: {question}\nSteps:\n{told(steps)}", turn=t)
+            answer = await ep.act("answerer", view(question, steps), turn=t)
         return Outcome(answer=answer.value, turns=self.max_turns, ended_by_searcher=False)
 
 
@@ -195,9 +200,9 @@ def expert(call: Call) -> str:
         again = f" {left[0]['title']}" if failed and "title" in left[0] else ""
         return f"<search>{left[0]['question']}{again}</search>"
     if call.role == "summarizer":
-        query = seen.splitlines()[0].removeprefix("Query: ")
+        query = seen.rpartition("\nQuery: ")[2]
         answer = next((h["answer"] for h in hops if query.startswith(h["question"])), None)
-        found = answer is not None and answer in seen.split("\nPassages:\n", 1)[-1]
+        found = answer is not None and answer in seen.rpartition("\nQuery: ")[0]
         return f"<evidence>{answer}</evidence>" if found or "hops" not in reference else NOTHING
     new = next(line for line in seen.splitlines() if line.startswith("New: ")).removeprefix("New: ")
     for number, step in enumerate(steps, 1):

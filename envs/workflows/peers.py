@@ -87,15 +87,15 @@ class SearchRouter(Workflow):
     async def run(self, ep: Episode) -> Outcome:
         question, found, searches = f"Question: {ep.task.question}", "none", 0
         for step in range(self.max_steps - 1):
-            verdict = await ep.act("verifier", f"{question}\nFound:\n{found}", turn=step)
+            verdict = await ep.act("verifier", f"Found:\n{found}\n{question}", turn=step)
             if verdict.value == "yes":
                 break
-            query = await ep.act("searcher", f"{question}\nFound:\n{found}", turn=step)
+            query = await ep.act("searcher", f"Found:\n{found}\n{question}", turn=step)
             docs = await ep.use("retrieve", query=query.value or first_line(query.text), k=self.top_k)
             text = f"Query: {query.value or first_line(query.text)}\n{passages_text(docs)}"
             found = text if found == "none" else f"{found}\n{text}"
             searches += 1
-        reply = await ep.act("answerer", f"{question}\nFound:\n{found}")
+        reply = await ep.act("answerer", f"Found:\n{found}\n{question}")
         return Outcome(answer=reply.value, searches=searches)
 
 

@@ -72,7 +72,7 @@ class Rag(Workflow):
 
     async def answer(self, ep: Episode, found: str) -> Outcome:
         """The last act of all four."""
-        reply = await ep.act("answerer", f"Question: {ep.task.question}\nFound:\n{found}")
+        reply = await ep.act("answerer", f"Found:\n{found}\nQuestion: {ep.task.question}")
         return Outcome(answer=reply.value)
 
 
@@ -94,7 +94,7 @@ class RagEvidence(Rag):
     async def read(self, ep: Episode, agent: str, query: str) -> str:
         """One branch: retrieve, then extract."""
         docs = await ep.use("retrieve", query=query, k=self.top_k)
-        prompt = f"Question: {ep.task.question}\nQuery: {query}\nPassages:\n{passages_text(docs)}"
+        prompt = f"Passages:\n{passages_text(docs)}\nQuestion: {ep.task.question}\nQuery: {query}"
         evidence: str = (await ep.act(agent, prompt)).value
         return evidence
 
@@ -115,7 +115,7 @@ class RagSummary(Rag):
         if not queries:
             return await self.answer(ep, "none")
         found = await ep.all(*(ep.use("retrieve", query=q, k=self.top_k) for q in queries))
-        prompt = f"Question: {ep.task.question}\n{numbered(queries, [passages_text(docs) for docs in found])}"
+        prompt = f"{numbered(queries, [passages_text(docs) for docs in found])}\nQuestion: {ep.task.question}"
         answers = texts((await ep.act("summarizer", prompt)).value)
         padded = (*answers, *(UNKNOWN for _ in queries))[: len(queries)]
         return await self.answer(ep, numbered(queries, padded))
@@ -146,9 +146,9 @@ class RagRewrite(Workflow):
         question = ep.task.question
         query = (await ep.act("rewriter", f"Question: {question}")).value or question
         docs = await ep.use("retrieve", query=query, k=self.top_k)
-        prompt = f"Question: {question}\nQuery: {query}\nPassages:\n{passages_text(docs)}"
+        prompt = f"Passages:\n{passages_text(docs)}\nQuestion: {question}\nQuery: {query}"
         chosen = (await ep.act("selector", prompt)).value
-        reply = await ep.act("answerer", f"Question: {question}\nFound:\n{chosen}")
+        reply = await ep.act("answerer", f"Found:\n{chosen}\nQuestion: {question}")
         return Outcome(answer=reply.value)
 
 
@@ -173,12 +173,12 @@ def expert(call: Call) -> str:
             " <", "<"
         )
     if call.role == "evidence":
-        asked = next((h["answer"] for h in hops if f"\nQuery: {h['question']}\n" in seen), gold)
+        asked = next((h["answer"] for h in hops if seen.endswith(f"\nQuery: {h['question']}")), gold)
         return f"<sub_evidence>{asked}</sub_evidence>"
     if call.role == "summarizer":
         return json.dumps({"sub_answers": [h["answer"] for h in hops]})
     if call.role == "selector":
         wanted = tuple(f"{h['title']}: " for h in hops if h["title"])
-        lines = [line for line in seen.split("\nPassages:\n", 1)[-1].splitlines() if line.startswith(wanted)]
+        lines = [line for line in seen.rpartition("\nQuestion: ")[0].splitlines() if line.startswith(wanted)]
         return f"<selected_docs>{' '.join(lines) or 'none'}</selected_docs>"
     return f"<final_answer>{gold}</final_answer>"

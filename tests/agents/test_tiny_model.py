@@ -74,19 +74,14 @@ def test_the_chat_template_is_what_the_model_learned(tokenizer: Any) -> None:
         {"role": "user", "content": "Question: Who made The Silent River?"},
         {"role": "assistant", "content": "<final_answer>Ada Abbott</final_answer>"},
     )
-    example = tiny.encode(lesson, tokenizer)
-    assert (
-        tokenizer.apply_chat_template(list(lesson), tokenize=True, return_dict=True)["input_ids"]
-        == example.ids
-    )
-    learned = [i for i, own in zip(example.ids, example.learned, strict=True) if own]
+    ids, said = tiny.encode(lesson, tokenizer)
+    assert tokenizer.apply_chat_template(list(lesson), tokenize=True, return_dict=True)["input_ids"] == ids
+    learned = [i for i, own in zip(ids, said, strict=True) if own]
     assert tokenizer.decode(learned) == "<final_answer>Ada Abbott</final_answer><|end|>"
     prompt = tokenizer.apply_chat_template(
         list(lesson[:2]), tokenize=True, add_generation_prompt=True, return_dict=True
     )["input_ids"]
-    assert prompt == example.ids[: len(prompt)] and prompt[-1] == tokenizer.convert_tokens_to_ids(
-        "<|assistant|>"
-    )
+    assert prompt == ids[: len(prompt)] and prompt[-1] == tokenizer.convert_tokens_to_ids("<|assistant|>")
 
 
 def test_words_are_appended_and_keep_their_ids() -> None:
@@ -114,7 +109,7 @@ def right_share(model: Llama, examples: list[tiny.Example]) -> float:
     right = total = 0
     for example, rows in zip(examples, packed.rows, strict=True):
         likeliest = model.logits(hidden[rows]).argmax(-1)[:-1]
-        learned = torch.tensor(example.learned[1:])
+        learned = torch.tensor(example.weight[1:]) == 1.0
         right += int((likeliest == torch.tensor(example.ids[1:]))[learned].sum())
         total += int(learned.sum())
     return right / total
@@ -139,16 +134,14 @@ def test_it_reads_names_that_no_training_text_holds(model: Llama, tokenizer: Any
             {"role": "system", "content": system_text("mask-hotpotqa", "summarizer")},
             {
                 "role": "user",
-                "content": f"Query: {row['question']}\nPassages:\n" + "\n".join(texts[t] for t in told),
+                "content": "Passages:\n" + "\n".join(texts[t] for t in told) + f"\nQuery: {row['question']}",
             },
             {"role": "assistant", "content": f"<evidence>{row['answers'][0]}</evidence>"},
         )
-        example = tiny.encode(lesson, tokenizer)
+        ids, said = tiny.encode(lesson, tokenizer)
         tags = {*tokenizer("<evidence>Ada</evidence>")["input_ids"], tokenizer.eos_token_id}
-        example.learned = [
-            own and token not in tags for own, token in zip(example.learned, example.ids, strict=True)
-        ]
-        examples.append(example)
+        weight = [float(own and token not in tags) for own, token in zip(said, ids, strict=True)]
+        examples.append(tiny.Example(ids, weight))
     assert (
         right_share(model, examples) > 0.4
     )  # words of names and values; one at random would be right 1 time in 20
@@ -171,6 +164,7 @@ def test_a_head_of_the_new_model_looks_at_the_token_before(tokenizer: Any) -> No
 def test_lessons_show_no_name_of_another_split() -> None:
     from itertools import islice
 
-    said = " ".join(m["content"] for lesson in islice(School(3, tasks=256).lessons(0.5), 300) for m in lesson)
+    groups = islice(School(3, tasks=256).lessons(0.5), 60)
+    said = " ".join(m["content"] for group in groups for lesson in group for m in lesson)
     words = set(said.replace("?", " ").replace(".", " ").replace(",", " ").split())
     assert not words & {word.strip() for word in tiny.held_out_words()}
