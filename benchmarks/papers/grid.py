@@ -1,0 +1,302 @@
+"""A grid of conditions × seeds: run what is missing, remember what is done, write one honest page.
+
+A paper's file declares a `Paper`: what was expected (written before the first run), its conditions as plain
+settings, the claims to be judged, and `play(settings, seed, folder)`, which runs one cell. `command(PAPER)` does
+the rest. A cell is written to `results/<name>.json` as soon as it is finished, under a hash of its settings, and
+never run again unless they change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import math
+import os
+import platform
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..stats import student_quantile
+
+RESULTS = Path(__file__).parent / "results"
+PAGES = Path(__file__).parents[2] / "docs" / "papers"
+
+Settings = Mapping[str, Any]
+Figures = dict[str, Any]
+"""What a cell brings: `final`, numbers by name, and `curve`, pairs of (step, the paper's metric)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """`better` is above `worse` in `metric` (below it where less is better), seed by seed. With `worse` empty:
+    `better`'s metric, itself a difference, is above 0."""
+
+    says: str
+    better: str
+    worse: str
+    metric: str = ""
+    less: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """What one page compares."""
+
+    name: str
+    title: str
+    source: str
+    expected: str
+    """The direction that is expected, and why: written and committed before the first run of the grid."""
+    conditions: Mapping[str, Settings]
+    says: Mapping[str, str]
+    """Condition -> what it is, in a line."""
+    claims: tuple[Claim, ...]
+    play: Callable[[Settings, int, Path], Figures]
+    metric: str
+    """The figure of the curves, and of claims that name none."""
+    columns: tuple[str, ...] = ()
+    """Further figures of the table."""
+    setting: str = ""
+    """The task, the models and the sizes."""
+    reading: str = ""
+    """What the figures show and what they do not: written after the runs."""
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    """Horizontal lines of the plot."""
+
+
+class Mean(NamedTuple):
+    """A mean over seeds and Student's 95% interval; no interval below two seeds."""
+
+    value: float
+    half: float | None
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f}" + ("" if self.half is None else f" ± {self.half:.3f}")
+
+
+def mean_of(values: Sequence[float]) -> Mean:
+    """Seeds are the unit: tasks within a run share their model."""
+    n = len(values)
+    if n < 2:
+        return Mean(statistics.fmean(values), None, n)
+    half = -student_quantile(0.025, n - 1) * statistics.stdev(values) / math.sqrt(n)
+    return Mean(statistics.fmean(values), half, n)
+
+
+# running ----------------------------------------------------------------------------------------------
+
+
+def key_of(settings: Settings) -> str:
+    """A hash of all that a condition says."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def load(paper: Paper) -> dict[str, dict[str, Any]]:
+    """The finished cells by "condition/seed"; those of other settings than today's are left out."""
+    path = RESULTS / f"{paper.name}.json"
+    cells: dict[str, dict[str, Any]] = json.loads(path.read_text())["cells"] if path.exists() else {}
+    today = {name: key_of(settings) for name, settings in paper.conditions.items()}
+    return {
+        name: cell for name, cell in cells.items() if today.get(name.rpartition("/")[0]) == cell["settings"]
+    }
+
+
+def save(paper: Paper, cells: Mapping[str, Any]) -> None:
+    """All or nothing, so that a kill leaves the file readable."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{paper.name}.json"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"paper": paper.name, "cells": dict(sorted(cells.items()))}, indent=1) + "\n")
+    os.replace(part, path)
+
+
+def run(paper: Paper, seeds: Sequence[int], only: Sequence[str], folder: Path) -> None:
+    """Every missing cell; seed by seed, so that a grid cut short is still balanced."""
+    for seed in seeds:
+        for name in only or paper.conditions:
+            cells = load(paper)
+            if f"{name}/{seed}" in cells:
+                continue
+            where = folder / paper.name / f"{name}-{seed}"
+            shutil.rmtree(where, ignore_errors=True)  # a cell that was cut short begins anew
+            where.mkdir(parents=True)
+            wall, processor = time.perf_counter(), time.process_time()
+            figures = paper.play(paper.conditions[name], seed, where)
+            cells[f"{name}/{seed}"] = {
+                "settings": key_of(paper.conditions[name]),
+                **figures,
+                "wall_seconds": round(time.perf_counter() - wall, 1),
+                "cpu_seconds": round(time.process_time() - processor, 1),
+                "date": datetime.date.today().isoformat(),
+                "machine": machine(),
+            }
+            save(paper, cells)
+            shutil.rmtree(where)
+            print(f"{paper.name}  {name}/{seed}  {figures['final']}", flush=True)
+
+
+def machine() -> str:
+    """The processor that a cell ran on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor() or platform.machine()
+    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+# judging ----------------------------------------------------------------------------------------------
+
+
+def finals(cells: Mapping[str, Any], condition: str, metric: str) -> dict[int, float]:
+    """Seed -> a condition's final figure."""
+    return {
+        int(name.rpartition("/")[2]): cell["final"][metric]
+        for name, cell in cells.items()
+        if name.rpartition("/")[0] == condition and metric in cell["final"]
+    }
+
+
+def judged(paper: Paper, claim: Claim, cells: Mapping[str, Any]) -> tuple[str, Mean | None]:
+    """A verdict, and the difference over the seeds that both sides have."""
+    metric = claim.metric or paper.metric
+    better = finals(cells, claim.better, metric)
+    worse = finals(cells, claim.worse, metric) if claim.worse else dict.fromkeys(better, 0.0)
+    shared = sorted(better.keys() & worse.keys())
+    if not shared:
+        return "not run", None
+    sign = -1.0 if claim.less else 1.0
+    gap = mean_of([sign * (better[s] - worse[s]) for s in shared])
+    if gap.half is None:
+        return "one seed", gap
+    if gap.value - gap.half > 0:
+        return "holds", gap
+    return ("the opposite holds" if gap.value + gap.half < 0 else "not shown"), gap
+
+
+# the page ---------------------------------------------------------------------------------------------
+
+
+def page(paper: Paper, cells: Mapping[str, Any]) -> str:
+    """The page as Markdown."""
+    columns = (paper.metric, *paper.columns)
+    seeds = sorted({int(name.rpartition("/")[2]) for name in cells})
+    lines = [
+        f"# {paper.title}\n",
+        f"After {paper.source}. Generated by the command below from `benchmarks/papers/results/{paper.name}.json`.\n",
+        f"    python -m unitymas.benchmarks.papers.{paper.name} --seeds {' '.join(map(str, seeds)) or '0 1 2'}\n",
+        f"## Setting\n\n{paper.setting}\n",
+        f"## Expected, written before the first run\n\n{paper.expected}\n",
+        "## Result\n",
+        f"| condition | | seeds | {' | '.join(columns)} |",
+        f"|---|---|--:|{'--:|' * len(columns)}",
+    ]
+    for name in paper.conditions:
+        found = [finals(cells, name, c) for c in columns]
+        shown = [str(mean_of(list(f.values()))) if f else "–" for f in found]
+        lines.append(f"| {name} | {paper.says[name]} | {len(found[0])} | {' | '.join(shown)} |")
+    lines += [
+        "\nMeans over seeds ± half of Student's 95% interval.\n",
+        "| claim | difference by seed | verdict |",
+        "|---|--:|---|",
+    ]
+    for claim in paper.claims:
+        verdict, gap = judged(paper, claim, cells)
+        sign = "less " if claim.less else ""
+        shown = "–" if gap is None else str(gap)
+        what = f"{sign}{claim.metric or paper.metric}: {claim.better}" + f" against {claim.worse}" * bool(
+            claim.worse
+        )
+        lines.append(f"| {claim.says} ({what}) | {shown} | **{verdict}** |")
+    lines.append(
+        "\n*holds*: the interval of the paired difference lies above 0; *not shown*: it holds 0. The intervals are not "
+        "corrected for the number of claims.\n"
+    )
+    if (PAGES / f"{paper.name}.png").exists():
+        lines.append(f"![{paper.title}]({paper.name}.png)\n")
+    if paper.reading:
+        lines.append(f"## What it shows, and what not\n\n{paper.reading}\n")
+    if cells:
+        wall = sum(cell["wall_seconds"] for cell in cells.values())
+        cpu = sum(cell["cpu_seconds"] for cell in cells.values())
+        dates = sorted({cell["date"] for cell in cells.values()})
+        machines = "; ".join(sorted({cell["machine"] for cell in cells.values()}))
+        lines.append(
+            f"{len(cells)} of {len(paper.conditions) * max(1, len(seeds))} cells, seeds {', '.join(map(str, seeds))}: "
+            f"{cpu / 60:.0f} CPU minutes, {wall / 60:.0f} minutes of wall-clock time on a shared machine ({machines}), "
+            f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
+        )
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def plot(paper: Paper, cells: Mapping[str, Any], path: Path) -> bool:
+    """Mean curve of every condition with a band from the lowest to the highest seed; False without matplotlib."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return False
+    figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
+    for name in paper.conditions:
+        curves = [c["curve"] for n, c in cells.items() if n.rpartition("/")[0] == name and c.get("curve")]
+        if not curves:
+            continue
+        steps = [step for step, _ in curves[0]]
+        rows = [[value for _, value in curve] for curve in curves if len(curve) == len(steps)]
+        columns = list(zip(*rows, strict=True))
+        (line,) = axes.plot(steps, [statistics.fmean(c) for c in columns], label=name, linewidth=1.5)
+        axes.fill_between(
+            steps, [min(c) for c in columns], [max(c) for c in columns], alpha=0.12, color=line.get_color()
+        )
+    for name, value in paper.baselines.items():
+        axes.axhline(value, color="grey", linewidth=0.8, linestyle="--")
+        axes.annotate(name, (0, value), fontsize=7, color="grey", va="bottom")
+    axes.set(xlabel="step", ylabel=f"held-out {paper.metric}", title=paper.title)
+    axes.legend(frameon=False, fontsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+    return True
+
+
+# the command ------------------------------------------------------------------------------------------
+
+
+def command(paper: Paper, argv: Sequence[str] | None = None) -> int:
+    """What every paper's file runs as."""
+    parser = argparse.ArgumentParser(f"unitymas.benchmarks.papers.{paper.name}", description=paper.title)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", default=[], choices=list(paper.conditions), metavar="CONDITION")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/papers"), help="where runs live while they run"
+    )
+    parser.add_argument("--page", action="store_true", help="only write the page from the finished cells")
+    parser.add_argument("--list", action="store_true", help="the conditions, and which cells are finished")
+    args = parser.parse_args(argv)
+    if args.list:
+        done = load(paper)
+        for name, what in paper.says.items():
+            seeds = sorted(int(n.rpartition("/")[2]) for n in done if n.rpartition("/")[0] == name)
+            print(f"{name:28} seeds {seeds}  {what}")
+        return 0
+    if not args.page:
+        run(paper, args.seeds, args.only, args.folder)
+    cells = load(paper)
+    PAGES.mkdir(parents=True, exist_ok=True)
+    if cells:
+        plot(paper, cells, PAGES / f"{paper.name}.png")
+    (PAGES / f"{paper.name}.md").write_text(page(paper, cells))
+    print(f"wrote {PAGES / paper.name}.md from {len(cells)} cells", file=sys.stderr)
+    return 0

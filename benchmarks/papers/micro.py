@@ -1,0 +1,167 @@
+"""Micro models: random Llamas that know the words of one environment, small enough to learn from nothing in a minute.
+
+The vocabulary is what the environment was heard to say in random play. A model that has never read anything does not
+read a system prompt either, so that is one token, the sign of a role; and with `by="phrases"` a line or a short
+sentence ("P: row 2 column 1") is one token, too. What roles say must be choices: such a model writes no tags.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from ...agents.llm import load_policy
+from ...agents.policies import Call
+from ...envs.drivers import rollout
+from ...envs.registry import make
+from ...trainers.config import merge
+from ...trainers.run import train
+from .grid import Figures
+
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['content'] }}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
+)
+SIGNS = ["<pad>", "<s>", "</s>", "<unk>"]
+
+
+class Ear:
+    """Plays at random and remembers every word that it was told or could have said."""
+
+    def __init__(self, by: str) -> None:
+        self.words: set[str] = set()
+        self.systems: set[str] = set()
+        self.cutter = cutter(by)
+
+    def act(self, call: Call) -> str:
+        if call.choices is None:
+            raise ValueError(f"role {call.role!r} replies freely; a micro model can only play choices")
+        for message in call.messages:
+            if message["role"] == "system":
+                self.systems.add(str(message["content"]))
+            else:
+                self.listen(str(message["content"]))
+        for choice in call.choices:
+            self.listen(choice)
+        return random.Random(call.seed).choice(call.choices)
+
+    def listen(self, text: str) -> None:
+        self.words.update(word for word, _ in self.cutter.pre_tokenize_str(text))
+
+
+def cutter(by: str) -> Any:
+    """How text becomes tokens: by words and signs, or by lines and short sentences."""
+    from tokenizers import Regex, pre_tokenizers
+
+    if by == "words":
+        return pre_tokenizers.Whitespace()
+    return pre_tokenizers.Split(Regex(r"\n+|(?<=\w)\. ?"), "removed")
+
+
+def heard(env: str, roles: tuple[str, ...] | None, by: str, how: Mapping[str, Any], tasks: int = 200) -> Ear:
+    """What `roles` (None: all) hear in random play, where the others are played by the expert."""
+    ear = Ear(by)
+    team = {"*": ear} if roles is None else {**dict.fromkeys(roles, ear), "*": "scripted"}
+    rollout(make(env, **how), team, tasks=tasks, seed=0)
+    return ear
+
+
+def micro_model(
+    folder: Path,
+    env: str,
+    seed: int,
+    *,
+    roles: tuple[str, ...] | None = None,
+    by: Literal["words", "phrases"] = "words",
+    width: int = 32,
+    layers: int = 2,
+    **how: Any,
+) -> str:
+    """A random model for the roles of an environment, in a directory. `how`: arguments of `make`."""
+    from tokenizers import Tokenizer, models
+    from transformers import AddedToken, LlamaConfig, PreTrainedTokenizerFast
+
+    from ...agents.weights import from_config, save_model
+
+    ear = heard(env, roles, by, how)
+    known = [*SIGNS, *sorted(ear.words)]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="<unk>"))
+    inner.pre_tokenizer = cutter(by)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in sorted(ear.systems)])
+    tokenizer.chat_template = TEMPLATE
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        initializer_range=0.1,
+    )
+    return str(save_model(from_config(config, seed=seed), folder, tokenizer))
+
+
+# training and testing small teams ---------------------------------------------------------------------
+
+COMMON: dict[str, Any] = {
+    "minibatches": 1,
+    "eval": {"every": 5, "tasks": 64},
+    "log": {"console": "off", "traces_every": 0},
+    "checkpoint_every": 0,
+    "starved": False,  # a condition that learns nothing is a result here
+    "concurrency": 256,
+}
+LEARNING: dict[str, Any] = {"learning": {"lr": 3e-3}, "sampling": {"max_tokens": 4}}
+
+
+def learn(env: str, model: str, seed: int, folder: Path, metric: str, **fields: Any) -> tuple[Path, Figures]:
+    """Train micro policies on an environment -> where they lie, and the curve and costs of the run.
+
+    `fields` are those of the config tree; `policies` holds what differs between policies, laid over `LEARNING`.
+    """
+    preset = fields.pop("preset", None)
+    policies = {name: merge(LEARNING, given) for name, given in fields.pop("policies", {"*": {}}).items()}
+    groups = fields.pop("groups", {"*": {}})
+    groups = {name: {"model": model, "slots": 64, "threads": 1, **given} for name, given in groups.items()}
+    settings = merge(COMMON, fields)
+    done = train(
+        env, preset=preset, directory=folder, seed=seed, policies=policies, groups=groups, **settings
+    )  # fmt: skip
+    steps = [row for row in done.history if row["kind"] == "step"]
+    curve = [[row["step"], row.get(metric, 0.0)] for row in done.history if row["kind"] == "validation"]
+    figures = {
+        "curve": curve,
+        "area": sum(value for _, value in curve) / len(curve),
+        "samples": sum(row["usable"] for row in steps),
+        "norms": {
+            name: [row[f"policy/{name}/grad_norm"] for row in steps if f"policy/{name}/grad_norm" in row]
+            for name in done.algorithms
+        },
+    }
+    return done.dir / "policies", figures
+
+
+def held_out(env: str, players: Mapping[str, str | Path], tasks: int, **how: Any) -> dict[str, float]:
+    """The environment's metrics on test tasks, each played once, greedily. `players`: seat -> model directory, or
+    the name of a fixed player."""
+    seats: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
+    for seat, player in players.items():
+        if isinstance(player, Path):
+            if str(player) not in loaded:
+                loaded[str(player)] = load_policy(f"hf:{player}", temperature=0.0)
+            seats[seat] = loaded[str(player)]
+        else:
+            seats[seat] = player
+    played = rollout(make(env, split="test", **how), seats, tasks=tasks, seed=0)
+    names = sorted({name for trace in played for name in trace.metrics})
+    return {name: sum(trace.metrics.get(name, 0.0) for trace in played) / len(played) for name in names}
