@@ -1,0 +1,150 @@
+"""What each published grouping fault costs: the same run, once as the papers say and once as the code did.
+
+    python -m unitymas.benchmarks.papers.faults --seeds 0 1 2 3 4
+
+The faults are doubles that live in this file, not in the library. All are played on the team of `uneven.py`, whose
+roles are paid on different scales and called unequally often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...trainers.algorithms import register_algorithm
+from ...trainers.algorithms.grpo import GRPO
+from ...trainers.groups import Groups
+from ...trainers.table import Floats, Ints, Table
+from .grid import Claim, Figures, Paper, Settings, command
+from .micro import held_out, learn, micro_model
+from .uneven import registered
+
+
+def groups_of(code: Ints) -> Groups:
+    """Groups by any number at all, in which every call counts."""
+    code = np.unique(code, return_inverse=True)[1]
+    rows = np.arange(len(code))
+    return Groups(code, rows, np.ones(len(code)), np.bincount(code).astype(np.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedPrompts(GRPO):
+    """PettingLLMs: the group key divides an index that already is the problem's, so `mixed` problems share a group."""
+
+    name = "fault_mixed_prompts"
+    mixed: int = 8
+
+    def groups(self, table: Table) -> Groups:
+        bundle = table.codes("task") // self.mixed
+        return groups_of(bundle * 10_000 + table.codes("agent", "turn"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reshaped(GRPO):
+    """MARTI: the calls of a batch are laid end to end and every `n` of them are a group, whoever made them."""
+
+    name = "fault_reshaped"
+    n: int = 8
+
+    def groups(self, table: Table) -> Groups:
+        return groups_of(np.arange(len(table)) // self.n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawSingletons(GRPO):
+    """Dr. MAS: a group of one has its raw score for an advantage."""
+
+    name = "fault_raw_singletons"
+
+    def compare(self, within: Groups, x: Floats) -> Floats:
+        alone = within.samples[within.code] == 1
+        return np.where(alone, x, super().compare(within, x))
+
+
+def condition(name: str, **algorithm: Any) -> dict[str, Any]:
+    return {
+        "algorithm": {"name": name, "aggregation": "token-mean", **algorithm},
+        "steps": 40,
+        "k": 8,
+        "tasks": 8,
+    }
+
+
+TURN: dict[str, Any] = {"group": "agent-turn", "score": "act"}
+CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "agent": ("right: per task and agent, a trajectory counts once", condition("grpo", score="mean")),
+    "one-baseline": (
+        "fault: all agents of a task share mean and deviation",
+        condition("grpo", score="mean", group="task", each="call"),
+    ),
+    "per-call": (
+        "fault: a trajectory counts as often as its agent spoke",
+        condition("grpo", score="mean", each="call"),
+    ),
+    "reshaped": ("fault: every 8 calls in a row are a group", condition("fault_reshaped", score="mean")),
+    "agent-turn": ("right: per task, agent and turn", condition("grpo", **TURN)),
+    "mixed-prompts": (
+        "fault: up to 8 problems share a group of (agent, turn)",
+        condition("fault_mixed_prompts", **TURN),
+    ),
+    "raw-singletons": (
+        "fault: a group of one learns from its raw score",
+        condition("fault_raw_singletons", **TURN),
+    ),
+}
+
+
+def play(settings: Settings, seed: int, folder: Path) -> Figures:
+    """The same run, with this condition's groups."""
+    for double in (MixedPrompts, Reshaped, RawSingletons):
+        register_algorithm(double.name, double)
+    env = registered()
+    model = micro_model(folder / "model", env, seed)
+    where, figures = learn(
+        env, model, seed, folder / "run", "score",
+        preset="shared", steps=settings["steps"], tasks_per_step=settings["tasks"], k=settings["k"],
+        policies={"*": {"algorithm": settings["algorithm"]}}, eval={"tasks": 24},
+    )  # fmt: skip
+    final = {**held_out(env, {"*": where / "team"}, 24), "area": figures["area"]}
+    return {"final": final, "curve": figures["curve"]}
+
+
+PAPER = Paper(
+    name="faults",
+    title="What grouping faults cost",
+    source="the default paths of three published code bases",
+    setting=(
+        "The team, the models and the run of [dr_mas](dr_mas.md), 40 steps; only the groups differ. `score` is the share of "
+        "first calls that were right after the last step, `area` the mean of the held-out curve, which says how fast it was "
+        "learned."
+    ),
+    expected=(
+        "Each fault costs. Most: *reshaped* (what an act is compared with is chance) and *one-baseline* (the leader's pay of 0 "
+        "or 1 drowns in the worker's ±10). *mixed-prompts* compares problems that differ in how many tries they allow, so it "
+        "should be slower, not broken: it amounts to a baseline over the batch. *per-call* lets long failures set the baseline; "
+        "a small loss. *raw-singletons* pushes every lonely late try by its pay of ±10, unnormalised: a large loss for the "
+        "worker."
+    ),
+    conditions={name: settings for name, (_, settings) in CONDITIONS.items()},
+    says={name: what for name, (what, _) in CONDITIONS.items()},
+    claims=tuple(
+        Claim(says=f"{fault} costs {what}", better=right, worse=fault, metric=metric)
+        for right, fault in (
+            ("agent", "one-baseline"),
+            ("agent", "per-call"),
+            ("agent", "reshaped"),
+            ("agent-turn", "mixed-prompts"),
+            ("agent-turn", "raw-singletons"),
+        )
+        for metric, what in (("score", "score"), ("area", "speed"))
+    ),
+    play=play,
+    metric="score",
+    columns=("area", "leader", "worker"),
+)
+
+if __name__ == "__main__":
+    raise SystemExit(command(PAPER))

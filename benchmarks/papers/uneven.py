@@ -1,0 +1,91 @@
+"""A team whose roles are paid on different scales and called unequally often, small enough to learn in seconds.
+
+    leader   once an episode: the word that belongs to the task's word. Paid 0 or 1.
+    worker   up to `tries` times, until it is right: another word that belongs to it. Paid 10 for each call of an
+             episode in which it got there, −10 where it never did.
+
+Both are tables of `words` entries to learn. Tasks differ in how hard they are: some allow the worker fewer tries. A
+reply is a choice among `words` words; which belongs to which is fixed by the words' order, rotated differently for
+the two roles. `score` is the share of the two that were right at their first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ...agents.roles import Choice, Role
+from ...envs.ledger import Credit
+from ...envs.registry import register
+from ...envs.tasks import Schema, Task
+from ...envs.trace import Trace
+from ...envs.workflow import Episode, Node, Outcome, Workflow
+
+WORDS = ("ash", "bay", "cup", "dew", "elm", "fog", "gum", "hay")
+PAY = {"leader": 1.0, "worker": 10.0}
+
+
+def rows(split: str = "train", size: int | None = None) -> list[dict[str, Any]]:
+    """Every word with every number of tries. There is nothing to generalise to: learning is what is measured."""
+    return [
+        {"id": f"{word}-{tries}", "word": word, "tries": str(tries)} for word in WORDS for tries in (1, 2, 4)
+    ][:size]
+
+
+def right(role: str, word: str) -> str:
+    """What this role should say to this word."""
+    shift = 1 if role == "leader" else 3
+    return WORDS[(WORDS.index(word) + shift) % len(WORDS)]
+
+
+class Uneven(Workflow):
+    """One leader's call, then the worker's calls."""
+
+    schema = Schema("uneven", ("id", "word", "tries"), ())
+    roles = (
+        Role("leader", reply=Choice(*WORDS), system="You lead."),
+        Role("worker", reply=Choice(*WORDS), system="You work."),
+    )
+
+    async def run(self, ep: Episode) -> Outcome:
+        word, tries = ep.task.word, int(ep.task.tries)
+        await ep.act("leader", f"{word} {tries}", turn=0)
+        for turn in range(tries):
+            said = await ep.act("worker", f"{word} {turn}", turn=turn)
+            if said.value == right("worker", word):
+                break
+        return Outcome()
+
+
+class UnevenCredit:
+    """Each role's own pay, and the metrics."""
+
+    name = "pay"
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        return ()
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        for role, pay in PAY.items():
+            acts = trace.acts(role)
+            got = any(act.value == right(role, task.view["word"]) for act in acts)
+            amount = pay * got if role == "leader" else pay * (1 if got else -1)
+            yield from (Credit(act.id, "pay", amount) for act in acts)
+
+    def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        first = {
+            role: float(bool(acts := trace.acts(role)) and acts[0].value == right(role, task.view["word"]))
+            for role in PAY
+        }
+        return {"score": sum(first.values()) / len(first), **first}
+
+
+def expert(call: Any) -> str:
+    """Says what is right."""
+    return right(call.role, call.task.view["word"])
+
+
+def registered() -> str:
+    """Register the environment (again) -> its id."""
+    register("uneven-words", workflow=Uneven, reward=UnevenCredit, tasks=rows, expert=expert)
+    return "uneven-words"
