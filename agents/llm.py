@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from . import TINY
 from .chat import Chat
+from .pieces import pieces
 from .policies import Answer, Call
 from .sampling import SamplingParams
 
@@ -49,10 +50,19 @@ class LLMPolicy:
         self.engine, self.name, self.adapter, self.source = engine, name, adapter, source
         self.chat = Chat(tokenizer, system, engine.stop_ids)
         self.sampling = sampling or SamplingParams()
+        self._tokens = False
+
+    def keep_tokens(self) -> None:
+        """From now on, put each reply's tokens and log-probs beside it: `meta["tokens"]`, for the viewer."""
+        self._tokens = True
 
     async def act(self, call: Call) -> Answer:
         """Answer one call. A prompt that does not fit is an empty reply with the finish reason `overflow`."""
-        return (await self.say(call))[0]
+        answer, said = await self.say(call)
+        if self._tokens:
+            text = pieces(self.chat.tokenizer, said.ids)
+            answer.meta["tokens"] = {"text": text, "logprob": [round(p, 4) for p in said.logprobs]}
+        return answer
 
     async def say(self, call: Call, sampling: SamplingParams | None = None) -> tuple[Answer, Generation]:
         """The answer, and the tokens and log-probs behind it."""
@@ -161,6 +171,11 @@ class RunPolicy:
         }
         if not self.policies:
             raise FileNotFoundError(f"the run {run} has no policies/ yet: it writes them when it ends")
+
+    def keep_tokens(self) -> None:
+        """As of a single policy, for all of them."""
+        for policy in self.policies.values():
+            policy.keep_tokens()
 
     def act(self, call: Call) -> Awaitable[Answer]:
         """Let the policy of this call's agent answer."""

@@ -95,8 +95,10 @@ class Evaluation:
         out: str | Path | None = None,
         price: tuple[float, float] = (0.0, 0.0),
         retry_errors: bool = False,
+        tokens: bool = False,
         **make: Any,
     ) -> None:
+        """`tokens` keeps each reply's tokens and log-probs with the episodes, where a player knows them."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         if isinstance(env, str):
@@ -105,6 +107,9 @@ class Evaluation:
             )
         self.arena, self.measure = _arena(env, make)
         self.team: BoundTeam = Team.of(team).bind(self.arena.roles, expert=self.arena.expert)
+        for player in self.team.policies.values():
+            if tokens and hasattr(player, "keep_tokens"):
+                player.keep_tokens()
         self.arena, self.tasks = select_tasks(self.arena, tasks)
         self.k, self.seed, self.price, self.retry_errors = k, seed, price, retry_errors
         self.players = identity.role_config(self.team, self.arena)

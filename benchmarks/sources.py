@@ -2,6 +2,8 @@
 
 runs/7/traces/step-20.jsonl.zst   ->  label "7 step-20"
 evaluations/x/traces.jsonl.zst    ->  label "x"
+
+A training run keeps its tokens beside its traces, in samples/ under the same file name; they are joined here.
 """
 
 from __future__ import annotations
@@ -64,7 +66,29 @@ def labelled_episodes(
 
 def _of_file(file: Path) -> Iterator[dict[str, Any]]:
     if file.suffix != ".json":
-        yield from read_dicts(file)
+        beside = file.parent.parent / "samples" / file.name
+        tokens = _tokens(beside) if beside.is_file() else {}
+        for episode in read_dicts(file):
+            for node in episode.get("nodes", ()) if tokens else ():
+                meta = node.get("meta") or {}
+                if meta.get("sample") in tokens:
+                    meta["tokens"] = tokens[meta["sample"]]
+            yield episode
         return
     found = json.loads(file.read_text(encoding="utf-8"))
     yield from found if isinstance(found, list) else [found]
+
+
+def _tokens(samples: Path) -> dict[str, dict[str, Any]]:
+    """Decision id -> its tokens, in the form of a node's `meta["tokens"]`."""
+    found = {}
+    for row in read_dicts(samples):
+        if "tokens" not in row:  # ids alone, as early runs kept them
+            continue
+        told = {"text": row["tokens"], "logprob": row["logprobs"], "advantage": row["advantages"]}
+        found[row["id"]] = {
+            name: values if name == "text" else [round(value, 4) for value in values]
+            for name, values in told.items()
+            if values is not None
+        }
+    return found

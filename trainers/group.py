@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from ..agents.engine import Generation
+from ..agents.pieces import pieces
 from ..agents.policies import Answer, Call
 from ..agents.sampling import SamplingParams
 from ..agents.weights import load_model, save_model
@@ -39,7 +40,7 @@ from .hosting import Hosted, host, merged
 from .samples import Sample, SampleStore
 from .settings import GroupSpec
 from .table import Signal, ValueSummary
-from .targets import Discount, summaries
+from .targets import Discount, summaries, targets
 
 T = TypeVar("T")
 
@@ -127,8 +128,30 @@ class ModelGroup:
         return self.store.summary()
 
     async def samples(self, ids: Sequence[str]) -> list[Sample]:
-        """Samples as records: for the run's sidecar (`Sample.record`), or for a critic in another group."""
+        """Copies of samples, for a critic in another group."""
         return [copy.copy(self.store.get(id)) for id in ids]
+
+    async def records(
+        self, ids: Sequence[str], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
+    ) -> list[dict[str, Any]]:
+        """A policy's samples as plain data for the run's sidecar: each token's text, log-prob and advantage."""
+        return await self._thread(lambda: self._records(ids, policy, algorithm, signals))
+
+    def _records(
+        self, ids: Sequence[str], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
+    ) -> list[dict[str, Any]]:
+        tokenizer = self._policy(policy).speaking().chat.tokenizer
+        samples = {id: self.store.get(id) for id in ids}
+        praised = {signal.id: signal for signal in signals if signal.id in samples}
+        needs = algorithm.needs
+        found = targets(
+            [samples[id] for id in praised], praised, Discount(needs.gamma, needs.lam, needs.kl_reward)
+        )
+        advantage = {id: target.advantage.tolist() for id, target in zip(praised, found, strict=True)}
+        return [
+            sample.record(pieces(tokenizer, sample.reply.tolist()), advantage.get(id))
+            for id, sample in samples.items()
+        ]
 
     async def admit(self, samples: Sequence[Sample]) -> None:
         """Take in another group's sealed samples, or the values that another group's critic gave to ours."""

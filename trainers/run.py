@@ -427,8 +427,10 @@ class Run:
             return table
         return apply_credit(table, credit_from_config(given), [r.name for r in self.arena.workflow.roles])
 
-    async def keep(self, traces: Sequence[Trace], table: Table) -> None:
-        """Every so many steps: the traces, and beside them the token ids and log-probs of what was sampled."""
+    async def keep(
+        self, traces: Sequence[Trace], table: Table, signals: Mapping[str, list[Signal]] = {}
+    ) -> None:
+        """Every so many steps: the traces, and beside them what was sampled, token by token."""
         every = self.config.log.traces_every
         if not every or self.step % every:
             return
@@ -436,9 +438,10 @@ class Run:
         path = self.dir / "samples" / f"train-{self.step:06d}.jsonl.zst"
         path.parent.mkdir(exist_ok=True)
         records: list[dict[str, Any]] = []
-        for name, group in self.groups.items():
-            ids = [r.id for r in table.rows if r.trainable and self.home.get(r.policy) == name]
-            records += [sample.record() for sample in await group.samples(ids)]
+        for policy, algorithm in self.algorithms.items():
+            ids = [row.id for row in table.rows if row.trainable and row.policy == policy]
+            given = signals.get(policy, [])
+            records += await self.groups[self.home[policy]].records(ids, policy, algorithm, given)
         write_lines(records, path)
 
     async def export(self) -> None:

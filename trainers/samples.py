@@ -63,8 +63,8 @@ class Sample:
     def n_tokens(self) -> int:
         return len(self.reply)
 
-    def record(self) -> dict[str, Any]:
-        """Plain data for the `samples/` sidecar of a run."""
+    def record(self, tokens: list[str], advantages: list[float] | None) -> dict[str, Any]:
+        """Plain data for the `samples/` sidecar of a run; `tokens` is what each reply token adds to the text."""
         return {
             "id": self.id,
             "policy": self.policy,
@@ -72,7 +72,9 @@ class Sample:
             "role": self.role,
             "prompt_ids": self.prompt.tolist(),
             "reply_ids": self.reply.tolist(),
+            "tokens": tokens,
             "logprobs": self.behaviour.tolist(),
+            "advantages": advantages,
             "temperature": self.temperature,
             "support": self.support,
             "finish_reason": self.finish_reason,

@@ -56,6 +56,7 @@ class Default:
         run.played = dict(zip(harvest.episodes, harvest.traces, strict=True))
         table = Table(harvest.decisions)
         metrics = {**collected(harvest), **roles(table), "stale": float(stale)}
+        signals: dict[str, list[Signal]] = {}
         if len(table) and any(len(table.mine(p)) for p in run.algorithms):
             table = await self.judge(run, table)
             signals = self.advantages(run, table, metrics)
@@ -63,7 +64,7 @@ class Default:
         else:
             metrics["usable"] = 0.0
             run.last_cause = harvest.cause if harvest.failures else ""
-        await run.keep(harvest.traces, table)
+        await run.keep(harvest.traces, table, signals)
         await run.retire(harvest.episodes)
         return metrics
 

@@ -308,7 +308,7 @@ function drawEpisode(i, episode, side) {
               element.querySelector('.node.on').focus({ preventScroll: true });
             })
           : h('p', { class: 'soft' }, 'No node: the episode ended before anyone acted.'),
-        node ? drawNode(node) : null,
+        node ? drawNode(node, nodes) : null,
       ].filter(Boolean),
     );
   };

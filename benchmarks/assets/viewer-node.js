@@ -1,7 +1,15 @@
 // One node: prompt, reply with its tokens, verdict, and the rewards that make up its credit.
 
 // Tokens with their numbers, where the run kept them: {text: [...], logprob: [...], advantage: [...]}.
-const tokensOf = (node) => node.tokens || (node.meta && node.meta.tokens) || null;
+const tokensOf = (node) => (node.meta && node.meta.tokens) || null;
+
+// The strongest advantage of an episode is full colour, so that its replies can be compared.
+const strongest = (nodes) =>
+  nodes.reduce(
+    (most, node) =>
+      ((tokensOf(node) || {}).advantage || []).reduce((m, v) => Math.max(m, Math.abs(v || 0)), most),
+    1e-9,
+  );
 
 function longText(text, most = 6000) {
   const pre = h('pre', { dir: 'auto', tabindex: text.length > 1200 ? 0 : null }, text.slice(0, most));
@@ -16,9 +24,8 @@ function longText(text, most = 6000) {
   return pre;
 }
 
-function tokenText(tokens, tint) {
-  const values = tokens[tint] || [],
-    biggest = Math.max(1e-9, ...values.map((v) => Math.abs(v || 0)));
+function tokenText(tokens, tint, biggest) {
+  const values = tokens[tint] || [];
   return h(
     'pre',
     { dir: 'auto' },
@@ -26,7 +33,7 @@ function tokenText(tokens, tint) {
       const v = values[i];
       if (v === null || v === undefined) return text;
       const colour = tint === 'advantage' ? (v >= 0 ? 'good' : 'bad') : 'accent';
-      const strength = tint === 'advantage' ? Math.abs(v) / biggest : Math.min(1, -v / 5);
+      const strength = tint === 'advantage' ? Math.abs(v) / biggest : 1 - Math.exp(v); // the less likely, the more
       return h(
         'span',
         {
@@ -43,7 +50,7 @@ function tokenText(tokens, tint) {
   );
 }
 
-function drawReply(node) {
+function drawReply(node, nodes) {
   const box = h('section', { class: 'reply' + (node.ok === false ? ' illegal' : '') });
   const paint = () => {
     const tints = tokensOf(node) ? ['logprob', 'advantage'].filter((t) => tokensOf(node)[t]) : [];
@@ -69,7 +76,7 @@ function drawReply(node) {
             ),
           ),
         ),
-        tints.length ? tokenText(tokensOf(node), tint) : longText(plain(node.reply)),
+        tints.length ? tokenText(tokensOf(node), tint, strongest(nodes)) : longText(plain(node.reply)),
         h(
           'div',
           { class: 'verdict' },
@@ -150,7 +157,7 @@ function drawRewards(node) {
   );
 }
 
-function drawNode(node) {
+function drawNode(node, nodes) {
   const meta = Object.entries(node.meta || {}).filter(
     ([, v]) => v !== null && v !== undefined && typeof v !== 'object',
   );
@@ -241,6 +248,6 @@ function drawNode(node) {
         ),
       ),
     ),
-    h('div', {}, drawReply(node), error, drawRewards(node), facts),
+    h('div', {}, drawReply(node, nodes), error, drawRewards(node), facts),
   );
 }

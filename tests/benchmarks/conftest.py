@@ -79,7 +79,7 @@ def make_episode(
     )
     if tokens:
         words = ["<answer>", "Ada", " Lorn", ",", " of", " Selwyn", "</answer>"]
-        nodes[-1]["tokens"] = {"text": words, "logprob": [-rng.expovariate(1) for _ in words],
+        nodes[-1]["meta"]["tokens"] = {"text": words, "logprob": [-rng.expovariate(1) for _ in words],
                                "advantage": [rng.gauss(0, 1) for _ in words]}  # fmt: skip
     return {
         "schema": "unitymas.trace/1", "env_id": "mask-hotpotqa-v0", "config": {"split": "test", "max_turns": 3}, "code_hash": "c0de",

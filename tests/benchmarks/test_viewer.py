@@ -65,6 +65,31 @@ def test_a_source_without_traces_says_what_was_looked_for(tmp_path: Path) -> Non
         list(viewer.labelled_episodes([tmp_path]))
 
 
+@pytest.fixture
+def run(tmp_path: Path, episode: Make) -> Path:
+    """A training run's directory: an episode, and beside it the tokens of its last two acts."""
+    made = episode(0)
+    for node in made["nodes"]:
+        node["meta"]["sample"] = f"0/t0#0/{node['id']}"
+    rows = [
+        {"id": "0/t0#0/7", "tokens": ["Ada", " Lorn"], "logprobs": [-0.123456, -2.0], "advantages": [0.5, -1.0]},
+        {"id": "0/t0#0/6", "tokens": ["<evidence>"], "logprobs": [-1.5], "advantages": None},
+    ]  # fmt: skip
+    for folder, lines in (("traces", [made]), ("samples", rows)):
+        (tmp_path / "run" / folder).mkdir(parents=True)
+        data = b"".join(zstandard.compress((json.dumps(line) + "\n").encode()) for line in lines)
+        (tmp_path / "run" / folder / "train-000000.jsonl.zst").write_bytes(data)
+    return tmp_path / "run"
+
+
+def test_a_runs_tokens_are_joined_to_the_nodes_that_said_them(run: Path) -> None:
+    ((_, episode),) = viewer.labelled_episodes([run])
+    found = {node["id"]: node["meta"].get("tokens") for node in episode["nodes"]}
+    assert found["7"] == {"text": ["Ada", " Lorn"], "logprob": [-0.1235, -2.0], "advantage": [0.5, -1.0]}
+    assert found["6"] == {"text": ["<evidence>"], "logprob": [-1.5]}
+    assert found["0"] is None
+
+
 # ---------------------------------------------------------------- in the browser
 
 
@@ -141,6 +166,20 @@ def test_a_node_shows_prompt_reply_verdict_tokens_and_credit(visit: Callable[...
     assert "malformed" in seen.text(".verdict") and "no value" in seen.text(".verdict")
     seen.page.click(".node[data-node='5']")
     assert "TimeoutError" in seen.text(".detail")
+
+
+@pytest.mark.browser
+def test_a_training_run_colours_its_tokens(visit: Callable[..., Any], run: Path) -> None:
+    assert viewer.view_main([str(run), "--no-open"]) == 0
+    seen = visit(run / "view.html", "#a=0&node=7")
+    colours = "all => all.map(e => e.style.backgroundColor)"
+    by_logprob = seen.page.eval_on_selector_all(".tok", colours)
+    seen.page.get_by_role("button", name="advantage").click()
+    by_advantage = seen.page.eval_on_selector_all(".tok", colours)
+    assert len(by_logprob) == len(by_advantage) == 2 and len({*by_logprob, *by_advantage}) == 4
+    assert "logprob −0.123" in seen.page.get_attribute(".tok", "title")
+    seen.page.click(".node[data-node='6']")
+    assert seen.page.get_by_role("button", name="advantage").count() == 0, "nobody trained on it"
 
 
 @pytest.mark.browser

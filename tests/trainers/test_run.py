@@ -94,7 +94,14 @@ def test_a_run_leaves_what_it_promises(preset, algorithm, tiny_llama, tmp_path):
     assert {p.name for p in (run.dir / "policies").iterdir()} == trained
     assert len(list((run.dir / "traces").glob("*.zst"))) == 4
     kept = list(read_dicts(run.dir / "samples" / "train-000000.jsonl.zst"))
-    assert len(kept) == 16 and all(len(k["reply_ids"]) == len(k["logprobs"]) for k in kept)
+    assert len(kept) == 16
+    for row in kept:
+        assert len(row["reply_ids"]) == len(row["tokens"]) == len(row["logprobs"]) == len(row["advantages"])
+        if algorithm == "grpo":  # one number per reply; with a critic each token has its own
+            assert len(set(row["advantages"])) == 1
+    (episode, *_) = read_dicts(run.dir / "traces" / "train-000000.jsonl.zst")
+    said = {row["id"]: "".join(row["tokens"]) for row in kept}
+    assert all(said[node["meta"]["sample"]].startswith(node["reply"]) for node in episode["nodes"])
     for name in trained:
         assert step[f"policy/{name}/tokens"] > 0
         assert step[f"policy/{name}/max_mismatch"] < 1e-4  # the engine's log-probs are the trainer's
