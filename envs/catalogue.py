@@ -61,7 +61,7 @@ def _search() -> None:
         **{
             **QA,
             **_flow("mask_router", "MaskRouter"),
-            "reward": (f"{ROOT}.rewards.outcome:AnswerF1", f"{ROOT}.rewards.routing:CallCost", FORMAT),
+            "reward": (f"{ROOT}.rewards.routing:RoutedF1", f"{ROOT}.rewards.routing:CallCost", FORMAT),
             "description": "M-ASK whose router chooses who acts next, when to retrieve, and when to stop",
         },
     )

@@ -44,6 +44,8 @@ class Claim:
     worse: str
     metric: str = ""
     less: bool = False
+    margin: float = 0.0
+    """How far below still counts as no worse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +180,7 @@ def judged(paper: Paper, claim: Claim, cells: Mapping[str, Any]) -> tuple[str, M
     gap = mean_of([sign * (better[s] - worse[s]) for s in shared])
     if gap.half is None:
         return "one seed", gap
-    if gap.value - gap.half > 0:
+    if gap.value - gap.half > -claim.margin:
         return "holds", gap
     return ("the opposite holds" if gap.value + gap.half < 0 else "not shown"), gap
 

@@ -8,16 +8,22 @@ sentence ("P: row 2 column 1") is one token, too. What roles say must be choices
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
+from ...agents.chat import Chat
 from ...agents.llm import load_policy
 from ...agents.policies import Call
 from ...envs.drivers import rollout
 from ...envs.registry import make
+from ...trainers.algorithms import make_algorithm
 from ...trainers.config import merge
 from ...trainers.run import train
+from ...trainers.settings import Learning
+from ...trainers.table import Signal
 from .grid import Figures
 
 TEMPLATE = (
@@ -110,6 +116,57 @@ def micro_model(
     return str(save_model(from_config(config, seed=seed), folder, tokenizer))
 
 
+# schooling --------------------------------------------------------------------------------------------
+
+
+class Pupil:
+    """Acts as its teacher does, and now and then at random; what it said are the lessons, slips included, so that who
+    learns from them still tries things."""
+
+    def __init__(self, teacher: Callable[[Call], str], slips: float) -> None:
+        self.teacher, self.slips = teacher, slips
+        self.lessons: list[tuple[Call, str]] = []
+
+    def act(self, call: Call) -> str:
+        chance, said = random.Random(call.seed), self.teacher(call)
+        if call.choices and chance.random() < self.slips:
+            said = chance.choice(call.choices)
+        self.lessons.append((call, said))
+        return said
+
+
+def school(
+    model: str,
+    lessons: Sequence[tuple[Call, str]],
+    seed: int,
+    updates: int,
+    rate: float = 3e-3,
+    batch: int = 128,
+) -> None:
+    """Teach a micro model to say what was said in these lessons, in place. Imitation is the policy gradient with advantage 1."""
+    from ...agents.weights import load_model, load_tokenizer, save_model
+    from ...trainers.parameters import Parameters
+    from ...trainers.samples import Sample
+    from ...trainers.update import Learner
+
+    network, tokenizer = load_model(model), load_tokenizer(model)
+    chat = Chat(tokenizer)
+    samples = []
+    for number, (call, said) in enumerate(lessons):
+        reply = np.array(tokenizer.encode(said, add_special_tokens=False))
+        prompt = np.array(chat.prompt(call).ids)
+        samples.append(
+            Sample("school", str(number), "pupil", 0, prompt, reply, np.zeros(len(reply), np.float32))
+        )
+    learner = Learner("pupil", Parameters(network), Learning(lr=rate))
+    algorithm = make_algorithm("grpo", importance="off")
+    chance = random.Random(seed)
+    for _ in range(updates):
+        drawn = chance.sample(samples, min(batch, len(samples)))
+        learner.update(algorithm, {sample.id: Signal(sample.id, 1.0) for sample in drawn}, [drawn])
+    save_model(network, model, tokenizer)
+
+
 # training and testing small teams ---------------------------------------------------------------------
 
 COMMON: dict[str, Any] = {
@@ -123,7 +180,7 @@ COMMON: dict[str, Any] = {
 LEARNING: dict[str, Any] = {"learning": {"lr": 3e-3}, "sampling": {"max_tokens": 4}}
 
 
-def learn(env: str, model: str, seed: int, folder: Path, metric: str, **fields: Any) -> tuple[Path, Figures]:
+def learn(id: str, model: str, seed: int, folder: Path, metric: str, **fields: Any) -> tuple[Path, Figures]:
     """Train micro policies on an environment -> where they lie, and the curve and costs of the run.
 
     `fields` are those of the config tree; `policies` holds what differs between policies, laid over `LEARNING`.
@@ -134,7 +191,7 @@ def learn(env: str, model: str, seed: int, folder: Path, metric: str, **fields: 
     groups = {name: {"model": model, "slots": 64, "threads": 1, **given} for name, given in groups.items()}
     settings = merge(COMMON, fields)
     done = train(
-        env, preset=preset, directory=folder, seed=seed, policies=policies, groups=groups, **settings
+        id, preset=preset, directory=folder, seed=seed, policies=policies, groups=groups, **settings
     )  # fmt: skip
     steps = [row for row in done.history if row["kind"] == "step"]
     curve = [[row["step"], row.get(metric, 0.0)] for row in done.history if row["kind"] == "validation"]

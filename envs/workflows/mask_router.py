@@ -1,0 +1,129 @@
+"""M-ASK without a fixed order: a router chooses who acts next, when to use the tool, and when to stop.
+
+    router -> planner | searcher | retrieve | summarizer | updater | answerer | stop -> router -> …
+
+The roles and what they see are those of `mask.py`; what they made lies on a *desk*: steps, a query, its passages,
+the evidence in them, an answer. A move is open when what it needs lies there. Filing evidence clears query,
+passages and evidence. A malformed move moves nobody and costs a turn. Stopping hands in the latest answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...agents.policies import Call
+from ...agents.roles import Choice, Role
+from ..workflow import Episode, Outcome, Workflow
+from . import mask
+from .mask import ROLES, Step, filed, told, view
+from .parts import UNKNOWN, passages_text
+
+STOP = "stop"
+NEEDS = {"retrieve": "query", "summarizer": "passages", "updater": "evidence", STOP: "answer"}
+MOVES = ("planner", "searcher", "retrieve", "summarizer", "updater", "answerer", STOP)
+ROUTER = Role(
+    "router",
+    reply=Choice(*MOVES),
+    system="You lead a team that answers a question. Say who acts next, or stop to hand in the answer.",
+)
+
+
+@dataclass
+class Desk:
+    """What the team has made so far."""
+
+    question: str
+    steps: list[Step] = field(default_factory=list)
+    query: str = ""
+    passages: Sequence[Mapping[str, str]] = ()
+    evidence: str = ""
+    answer: str = ""
+    complete: bool = False
+    """The searcher said that nothing is missing."""
+    last: str = "none"
+    """Who acted last."""
+
+    def open(self) -> tuple[str, ...]:
+        """The moves whose material is there."""
+        return tuple(move for move in MOVES if move not in NEEDS or getattr(self, NEEDS[move]))
+
+    def shown(self) -> str:
+        """The desk as the router sees it."""
+        query = "nothing is missing" if self.complete else self.query or "none"
+        return (
+            f"Steps:\n{told(self.steps)}\nQuery: {query}\nPassages: {len(self.passages)}\n"
+            f"Evidence: {self.evidence or 'none'}\nAnswer: {self.answer or 'none'}\nLast: {self.last}\n"
+            f"Question: {self.question}"
+        )
+
+
+class MaskRouter(Workflow):
+    """M-ASK by a router's moves, at most `max_moves`, with `top_k` passages a search."""
+
+    roles = (ROUTER, *ROLES)
+    tools = ("retrieve",)
+
+    def __init__(self, max_moves: int = 16, top_k: int = 5) -> None:
+        if max_moves < 1 or top_k < 1:
+            raise ValueError(f"max_moves and top_k must be at least 1, got {max_moves} and {top_k}")
+        self.max_moves, self.top_k = max_moves, top_k
+
+    async def run(self, ep: Episode) -> Outcome:
+        desk, moves = Desk(ep.task.question), 0
+        while moves < self.max_moves:
+            said = await ep.act("router", desk.shown(), reply=Choice(*desk.open()), turn=moves)
+            if said.value == STOP:
+                return Outcome(answer=desk.answer or UNKNOWN, moves=moves, stopped=True)
+            if said.ok:
+                await self.move(ep, desk, said.value, moves)
+            moves += 1
+        return Outcome(answer=desk.answer or UNKNOWN, moves=moves, stopped=False)
+
+    async def move(self, ep: Episode, desk: Desk, who: str, turn: int) -> None:
+        """One call of a role or of the tool; the desk changes accordingly."""
+        known, desk.last = view(desk.question, desk.steps), who
+        if who == "planner":
+            plan = (await ep.act(who, f"Question: {desk.question}", turn=turn)).value
+            desk.steps = [Step(*s) for s in plan["steps"]] or desk.steps
+        elif who == "searcher":
+            found = (await ep.act(who, known, turn=turn)).value
+            desk.query, desk.complete = found.get("search", ""), "end" in found
+            desk.passages, desk.evidence = (), ""
+        elif who == "retrieve":
+            desk.passages = await ep.use("retrieve", query=desk.query, k=self.top_k)
+        elif who == "summarizer":
+            prompt = f"Passages:\n{passages_text(desk.passages)}\nQuery: {desk.query}"
+            desk.evidence = (await ep.act(who, prompt, turn=turn)).value
+        elif who == "updater":
+            prompt = f"{known}\nNew: {desk.query} | {desk.evidence}\nNext step: t{len(desk.steps) + 1}"
+            filing = (await ep.act(who, prompt, turn=turn)).value
+            desk.steps = filed(desk.steps, filing, Step(desk.query, desk.evidence))
+            desk.query, desk.passages, desk.evidence = "", (), ""
+        else:
+            desk.answer = (await ep.act(who, known, turn=turn)).value
+
+
+def expert(call: Call) -> str:
+    """Moves no more than needed: search what is left hop by hop, then answer, then stop."""
+    if call.role != "router":
+        return mask.expert(call)
+    seen = call.messages[-1]["content"]
+    said = dict(line.split(": ", 1) for line in seen.splitlines() if ": " in line)
+    for move in ("updater", "summarizer", "retrieve"):
+        if call.choices and move in call.choices:
+            return move
+    if said["Answer"] not in ("none", UNKNOWN):
+        return STOP
+    return "searcher" if _left(call, seen) else "answerer"
+
+
+def _left(call: Call, seen: str) -> list[Any]:
+    """The hops that no step knows."""
+    hops = call.task.reference.get("hops") or (
+        {"question": call.task.view["question"], "answer": call.task.reference["answers"][0]},
+    )
+    steps = [line.split(": ", 1)[1].split(" | ") for line in seen.splitlines() if " | " in line]
+    known = [step[0] for step in steps if step[-1] not in (UNKNOWN, mask.NOTHING)]
+    return [hop for hop in hops if not any(k.startswith(hop["question"]) for k in known)]

@@ -1,0 +1,66 @@
+"""The reward of learned orchestration: how good the answer was, less what the calls cost that led to it.
+
+Both are placed so that a router's reward-to-go is what its choice can still change: the outcome stands on its last
+act alone (paid to every act, the sum over an episode would grow with its length), each call on the act that chose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..envs.ledger import Credit
+from ..envs.tasks import Task
+from ..envs.trace import Trace
+from ..envs.workflow import Node
+from .metrics import exact_match, f1
+from .outcome import answer_of
+
+
+class RoutedF1:
+    """F1 of the answer: to the router's last act, and in full to every act of the others."""
+
+    name = "outcome"
+
+    def __init__(self, role: str = "router") -> None:
+        self.role = role
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        return ()
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        score = f1(answer_of(trace), task.reference["answers"])
+        paid = [act for act in trace.acts() if act.role != self.role] + trace.acts(self.role)[-1:]
+        return [Credit(act.id, self.name, score) for act in paid]
+
+    def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        gold, said = task.reference["answers"], answer_of(trace)
+        return {"f1": f1(said, gold), "em": exact_match(said, gold)}
+
+
+class CallCost:
+    """Every call of another role or of a tool costs `each`, and the router's own `own`, to the router's act before it.
+
+    Metrics: `calls` are those of the others and of tools, `router_calls` the router's.
+    """
+
+    name = "calls"
+
+    def __init__(self, role: str = "router", each: float = 0.02, own: float = 0.005) -> None:
+        if each < 0 or own < 0:
+            raise ValueError(f"each and own are costs and must not be negative, got {each} and {own}")
+        self.role, self.each, self.own = role, each, own
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        if node.role == self.role:
+            yield Credit(node.id, self.name, -self.own)
+            return
+        before = [act for act in trace.acts(self.role) if act.round < node.round]
+        if before:
+            yield Credit(before[-1].id, self.name, -self.each)
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        return ()
+
+    def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        own = len(trace.acts(self.role))
+        return {"calls": float(len(trace.nodes) - own), "router_calls": float(own)}
