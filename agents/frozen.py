@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
-
-_ATOMS = frozenset({str, int, float, bool, type(None), bytes})
 
 
 class FrozenDict(dict[str, Any]):
@@ -51,21 +49,28 @@ class View(FrozenDict):
 def freeze(value: Any) -> Any:
     """Dicts to `FrozenDict`, lists to tuples, sets to frozensets, deeply; atoms as they are."""
     kind = type(value)
-    if kind in _ATOMS or kind in _FROZEN or issubclass(kind, FrozenDict):
+    if kind in _FROZEN:
         return value
-    if kind is tuple or issubclass(kind, list | tuple):
-        for item in value:
-            if type(item) not in _ATOMS and type(item) not in _FROZEN:
-                break
-        else:
-            return tuple(value) if issubclass(kind, list) else value
+    if kind is dict:
+        return FrozenDict(value if _all_frozen(value.values()) else {k: freeze(v) for k, v in value.items()})
+    if issubclass(kind, tuple):
+        if _all_frozen(value):
+            return value
         frozen = map(freeze, value)
         return kind(*frozen) if hasattr(kind, "_fields") else tuple(frozen)  # a named tuple stays one
-    if kind is dict or issubclass(kind, Mapping):
+    if issubclass(kind, list):
+        return tuple(map(freeze, value))
+    if issubclass(kind, FrozenDict):
+        return value
+    if issubclass(kind, Mapping):
         return FrozenDict({k: freeze(v) for k, v in value.items()})
     if issubclass(kind, set | frozenset):
         return frozenset(map(freeze, value))
     return value
 
 
-_FROZEN = frozenset({FrozenDict, View})
+def _all_frozen(values: Iterable[Any]) -> bool:
+    return all([type(value) in _FROZEN for value in values])  # a list: for a few values it is the fastest
+
+
+_FROZEN = frozenset({str, int, float, bool, type(None), bytes, FrozenDict, View})

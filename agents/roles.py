@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from .frozen import FrozenDict, freeze
@@ -225,7 +224,8 @@ class Custom(_Base):
 
     def parse(self, text: str) -> Reply:
         try:
-            return _new(Reply, (text, True, freeze(self.read(text)), ""))
+            value = self.read(text)
+            return _new(Reply, (text, True, value if type(value) is str else freeze(value), ""))
         except FormatError as error:
             return Reply(text, False, freeze(error.args[1]) if len(error.args) > 1 else None)
 
@@ -266,7 +266,7 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Role:
     """A part in a workflow. With `instances > 1` its agents are `name_1 … name_n`."""
 
@@ -275,6 +275,8 @@ class Role:
     reply: Format = Raw()
     system: str = ""
     description: str = ""
+    opening: tuple[Mapping[str, str], ...] = field(init=False, repr=False, compare=False)
+    """What stands before every prompt of this role: its system message, if it has one."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
@@ -283,11 +285,8 @@ class Role:
             )
         if self.instances < 1:
             raise ValueError(f"role {self.name!r}: instances must be at least 1, got {self.instances}")
-
-    @cached_property
-    def opening(self) -> tuple[Mapping[str, str], ...]:
-        """What stands before every prompt of this role: its system message, if it has one."""
-        return (FrozenDict(role="system", content=self.system),) if self.system else ()
+        system = (FrozenDict(role="system", content=self.system),) if self.system else ()
+        object.__setattr__(self, "opening", system)
 
     @property
     def agents(self) -> tuple[str, ...]:

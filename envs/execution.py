@@ -31,28 +31,22 @@ class Execution(Rounds):
 
     # what drivers do -----------------------------------------------------------------------------
 
-    @property
-    def pending(self) -> list[Node]:
-        """The unanswered requests of this round, in path order."""
-        return [n for b in self._next if (n := b.node) is not None and n.state == PENDING]
-
     def answer(self, node: Node, text: str, meta: Mapping[str, Any] | None = None) -> Reply:
         """An agent said `text`. Parsed by its format; when it was the round's last answer, `run` goes on."""
         if node.state != PENDING or node.kind != "act":
             raise WorkflowError(f"node {node.id} waits for no reply")
-        said = node.format.parse(text)  # type: ignore[attr-defined]
-        node.reply = reply = _reply(Reply, (said[0], said[1], said[2], node.id))
+        text, ok, value, _ = node.format.parse(text)  # type: ignore[attr-defined]
+        node.reply = reply = _reply(Reply, (text, ok, value, node.id))
         if meta:
             node.meta = meta
             self.tokens += meta.get("tokens_in", 0) + meta.get("tokens_out", 0)
-        node.state = ANSWERED
-        self._unanswered -= 1
-        if not self._unanswered and self.ended is Ended.NO:
-            self._advance(self._next)
+        self._settle(node)
         return reply
 
     def give(self, node: Node, result: Any, private: Any = None) -> None:
         """A tool's result; `private` is for rewards and the trace, never for `run`."""
+        if node.state != PENDING:
+            raise WorkflowError(f"node {node.id} was answered already")
         node.result = freeze(result)
         if private is not None:
             node.private = freeze(private)
@@ -60,6 +54,8 @@ class Execution(Rounds):
 
     def fail(self, node: Node, message: str) -> None:
         """A tool failed; `run` sees a `ToolError` with this message."""
+        if node.state != PENDING:
+            raise WorkflowError(f"node {node.id} was answered already")
         node.error = message
         self._settle(node)
 

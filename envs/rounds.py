@@ -43,6 +43,9 @@ class Ended(str, Enum):
     __str__ = str.__str__
 
 
+GOES_ON = Ended.NO  # looked up once: every request compares with it, and an enum's members are slow to find
+
+
 class ReplayDivergence(WorkflowError):
     """A replayed workflow asked something else than its journal holds."""
 
@@ -111,10 +114,10 @@ class Rounds:
         self.tokens = 0
         self._journal = journal
         self._forced = forced
-        self._branched = False
-        self._turns: dict[str, int] = {}
-        self._unanswered = 0
-        self._next: list[_Branch] = []
+        self.pending: list[Node] = []  # the unanswered requests of this round, in path order
+        self._joins = 0  # how many there were
+        self._turns = dict.fromkeys(self.roles, 0)
+        self._next: list[_Branch] = []  # the branches that wait in this round, in path order
         self._resuming: list[_Branch] = []  # the round's branches, while they are resumed
         self._trace: Trace | None = None
         self.sessions: dict[str, Any] = {}  # open simulators, kept by the toolbox
@@ -138,16 +141,14 @@ class Rounds:
     def canonical(self) -> list[Node]:
         """The answered nodes, by path (of a plain sequence: in the order they were asked)."""
         nodes = [n for n in self.nodes if n.state == ANSWERED]
-        return sorted(nodes, key=path_key) if self._branched else nodes
+        return sorted(nodes, key=path_key) if self._joins else nodes
 
     def _settle(self, node: Node) -> None:
-        if node.state != PENDING:
-            raise WorkflowError(f"node {node.id} was answered already")
+        """A request is answered; after the round's last one, `run` goes on."""
         node.state = ANSWERED
-        if self.ended is not Ended.NO:
-            return
-        self._unanswered -= 1
-        if not self._unanswered:
+        if len(self.pending) > 1:
+            self.pending = [n for n in self.pending if n is not node]
+        elif self.ended is GOES_ON:
             self._advance(self._next)
 
     def _advance(self, branches: list[_Branch]) -> None:
@@ -160,24 +161,24 @@ class Rounds:
                 if self.budget.tokens is not None and self.tokens > self.budget.tokens:
                     self._end(Ended.TRUNCATED, f"more than {self.budget.tokens} tokens")
                     return
-                self._next = []
+                self._resuming = branches
+                self._next, self.pending = [], []
                 self.round += 1
                 if len(self.seeds) > 1:
                     self._reseed()
-                self._resuming = branches
                 for branch in branches:
+                    node = branch.node
                     if branch.cancelled:
                         continue
-                    node = branch.node
                     if node is None:  # the first round
                         self._run(branch, None)
-                    elif node.error is not None:
-                        self._run(branch, None, ToolError(node.error))
-                    else:
+                    elif node.error is None:
                         self._run(branch, node.reply if node.kind == "act" else node.result)
-                    if self.ended is not Ended.NO:
+                    else:
+                        self._run(branch, None, ToolError(node.error))
+                    if self.ended is not GOES_ON:
                         return
-                if self._unanswered:
+                if self.pending:
                     return
                 branches = self._next
         finally:
@@ -191,7 +192,6 @@ class Rounds:
 
     def _run(self, branch: _Branch, value: Any, error: BaseException | None = None) -> None:
         """Run one branch to its next request, its join, or its end."""
-        branch.node = None
         try:
             got = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
         except StopIteration as stop:
@@ -199,43 +199,51 @@ class Rounds:
         except Exception as raised:
             self._failed(branch, raised)
         else:
-            if type(got) is Act or type(got) is Use:
+            kind = type(got)
+            if kind is Act or kind is Use:
                 self._ask(branch, got)
-            elif type(got) is Join:
+            elif kind is Join:
                 self._open(branch, got)
             else:
-                branch.coroutine.close()
-                self._failed(
-                    branch,
-                    WorkflowError(
-                        f"{type(self.workflow).__name__}.run awaited {got!r:.80}; only ep.act, ep.use and ep.all can "
-                        "be awaited there: put other asynchronous work into a tool and ep.use it"
-                    ),
-                )
+                self._refuse(branch, got)
+
+    def _refuse(self, branch: _Branch, got: Any) -> None:
+        branch.coroutine.close()
+        name = type(self.workflow).__name__
+        self._failed(
+            branch,
+            WorkflowError(
+                f"{name}.run awaited {got!r:.80}; only ep.act, ep.use and ep.all can be awaited there: "
+                "put other asynchronous work into a tool and ep.use it"
+            ),
+        )
 
     def _ask(self, branch: _Branch, node: Node) -> None:
-        if len(self.nodes) >= self.budget.requests:
+        """Let a branch wait for this request; the journal may have its answer."""
+        nodes = self.nodes
+        if len(nodes) >= self.budget.requests:
             self._end(Ended.TRUNCATED, f"more than {self.budget.requests} requests")
             return
-        node.id = id = f"{branch.prefix}{branch.count}"
+        node.id = id = branch.prefix + str(branch.count)
         branch.count += 1
-        node.parents, branch.tails = branch.tails, (id,)
+        node.parents = branch.tails
+        branch.tails = (id,)
         node.round = self.round
         agent = node.agent
         if agent is not None:
-            turn = self._turns.get(agent, 0)
-            self._turns[agent] = turn + 1
+            turns = self._turns
             if node.turn is None:
-                node.turn = turn
+                node.turn = turns[agent]
+            turns[agent] += 1
             if branch.join is not None and not self._alone(branch, agent):
                 return
-        if self._journal is not None and id in self._journal:
+        if self._journal and id in self._journal:
             node = self._recall(node, self._journal[id])
-        self.nodes.append(node)
         branch.node = node
+        nodes.append(node)
         self._next.append(branch)
         if node.state == PENDING:
-            self._unanswered += 1
+            self.pending.append(node)
 
     def _alone(self, branch: _Branch, agent: str) -> bool:
         """An agent stands in at most one arm of an `all`; otherwise its conversation would have no order."""
@@ -253,9 +261,8 @@ class Rounds:
     def _recall(self, asked: Node, known: Node) -> Node:
         """The journal's node for what is asked again; with forced replies, a changed copy of it."""
         same = (
-            asked.kind == known.kind
+            asked.messages == known.messages
             and asked.agent == known.agent
-            and asked.messages == known.messages
             and asked.tool == known.tool
             and asked.args == known.args
         )
@@ -280,7 +287,7 @@ class Rounds:
         return asked
 
     def _open(self, branch: _Branch, join: Join) -> None:
-        self._branched = True
+        self._joins += 1
         step = f"{branch.prefix}{branch.count}."
         branch.count += 1
         opened = _OpenJoin(branch, len(join.branches))
@@ -295,7 +302,7 @@ class Rounds:
             if opened.left < 0:  # an earlier arm failed at once
                 return
             self._run(arm, None)
-            if self.ended is not Ended.NO:
+            if self.ended is not GOES_ON:
                 return
 
     def _finished(self, branch: _Branch, value: Any) -> None:
@@ -335,7 +342,7 @@ class Rounds:
                 branch.cancelled = True
                 if branch in self._next:
                     self._next.remove(branch)
-                    self._unanswered -= branch.node is not None and branch.node.state == PENDING
+                    self.pending = [n for n in self.pending if n is not branch.node]
                 _close(branch.coroutine)
         arm.cancelled = True
         _close(arm.coroutine)
@@ -345,7 +352,7 @@ class Rounds:
             self.grade = freeze(value)
             self._end(Ended.TERMINAL, "")
             return
-        forgotten = self._episode._forgotten()
+        forgotten = self._episode._forgotten(len(self.nodes) + self._joins)
         if forgotten is not None:
             what = (
                 "an ep.all(…)"
@@ -370,7 +377,7 @@ class Rounds:
 
     def _end(self, ended: Ended, reason: str) -> None:
         self.ended, self.reason = ended, reason
-        self._unanswered = 0
+        self.pending = []
         for branch in self._open_branches():
             _close(branch.coroutine)
         self._next = []

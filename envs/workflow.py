@@ -20,7 +20,7 @@ import difflib
 import hashlib
 import random
 from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ..agents.frozen import FrozenDict, View, freeze
 from ..agents.roles import Format, Reply, Role
@@ -65,25 +65,30 @@ def _outcome(values: dict[str, Any]) -> Outcome:
 
 
 class Node:
-    """A request, and once answered, a node of the graph trajectory. Class attributes are the defaults."""
+    """A request, and once answered, a node of the graph trajectory."""
 
-    kind: ClassVar[str] = ""
-    id: str = ""
-    round: int = 0
-    turn: int | None = None
-    parents: tuple[str, ...] = ()
-    agent: str | None = None
-    role: str | None = None
-    messages: tuple[Mapping[str, Any], ...] = ()
-    anchor: str | None = None
-    reply: Reply | None = None
-    tool: str | None = None
-    args: FrozenDict | None = None
-    result: Any = None
-    private: Any = None
-    error: str | None = None
-    meta: Mapping[str, Any] = EMPTY
-    state: int = MADE
+    __slots__ = (
+        "agent", "anchor", "args", "error", "id", "kind", "messages", "meta", "parents", "private",
+        "reply", "result", "role", "round", "state", "tool", "turn",
+    )  # fmt: skip
+
+    kind: str
+    id: str
+    round: int
+    turn: int | None
+    parents: tuple[str, ...]
+    agent: str | None
+    role: str | None
+    messages: tuple[Mapping[str, Any], ...]
+    anchor: str | None
+    reply: Reply | None
+    tool: str | None
+    args: FrozenDict | None
+    result: Any
+    private: Any
+    error: str | None
+    meta: Mapping[str, Any]
+    state: int
 
     def __await__(self) -> Generator[Node, Any, Any]:
         if self.state:
@@ -111,32 +116,38 @@ class Node:
         return None if self.reply is None else self.reply.text
 
     def __repr__(self) -> str:
-        return f"<{self.kind} {self.id or '?'} {self.agent or self.tool}>"
+        return f"<{self.kind} {getattr(self, 'id', '?')} {self.agent or self.tool}>"
 
 
 class Act(Node):
     """A role is asked to speak."""
 
-    kind = "act"
-    max_tokens: int | None = None
+    __slots__ = ("format", "max_tokens")
 
     def __init__(
         self, agent: str, role: str, messages: tuple[Mapping[str, Any], ...], format: Format
     ) -> None:
-        self.agent = agent
-        self.role = role
+        self.kind, self.state = "act", MADE
+        self.agent, self.role, self.format = agent, role, format
         self.messages = messages
-        self.format = format
+        self.max_tokens: int | None = None
+        self.reply = self.turn = self.anchor = None
+        self.tool = self.args = self.result = self.private = self.error = None
+        self.meta = EMPTY
 
 
 class Use(Node):
     """A tool is used."""
 
-    kind = "use"
+    __slots__ = ()
 
     def __init__(self, tool: str, args: FrozenDict) -> None:
-        self.tool = tool
-        self.args = args
+        self.kind, self.state = "use", MADE
+        self.tool, self.args = tool, args
+        self.messages = ()
+        self.agent = self.role = self.reply = self.turn = self.anchor = None
+        self.result = self.private = self.error = None
+        self.meta = EMPTY
 
 
 class Join:
@@ -201,13 +212,14 @@ class Episode:
         `anchor` is the state of the world as text: acts with the same one are comparable (GiGPO's groups),
         whatever their prompts say besides.
         """
-        role = self._roles.get(agent)
-        if role is None:
-            raise unknown("agent", agent, self._roles)
+        try:
+            role = self._roles[agent]
+        except KeyError:
+            raise unknown("agent", agent, self._roles) from None
         if type(prompt) is str:
-            messages: tuple[Mapping[str, Any], ...] = (*role.opening, {"role": "user", "content": prompt})
+            messages = role.opening + ({"role": "user", "content": prompt},)
         else:
-            messages = (*role.opening, *_checked_messages(agent, prompt))
+            messages = role.opening + _checked_messages(agent, prompt)
         node = Act(agent, role.name, messages, reply or role.reply)
         if turn is not None:
             node.turn = turn
@@ -222,7 +234,7 @@ class Episode:
         """Use a tool; awaited, gives its (public) result, or raises the `ToolError` it failed with."""
         if tool not in self._tools and tool.partition(":")[0] not in self._tools:
             raise unknown("tool", tool, self._tools)
-        node = Use(tool, FrozenDict({name: freeze(value) for name, value in args.items()}))
+        node = Use(tool, freeze(args))
         self._made.append(node)
         return node
 
@@ -246,11 +258,11 @@ class Episode:
         """A conversation of this agent's own, which every act of it continues."""
         return Memory(self, agent)
 
-    def _forgotten(self) -> Node | Join | None:
-        for request in self._made:
-            if request.state == MADE:
-                return request
-        return None
+    def _forgotten(self, asked: int) -> Node | Join | None:
+        """A request that was made but never awaited, if any; `asked` is how many were."""
+        if len(self._made) == asked:
+            return None
+        return next((request for request in self._made if request.state == MADE), None)
 
 
 class Memory:

@@ -64,8 +64,8 @@ def read_search(text: str) -> dict[str, Any]:
     if _END.fullmatch(text):
         return {"end": True}
     whole = _SEARCH.fullmatch(text)
-    if whole and whole[1].strip() and "<" not in whole[1]:
-        return {"search": whole[1].strip()}
+    if whole and (query := whole[1].strip()) and "<" not in query:
+        return {"search": query}
     query = "" if _END.match(text) else first_line(text)
     raise FormatError("one <search>…</search> or <end>", {"search": query} if query else {"end": True})
 
@@ -158,9 +158,9 @@ class Mask(Workflow):
         question = ep.task.question
         plan = (await ep.act("planner", f"Question: {question}", turn=0)).value
         steps = [Step(*s) for s in plan["steps"]] or [Step(question, UNKNOWN)]
-        answer = await ep.act("answerer", view(question, steps), turn=0)
+        known = view(question, steps)
+        answer = await ep.act("answerer", known, turn=0)
         for t in range(1, self.max_turns + 1):
-            known = view(question, steps)
             search = (await ep.act("searcher", known, turn=t)).value
             if "end" in search:
                 return Outcome(answer=answer.value, turns=t, ended_by_searcher=True)
@@ -171,7 +171,8 @@ class Mask(Workflow):
             prompt = f"{known}\nNew: {query} | {evidence}\nNext step: t{len(steps) + 1}"
             filing = (await ep.act("updater", prompt, turn=t)).value
             steps = filed(steps, filing, Step(query, evidence))
-            answer = await ep.act("answerer", view(question, steps), turn=t)
+            known = view(question, steps)
+            answer = await ep.act("answerer", known, turn=t)
         return Outcome(answer=answer.value, turns=self.max_turns, ended_by_searcher=False)
 
 

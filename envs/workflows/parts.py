@@ -21,8 +21,8 @@ def first_line(text: str, most: int = 200) -> str:
 def read_answer(text: str) -> str:
     """<final_answer>…</final_answer>"""
     whole = _FINAL.fullmatch(text)
-    if whole and whole[1].strip() and "<final_answer>" not in whole[1]:
-        return whole[1].strip()
+    if whole and (answer := whole[1].strip()) and "<final_answer>" not in answer:
+        return answer
     inside = _FINAL.search(text[:20_000])
     raise FormatError(
         "answer inside <final_answer>", (inside[1].strip() if inside else first_line(text)) or UNKNOWN
@@ -34,4 +34,4 @@ ANSWER = Custom(read_answer, ends=("</final_answer>",))
 
 def passages_text(docs: Sequence[Mapping[str, str]]) -> str:
     """Passages, one a line."""
-    return "\n".join(f"{doc['title']}: {doc['text']}" for doc in docs) or "none"
+    return "\n".join([f"{doc['title']}: {doc['text']}" for doc in docs]) or "none"
