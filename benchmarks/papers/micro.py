@@ -19,6 +19,7 @@ from ...agents.llm import load_policy
 from ...agents.policies import Call
 from ...envs.drivers import rollout
 from ...envs.registry import make
+from ...envs.trace import Trace
 from ...trainers.algorithms import make_algorithm
 from ...trainers.config import merge
 from ...trainers.run import train
@@ -69,8 +70,16 @@ def heard(env: str, roles: tuple[str, ...] | None, by: str, how: Mapping[str, An
     """What `roles` (None: all) hear in random play, where the others are played by the expert."""
     ear = Ear(by)
     team = {"*": ear} if roles is None else {**dict.fromkeys(roles, ear), "*": "scripted"}
-    rollout(make(env, **how), team, tasks=tasks, seed=0)
+    sound(rollout(make(env, **how), team, tasks=tasks, seed=0))
     return ear
+
+
+def sound(played: list[Trace]) -> list[Trace]:
+    """The episodes; one that failed is an error here, not a score of 0."""
+    for trace in played:
+        if trace.error:
+            raise RuntimeError(f"{trace.env_id}, task {trace.task_id}: {trace.error}")
+    return played
 
 
 def micro_model(
@@ -122,6 +131,8 @@ def micro_model(
 class Pupil:
     """Acts as its teacher does, and now and then at random; what it said are the lessons, slips included, so that who
     learns from them still tries things."""
+
+    sees_reference = True
 
     def __init__(self, teacher: Callable[[Call], str], slips: float) -> None:
         self.teacher, self.slips = teacher, slips
@@ -219,6 +230,6 @@ def held_out(env: str, players: Mapping[str, str | Path], tasks: int, **how: Any
             seats[seat] = loaded[str(player)]
         else:
             seats[seat] = player
-    played = rollout(make(env, split="test", **how), seats, tasks=tasks, seed=0)
+    played = sound(rollout(make(env, split="test", **how), seats, tasks=tasks, seed=0))
     names = sorted({name for trace in played for name in trace.metrics})
     return {name: sum(trace.metrics.get(name, 0.0) for trace in played) / len(played) for name in names}

@@ -12,14 +12,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ...agents import TINY
 from ...agents.policies import Call
 from ...envs.drivers import rollout
 from ...envs.registry import make
-from ...rewards.routing import CallCost
+from ...rewards.routing import CallCost, RoutedF1
 from .grid import Claim, Figures, Paper, Settings, command
-from .micro import Pupil, held_out, learn, micro_model, school
+from .micro import Pupil, held_out, learn, micro_model, school, sound
 
-ENV = "mask-router-hotpotqa"
+ENV, SEARCH = "mask-router-hotpotqa", "search-router-hotpotqa"
 WORLD: dict[str, Any] = {"data": "mini"}
 SHOWN = ("f1", "calls", "router_calls")
 
@@ -36,6 +37,20 @@ class Dear(CallCost):
 
     def __init__(self) -> None:
         super().__init__(each=0.1, own=0.025)
+
+
+class VerifierF1(RoutedF1):
+    """The search router's verifier decides; the outcome stands on its last verdict."""
+
+    def __init__(self) -> None:
+        super().__init__("verifier")
+
+
+class VerifierCost(CallCost):
+    """… and it pays for the calls that follow."""
+
+    def __init__(self) -> None:
+        super().__init__("verifier")
 
 
 def in_order(call: Call) -> str:
@@ -56,6 +71,11 @@ class InOrder:
         return in_order(call)
 
 
+def always_search(agent: str, messages: Any) -> str:
+    """The search router's fixed order: never content, so every search is made."""
+    return "<verify>no</verify>"
+
+
 def condition(kind: str, **more: Any) -> dict[str, Any]:
     return {
         "kind": kind,
@@ -66,6 +86,11 @@ def condition(kind: str, **more: Any) -> dict[str, Any]:
         "cost": "rewards.routing:CallCost",
         **more,
     }
+
+
+def search(kind: str) -> dict[str, Any]:
+    """Dr. MAS's search router; its verifier writes tags, so it is played by the embedded tiny model."""
+    return {"kind": f"search-{kind}", "tests": 128, "steps": 20, "lr": 1e-4, "top_k": 2}
 
 
 CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -80,18 +105,23 @@ CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "trained on F1 − 0.1 a call − 0.025 a move",
         condition("learned", cost="benchmarks.papers.routing:Dear"),
     ),
+    "search-fixed": ("`search-router-hotpotqa`, every search made", search("fixed")),
+    "search-tiny": ("its verifier is the embedded tiny model, before training", search("untrained")),
+    "search-learned": ("the same, trained on F1 − 0.02 a call − 0.005 a verdict", search("learned")),
     "expert": ("the fewest moves that find the answer (it knows the hops)", condition("expert")),
 }
 
 
 def play(settings: Settings, seed: int, folder: Path) -> Figures:
     """Imitate, train, and count calls on questions about unseen names."""
+    if settings["kind"].startswith("search-"):
+        return searched(settings, seed, folder)
     if settings["kind"] in ("fixed", "expert"):
         router: Any = InOrder() if settings["kind"] == "fixed" else "scripted"
         return {"final": tested(settings, {"router": router, "*": "scripted"}), "curve": []}
     model = micro_model(folder / "model", ENV, seed, roles=("router",), **WORLD)
     pupil = Pupil(in_order, settings["slips"])
-    rollout(make(ENV, **WORLD), {"router": pupil, "*": "scripted"}, tasks=200, seed=seed)
+    sound(rollout(make(ENV, **WORLD), {"router": pupil, "*": "scripted"}, tasks=200, seed=seed))
     school(model, pupil.lessons, seed, settings["school"])
     if settings["kind"] == "imitated":
         return {"final": tested(settings, {"router": Path(model), "*": "scripted"}), "curve": []}
@@ -105,6 +135,31 @@ def play(settings: Settings, seed: int, folder: Path) -> Figures:
     )  # fmt: skip
     final = tested(settings, {"router": where / "router", "*": "scripted"})
     return {"final": final, "curve": figures["curve"]}
+
+
+def searched(settings: Settings, seed: int, folder: Path) -> Figures:
+    """The same question put to the verifier of the search router."""
+    rewards = [f"{__package__}.routing:{name}" for name in ("VerifierF1", "VerifierCost")]
+    how = {**WORLD, "reward": rewards, "top_k": settings["top_k"]}
+    seats: dict[str, Any] = {"verifier": always_search, "*": "scripted"}
+    curve: list[Any] = []
+    if settings["kind"] == "search-untrained":
+        seats["verifier"] = TINY
+    elif settings["kind"] == "search-learned":
+        where, figures = learn(
+            SEARCH, "tiny", seed, folder / "run", "calls",
+            groups={"main": {}}, map={"verifier": "verifier", "*": "scripted"},
+            policies={
+                "verifier": {
+                    "algorithm": {"name": "grpo"}, "learning": {"lr": settings["lr"]}, "sampling": {"max_tokens": 16},
+                }
+            },
+            steps=settings["steps"], tasks_per_step=8, k=8, minibatches=2,
+            env={**WORLD, "size": 512, "reward": rewards, "args": {"top_k": settings["top_k"]}},
+        )  # fmt: skip
+        seats["verifier"], curve = where / "verifier", figures["curve"]
+    found = held_out(SEARCH, seats, settings["tests"], **how)
+    return {"final": {name: found[name] for name in SHOWN}, "curve": curve}
 
 
 def tested(settings: Settings, seats: dict[str, Any]) -> dict[str, float]:
@@ -123,7 +178,8 @@ PAPER = Paper(
         "roles are the scripted expert, which is right whenever it is given what it needs: this measures orchestration, not "
         "reading. Tested greedily on 128 questions about unseen names after the last step. `calls` are those of the other "
         "roles and of the retriever; `router_calls` the router's own moves, one word each, which the fixed order does not "
-        "need."
+        "need. `search-…` is `search-router-hotpotqa` with two passages a search: its verifier, who says whether enough is "
+        "known, is the embedded tiny model (20 steps, learning rate 1e-4), and the rest is scripted."
     ),
     expected=(
         "The router learns to leave out what the fixed order always pays for: the plan, the answers before all is known, the "
@@ -143,6 +199,19 @@ PAPER = Paper(
         ),
         Claim(says="at no less F1 (within 0.02)", better="learned", worse="fixed", metric="f1", margin=0.02),
         Claim(says="it is the price that saves", better="learned", worse="learned-free", less=True),
+        Claim(
+            says="so does the search router's verifier",
+            better="search-learned",
+            worse="search-fixed",
+            less=True,
+        ),
+        Claim(
+            says="at no less F1 (within 0.02)",
+            better="search-learned",
+            worse="search-fixed",
+            metric="f1",
+            margin=0.02,
+        ),
         Claim(says="too high a price costs F1", better="learned", worse="learned-dear", metric="f1"),
     ),
     play=play,

@@ -1,0 +1,114 @@
+"""What tree sampling adds to the generation of the same candidates, with a real model.
+
+    OMP_NUM_THREADS=1 python -m unitymas.benchmarks.speed.tree [--env mask-nq] [--width 8] [--tasks 8] [--rounds 3]
+
+The embedded tiny model plays every role of trees with `width` candidates an act. Every call is written down and then
+put to the same model again, flat: the same prompts, seeds and choices, so the very same tokens. In a tree a round waits
+for the round before it; so does the flat side, which gets the calls of each round of all trees at once (`flat by round`),
+and a second one that gets everything at once (`flat`), as if all prompts were known beforehand. What the tree has
+besides: forks, workflows, tools, rewards, and that trees are of different depth. Sides alternate; medians are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...agents.llm import load_policy
+from ...agents.policies import Answer, Call
+from ...agents.team import BoundTeam
+from ...envs.branch import Branch
+from ...envs.registry import make_arena
+from ...trainers.algorithms.base import Tree
+from ...trainers.tree import TreeSampler
+
+
+@dataclass
+class Scribe:
+    """A policy that writes down what it is asked, by depth."""
+
+    policy: Any
+    calls: list[Call] = field(default_factory=list)
+    tokens: int = 0
+
+    async def act(self, call: Call) -> Answer:
+        answer: Answer = await self.policy.act(call)
+        self.calls.append(call)
+        self.tokens += int(answer.meta["tokens_out"])
+        return answer
+
+
+def fresh(slots: int) -> Scribe:
+    """The tiny model with an empty cache, so that no side profits from the other's prompts."""
+    return Scribe(load_policy("tiny", slots=slots, max_tokens=40))
+
+
+async def grow(arena: Any, scribe: Scribe, tasks: list[Any], width: int) -> None:
+    """A tree for each task, all at once."""
+    team = BoundTeam({agent: scribe for agent in arena.roles}, dict.fromkeys(arena.roles, "tiny"))
+    roots = [Branch.begin(arena, team, task, i, f"e{i}") for i, task in enumerate(tasks)]
+    await asyncio.gather(*(TreeSampler(r, Tree(width), {"tiny"}, i).grow() for i, r in enumerate(roots)))
+
+
+async def flat(scribe: Scribe, calls: list[list[Call]]) -> None:
+    """The calls again, list after list."""
+    for together in calls:
+        await asyncio.gather(*(scribe.act(call) for call in together))
+
+
+def by_round(calls: list[Call]) -> list[list[Call]]:
+    """The calls of all trees, round by round: the name of a node (`3~3.2`, `4.1.0~4.0`) begins with its number."""
+    rounds: dict[int, list[Call]] = {}
+    for call in calls:
+        rounds.setdefault(int(re.match(r"\d+", call.node)[0]), []).append(call)
+    return [rounds[number] for number in sorted(rounds)]
+
+
+def timed(work: Any) -> tuple[float, float]:
+    """Wall-clock and processor seconds."""
+    wall, processor = time.perf_counter(), time.process_time()
+    asyncio.run(work)
+    return time.perf_counter() - wall, time.process_time() - processor
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--env", default="mask-nq")
+    parser.add_argument("--width", type=int, default=8)
+    parser.add_argument("--tasks", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    arena = make_arena(options.env, data="mini")
+    tasks = [arena.task(id) for id in list(arena.task_ids)[: options.tasks]]
+    slots = options.tasks * options.width
+    found: dict[str, list[tuple[float, float]]] = {"tree": [], "flat by round": [], "flat": []}
+    for _ in range(options.rounds):
+        treed = fresh(slots)
+        found["tree"].append(timed(grow(arena, treed, tasks, options.width)))
+        for name, calls in (("flat by round", by_round(treed.calls)), ("flat", [treed.calls])):
+            again = fresh(slots)
+            found[name].append(timed(flat(again, calls)))
+            assert again.tokens == treed.tokens, (
+                f"{name}: {again.tokens} tokens, the trees had {treed.tokens}"
+            )
+    print(
+        f"{options.env}: {options.tasks} trees of width {options.width}, {len(treed.calls)} acts, {treed.tokens} tokens; "
+        f"median of {options.rounds}"
+    )
+    for name, times in found.items():
+        wall, processor = (statistics.median(column) for column in zip(*times, strict=True))
+        ratio = statistics.median(t[1] / f[1] for t, f in zip(found["tree"], times, strict=True))
+        print(
+            f"{name:14} {wall:7.2f} s wall {processor:7.2f} s processor   the tree costs {ratio:.2f} x this (processor)"
+        )
+
+
+if __name__ == "__main__":
+    main()
