@@ -26,8 +26,11 @@ from typing import Any, NamedTuple
 
 from ..stats import student_quantile
 
-RESULTS = Path(__file__).parent / "results"
-PAGES = Path(__file__).parents[2] / "docs" / "papers"
+HERE = Path(__file__).resolve()
+CHECKOUT = (HERE.parents[2] / "docs").is_dir()
+RESULTS = HERE.parent / "results" if CHECKOUT else Path("papers")
+PAGES = HERE.parents[2] / "docs" / "papers" if CHECKOUT else Path("papers")
+"""In a checkout beside the code and in its docs; where the package is installed, in the current folder."""
 
 Settings = Mapping[str, Any]
 Figures = dict[str, Any]
@@ -114,7 +117,7 @@ def load(paper: Paper) -> dict[str, dict[str, Any]]:
 
 def save(paper: Paper, cells: Mapping[str, Any]) -> None:
     """All or nothing, so that a kill leaves the file readable."""
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{paper.name}.json"
     part = path.with_suffix(".part")
     part.write_text(json.dumps({"paper": paper.name, "cells": dict(sorted(cells.items()))}, indent=1) + "\n")

@@ -24,13 +24,13 @@ LIGHT_FORMAT = f"{PACKAGE}.rewards.outcome:DrMasFormat"
 STEPS = 30
 
 
-def condition(env: str, preset: str, **over: Any) -> dict[str, Any]:
+def condition(id: str, preset: str, **over: Any) -> dict[str, Any]:
     """The demo's settings for this environment, with fewer steps."""
-    fields = merge(COMMON, RECIPES.get(env, {}))
+    fields = merge(COMMON, RECIPES.get(id, {}))
     fields = merge(
         fields, {"steps": STEPS, "env": {"data": "mini"}, "log": {"console": "off", "traces_every": 0}}
     )
-    return {"env": env, "preset": preset, "fields": merge(fields, over)}
+    return {"env": id, "preset": preset, "fields": merge(fields, over)}
 
 
 def play(settings: Settings, seed: int, folder: Path) -> Figures:
