@@ -120,7 +120,10 @@ def save(paper: Paper, cells: Mapping[str, Any]) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{paper.name}.json"
     part = path.with_suffix(".part")
-    part.write_text(json.dumps({"paper": paper.name, "cells": dict(sorted(cells.items()))}, indent=1) + "\n")
+    lines = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(cells[name])}" for name in sorted(cells)
+    )  # a line a cell
+    part.write_text(f'{{"paper": {json.dumps(paper.name)}, "cells": {{\n{lines}\n}}}}\n')
     os.replace(part, path)
 
 
@@ -211,7 +214,7 @@ def page(paper: Paper, cells: Mapping[str, Any]) -> str:
         lines.append(f"| {name} | {paper.says[name]} | {len(found[0])} | {' | '.join(shown)} |")
     lines += [
         "\nMeans over seeds ± half of Student's 95% interval.\n",
-        "| claim | difference by seed | verdict |",
+        "| claim | difference, seed by seed, in the claimed direction | verdict |",
         "|---|--:|---|",
     ]
     for claim in paper.claims:
@@ -237,7 +240,7 @@ def page(paper: Paper, cells: Mapping[str, Any]) -> str:
         machines = "; ".join(sorted({cell["machine"] for cell in cells.values()}))
         lines.append(
             f"{len(cells)} of {len(paper.conditions) * max(1, len(seeds))} cells, seeds {', '.join(map(str, seeds))}: "
-            f"{cpu / 60:.0f} CPU minutes, {wall / 60:.0f} minutes of wall-clock time on a shared machine ({machines}), "
+            f"{cpu / 60:.1f} CPU minutes, {wall / 60:.0f} minutes of wall-clock time on a shared machine ({machines}), "
             f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
         )
     return "\n".join(lines).rstrip() + "\n"
