@@ -23,7 +23,7 @@ from ..envs.data.mini import words
 from ..envs.data.mini.passages import block_passages
 from ..envs.data.mini.programs import run_solution
 from ..envs.data.mini.questions import block_questions, entity_questions
-from ..envs.data.mini.world import Dice, World
+from ..envs.data.mini.world import ENTITIES_PER_BLOCK, Dice, Entity, World
 from ..envs.drivers import play
 from ..envs.registry import make_arena, spec
 from ..envs.tools.base import Tool
@@ -63,9 +63,8 @@ READERS = (
 def reading(dice: Dice, blocks: int) -> list[Lesson]:
     """Simple questions about the same few passages, a lesson each; some cannot be answered."""
     world = World("train", dice.below(4))
-    number = dice.below(blocks)
-    told_of = list(zip(world.block(number).entities, block_passages(world, number), strict=True))
-    several = 1 + int(6 * dice.random() ** 1.5)
+    told_of = neighbours(world, dice.below(blocks)) if dice.random() < 0.4 else alike(world, dice, blocks)
+    several = 1 + int(6 * dice.random() ** 1.2)
     here = dice.shuffled(told_of)[:several]
     titles = {passage["title"] for _, passage in here}
     asked = [hop for entity, _ in here for hop in entity_questions(entity, dice)]
@@ -83,6 +82,18 @@ def reading(dice: Dice, blocks: int) -> list[Lesson]:
         )
         for hop in asked
     ]
+
+
+def neighbours(world: World, number: int) -> list[tuple[Entity, dict[str, str]]]:
+    """The entities of one block with their passages: they speak of each other."""
+    return list(zip(world.block(number).entities, block_passages(world, number), strict=True))
+
+
+def alike(world: World, dice: Dice, blocks: int) -> list[tuple[Entity, dict[str, str]]]:
+    """Entities of one kind from several blocks: only the name tells which passage answers."""
+    place = dice.below(ENTITIES_PER_BLOCK)
+    found = (neighbours(world, dice.below(blocks))[place] for _ in range(8))
+    return list({entity.name: (entity, passage) for entity, passage in found}.values())
 
 
 def deciding(dice: Dice, blocks: int) -> list[Lesson]:
