@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from .policies import Call, Message
@@ -93,11 +94,23 @@ class Chat:
     def _with_system(self, call: Call) -> list[Message]:
         system = self.system.get(call.agent) or self.system.get(call.role) or call.system
         messages = list(call.messages)
+        if not self._knows_tools:
+            messages = [{**m, "role": "user"} if m["role"] == "tool" else m for m in messages]
         if not system:
             return messages
         if messages and messages[0]["role"] == "system":
             return [{"role": "system", "content": f"{system}\n\n{messages[0]['content']}"}, *messages[1:]]
         return [{"role": "system", "content": system}, *messages]
+
+    @cached_property
+    def _knows_tools(self) -> bool:
+        """Whether the template shows what role "tool" says; otherwise the user says it."""
+        said = [("user", "q"), ("assistant", "a"), ("tool", "what the tool gave")]
+        turns = tuple((("role", role), ("content", content)) for role, content in said)
+        try:
+            return said[-1][1] in self._text(turns, ready=True)
+        except ValueError:
+            return False
 
     def _render(self, turns: tuple[Turn, ...]) -> list[int]:
         """Tokens of a conversation, ready for a reply. Samples of one prompt ask for the same again and again."""

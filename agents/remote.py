@@ -186,7 +186,9 @@ def _seconds(header: str | None) -> float | None:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    return {k: str(v) if isinstance(v, str) else v for k, v in message.items() if k != "node"}
+    """A message for the protocol, whose role `"tool"` wants ids of its own: what tools gave is told by the user."""
+    plain = {k: str(v) if isinstance(v, str) else v for k, v in message.items() if k != "node"}
+    return {**plain, "role": "user"} if plain["role"] == "tool" else plain
 
 
 def _closed(text: str, stop: tuple[str, ...]) -> str:

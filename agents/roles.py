@@ -244,10 +244,21 @@ def first_json_object(text: str) -> dict[str, Any] | None:
             found, _end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
             found = None
-        if isinstance(found, dict):
+        if isinstance(found, dict) and is_shallow(found):
             return found
         start = text.find("{", start + 1)
     return None
+
+
+def is_shallow(value: Any, most: int = 50) -> bool:
+    """Whether plain data nests at most so deep; a hostile reply nests until recursion fails."""
+    level = [value]
+    for _ in range(most):
+        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        level = [child for values in inner for child in values]
+        if not level:
+            return True
+    return False
 
 
 def last_boxed(text: str) -> str | None:

@@ -35,6 +35,7 @@ CODE: dict[str, Any] = {
 def register_all() -> None:
     """Register all of them."""
     _search()
+    _tool_calling()
     _rag()
     _code_and_math()
     _peers()
@@ -65,6 +66,18 @@ def _search() -> None:
             "description": "M-ASK whose router chooses who acts next, when to retrieve, and when to stop",
         },
     )
+
+
+def _tool_calling() -> None:
+    fields: dict[str, Any] = {
+        **QA,
+        **_flow("tool_qa", "ToolQa"),
+        "reward": (f"{ROOT}.rewards.outcome:AnswerEM", FORMAT),
+        "headline": "em",
+        "description": "one agent that calls the search tool by itself, and answers when it knows enough",
+    }
+    register("tool-qa-hotpotqa", dataset="hotpotqa", **fields)
+    register("tool-qa-nq", dataset="nq", **{**fields, "kind": "qa-single"})
 
 
 def _rag() -> None:

@@ -51,7 +51,7 @@ def take(execution: Execution, node: Node, said: str | Answer) -> None:
 
 
 def play(execution: Execution, team: BoundTeam, arena: Arena, episode: str = "") -> Trace:
-    """Play one episode to its end, blocking; errors in `run` raise."""
+    """Play one episode to its end, blocking; an error in `run` is recorded in the trace, a policy's raises."""
     scorer = arena.scorer(execution.task)
     while execution.ended is Ended.NO:
         for node in execution.pending:

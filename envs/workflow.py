@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 MADE, PENDING, ANSWERED = 0, 1, 2
+TOOLS = "tools"  # a tool that every workflow with tools has: `names` -> what a model is told of them
 EMPTY = FrozenDict()
 
 
@@ -190,6 +191,12 @@ class Episode:
             self._rng = random.Random(self._seed)
         return self._rng
 
+    def role(self, agent: str) -> Role:
+        """The role of an agent."""
+        if agent not in self._roles:
+            raise unknown("agent", agent, self._roles)
+        return self._roles[agent]
+
     def cast(self, role: str) -> tuple[str, ...]:
         """The agents of a role, in order."""
         agents = tuple(agent for agent, known in self._roles.items() if known.name == role)
@@ -209,6 +216,7 @@ class Episode:
     ) -> Act:
         """Ask an agent to speak; awaited, gives its `Reply`. `reply` overrides the role's format.
 
+        The role's system message stands before the prompt, unless this is a conversation with one of its own.
         `anchor` is the state of the world as text: acts with the same one are comparable (GiGPO's groups),
         whatever their prompts say besides.
         """
@@ -219,7 +227,9 @@ class Episode:
         if type(prompt) is str:
             messages = role.opening + ({"role": "user", "content": prompt},)
         else:
-            messages = role.opening + _checked_messages(agent, prompt)
+            messages = _checked_messages(agent, prompt)
+            if messages[0]["role"] != "system":
+                messages = role.opening + messages
         node = Act(agent, role.name, messages, reply or role.reply)
         if turn is not None:
             node.turn = turn
@@ -230,9 +240,9 @@ class Episode:
         self._made.append(node)
         return node
 
-    def use(self, tool: str, **args: Any) -> Use:
+    def use(self, tool: str, /, **args: Any) -> Use:
         """Use a tool; awaited, gives its (public) result, or raises the `ToolError` it failed with."""
-        if tool not in self._tools and tool.partition(":")[0] not in self._tools:
+        if tool not in self._tools and tool.partition(":")[0] not in self._tools and tool != TOOLS:
             raise unknown("tool", tool, self._tools)
         node = Use(tool, freeze(args))
         self._made.append(node)
@@ -254,9 +264,9 @@ class Episode:
         self._made.append(join)
         return join
 
-    def memory(self, agent: str) -> Memory:
-        """A conversation of this agent's own, which every act of it continues."""
-        return Memory(self, agent)
+    def memory(self, agent: str, system: str = "") -> Memory:
+        """A conversation of this agent's own, which every act of it continues; `system` replaces its role's."""
+        return Memory(self, agent, system)
 
     def _forgotten(self, asked: int) -> Node | Join | None:
         """A request that was made but never awaited, if any; `asked` is how many were."""
@@ -270,17 +280,20 @@ class Memory:
 
     __slots__ = ("agent", "ep", "messages")
 
-    def __init__(self, ep: Episode, agent: str) -> None:
+    def __init__(self, ep: Episode, agent: str, system: str = "") -> None:
         self.ep, self.agent = ep, agent
         self.messages: tuple[Mapping[str, Any], ...] = ()
+        if system:
+            self.messages = ({"role": "system", "content": system},)
 
-    def hear(self, text: str) -> None:
-        """Add something to the conversation without asking for a reply."""
-        self.messages += ({"role": "user", "content": text},)
+    def hear(self, text: str, by: str = "user") -> None:
+        """Add something to the conversation without asking for a reply; `by` is `"user"` or `"tool"`."""
+        self.messages += ({"role": by, "content": text},)
 
-    async def act(self, prompt: str, **how: Any) -> Reply:
-        """Say `prompt` to the agent and take its reply into the conversation."""
-        self.hear(prompt)
+    async def act(self, prompt: str | None = None, **how: Any) -> Reply:
+        """Say `prompt` (if any) to the agent and take its reply into the conversation."""
+        if prompt is not None:
+            self.hear(prompt)
         reply: Reply = await self.ep.act(self.agent, self.messages, **how)
         self.messages += (reply.message(),)
         return reply

@@ -13,13 +13,13 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ..execution import Execution
-from ..workflow import Node, ToolError, WorkflowError, unknown
+from ..workflow import TOOLS, Node, ToolError, WorkflowError, unknown
 
 Kind = Literal["pure", "session", "unforkable"]
 
@@ -54,6 +54,7 @@ class Tool:
     blocking: bool = True  # in an asynchronous driver: call it in a thread
     task: bool = False
     deadline: float | None = None  # seconds a call may take
+    about: Any = None  # what a model is told of it: a `schemas.About`, or a function of the rest of the name to several
     _is_async: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,9 +74,12 @@ def tool(
     blocking: bool = True,
     task: bool = False,
     deadline: float | None = None,
+    about: Any = None,
 ) -> Any:
     """Mark a function as a tool: `@tool`, `@tool(blocking=False)`."""
-    make = functools.partial(Tool, name=name, kind=kind, blocking=blocking, task=task, deadline=deadline)
+    make = functools.partial(
+        Tool, name=name, kind=kind, blocking=blocking, task=task, deadline=deadline, about=about
+    )
     return make if fn is None else make(fn)
 
 
@@ -85,7 +89,13 @@ class Toolbox:
     def __init__(self, tools: Mapping[str, Any]) -> None:
         self.tools: dict[str, Tool] = {}
         for name, given in tools.items():
+            if name == TOOLS:
+                raise WorkflowError(
+                    f"{TOOLS!r} is the name of the tool that tells of the others; choose another"
+                )
             self.tools[name] = given if isinstance(given, Tool) else Tool(given, name)
+        asks_servers = any(callable(found.about) for found in self.tools.values())
+        self._teller = Tool(self.about, TOOLS, blocking=asks_servers)
 
     def check(self, wanted: tuple[str, ...], workflow: str) -> None:
         """Every tool a workflow declares must be here."""
@@ -104,11 +114,19 @@ class Toolbox:
 
     def find(self, node: Node) -> Tool:
         """The tool a node asks for."""
-        name = node.tool or ""
+        return self._teller if node.tool == TOOLS else self._named(node.tool or "")
+
+    def _named(self, name: str) -> Tool:
         found = self.tools.get(name) or self.tools.get(name.partition(":")[0])
         if found is None:
             raise unknown("tool", name, self.tools)
         return found
+
+    def about(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """What a model is told of these tools. It is asked for and journalled like any other answer."""
+        from .schemas import about
+
+        return [told for name in names for told in about(self._named(name), name)]
 
     # the two faces -------------------------------------------------------------------------------
 

@@ -9,9 +9,20 @@ from ..tasks import DataSet
 from .base import Result, Tool
 
 
+SEARCH = {
+    "description": "Search the passages; gives the k that fit the query best.",
+    "parameters": {
+        "type": "object",
+        "properties": {"query": {"type": "string"}, "k": {"type": "integer"}},
+        "required": ["query", "k"],
+        "additionalProperties": False,
+    },
+}
+
+
 def retrieve(data: DataSet) -> Tool:
     """BM25 over the data set's passages, in memory; built once a process and corpus."""
-    return Tool(_index(_Corpus(data)), name="retrieve", blocking=False)
+    return Tool(_index(_Corpus(data)), name="retrieve", blocking=False, about=SEARCH)
 
 
 class _Corpus:

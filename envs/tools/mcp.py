@@ -243,6 +243,21 @@ class _Tools:
             raise ToolError(f'there is no MCP tool "mcp:{_name}"; the servers are {known}')
         return await self.servers[server].call(tool, arguments)
 
+    def about(self, name: str) -> list[dict[str, Any]]:
+        """What a model is told: of one tool (`server/tool`), of a server's (`server`), of all (nothing)."""
+        server, _, tool = name.partition("/")
+        if server and server not in self.servers:
+            raise ToolError(f"there is no MCP server {server!r}; the servers are {', '.join(self.servers)}")
+        found = [
+            {**told, "name": f"mcp:{one}/{told['name']}"}
+            for one in ([server] if server else self.servers)
+            for told in self.servers[one].list_tools()
+            if tool in ("", told["name"])
+        ]
+        if not found:
+            raise ToolError(f'there is no MCP tool "mcp:{name}"')
+        return found
+
 
 def mcp_tools(*, kind: Kind = "pure", **servers: McpServer) -> Tool:
     """One tool for ``make(tools={"mcp": …})`` that offers these servers' tools as "mcp:<server>/<tool>".
@@ -250,4 +265,5 @@ def mcp_tools(*, kind: Kind = "pure", **servers: McpServer) -> Tool:
     A replay takes results from the journal. Servers that keep state per session forbid forks: say
     ``kind="unforkable"`` for them.
     """
-    return Tool(_Tools(servers), "mcp", kind=kind, blocking=False)
+    tools = _Tools(servers)
+    return Tool(tools, "mcp", kind=kind, blocking=False, about=tools.about)
