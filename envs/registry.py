@@ -54,6 +54,8 @@ class EnvSpec:
     """Which tasks of the embedded mini world stand in: qa, code, math, …"""
     dataset: str = ""
     """The real data set of the id."""
+    split: str = "train"
+    """What `make` takes when no split is named; a data set that lacks it gives its first one, and says so."""
     tasks: Any = None
     """Rows, a DataSet, `(split, size) -> rows | DataSet`, or the name of the workflow's method that is one, where
     the tasks are the environment's own."""
@@ -190,9 +192,7 @@ def make_arena(
         raise ValueError(f"{id}: give either tasks (your own) or split/data, not both")
     if isinstance(data, str) and data not in ("mini",) and known.tasks is not None:
         raise ValueError(f"{id} makes its own tasks; data={data!r} does not apply")
-    found = (
-        _own(tasks, workflow) if tasks is not None else _data(known, split or "train", data, size, workflow)
-    )
+    found = _own(tasks, workflow) if tasks is not None else _data(known, split, data, size, workflow)
     rules = known.reward if _is(reward, "default") else () if reward is None else reward
     rules = rules if isinstance(rules, list | tuple) else (rules,)
     given = dict(tools or {})
@@ -284,11 +284,12 @@ def _own(tasks: Any, workflow: Workflow) -> DataSet:
 
 
 def _data(
-    known: EnvSpec, split: str, data: Any, size: int | None, workflow: Workflow | None = None
+    known: EnvSpec, named: str | None, data: Any, size: int | None, workflow: Workflow | None = None
 ) -> DataSet:
     """The tasks: the environment's own, a real data set, a file, or the embedded mini world."""
     if isinstance(data, DataSet):
         return data
+    split = named or known.split
     if known.tasks is not None:
         own = known.tasks
         rows = getattr(workflow, own) if isinstance(own, str) and ":" not in own else resolve(own)
@@ -303,8 +304,9 @@ def _data(
         from .data import sets
 
         if sets.is_prepared(known.dataset):
-            _say(f"{known.id}: tasks from {known.dataset} ({split}), prepared on this machine")
-            return sets.load(known.dataset, split)
+            found = _prepared(known, known.dataset, named)
+            _say(f"{known.id}: tasks from {known.dataset} ({found.split}), prepared on this machine")
+            return found
         _say(
             f"{known.id}: {known.dataset} is not on this machine, so the embedded mini world stands in "
             f"(unitymas data prepare {known.dataset}; or data='mini' to say so)"
@@ -316,7 +318,21 @@ def _data(
 
     if isinstance(data, Path) or "/" in str(data) or "." in str(data):
         return sets.load_file(data, SCHEMAS[known.kind.partition("-")[0]].name, split)
-    return sets.load(str(data), split)
+    return _prepared(known, str(data), named)
+
+
+def _prepared(known: EnvSpec, name: str, named: str | None) -> DataSet:
+    """A real data set. Where no split was named and it lacks the usual one (many are for testing only): its first."""
+    from .data import sets
+
+    there = sets.splits(name)
+    if named is None and there and known.split not in there:
+        _say(
+            f"{known.id}: {name} has no {known.split!r} split, so {there[0]!r} it is "
+            f"(it has {', '.join(there)}; choose with split=…)"
+        )
+        named = there[0]
+    return sets.load(name, named or known.split)
 
 
 @cache

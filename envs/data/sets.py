@@ -18,9 +18,9 @@ from .checking import Report, check
 from .preparing import prepare
 from .recognise import load_file, read_tasks
 from .schemas import DataError, check_row
-from .store import Listed, home, is_prepared, list_data, load
+from .store import Listed, home, is_prepared, list_data, load, splits
 
 __all__ = [
     "CATALOGUE", "DataError", "Listed", "Report", "check", "check_row", "home", "is_prepared", "list_data", "load",
-    "load_file", "prepare", "read_tasks",
+    "load_file", "prepare", "read_tasks", "splits",
 ]  # fmt: skip

@@ -36,6 +36,11 @@ def is_prepared(name: str) -> bool:
     return _manifest(name) is not None
 
 
+def splits(name: str) -> tuple[str, ...]:
+    """The splits of a prepared set; none of one that is not prepared."""
+    return tuple((_manifest(name) or {}).get("splits", ()))
+
+
 def load(name: str, split: str) -> DataSet:
     """A prepared split; its rows (and passages) are read from disk as they are needed."""
     manifest = _manifest(name)

@@ -8,7 +8,6 @@ from typing import Any
 from ..tasks import DataSet
 from .base import Result, Tool
 
-
 SEARCH = {
     "description": "Search the passages; gives the k that fit the query best.",
     "parameters": {

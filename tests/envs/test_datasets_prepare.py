@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from unitymas.envs import registry
 from unitymas.envs.data import sources
 from unitymas.envs.data.catalogue import CATALOGUE, Hub, Package
 from unitymas.envs.data.commands import data_main
@@ -94,6 +95,20 @@ def test_paragraphs_become_one_corpus_without_doubles(tmp_path: Path) -> None:
     assert [p["title"] for p in data.passages] == ["T0", "Shared", "T1", "T2", "T3"]
     assert len({p["id"] for p in data.passages}) == 5
     assert data.rows[2]["supporting"] == ["T2"]
+
+
+def test_a_set_without_the_usual_split_is_played_on_the_one_it_has(tmp_path: Path, capsys: Any) -> None:
+    registry._say.cache_clear()
+    prepare("hotpotqa", str(write(tmp_path / "hotpot_dev_distractor_v1.jsonl", hotpot(4))))
+    assert registry.make("mask-hotpotqa").arena.data.split == "validation"
+    assert "has no 'train' split, so 'validation' it is (it has validation;" in capsys.readouterr().err
+    prepare("mine", str(write(tmp_path / "mine" / "test.jsonl", questions(3)).parent))
+    how: dict[str, Any] = {"data": "mine", "tools": {"retrieve": lambda query, k: []}}
+    env = registry.make("mask-hotpotqa", **how)
+    env.reset(seed=0)
+    assert (env.arena.data.split, env.trace.to_dict()["data"]["split"]) == ("test", "test")
+    with pytest.raises(DataError, match=r"mine has no split 'train'; it has test"):
+        registry.make("mask-hotpotqa", split="train", **how)  # training names its split: never another's
 
 
 def test_equal_ids_are_told_apart(tmp_path: Path) -> None:
