@@ -122,7 +122,7 @@ class Toolbox:
             raise unknown("tool", name, self.tools)
         return found
 
-    def about(self, names: Sequence[str]) -> list[dict[str, Any]]:
+    def about(self, names: Sequence[str]) -> list[Mapping[str, Any]]:
         """What a model is told of these tools. It is asked for and journalled like any other answer."""
         from .schemas import about
 

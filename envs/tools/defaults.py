@@ -9,7 +9,7 @@ from ..tasks import DataSet
 from .base import Result, Tool
 
 SEARCH = {
-    "description": "Search the passages; gives the k that fit the query best.",
+    "description": "Search the passages; gives those that fit the query best.",
     "parameters": {
         "type": "object",
         "properties": {"query": {"type": "string"}, "k": {"type": "integer"}},

@@ -31,7 +31,7 @@ def about(tool: Tool, name: str) -> list[About]:
     """What a model is told of a tool under this name; a family of tools (MCP) tells of several."""
     if callable(tool.about):
         return list(tool.about(name.partition(":")[2]))
-    return [{**tool.about, "name": name} if tool.about else from_signature(tool, name)]
+    return [{"name": name, **tool.about} if tool.about else from_signature(tool, name)]
 
 
 def from_signature(tool: Tool, name: str) -> About:
