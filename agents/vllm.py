@@ -6,15 +6,23 @@
 Token ids go in; token ids and log-probs come out (`processed_logprobs`: those of the distribution that was sampled
 from, temperature and truncation included). vLLM shares prefixes and batches by itself. Needs `pip install vllm`.
 
+Low-rank adapters are directories as peft saves them, named when the engine is made; a request says whose it is:
+
+    engine = VLLMEngine("Qwen/Qwen3-8B", adapters={"planner": "adapters/planner"})
+    generation = await engine.agenerate(prompt_ids, params, adapter="planner")
+
 Which tokens top-k and top-p left is not told by vLLM. Training needs it, so truncated sampling is refused here unless
 `untracked_truncation=True` (for evaluation).
 """
 
 from __future__ import annotations
 
+import difflib
 import itertools
+import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -34,11 +42,16 @@ class VLLMEngine:
         *,
         context: int | None = None,
         stop_ids: Iterable[int] | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
         untracked_truncation: bool = False,
         seed: int = 0,
         **options: Any,
     ) -> None:
-        """`options` are vLLM's engine arguments (tensor_parallel_size, gpu_memory_utilization, enable_lora …)."""
+        """`options` are vLLM's engine arguments (tensor_parallel_size, gpu_memory_utilization, max_loras …)."""
+        ranks = [adapter_rank(name, folder) for name, folder in (adapters or {}).items()]
+        if ranks:
+            largest = max(8, 1 << (max(ranks) - 1).bit_length())  # vLLM takes powers of two from 8
+            options = {"enable_lora": True, "max_loras": len(ranks), "max_lora_rank": largest, **options}
         try:
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
@@ -60,6 +73,7 @@ class VLLMEngine:
         self.counts: Counter[str] = Counter()
         self._names = itertools.count()
         self._tries: dict[tuple[str, ...], Trie] = {}
+        self._adapters = {name: str(folder) for name, folder in (adapters or {}).items()}
 
     async def agenerate(
         self, prompt: list[int], params: SamplingParams, key: Any = None, adapter: str | None = None
@@ -152,9 +166,14 @@ class VLLMEngine:
     def _lora(self, adapter: str | None) -> Any:
         if adapter is None:
             return None
-        raise NotImplementedError(
-            f"adapter {adapter!r}: adapters on vLLM need an exported adapter directory; merge the adapter into its model"
-        )
+        if adapter not in self._adapters:
+            near = difflib.get_close_matches(adapter, self._adapters, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self._adapters) or 'none'}"
+            raise KeyError(f"this engine has no adapter {adapter!r}; {hint} (VLLMEngine(…, adapters={{…}}))")
+        from vllm.lora.request import LoRARequest
+
+        number = 1 + list(self._adapters).index(adapter)  # vLLM knows adapters by number, from 1
+        return LoRARequest(adapter, number, self._adapters[adapter])
 
     async def publish(self, model: Llama, version: int) -> None:
         """Load new weights in all workers, and forget all prefixes. They travel by a file, as a model directory."""
@@ -179,6 +198,19 @@ class WeightLoader:
 
         state = load_file(f"{folder}/model.safetensors")
         self.model_runner.model.load_weights(iter(state.items()))
+
+
+def adapter_rank(name: str, folder: str | Path) -> int:
+    """The rank of an adapter saved by peft; an error that says what is missing, before any model is loaded."""
+    folder = Path(folder)
+    found = folder / "adapter_config.json"
+    if not found.is_file() or not (folder / "adapter_model.safetensors").is_file():
+        raise FileNotFoundError(
+            f"adapter {name!r}: {folder} is no adapter directory; vLLM needs adapter_config.json and "
+            "adapter_model.safetensors there, as peft's save_pretrained writes them. An adapter trained by a "
+            "run is merged into the model that the run exports (policies/NAME): serve that one instead"
+        )
+    return int(json.loads(found.read_text())["r"])
 
 
 def _closing(tokenizer: Any) -> set[int]:
