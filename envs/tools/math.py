@@ -92,7 +92,7 @@ def _last_tagged(text: str) -> str | None:
 
 
 _BOX = re.compile(r"\\f?boxed(?![A-Za-z])")
-_BETWEEN_BOXES = re.compile(r"[\s,$.]*(?:and|or)?[\s$]*")
+_BETWEEN_BOXES = re.compile(r"[\s,$.]*(?:(?:[\w()]+\s+){0,3}(?:and|or))?[\s$]*(?:[A-Za-z]\w*\s*=\s*)?")
 _MARKUP = re.compile(r"\\(?:quad|qquad|text)|\\[,;\[\]()]|[{}]")
 
 

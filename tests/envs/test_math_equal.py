@@ -45,6 +45,8 @@ EQUAL = [
     (r"**Answer:** $\frac12$", "1/2"), ("Final Answer: The final answer is $10,455$. I hope it is correct.", "10455"),
     (r"$\boxed{1}$ and $\boxed{2}$", "1,2"), (r"\boxed{3}? No. The final answer is 4", "4"), ("Therefore, x = 7", "7"),
     ("it's not 10, it is 1,000.99m²", "1000.99"), (r"\boxed{\{1,2\}}", "{2,1}"),
+    (r"\boxed{1} papers and \boxed{2} bins", "1,2"), (r"$x = \boxed{3}$ and $y = \boxed{4}$", "3,4"),
+    (r"$\boxed{(3,3)} \text{ for part (a) and } \boxed{(1,1)}$", "(3,3), (1,1)"),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -57,6 +59,7 @@ DIFFERENT = [
     (r"2021", r"\pm 2021"), ("12:00", "1:00"), ("32, 349", "32349"), (r"4\sqrt{2}", "4"), ("AZYUK2A", "2"),
     ("11a+c", "7=11a+c"), ("1", "2x+z=1"), (r"\boxed{4}, no: \boxed{5}", "4"), ("", "5"), ("", ""), (r"\begin{pmatrix} 1 \\ 4 \\ 3 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 7 \end{pmatrix}"), ("yes", "no"),
     (r"\boxed{}", "5"), ("<answer></answer>", "5"), ("5 cm^2", "5 cm"),
+    (r"\boxed{1} no no no \boxed{2}", "1,2"), (r"\boxed{1} and then I see that \boxed{2}", "1,2"),
 ]  # fmt: skip
 
 
