@@ -1,0 +1,37 @@
+"""Our own entries: which teams stand beside which on the board."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from unitymas.benchmarks import entries
+
+
+def run_of(path: Path, args: dict[str, object]) -> Path:
+    policy = {"algorithm": {"name": "grpo"}, "frozen": False}
+    path.mkdir()
+    config = {
+        "env": {"id": "mask-hotpotqa", "args": args}, "policies": {"team": policy, "old": policy | {"frozen": True}},
+        "steps": 40, "tasks_per_step": 16, "k": 8, "seed": 3,
+    }  # fmt: skip
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_a_run_stands_beside_teams_that_played_its_environment_alike(tmp_path: Path) -> None:
+    runs = [
+        run_of(tmp_path / name, {"max_turns": 1} if name == "short" else {}) for name in ("a", "b", "short")
+    ]
+    plain, short = entries.tables(["mask-hotpotqa"], {"Fool": ("fool", "")}, runs)
+    assert list(plain.teams) == ["Fool", "Tiny, trained: a", "Tiny, trained: b"]
+    assert list(short.teams) == ["Fool", "Tiny, trained: short"] and short.args == {"max_turns": 1}
+    player, told = short.teams["Tiny, trained: short"]
+    assert player == f"run:{runs[2]}" and "40 steps of 16 tasks, 8 samples each, with grpo" in told
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="is no run directory"):
+        entries.tables([], {}, [tmp_path])
