@@ -235,9 +235,9 @@ class Run:
             for name, group in config.groups.items()
         }
 
-    def player(self, agent: str) -> str:
+    def player(self, agent: str, arena: Arena | None = None) -> str:
         """The map's entry of an agent: its own, its role's, or "*"."""
-        role = self.arena.roles[agent].name
+        role = (arena or self.arena).roles[agent].name
         for key in (agent, role, "*"):
             if key in self.config.map:
                 return self.config.map[key]
@@ -254,17 +254,19 @@ class Run:
     def _collector(self, arena: Arena, temperature: float | None) -> Collector:
         questions = self.config.counterfactual if temperature is None else {}
         return Collector(
-            arena, self.team(temperature=temperature), self.groups, self.home,
+            arena, self.team({}, temperature, arena), self.groups, self.home,
             trained=set(self.algorithms), concurrency=self.config.concurrency, retries=self.config.retries,
             counterfactual=questions,
         )  # fmt: skip
 
-    def team(self, players: Mapping[str, str] = {}, temperature: float | None = None) -> BoundTeam:
+    def team(
+        self, players: Mapping[str, str] = {}, temperature: float | None = None, arena: Arena | None = None
+    ) -> BoundTeam:
         """Everybody at the table, by the map; `players` (agent -> policy) seats some otherwise."""
-        arena = self.arena
+        arena = arena or self.arena
         seats: dict[str, Any] = {}
         made: dict[str, Any] = {}
-        names = {agent: players.get(agent) or self.player(agent) for agent in arena.roles}
+        names = {agent: players.get(agent) or self.player(agent, arena) for agent in arena.roles}
         for agent, player in names.items():
             if player in self.config.policies:
                 if player not in made:

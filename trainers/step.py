@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..rewards.monitors import measure
 from .algorithms.base import Plan
-from .collect import Harvest, minibatches_of
+from .collect import Collector, Cursor, Harvest, minibatches_of
 from .decisions import shuffled_credits
 from .groups import starved
 from .table import Signal, Table
@@ -69,14 +69,19 @@ class Default:
         return metrics
 
     async def collect(self, run: Run) -> Harvest:
-        """Play the step's tasks; with dynamic sampling, replace those that teach nothing."""
-        plan, harvest = self.plan(run), Harvest()
+        """Play the step's tasks."""
         run.collector.team, run.collector.trained = self.team(run), set(self.trains(run))
-        missing = run.config.tasks_per_step
+        return await self.gather(run, run.collector, run.cursor, run.config.tasks_per_step)
+
+    async def gather(
+        self, run: Run, collector: Collector, cursor: Cursor, tasks: int, place: str = ""
+    ) -> Harvest:
+        """Play so many tasks; with dynamic sampling, replace those that teach nothing."""
+        plan, harvest, missing = self.plan(run), Harvest(), tasks
         for attempt in range(plan.resample + 1):
-            label = f"{run.step}" if attempt == 0 else f"{run.step}r{attempt}"
-            more = await run.collector.collect(
-                run.cursor.take(missing), plan.k, run.config.seed, label, run.on_trace,
+            label = f"{run.step}{place}" if attempt == 0 else f"{run.step}{place}r{attempt}"
+            more = await collector.collect(
+                cursor.take(missing), plan.k, run.config.seed, label, run.on_trace,
                 tree=plan.tree, judge=run.foresee,
             )  # fmt: skip
             if run.config.shuffle_rewards:
@@ -87,14 +92,14 @@ class Default:
             harvest.seconds += more.seconds
             useful = self.useful(run, more) if plan.resample else None
             for name, trace in zip(more.episodes, more.traces, strict=True):
-                if useful is None or trace.task_id in useful:
+                if useful is None or (trace.env_id, trace.task_id) in useful:
                     harvest.episodes.append(name)
                     harvest.traces.append(trace)
                 else:
                     await run.drop(name, "useless")
             kept = set(harvest.episodes)
             harvest.decisions += [d for d in more.decisions if d.episode in kept]
-            missing = run.config.tasks_per_step - len({t.task_id for t in harvest.traces})
+            missing = tasks - len({t.task_id for t in harvest.traces})
             if missing <= 0:
                 break
         return harvest
@@ -111,12 +116,12 @@ class Default:
         harvest.decisions = [d for d in harvest.decisions if d.episode not in old]
         return len(old)
 
-    def useful(self, run: Run, harvest: Harvest) -> set[str]:
-        """Tasks that some algorithm can learn from."""
+    def useful(self, run: Run, harvest: Harvest) -> set[tuple[str, str]]:
+        """(env_id, task) of what some algorithm can learn from."""
         table = Table(harvest.decisions)
-        found: set[str] = set()
+        found: set[tuple[str, str]] = set()
         for policy, algorithm in run.algorithms.items():
-            found |= {task for _, task in algorithm.useful(table, table.mine(policy))}
+            found |= algorithm.useful(table, table.mine(policy))
         return found
 
     async def judge(self, run: Run, table: Table) -> Table:

@@ -25,6 +25,7 @@ _WHERE: dict[str, str | type[Default]] = {
     "cross": ".cross:Cross",
     "malt": ".malt:Malt",
     "mlpo": ".mlpo:Mlpo",
+    "several": ".several:Several",
 }
 """Name -> "module:Class" (relative to this folder), or the class itself."""
 

@@ -1,0 +1,75 @@
+"""Several environments in one run: every step plays tasks of each, and all of them are one update.
+
+    unitymas train mask-nq --preset shared recipe=several recipe_args.beside='[{id: math-deepscaler, data: mini}]' \\
+        policies.team.algorithm.name=grpo policies.team.algorithm.task_wise=true
+
+Tasks of different environments are never compared with each other; `task_wise` besides whitens the advantages of each,
+so that none sets the scale for the others (AgentRL, 2510.04206). A role of an environment beside the run's own is
+played by whom the map names for that role, else for "*". Validation is of the run's own environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...envs.arena import Arena
+from ...envs.registry import make_arena
+from ..collect import Collector, Cursor, Harvest
+from ..step import Default
+
+if TYPE_CHECKING:
+    from ..run import Run
+
+
+@dataclass
+class Several(Default):
+    beside: tuple[Mapping[str, Any], ...]
+    """The other environments: arguments of `make`, `id` among them. `split` is the run's own unless given."""
+    tasks: int = 0
+    """Tasks a step of each of them. 0: as many as of the run's own."""
+
+    def __post_init__(self) -> None:
+        if not self.beside:
+            raise ValueError("recipe_args.beside: name at least one environment, as [{id: …}]")
+        for given in self.beside:
+            if "id" not in given:
+                raise ValueError(f"recipe_args.beside: {dict(given)!r} has no id")
+        if self.tasks < 0:
+            raise ValueError(f"recipe_args.tasks: must not be negative, got {self.tasks}")
+        self.places: list[tuple[Arena, Cursor]] = []
+
+    def check(self, run: Run) -> None:
+        arenas = [make_arena(**{"split": run.config.env.split, **given}) for given in self.beside]
+        known = [run.arena.env_id]
+        for arena in arenas:
+            if arena.env_id in known:
+                raise ValueError(
+                    f"recipe_args.beside: {arena.env_id} stands there twice, or is the run's own"
+                )
+            known.append(arena.env_id)
+            for agent in arena.roles:
+                run.player(agent, arena)  # raises where nobody plays
+        self.places = [(arena, Cursor(list(arena.task_ids), run.config.seed)) for arena in arenas]
+
+    async def collect(self, run: Run) -> Harvest:
+        harvest = await super().collect(run)
+        kept = run.state["recipe several"]  # saved with every checkpoint
+        for number, (arena, cursor) in enumerate(self.places, 1):
+            if arena.env_id in kept:
+                cursor.load_state_dict(kept[arena.env_id])
+            collector = Collector(
+                arena, run.team(arena=arena), run.groups, run.home, trained=set(self.trains(run)),
+                concurrency=run.config.concurrency, retries=run.config.retries,
+            )  # fmt: skip
+            tasks = self.tasks or run.config.tasks_per_step
+            more = await self.gather(run, collector, cursor, tasks, place=f"@{number}")
+            kept[arena.env_id] = cursor.state_dict()
+            harvest.traces += more.traces
+            harvest.episodes += more.episodes
+            harvest.decisions += more.decisions
+            harvest.grown += more.grown
+            harvest.failures += more.failures
+            harvest.seconds += more.seconds
+        return harvest
