@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 
@@ -52,9 +52,11 @@ def freeze(value: Any) -> Any:
     if kind in _FROZEN:
         return value
     if kind is dict:
-        return FrozenDict(value if _all_frozen(value.values()) else {k: freeze(v) for k, v in value.items()})
+        if not _all_frozen(map(type, value.values())):
+            value = {k: freeze(v) for k, v in value.items()}
+        return FrozenDict(value)
     if issubclass(kind, tuple):
-        if _all_frozen(value):
+        if _all_frozen(map(type, value)):
             return value
         frozen = map(freeze, value)
         return kind(*frozen) if hasattr(kind, "_fields") else tuple(frozen)  # a named tuple stays one
@@ -69,8 +71,5 @@ def freeze(value: Any) -> Any:
     return value
 
 
-def _all_frozen(values: Iterable[Any]) -> bool:
-    return all([type(value) in _FROZEN for value in values])  # a list: for a few values it is the fastest
-
-
 _FROZEN = frozenset({str, int, float, bool, type(None), bytes, FrozenDict, View})
+_all_frozen = _FROZEN.issuperset

@@ -260,12 +260,10 @@ class Rounds:
 
     def _recall(self, asked: Node, known: Node) -> Node:
         """The journal's node for what is asked again; with forced replies, a changed copy of it."""
-        same = (
-            asked.messages == known.messages
-            and asked.agent == known.agent
-            and asked.tool == known.tool
-            and asked.args == known.args
-        )
+        if asked.kind == "act":
+            same = asked.messages == known.messages and asked.agent == known.agent
+        else:
+            same = asked.args == known.args and asked.tool == known.tool
         if self._forced is None:
             if not same:
                 raise ReplayDivergence(

@@ -154,10 +154,11 @@ def _node_from(row: Mapping[str, Any]) -> Node:
     if row["kind"] == "act":
         node = Act(row["agent"], row["role"], tuple(row["messages"]), None)  # type: ignore[arg-type]
         node.reply = Reply(row["reply"], row["ok"], row["value"], row["id"])
+        node.turn, node.anchor = row["turn"], row.get("anchor")
     else:
         node = Use(row["tool"], row["args"])
         node.result, node.private, node.error = row["result"], row["private"], row["error"]
-    node.id, node.turn, node.round, node.anchor = row["id"], row["turn"], row["round"], row.get("anchor")
+    node.id, node.round = row["id"], row["round"]
     node.parents, node.meta, node.state = tuple(row["parents"]), row.get("meta", {}), ANSWERED
     return node
 

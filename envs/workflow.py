@@ -68,28 +68,26 @@ def _outcome(values: dict[str, Any]) -> Outcome:
 class Node:
     """A request, and once answered, a node of the graph trajectory."""
 
-    __slots__ = (
-        "agent", "anchor", "args", "error", "id", "kind", "messages", "meta", "parents", "private",
-        "reply", "result", "role", "round", "state", "tool", "turn",
-    )  # fmt: skip
-
+    __slots__ = ("error", "id", "kind", "meta", "parents", "reply", "round", "state", "turn")
     kind: str
     id: str
     round: int
-    turn: int | None
     parents: tuple[str, ...]
+    error: str | None
+    meta: Mapping[str, Any]
+    state: int
+    # an act's
+    reply: Reply | None
+    turn: int | None
     agent: str | None
     role: str | None
     messages: tuple[Mapping[str, Any], ...]
     anchor: str | None
-    reply: Reply | None
+    # a use's
     tool: str | None
     args: FrozenDict | None
     result: Any
     private: Any
-    error: str | None
-    meta: Mapping[str, Any]
-    state: int
 
     def __await__(self) -> Generator[Node, Any, Any]:
         if self.state:
@@ -123,7 +121,8 @@ class Node:
 class Act(Node):
     """A role is asked to speak."""
 
-    __slots__ = ("format", "max_tokens")
+    __slots__ = ("agent", "anchor", "format", "max_tokens", "messages", "role")
+    tool = args = result = private = None
 
     def __init__(
         self, agent: str, role: str, messages: tuple[Mapping[str, Any], ...], format: Format
@@ -132,22 +131,21 @@ class Act(Node):
         self.agent, self.role, self.format = agent, role, format
         self.messages = messages
         self.max_tokens: int | None = None
-        self.reply = self.turn = self.anchor = None
-        self.tool = self.args = self.result = self.private = self.error = None
+        self.reply = self.turn = self.anchor = self.error = None
         self.meta = EMPTY
 
 
 class Use(Node):
     """A tool is used."""
 
-    __slots__ = ()
+    __slots__ = ("args", "private", "result", "tool")
+    agent = role = anchor = None
+    messages = ()
 
     def __init__(self, tool: str, args: FrozenDict) -> None:
         self.kind, self.state = "use", MADE
         self.tool, self.args = tool, args
-        self.messages = ()
-        self.agent = self.role = self.reply = self.turn = self.anchor = None
-        self.result = self.private = self.error = None
+        self.result = self.private = self.error = self.reply = self.turn = None
         self.meta = EMPTY
 
 
