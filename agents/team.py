@@ -20,6 +20,7 @@ from .roles import Role
 
 NAMED: dict[str, Callable[[], Policy]] = {"random": RandomPolicy, "fool": FoolPolicy, "human": HumanPolicy}
 SCHEMES = ("hf", "openai", "run")
+LOADED = ("tiny", "hf", "run")  # models in this process: a team loads each once, at whatever tables it sits
 
 
 class TeamError(ValueError):
@@ -33,6 +34,7 @@ class Team:
         self.seats: dict[str, Any] = dict(seats) if isinstance(seats, Mapping) else {"*": seats}
         if not self.seats:
             raise TeamError('an empty team; give at least {"*": …}')
+        self._loaded: dict[str, Policy] = {}
         for seat, given in self.seats.items():
             _check_seat(seat, given)
 
@@ -60,12 +62,19 @@ class Team:
                 raise TeamError(f"nobody plays {agent!r}; add {agent!r}, {role.name!r} or '*' to the team")
             given = self.seats[key]
             if isinstance(given, str):
-                if given not in shared:
+                if given.partition(":")[0] in LOADED:
+                    shared[given] = self._load(given)
+                elif given not in shared:
                     shared[given] = _named(given, expert)
                 seated[agent], labels[agent] = shared[given], given
             else:
                 seated[agent], labels[agent] = as_policy(given), repr(given)
         return BoundTeam(seated, labels)
+
+    def _load(self, name: str) -> Policy:
+        if name not in self._loaded:
+            self._loaded[name] = _named(name, None)
+        return self._loaded[name]
 
     def __repr__(self) -> str:
         return f"Team({self.seats!r})"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..agents.team import Team
 from ..envs.registry import list_envs, make_arena, spec
 from ..envs.tasks import DataSet
 from . import tables
@@ -105,6 +106,7 @@ def evaluations(
     chosen = suite(name)
     if not chosen.envs:
         raise ValueError(f"{chosen.id} has no environment in this installation")
+    team = Team.of(team)  # one for all, so that a model is loaded once
     made: dict[str, Evaluation] = {}
     for env in chosen.envs:
         folder = Path(out) / env if out is not None else None

@@ -309,6 +309,11 @@ def test_teams_from_the_command_line() -> None:
         evalcli.parse_team("planner=tiny,oops")
 
 
+def test_a_suite_loads_its_model_once() -> None:
+    made = suites.evaluations("suite:mini", "tiny", k=1, tasks=1)
+    assert len({id(p) for evaluation in made.values() for p in evaluation.team.policies.values()}) == 1
+
+
 def test_suites_are_versioned_and_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert suites.suite("suite:mini").id == suites.suite("mini-v1").id == "suite:mini-v1"
     with pytest.raises(KeyError, match="did you mean 'suite:mini'"):
