@@ -141,6 +141,16 @@ PAPER = Paper(
         )
         for metric, what in (("score", "score"), ("area", "speed"))
     ),
+    reading=(
+        "Two of the five faults are severe, and in the same way: where acts of different roles are compared (*one-baseline*, "
+        "*reshaped*), the role that is paid on the small scale never learns, while the run looks healthy, since the other role "
+        "learns and the loss is finite. A curve of the team's total reward would not show it; the score by role does.\n\n"
+        "The other three cost little or nothing that these seeds can tell apart from chance. *per-call* and *mixed-prompts* were "
+        "expected to be mild; *raw-singletons* was expected to be severe and is not: gradients are clipped, lonely late tries "
+        "are few once the worker gets better, and pushing a failed try down is not wrong in direction. So the finding is not "
+        "that every deviation from the paper matters, but that mixing roles does. Problems that differ more than in the number "
+        "of tries would make *mixed-prompts* worse; that was not tried."
+    ),
     play=play,
     metric="score",
     columns=("area", "leader", "worker"),

@@ -231,6 +231,8 @@ def page(paper: Paper, cells: Mapping[str, Any]) -> str:
     )
     if (PAGES / f"{paper.name}.png").exists():
         lines.append(f"![{paper.title}]({paper.name}.png)\n")
+    if not cells:
+        lines.append("**No cell of this grid has been run yet.**\n")
     if paper.reading:
         lines.append(f"## What it shows, and what not\n\n{paper.reading}\n")
     if cells:

@@ -155,6 +155,12 @@ PAPER = Paper(
         Claim(says="dense rewards beat sparse ones", better="duo-at-grpo", worse="sparse"),
         Claim(says="the team's reward helps (α = 1 against 0)", better="duo-at-grpo", worse="alpha-0"),
     ),
+    reading=(
+        "**The grid is not complete; no claim is judged on one seed.** What the finished cells show so far is only that every "
+        "trained condition is far above the untrained team, and that one agent under AT-GRPO is not behind one agent under "
+        "GRPO although it trained on fewer samples. The flat team trains on more than twice the samples of a tree (its "
+        "episodes are as long and not one of them is thrown away), so read `samples` beside `solved`."
+    ),
     play=play,
     metric="solved",
     columns=("optimal_ratio", "swapped", "samples"),
