@@ -151,34 +151,6 @@ def walk(rng: random.Random, vocabulary: int, length: int = 64) -> Example:
     return Example(ids, learned, of_world=False)
 
 
-def lookups(rng: random.Random, tokenizer: Any, things: int, words: int) -> Example:
-    """Random tokens as passages: a line for each thing, named by one or two words, with some properties; then questions.
-
-    Things share words, so that only both together name one. A question about a thing that was not told of has
-    the answer `unknown`.
-    """
-    line, colon, mark, nothing = tokenizer.convert_tokens_to_ids(["Ċ", ":", "?", "Ġunknown"])
-    first, second, relations = (rng.sample(range(len(tokenizer)), n) for n in (4, 4, 6))
-    names = [(a, b) for a in first for b in second] if words == 2 else [(a,) for a in first + second]
-    names = rng.sample(names, min(things + 2, len(names)))
-    told, missing = names[:-2], names[-2:]
-    ids: list[int] = []
-    asked: list[tuple[int, ...]] = []
-    for name in told:
-        ids += (line, *name, colon)
-        for relation in rng.sample(relations, rng.randint(1, 3)):
-            value = rng.randrange(len(tokenizer))
-            ids += (relation, value)
-            asked.append((relation, *name, value))
-    weight = [0.0] * len(ids)
-    asked = rng.sample(asked, min(len(asked), 10))
-    asked += [(rng.choice(relations), *name, nothing) for name in missing]
-    for *question, value in rng.sample(asked, len(asked)):
-        ids += (line, *question, mark, value)
-        weight += [0.0] * (len(question) + 2) + [1.0]
-    return Example(ids, weight, of_world=False)
-
-
 # learning ----------------------------------------------------------------------------------------------
 
 
@@ -244,24 +216,9 @@ def learn_induction(learner: Learner, seed: int, steps: int, batch: int = 64) ->
         raise RuntimeError(f"copying works {right:.0%} of the time after {steps} steps; give more")
 
 
-def learn_lookups(learner: Learner, tokenizer: Any, seed: int, steps: int, batch: int = 36) -> None:
-    """Finding a thing's property: in the first half names are one word, then one or two."""
-    rng = random.Random(seed)
-    right = 0.0
-    for step in range(steps):
-        words = (1,) if step < steps // 2 else (1, 2, 2)
-        examples = [lookups(rng, tokenizer, rng.randint(1, 5), rng.choice(words)) for _ in range(batch)]
-        examples += [repeats(rng, len(tokenizer)) for _ in range(6)]
-        loss, right = learner.step(examples, min(1.0, (step + 1) / 25))
-        if step % 25 == 24:
-            report(learner, "look-ups", step + 1, loss, right, f"{max(words)} words")
-    if right < 0.7:
-        raise RuntimeError(f"look-ups work {right:.0%} of the time after {steps} steps; give more")
-
-
 @dataclass
 class Lessons(IterableDataset[list[Example]]):
-    """Batches of about `tokens` tokens: lessons that were shuffled in a pool, some random repeats and look-ups."""
+    """Batches of about `tokens` tokens: lessons that were shuffled in a pool, some random repeats."""
 
     tokenizer: Any
     seed: int
@@ -278,8 +235,7 @@ class Lessons(IterableDataset[list[Example]]):
             pool += [examples(group, self.tokenizer, rng, self.context) for group in islice(lessons, 256)]
             rng.shuffle(pool)
             while len(pool) > 128:
-                batch = [repeats(rng, size, rng.choice((32, 64, 128))) for _ in range(2)]
-                batch += [lookups(rng, self.tokenizer, rng.randint(1, 8), 2) for _ in range(6)]
+                batch = [repeats(rng, size, rng.choice((32, 64, 128))) for _ in range(4)]
                 room = self.tokens - sum(len(example.ids) for example in batch)
                 while pool and room > 0:
                     group = pool.pop()
@@ -361,8 +317,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--induction", type=int, default=400, help="steps of induction (0: skip it)")
-    parser.add_argument("--lookups", type=int, default=700, help="steps of look-ups (0: skip them)")
-    parser.add_argument("--steps", type=int, default=4000, help="steps of lessons")
+    parser.add_argument("--steps", type=int, default=2500, help="steps of lessons")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens of lessons a step")
     parser.add_argument(
         "--drills",
@@ -387,8 +342,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         tokenizer, model = AutoTokenizer.from_pretrained(args.start), load_model(args.start)
     if args.induction:
         learn_induction(Learner(model), args.seed, args.induction)
-    if args.lookups:
-        learn_lookups(Learner(model, args.rate), tokenizer, args.seed, args.lookups)
     held_out = torch.zeros(len(tokenizer))
     held_out[tokenizer.convert_tokens_to_ids([w.replace(" ", "Ġ") for w in held_out_words()])] = -1e4
     learner = Learner(model, args.rate, held_out)

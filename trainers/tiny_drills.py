@@ -64,7 +64,7 @@ def reading(dice: Dice, blocks: int) -> list[Lesson]:
     """Simple questions about the same few passages, a lesson each; some cannot be answered."""
     world = World("train", dice.below(4))
     told_of = neighbours(world, dice.below(blocks)) if dice.random() < 0.4 else alike(world, dice, blocks)
-    several = 1 + int(6 * dice.random() ** 1.2)
+    several = 1 + int(6 * dice.random() ** 2)  # one passage often: there reading is learned first
     here = dice.shuffled(told_of)[:several]
     titles = {passage["title"] for _, passage in here}
     asked = [hop for entity, _ in here for hop in entity_questions(entity, dice)]
