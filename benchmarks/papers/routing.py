@@ -215,10 +215,10 @@ PAPER = Paper(
         Claim(says="too high a price costs F1", better="learned", worse="learned-dear", metric="f1"),
     ),
     reading=(
-        "**The grid is not complete; one seed judges nothing.** In it the router learned within ten steps to spend one call fewer "
-        "a question than the fixed order, without loss of F1, and then stayed there, far from the expert's eight. The moves it would have to give up "
-        "next are ones that it hardly ever omits while sampling, and giving one up pays only when the next is right too. That "
-        "is a quarter of the possible saving; a router that explores more was not tried.\n\n"
+        "**The grid is not complete; two seeds judge little.** In them the router learned to spend one call a question fewer "
+        "than the fixed order, and two, without loss of F1; neither found the expert's eight. The moves it would have to give up "
+        "next are ones that it hardly ever omits while sampling, and giving one up pays only when the next is right too. A "
+        "router that explores more was not tried.\n\n"
         "The other roles are scripted and never wrong, so nothing is said about whether a second answer or a plan helps a team "
         "that errs. And the router itself moves about as often as it lets others act: what is saved are calls of the others, "
         "which is a saving where a move of the router is cheap beside them."
