@@ -220,11 +220,11 @@ def page(paper: Paper, cells: Mapping[str, Any]) -> str:
     for claim in paper.claims:
         verdict, gap = judged(paper, claim, cells)
         sign = "less " if claim.less else ""
-        shown = "–" if gap is None else str(gap)
-        what = f"{sign}{claim.metric or paper.metric}: {claim.better}" + f" against {claim.worse}" * bool(
+        difference = "–" if gap is None else str(gap)
+        compared = f"{sign}{claim.metric or paper.metric}: {claim.better}" + f" against {claim.worse}" * bool(
             claim.worse
         )
-        lines.append(f"| {claim.says} ({what}) | {shown} | **{verdict}** |")
+        lines.append(f"| {claim.says} ({compared}) | {difference} | **{verdict}** |")
     lines.append(
         "\n*holds*: the interval of the paired difference lies above 0; *not shown*: it holds 0. The intervals are not "
         "corrected for the number of claims.\n"

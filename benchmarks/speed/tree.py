@@ -65,7 +65,9 @@ def by_round(calls: list[Call]) -> list[list[Call]]:
     """The calls of all trees, round by round: the name of a node (`3~3.2`, `4.1.0~4.0`) begins with its number."""
     rounds: dict[int, list[Call]] = {}
     for call in calls:
-        rounds.setdefault(int(re.match(r"\d+", call.node)[0]), []).append(call)
+        number = re.match(r"\d+", call.node)
+        assert number is not None, call.node
+        rounds.setdefault(int(number[0]), []).append(call)
     return [rounds[number] for number in sorted(rounds)]
 
 

@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .agents.calls import ToolCalls as ToolCalls
     from .agents.roles import Boxed as Boxed
     from .agents.roles import Choice as Choice
     from .agents.roles import Custom as Custom
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .envs.registry import register as register
     from .envs.registry import spec as spec
     from .envs.tasks import Task as Task
+    from .envs.toolloop import tool_loop as tool_loop
     from .envs.tools.base import Infrastructure as Infrastructure
     from .envs.tools.base import Result as Result
     from .envs.tools.base import Tool as Tool
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "agents.calls": ("ToolCalls",),
     "agents.roles": ("Boxed", "Choice", "Custom", "FormatError", "Json", "Raw", "Reply", "Role", "Tags"),
     "agents.team": ("Team",),
     "benchmarks.evaluate": ("evaluate",),
@@ -61,6 +64,7 @@ _HOME = {
     "envs.ledger": ("Credit",),
     "envs.registry": ("list_envs", "make", "register", "spec"),
     "envs.tasks": ("Task",),
+    "envs.toolloop": ("tool_loop",),
     "envs.tools.base": ("Infrastructure", "Result", "Tool", "tool"),
     "envs.trace": ("Trace",),
     "envs.workflow": ("Episode", "Outcome", "ToolError", "Workflow"),
