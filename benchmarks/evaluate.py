@@ -309,7 +309,9 @@ def _seat(team: Team, agent: str, role: str) -> Any:
     raise ValueError(f"{team!r} has nobody for {agent!r}")
 
 
-_EVALUATION = ("k", "tasks", "seed", "concurrency", "rescore", "on_episode", "price", "retry_errors")
+_EVALUATION = (
+    "k", "tasks", "seed", "concurrency", "rescore", "on_episode", "price", "retry_errors", "tokens",
+)  # fmt: skip
 
 
 def _arena(env: Any, make: Mapping[str, Any]) -> tuple[Arena, Measure]:
