@@ -31,7 +31,7 @@ MASK: dict[str, Any] = {
     "reward": ["unitymas.rewards.mask:MaskCredit", "unitymas.rewards.outcome:DrMasFormat"],
 }
 RECIPES: dict[str, dict[str, Any]] = {
-    "mask-hotpotqa": {"steps": 40, "env": MASK},
+    "mask-hotpotqa": {"steps": 36, "env": MASK},
     "mask-nq": {"steps": 30, "env": MASK},
     "rag-hotpotqa": {"steps": 30, "env": {"args": {"top_k": 1}}},
     "code-deepcoder": {"steps": 30},
@@ -53,7 +53,7 @@ COMMON: dict[str, Any] = {
             "sampling": {"max_tokens": 40, "temperature": 0.8},
         }
     },
-    # one thread: at this size a second one costs more than it brings (20 s a step instead of 13)
+    # one thread: at this size a second one costs more than it brings (20 s a step instead of 16)
     "groups": {"*": {"slots": 96, "threads": 1}},
 }
 
