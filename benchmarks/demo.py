@@ -31,7 +31,7 @@ MASK: dict[str, Any] = {
     "reward": ["unitymas.rewards.mask:MaskCredit", "unitymas.rewards.outcome:DrMasFormat"],
 }
 RECIPES: dict[str, dict[str, Any]] = {
-    "mask-hotpotqa": {"steps": 36, "env": MASK},
+    "mask-hotpotqa": {"steps": 30, "env": MASK},
     "mask-nq": {"steps": 30, "env": MASK},
     "rag-hotpotqa": {"steps": 30, "env": {"args": {"top_k": 1}}},
     "code-deepcoder": {"steps": 30},
