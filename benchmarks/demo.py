@@ -21,6 +21,7 @@ from typing import Any
 from ..envs import trace as traces
 from ..envs.registry import spec
 from ..trainers.run import resolve, train
+from ..trainers.settings import faster_precision
 from . import report
 from .stats import paired_difference
 
@@ -112,21 +113,6 @@ def one(args: argparse.Namespace, seed: int) -> dict[str, Any]:
         "before": statistics.fmean(before.values()), "after": statistics.fmean(after.values()),
         "gain": [found.value, found.low, found.high], "p": found.p, "questions": len(tasks),
     }  # fmt: skip
-
-
-def faster_precision(size: int = 512) -> str:
-    """bfloat16 where this processor multiplies it faster, else float32. Measured: 20 ms."""
-    import torch
-
-    seconds = {}
-    for name in ("float32", "bfloat16"):
-        matrix = torch.ones(size, size, dtype=getattr(torch, name))
-        matrix @ matrix
-        began = time.perf_counter()
-        for _ in range(5):
-            matrix @ matrix
-        seconds[name] = time.perf_counter() - began
-    return min(seconds, key=seconds.__getitem__)
 
 
 def summary(env: str, rows: list[dict[str, Any]]) -> str:

@@ -20,10 +20,20 @@ from typing import Any
 from ..agents.policies import Call
 from ..agents.team import Team
 from ..envs.data.mini import words
-from ..envs.data.mini.passages import block_passages
+from ..envs.data.mini.passages import block_passages, tell
 from ..envs.data.mini.programs import run_solution
-from ..envs.data.mini.questions import block_questions, entity_questions
-from ..envs.data.mini.world import ENTITIES_PER_BLOCK, Dice, Entity, World
+from ..envs.data.mini.questions import block_questions, comparison, entity_questions
+from ..envs.data.mini.world import (
+    COMPANIES_PER_BLOCK,
+    ENTITIES_PER_BLOCK,
+    Company,
+    Dice,
+    Entity,
+    Person,
+    Town,
+    Work,
+    World,
+)
 from ..envs.drivers import play
 from ..envs.registry import make_arena, spec
 from ..envs.tools.base import Tool
@@ -34,7 +44,7 @@ UNKNOWN, NOTHING = "unknown", "No useful information"
 
 MIX = {
     "mask-hotpotqa": 10, "mask-nq": 1, "rag-hotpotqa": 2, "rag-evidence-hotpotqa": 2, "rag-summary-hotpotqa": 2,
-    "rag-rewrite-hotpotqa": 2, "code-deepcoder": 3, "math-deepscaler": 3, "chain-deepscaler": 1,
+    "rag-rewrite-hotpotqa": 2, "code-deepcoder": 5, "math-deepscaler": 5, "chain-deepscaler": 1,
     "debate-deepscaler": 1, "solver-verifier-deepscaler": 1, "search-router-hotpotqa": 1, "coder-tester-deepcoder": 1,
     "planpath-duo": 1, "sokoban-duo": 1, "sudoku-duo": 1, "blocksworld-duo": 1, "eight-queens-duo": 1,
 }  # fmt: skip
@@ -62,15 +72,18 @@ READERS = (
 
 def reading(dice: Dice, blocks: int) -> list[Lesson]:
     """Simple questions about the same few passages, a lesson each; some cannot be answered."""
-    world = World("train", dice.below(4))
-    told_of = neighbours(world, dice.below(blocks)) if dice.random() < 0.4 else alike(world, dice, blocks)
+    world, crowd = World("train", dice.below(4)), dice.random()
+    if crowd < 0.3:
+        told_of = neighbours(world, dice.below(blocks))
+    else:
+        told_of = alike(world, dice, blocks, dice.below(ENTITIES_PER_BLOCK), strange=crowd > 0.65)
     several = 1 + int(6 * dice.random() ** 2)  # one passage often: there reading is learned first
     here = dice.shuffled(told_of)[:several]
     titles = {passage["title"] for _, passage in here}
     asked = [hop for entity, _ in here for hop in entity_questions(entity, dice)]
     missing = [entity for entity, passage in told_of if passage["title"] not in titles]
     asked = dice.shuffled(asked)[:10]
-    for entity in dice.shuffled(missing)[:2]:
+    for entity in dice.shuffled(missing)[:3]:
         asked.append(dice.pick(entity_questions(entity, dice)))
     env, role, asking, found, not_found = dice.pick(READERS)
     told = "\n".join(f"{p['title']}: {p['text']}" for _, p in here)
@@ -89,11 +102,37 @@ def neighbours(world: World, number: int) -> list[tuple[Entity, dict[str, str]]]
     return list(zip(world.block(number).entities, block_passages(world, number), strict=True))
 
 
-def alike(world: World, dice: Dice, blocks: int) -> list[tuple[Entity, dict[str, str]]]:
+def alike(
+    world: World, dice: Dice, blocks: int, place: int, strange: bool = False
+) -> list[tuple[Entity, dict[str, str]]]:
     """Entities of one kind from several blocks: only the name tells which passage answers."""
-    place = dice.below(ENTITIES_PER_BLOCK)
-    found = (neighbours(world, dice.below(blocks))[place] for _ in range(8))
+    found = [neighbours(world, dice.below(blocks))[place] for _ in range(8)]
+    if strange:
+        strangers = [stranger(entity, dice) for entity, _ in found]
+        found = [(e, {"title": e.name, "text": tell(e, dice)}) for e in strangers]
     return list({entity.name: (entity, passage) for entity, passage in found}.values())
+
+
+def stranger(entity: Entity, dice: Dice) -> Entity:
+    """One of this kind with any words for names and values: its looks tell nothing, only what is said of it."""
+
+    def name() -> str:
+        return " ".join(dice.two(ANY_WORD))
+
+    def town() -> Town:
+        return Town(name(), dice.pick(ANY_WORD), dice.pick(ANY_WORD), dice.pick(words.YEARS))
+
+    def person() -> Person:
+        return Person(name(), town(), town(), dice.pick(words.YEARS), dice.pick(ANY_WORD))
+
+    if isinstance(entity, Town):
+        return town()
+    if isinstance(entity, Person):
+        return person()
+    year, said = dice.pick(words.YEARS), dice.pick(ANY_WORD)
+    if isinstance(entity, Work):
+        return Work(name(), entity.kind, person(), person(), year, said)
+    return Company(name(), person(), person(), town(), year, said)
 
 
 def deciding(dice: Dice, blocks: int) -> list[Lesson]:
@@ -103,6 +142,13 @@ def deciding(dice: Dice, blocks: int) -> list[Lesson]:
     """
     world, number = World("train", dice.below(4)), dice.below(blocks)
     return [decision(dice, row) for row in block_questions(world, number, dice.pick(("qa", "qa-single")))]
+
+
+def comparing(dice: Dice, blocks: int) -> list[Lesson]:
+    """Which of two came first or last, when the steps tell both years."""
+    world, place = World("train", dice.below(4)), dice.below(ENTITIES_PER_BLOCK - COMPANIES_PER_BLOCK)
+    told_of = [entity for entity, _ in alike(world, dice, blocks, place)]
+    return [decision(dice, comparison(*dice.two(told_of), dice)) for _ in range(8) if len(told_of) > 1]
 
 
 def decision(dice: Dice, row: Mapping[str, Any]) -> Lesson:
@@ -125,6 +171,10 @@ def decision(dice: Dice, row: Mapping[str, Any]) -> Lesson:
         {"role": "user", "content": f"Steps:\n{told}\nQuestion: {question}"},
         {"role": "assistant", "content": f"<final_answer>{answer}</final_answer>"},
     )
+
+
+DRILLS = (reading,) * 3 + (deciding, comparing)
+"""As often as each is listed."""
 
 
 @lru_cache(maxsize=64)
@@ -411,8 +461,7 @@ class School:
         """Drills (this share of the draws), and episodes of apprentices; lessons that begin alike come together."""
         while True:
             if self.dice.random() < drills:
-                drill = reading if self.dice.random() < 0.65 else deciding
-                yield drill(self.dice, self.blocks)
+                yield self.dice.pick(DRILLS)(self.dice, self.blocks)
             else:
                 yield self.episode(self.dice.pick(self.seats))
 

@@ -131,23 +131,28 @@ def _year(entity: Entity) -> int:
     return entity.year if isinstance(entity, Work) else entity.founded
 
 
+def comparison(a: Entity, b: Entity, dice: Dice) -> dict[str, Any]:
+    """Which of two of a kind came first or last, worded in one of its ways; their years must differ."""
+    question, each, wins = dice.pick(COMPARISONS[type(a)])
+    first, last = sorted((a, b), key=_year)
+    hops = [_hop(each.format(x=e.name), _year(e), e.name) for e in (a, b)]
+    return _row(question.format(a=a.name, b=b.name), (first if wins == "first" else last).name, hops)
+
+
 def _comparisons(block: Block, dice: Dice) -> Iterator[dict[str, Any]]:
     pairs = [
-        (ways, a, b)
-        for kind, ways in COMPARISONS.items()
+        (a, b)
+        for kind in COMPARISONS
         for a in block.entities
         for b in block.entities
         if isinstance(a, kind) and isinstance(b, kind) and _year(a) != _year(b)
     ]
     asked = set()
-    for ways, a, b in dice.shuffled(pairs):
+    for a, b in dice.shuffled(pairs):
         if (b.name, a.name) in asked:
             continue
         asked.add((a.name, b.name))
-        question, each, wins = dice.pick(ways)
-        first, last = sorted((a, b), key=_year)
-        hops = [_hop(each.format(x=e.name), _year(e), e.name) for e in (a, b)]
-        yield _row(question.format(a=a.name, b=b.name), (first if wins == "first" else last).name, hops)
+        yield comparison(a, b, dice)
 
 
 def block_questions(world: World, number: int, kind: str = "qa") -> list[dict[str, Any]]:
