@@ -13,7 +13,7 @@ A step, as the controller sees it:
     versions = await group.publish()                    # after all groups have updated; then a checkpoint
     await group.retire(episodes)
 
-Heavy work runs in a thread of its own, one piece at a time, so that other groups go on.
+Heavy work runs in a thread of its own, one piece at a time for each policy, so that others go on.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import copy
 import difflib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,7 +60,7 @@ class ModelGroup:
         self.hosted = host(spec)
         self.store = SampleStore()
         self._running: dict[str, asyncio.Task[Any]] = {}
-        self._work = asyncio.Lock()
+        self._at_work = {name: asyncio.Lock() for name in self.hosted}
         self._open = asyncio.Event()
         self._open.set()
 
@@ -209,8 +210,11 @@ class ModelGroup:
         signals: Sequence[Signal],
         minibatches: Sequence[Sequence[str]],
     ) -> dict[str, float]:
-        """One optimiser step per mini-batch (decision ids), all or nothing. -> metrics, see docs/update-path.md."""
-        return await self._thread(lambda: self._update(policy, algorithm, signals, minibatches))
+        """One optimiser step per mini-batch (decision ids), all or nothing. -> metrics, see docs/update-path.md.
+
+        A policy and its critic can be updated side by side."""
+        self._policy(policy)
+        return await self._thread(lambda: self._update(policy, algorithm, signals, minibatches), policy)
 
     def _update(
         self,
@@ -344,8 +348,11 @@ class ModelGroup:
         room = judge.parameters.model.shape.context - sample.n_tokens
         return np.array(tokenizer.encode(text)[-room:], np.int64)
 
-    async def _thread(self, work: Callable[[], T]) -> T:
-        async with self._work:
+    async def _thread(self, work: Callable[[], T], policy: str | None = None) -> T:
+        """Work on one policy, beside that on others; or (None) on all, alone."""
+        async with AsyncExitStack() as stack:
+            for name in [policy] if policy is not None else self._at_work:
+                await stack.enter_async_context(self._at_work[name])
             return await asyncio.to_thread(work)
 
 

@@ -398,16 +398,13 @@ class Run:
         return {id: value.after for values in found for id, value in values.items()}
 
     async def update(self, policy: str, signals: list[Signal], batches: list[list[str]]) -> dict[str, float]:
-        """One policy's update, its critic's along with it."""
-        group = self.groups[self.home[policy]]
+        """One policy's update, and its critic's beside it."""
+        learners = [name for name in (policy, self.critics.get(policy)) if name is not None]
         algorithm = self.algorithms[policy]
-        figures: dict[str, float] = await group.update(policy, algorithm, signals, batches)
-        critic = self.critics.get(policy)
-        if critic is not None:
-            judge = self.groups[self.home[critic]]
-            judged = await judge.update(critic, algorithm, signals, batches)
-            figures |= {f"critic/{name}": value for name, value in judged.items()}
-        return figures
+        found: list[dict[str, float]] = await asyncio.gather(
+            *(self.groups[self.home[name]].update(name, algorithm, signals, batches) for name in learners)
+        )
+        return found[0] | {f"critic/{name}": value for own in found[1:] for name, value in own.items()}
 
     async def publish(self) -> None:
         """New weights to the engines: once per group and step, when all have updated."""
