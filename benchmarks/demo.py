@@ -1,6 +1,8 @@
 """`make demo`: a five-role M-ASK team learns on this machine's CPU, and shows that it did.
 
-    python -m unitymas.benchmarks.demo [--env mask-hotpotqa] [--seeds 0 1 2] [--steps 40]
+    python -m unitymas.benchmarks.demo [steps=40] [--env mask-hotpotqa] [--seeds 0 1 2]
+
+Overrides (`a.b=c`) come first: `--seeds` takes all that follows it.
 
 The embedded tiny model plays all five roles. PPO trains it on questions of the mini world; before and after,
 it answers held-out questions (unseen entities), greedily. The last checkpoint counts, not the best. Printed:
@@ -10,7 +12,6 @@ F1 before, after, and how much of the gap to the scripted expert was closed, wit
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import statistics
 import time
@@ -20,6 +21,7 @@ from typing import Any
 
 from ..envs import trace as traces
 from ..envs.registry import spec
+from ..trainers.config import merge
 from ..trainers.run import resolve, train
 from ..trainers.settings import faster_precision
 from . import report
@@ -59,6 +61,11 @@ COMMON: dict[str, Any] = {
 }
 
 
+def recipe(env: str) -> dict[str, Any]:
+    """The settings that this environment is trained with."""
+    return merge(COMMON, RECIPES.get(env, {}))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Train once per seed, then say what came of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -87,10 +94,14 @@ def one(args: argparse.Namespace, seed: int) -> dict[str, Any]:
     while where.exists():
         number += 1
         where = base.with_name(f"{base.name}-{number}")
-    fields = copy.deepcopy(
-        {**COMMON, **RECIPES.get(args.env, {}), "seed": seed, "shuffle_rewards": args.control}
+    fields = merge(
+        recipe(args.env),
+        {
+            "seed": seed,
+            "shuffle_rewards": args.control,
+            "policies": {"*": {"learning": {"precision": faster_precision()}}},
+        },
     )
-    fields["policies"]["*"]["learning"]["precision"] = faster_precision()
     env = {**({"data": "mini"} if spec(args.env).tasks is None else {}), **fields.pop("env", {})}
     print(f"\n== {args.env}, {args.preset}, seed {seed} -> {where}")
     resolve(

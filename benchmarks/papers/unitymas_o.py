@@ -3,8 +3,8 @@
     python -m unitymas.benchmarks.papers.unitymas_o --seeds 0 1 2
     python -m unitymas.benchmarks.papers.unitymas_o --seeds 0 --only mask-shared mask-outcome
 
-The embedded tiny model on the mini world, with the settings of `benchmarks/demo.py`. A cell takes 5 to 15 minutes on
-a free core, so the grid is reduced: the reward is varied for M-ASK alone.
+The embedded tiny model on the mini world, with the settings of `benchmarks/demo.py`. The grid is reduced: the
+reward is varied for M-ASK alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ...envs.registry import spec
 from ...trainers.config import merge
 from ...trainers.run import train
-from ..demo import COMMON, RECIPES
+from ..demo import COMMON, recipe
 from .grid import Claim, Figures, Paper, Settings, command
 
 PACKAGE = __package__.partition(".")[0]
@@ -26,9 +26,8 @@ STEPS = 30
 
 def condition(id: str, preset: str, **over: Any) -> dict[str, Any]:
     """The demo's settings for this environment, with fewer steps."""
-    fields = merge(COMMON, RECIPES.get(id, {}))
     fields = merge(
-        fields, {"steps": STEPS, "env": {"data": "mini"}, "log": {"console": "off", "traces_every": 0}}
+        recipe(id), {"steps": STEPS, "env": {"data": "mini"}, "log": {"console": "off", "traces_every": 0}}
     )
     return {"env": id, "preset": preset, "fields": merge(fields, over)}
 
@@ -53,15 +52,18 @@ CONDITIONS["mask-outcome"] = (
     condition("mask-nq", "shared", env={"reward": [f"{PACKAGE}.rewards.outcome:AnswerF1", LIGHT_FORMAT]}),
 )
 
+POLICY = COMMON["policies"]["*"]
 PAPER = Paper(
     name="unitymas_o",
     title="UnityMAS-O: before and after, shared and separate, which reward",
     source="UnityMAS-O",
     setting=(
-        f"The embedded tiny model (about 2 million parameters) on generated questions, programs and sums; PPO, {STEPS} steps "
-        "of 12 tasks × 8 episodes, temperature 0.7; greedy on 200 held-out tasks (as many as the split has) before the first "
-        "step and after the last. `score` is the environment's headline: F1 for `rag` and `mask`, share of hidden tests for "
-        "`code`, accuracy for `math`. The reduced grid: the published rewards everywhere, outcome alone for M-ASK."
+        "The embedded tiny model (about 2 million parameters) on generated questions, programs and sums; "
+        f"{POLICY['algorithm']['name'].upper()}, {STEPS} steps of {COMMON['tasks_per_step']} tasks × {COMMON['k']} episodes, "
+        f"temperature {POLICY['sampling']['temperature']}; greedy on {COMMON['eval']['tasks']} held-out tasks (as many as the "
+        "split has) before the first step and after the last. `score` is the environment's headline: F1 for `rag` and `mask`, "
+        "share of hidden tests for `code`, accuracy for `math`. The reduced grid: the published rewards everywhere, outcome "
+        "alone for M-ASK."
     ),
     expected=(
         "As published: training lifts every workflow; separate models end about as high as a shared one, not far above "
