@@ -85,8 +85,7 @@ PAPER = Paper(
         "ones. Counting trajectories in place of calls should change little. Without the deviation the worker's gradients are "
         "ten times the leader's, so `agent-no-std` should have the larger norms, and still learn."
     ),
-    conditions={name: settings for name, (_, settings) in CONDITIONS.items()},
-    says={name: what for name, (what, _) in CONDITIONS.items()},
+    conditions=CONDITIONS,
     claims=(
         Claim(says="agent-wise statistics end higher", better="agent", worse="global"),
         Claim(says="it is the small-scale role that gains", better="agent", worse="global", metric="leader"),

@@ -128,8 +128,7 @@ PAPER = Paper(
         "a small loss. *raw-singletons* pushes every lonely late try by its pay of ±10, unnormalised: a large loss for the "
         "worker."
     ),
-    conditions={name: settings for name, (_, settings) in CONDITIONS.items()},
-    says={name: what for name, (what, _) in CONDITIONS.items()},
+    conditions=CONDITIONS,
     claims=tuple(
         Claim(says=f"{fault} costs {what}", better=right, worse=fault, metric=metric)
         for right, fault in (

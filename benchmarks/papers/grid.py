@@ -60,9 +60,8 @@ class Paper:
     source: str
     expected: str
     """The direction that is expected, and why: written and committed before the first run of the grid."""
-    conditions: Mapping[str, Settings]
-    says: Mapping[str, str]
-    """Condition -> what it is, in a line."""
+    conditions: Mapping[str, tuple[str, Settings]]
+    """Name -> what it is, in a line, and its settings."""
     claims: tuple[Claim, ...]
     play: Callable[[Settings, int, Path], Figures]
     metric: str
@@ -109,7 +108,7 @@ def load(paper: Paper) -> dict[str, dict[str, Any]]:
     """The finished cells by "condition/seed"; those of other settings than today's are left out."""
     path = RESULTS / f"{paper.name}.json"
     cells: dict[str, dict[str, Any]] = json.loads(path.read_text())["cells"] if path.exists() else {}
-    today = {name: key_of(settings) for name, settings in paper.conditions.items()}
+    today = {name: key_of(settings) for name, (_, settings) in paper.conditions.items()}
     return {
         name: cell for name, cell in cells.items() if today.get(name.rpartition("/")[0]) == cell["settings"]
     }
@@ -134,13 +133,14 @@ def run(paper: Paper, seeds: Sequence[int], only: Sequence[str], folder: Path) -
             cells = load(paper)
             if f"{name}/{seed}" in cells:
                 continue
+            _, settings = paper.conditions[name]
             where = folder / paper.name / f"{name}-{seed}"
             shutil.rmtree(where, ignore_errors=True)  # a cell that was cut short begins anew
             where.mkdir(parents=True)
             wall, processor = time.perf_counter(), time.process_time()
-            figures = paper.play(paper.conditions[name], seed, where)
+            figures = paper.play(settings, seed, where)
             cells[f"{name}/{seed}"] = {
-                "settings": key_of(paper.conditions[name]),
+                "settings": key_of(settings),
                 **figures,
                 "wall_seconds": round(time.perf_counter() - wall, 1),
                 "cpu_seconds": round(time.process_time() - processor, 1),
@@ -208,10 +208,10 @@ def page(paper: Paper, cells: Mapping[str, Any]) -> str:
         f"| condition | | seeds | {' | '.join(columns)} |",
         f"|---|---|--:|{'--:|' * len(columns)}",
     ]
-    for name in paper.conditions:
+    for name, (says, _) in paper.conditions.items():
         found = [finals(cells, name, c) for c in columns]
         shown = [str(mean_of(list(f.values()))) if f else "–" for f in found]
-        lines.append(f"| {name} | {paper.says[name]} | {len(found[0])} | {' | '.join(shown)} |")
+        lines.append(f"| {name} | {says} | {len(found[0])} | {' | '.join(shown)} |")
     lines += [
         "\nMeans over seeds ± half of Student's 95% interval.\n",
         "| claim | difference, seed by seed, in the claimed direction | verdict |",
@@ -297,9 +297,9 @@ def command(paper: Paper, argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.list:
         done = load(paper)
-        for name, what in paper.says.items():
+        for name, (says, _) in paper.conditions.items():
             seeds = sorted(int(n.rpartition("/")[2]) for n in done if n.rpartition("/")[0] == name)
-            print(f"{name:28} seeds {seeds}  {what}")
+            print(f"{name:28} seeds {seeds}  {says}")
         return 0
     if not args.page:
         run(paper, args.seeds, args.only, args.folder)

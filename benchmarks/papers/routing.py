@@ -188,8 +188,7 @@ PAPER = Paper(
         "at once then costs less than two searches are worth.\n\n"
         "Hardest should be to know when the second hop is needed: that is said by the wording of the question alone."
     ),
-    conditions={name: settings for name, (_, settings) in CONDITIONS.items()},
-    says={name: what for name, (what, _) in CONDITIONS.items()},
+    conditions=CONDITIONS,
     claims=(
         Claim(
             says="the learned router spends fewer calls than the fixed order",

@@ -138,8 +138,7 @@ PAPER = Paper(
         "cannot. Here the critic sees what the proposer sees, so the team has no such advantage; if joint training is "
         "ahead, it is by the tree's finer comparison, and then `solo-at-grpo` should be ahead of `solo-grpo` by as much."
     ),
-    conditions={name: settings for name, (_, settings) in CONDITIONS.items()},
-    says={name: what for name, (what, _) in CONDITIONS.items()},
+    conditions=CONDITIONS,
     claims=(
         Claim(says="joint AT-GRPO beats the single agent's GRPO", better="duo-at-grpo", worse="solo-grpo"),
         Claim(says="joint AT-GRPO beats the prompted team", better="duo-at-grpo", worse="prompted-team"),

@@ -70,8 +70,7 @@ PAPER = Paper(
         "(a shared one sees all roles' samples, and learns faster at equal steps); the published rewards by role and turn "
         "end above the outcome alone."
     ),
-    conditions={name: settings for name, (_, settings) in CONDITIONS.items()},
-    says={name: what for name, (what, _) in CONDITIONS.items()},
+    conditions=CONDITIONS,
     claims=(
         *(
             Claim(says=f"training lifts {name}", better=f"{name}-shared", worse="", metric="gain")

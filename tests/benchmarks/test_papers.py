@@ -25,7 +25,7 @@ def pretend(settings, seed, folder):
 
 PAPER = Paper(
     name="pretended", title="A test", source="nobody", expected="high above low", metric="score", play=pretend,
-    conditions={"high": {"level": 0.8}, "low": {"level": 0.2}}, says={"high": "more", "low": "less"},
+    conditions={"high": ("more", {"level": 0.8}), "low": ("less", {"level": 0.2})},
     claims=(Claim(says="high is above low", better="high", worse="low"), Claim(says="and below", better="low", worse="high")),
 )  # fmt: skip
 
@@ -42,7 +42,7 @@ def test_a_finished_cell_is_not_run_again_unless_its_settings_change(tmp_path):
     assert played == [(0.8, 0), (0.2, 0), (0.8, 1), (0.2, 1)]  # seed by seed
     run(PAPER, [0, 1, 2], ["low"], tmp_path / "runs")
     assert played[4:] == [(0.2, 2)]
-    other = replace(PAPER, conditions={"high": {"level": 0.9}, "low": {"level": 0.2}})
+    other = replace(PAPER, conditions={**PAPER.conditions, "high": ("more", {"level": 0.9})})
     assert set(load(other)) == {"low/0", "low/1", "low/2"}
     assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1}) != key_of({"a": 1, "b": 3})
 
