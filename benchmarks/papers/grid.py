@@ -13,7 +13,6 @@ import datetime
 import hashlib
 import json
 import math
-import os
 import platform
 import shutil
 import statistics
@@ -24,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..identity import this_run
+from ..page import write_page
 from ..stats import student_quantile
 
 HERE = Path(__file__).resolve()
@@ -116,14 +117,11 @@ def load(paper: Paper) -> dict[str, dict[str, Any]]:
 
 def save(paper: Paper, cells: Mapping[str, Any]) -> None:
     """All or nothing, so that a kill leaves the file readable."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{paper.name}.json"
-    part = path.with_suffix(".part")
     lines = ",\n".join(
         f"  {json.dumps(name)}: {json.dumps(cells[name])}" for name in sorted(cells)
     )  # a line a cell
-    part.write_text(f'{{"paper": {json.dumps(paper.name)}, "cells": {{\n{lines}\n}}}}\n')
-    os.replace(part, path)
+    whole = f'{{"paper": {json.dumps(paper.name)}, "cells": {{\n{lines}\n}}}}\n'
+    write_page(RESULTS / f"{paper.name}.json", [whole])
 
 
 def run(paper: Paper, seeds: Sequence[int], only: Sequence[str], folder: Path) -> None:
@@ -154,12 +152,13 @@ def run(paper: Paper, seeds: Sequence[int], only: Sequence[str], folder: Path) -
 
 def machine() -> str:
     """The processor that a cell ran on."""
+    here = this_run()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         model = platform.processor() or platform.machine()
-    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    return f"{model}, {here['cpus']} cores, Python {here['python']}"
 
 
 # judging ----------------------------------------------------------------------------------------------
