@@ -36,6 +36,7 @@ _SEARCH = re.compile(r"\s*<search>(.*?)</search>\s*", re.DOTALL)
 _END = re.compile(r"\s*<end\s*/?>(\s*</end>)?\s*")
 _EVIDENCE = re.compile(r"\s*<evidence>(.*?)</evidence>\s*", re.DOTALL)
 _FILE = re.compile(r"\s*<(update|add)>\s*t(\d+)\s*</\1>\s*")
+_STEP = re.compile(r"^t\d+: (.*) \| (.*)$", re.MULTILINE)
 
 
 def read_plan(text: str) -> dict[str, Any]:
@@ -106,9 +107,24 @@ def told(steps: Sequence[Step]) -> str:
     return "\n".join(f"t{i}: {s.question} | {s.answer}" for i, s in enumerate(steps, 1)) or "none"
 
 
+def steps_in(text: str) -> list[Step]:
+    """The trajectory back from a prompt that tells it."""
+    return [Step(question, answer) for question, answer in _STEP.findall(text)]
+
+
 def view(question: str, steps: Sequence[Step]) -> str:
     """What is known, then the question: what was asked stands next to the reply."""
     return f"Steps:\n{told(steps)}\nQuestion: {question}"
+
+
+def reader_prompt(docs: Sequence[Mapping[str, str]], query: str) -> str:
+    """What the summarizer reads: the passages found, then what was searched."""
+    return f"Passages:\n{passages_text(docs)}\nQuery: {query}"
+
+
+def updater_prompt(question: str, steps: Sequence[Step], new: Step) -> str:
+    """What the updater reads: what is known, the new piece, and the number it would have as a step of its own."""
+    return f"{view(question, steps)}\nNew: {new.question} | {new.answer}\nNext step: t{len(steps) + 1}"
 
 
 ROLES = (
@@ -166,11 +182,10 @@ class Mask(Workflow):
                 return Outcome(answer=answer.value, turns=t, ended_by_searcher=True)
             query = search["search"]
             docs = await ep.use("retrieve", query=query, k=self.top_k)
-            prompt = f"Passages:\n{passages_text(docs)}\nQuery: {query}"
-            evidence = (await ep.act("summarizer", prompt, turn=t)).value
-            prompt = f"{known}\nNew: {query} | {evidence}\nNext step: t{len(steps) + 1}"
-            filing = (await ep.act("updater", prompt, turn=t)).value
-            steps = filed(steps, filing, Step(query, evidence))
+            evidence = (await ep.act("summarizer", reader_prompt(docs, query), turn=t)).value
+            new = Step(query, evidence)
+            filing = (await ep.act("updater", updater_prompt(question, steps, new), turn=t)).value
+            steps = filed(steps, filing, new)
             known = view(question, steps)
             answer = await ep.act("answerer", known, turn=t)
         return Outcome(answer=answer.value, turns=self.max_turns, ended_by_searcher=False)
@@ -179,34 +194,41 @@ class Mask(Workflow):
 # the expert: plays every role right, from the same messages and the task's reference --------------------
 
 
+def hops_of(call: Call) -> Sequence[Mapping[str, str]]:
+    """What must be found out, in order; a question without hops is the only one."""
+    reference = call.task.reference
+    whole = {"question": call.task.view["question"], "answer": reference["answers"][0]}
+    return reference.get("hops") or (whole,)
+
+
+def hops_left(call: Call) -> list[Mapping[str, str]]:
+    """The hops that no step of the prompt knows."""
+    known = [s.question for s in steps_in(call.messages[-1]["content"]) if s.answer not in (UNKNOWN, NOTHING)]
+    return [hop for hop in hops_of(call) if not any(k.startswith(hop["question"]) for k in known)]
+
+
 def expert(call: Call) -> str:
     """Plans the task's hops, searches them in order, files each answer, ends when the last is known."""
-    reference = call.task.reference
-    question = call.task.view["question"]
-    gold = reference["answers"][0]
-    hops = reference.get("hops") or ({"question": question, "answer": gold},)
     seen = call.messages[-1]["content"]
-    steps = [line.split(": ", 1)[1].split(" | ") for line in seen.splitlines() if re.match(r"t\d+: ", line)]
-    known = [s[0] for s in steps if s[-1] not in (UNKNOWN, NOTHING)]
-    left = [h for h in hops if not any(k.startswith(h["question"]) for k in known)]
+    hops, left, steps = hops_of(call), hops_left(call), steps_in(seen)
     if call.role == "planner":
         pairs = "".join(f"<q{i}>{h['question']}</q{i}><a{i}>{UNKNOWN}</a{i}>" for i, h in enumerate(hops, 1))
         return f"{pairs}<final_answer>{UNKNOWN}</final_answer>"
     if call.role == "answerer":
-        return f"<final_answer>{UNKNOWN if left else gold}</final_answer>"
+        return f"<final_answer>{UNKNOWN if left else call.task.reference['answers'][0]}</final_answer>"
     if call.role == "searcher":
         if not left:
             return "<end>"
-        failed = [left[0]["question"], NOTHING] in steps  # then say the title once more: it counts twice
+        failed = Step(left[0]["question"], NOTHING) in steps  # then say the title once more: it counts twice
         again = f" {left[0]['title']}" if failed and "title" in left[0] else ""
         return f"<search>{left[0]['question']}{again}</search>"
     if call.role == "summarizer":
         query = seen.rpartition("\nQuery: ")[2]
         answer = next((h["answer"] for h in hops if query.startswith(h["question"])), None)
         found = answer is not None and answer in seen.rpartition("\nQuery: ")[0]
-        return f"<evidence>{answer}</evidence>" if found or "hops" not in reference else NOTHING
+        return f"<evidence>{answer}</evidence>" if found or "hops" not in call.task.reference else NOTHING
     new = next(line for line in seen.splitlines() if line.startswith("New: ")).removeprefix("New: ")
     for number, step in enumerate(steps, 1):
-        if new.startswith(step[0]):
+        if new.startswith(step.question):
             return f"<update>t{number}</update>"
     return f"<add>t{len(steps) + 1}</add>"

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...agents.policies import Call
 from ...agents.roles import Choice, Role
 from ..workflow import Episode, Outcome, Workflow
 from . import mask
-from .mask import ROLES, Step, filed, told, view
-from .parts import UNKNOWN, passages_text
+from .mask import ROLES, Step, filed, reader_prompt, told, updater_prompt, view
+from .parts import UNKNOWN
 
 STOP = "stop"
 NEEDS = {"retrieve": "query", "summarizer": "passages", "updater": "evidence", STOP: "answer"}
@@ -94,12 +93,11 @@ class MaskRouter(Workflow):
         elif who == "retrieve":
             desk.passages = await ep.use("retrieve", query=desk.query, k=self.top_k)
         elif who == "summarizer":
-            prompt = f"Passages:\n{passages_text(desk.passages)}\nQuery: {desk.query}"
-            desk.evidence = (await ep.act(who, prompt, turn=turn)).value
+            desk.evidence = (await ep.act(who, reader_prompt(desk.passages, desk.query), turn=turn)).value
         elif who == "updater":
-            prompt = f"{known}\nNew: {desk.query} | {desk.evidence}\nNext step: t{len(desk.steps) + 1}"
-            filing = (await ep.act(who, prompt, turn=turn)).value
-            desk.steps = filed(desk.steps, filing, Step(desk.query, desk.evidence))
+            new = Step(desk.query, desk.evidence)
+            filing = (await ep.act(who, updater_prompt(desk.question, desk.steps, new), turn=turn)).value
+            desk.steps = filed(desk.steps, filing, new)
             desk.query, desk.passages, desk.evidence = "", (), ""
         else:
             desk.answer = (await ep.act(who, known, turn=turn)).value
@@ -116,14 +114,4 @@ def expert(call: Call) -> str:
             return move
     if said["Answer"] not in ("none", UNKNOWN):
         return STOP
-    return "searcher" if _left(call, seen) else "answerer"
-
-
-def _left(call: Call, seen: str) -> list[Any]:
-    """The hops that no step knows."""
-    hops = call.task.reference.get("hops") or (
-        {"question": call.task.view["question"], "answer": call.task.reference["answers"][0]},
-    )
-    steps = [line.split(": ", 1)[1].split(" | ") for line in seen.splitlines() if " | " in line]
-    known = [step[0] for step in steps if step[-1] not in (UNKNOWN, mask.NOTHING)]
-    return [hop for hop in hops if not any(k.startswith(hop["question"]) for k in known)]
+    return "searcher" if mask.hops_left(call) else "answerer"
