@@ -34,15 +34,14 @@ MASK: dict[str, Any] = {
     "reward": ["unitymas.rewards.mask:MaskCredit", "unitymas.rewards.outcome:DrMasFormat"],
 }
 RECIPES: dict[str, dict[str, Any]] = {
-    "mask-hotpotqa": {"steps": 30, "env": MASK},
-    "mask-nq": {"steps": 30, "env": MASK},
-    "rag-hotpotqa": {"steps": 30, "env": {"args": {"top_k": 1}}},
-    "code-deepcoder": {"steps": 30},
-    "math-deepscaler": {"steps": 30},
+    "mask-hotpotqa": {"env": MASK},
+    "mask-nq": {"env": MASK},
+    "rag-hotpotqa": {"env": {"args": {"top_k": 1}}},
 }
 """What differs from `COMMON`, by environment."""
 
 COMMON: dict[str, Any] = {
+    "steps": 30,
     "tasks_per_step": 12,
     "k": 8,
     "minibatches": 2,

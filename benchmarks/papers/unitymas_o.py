@@ -19,16 +19,13 @@ from ..demo import COMMON, recipe
 from .grid import Claim, Figures, Paper, Settings, command
 
 PACKAGE = __package__.partition(".")[0]
-ENVS = {"rag": "rag-hotpotqa", "mask": "mask-nq", "code": "code-deepcoder", "math": "math-deepscaler"}
+ENVS = {"rag": "rag-hotpotqa", "mask": "mask-hotpotqa", "code": "code-deepcoder", "math": "math-deepscaler"}
 LIGHT_FORMAT = f"{PACKAGE}.rewards.outcome:DrMasFormat"
-STEPS = 30
 
 
 def condition(id: str, preset: str, **over: Any) -> dict[str, Any]:
-    """The demo's settings for this environment, with fewer steps."""
-    fields = merge(
-        recipe(id), {"steps": STEPS, "env": {"data": "mini"}, "log": {"console": "off", "traces_every": 0}}
-    )
+    """The demo's settings for this environment."""
+    fields = merge(recipe(id), {"env": {"data": "mini"}, "log": {"console": "off", "traces_every": 0}})
     return {"env": id, "preset": preset, "fields": merge(fields, over)}
 
 
@@ -45,11 +42,18 @@ def play(settings: Settings, seed: int, folder: Path) -> Figures:
 CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
     f"{name}-{preset}": (f"`{env}`, {what}", condition(env, preset))
     for name, env in ENVS.items()
-    for preset, what in (("shared", "one model for all roles"), ("separate", "a model per role"))
+    for preset, what in (
+        ("shared", "one model for all roles"),
+        ("separate", "a model per role"),
+        ("partial", "roles of a kind share a model"),
+    )
+    if (name, preset) != ("rag", "partial")  # two roles: they share one, or they do not
 }
 CONDITIONS["mask-outcome"] = (
-    "`mask-nq`, one model, every act paid the final answer's F1 and nothing else",
-    condition("mask-nq", "shared", env={"reward": [f"{PACKAGE}.rewards.outcome:AnswerF1", LIGHT_FORMAT]}),
+    "`mask-hotpotqa`, one model, every act paid the final answer's F1 and nothing else",
+    condition(
+        "mask-hotpotqa", "shared", env={"reward": [f"{PACKAGE}.rewards.outcome:AnswerF1", LIGHT_FORMAT]}
+    ),
 )
 
 POLICY = COMMON["policies"]["*"]
@@ -59,7 +63,7 @@ PAPER = Paper(
     source="UnityMAS-O",
     setting=(
         "The embedded tiny model (about 2 million parameters) on generated questions, programs and sums; "
-        f"{POLICY['algorithm']['name'].upper()}, {STEPS} steps of {COMMON['tasks_per_step']} tasks × {COMMON['k']} episodes, "
+        f"{POLICY['algorithm']['name'].upper()}, {COMMON['steps']} steps of {COMMON['tasks_per_step']} tasks × {COMMON['k']} episodes, "
         f"temperature {POLICY['sampling']['temperature']}; greedy on {COMMON['eval']['tasks']} held-out tasks (as many as the "
         "split has) before the first step and after the last. `score` is the environment's headline: F1 for `rag` and `mask`, "
         "share of hidden tests for `code`, accuracy for `math`. The reduced grid: the published rewards everywhere, outcome "
