@@ -160,7 +160,7 @@ class ModelGroup:
             self.store.admit(copy.copy(sample))
 
     async def phase(self, name: str) -> None:
-        """ "collect": calls are answered. "learn": new calls wait. A group begins in "collect"."""
+        """In "collect" calls are answered, in "learn" new ones wait. A group begins in "collect"."""
         if name not in ("collect", "learn"):
             raise ValueError(f"unknown phase {name!r}: choose collect or learn")
         if name == "collect":

@@ -108,9 +108,8 @@ class _Models:
     def parameters(self, name: str, policy: PolicySpec) -> Parameters:
         if policy.adapter is None:
             return Parameters(self._fresh(policy.init), critic=policy.critic)
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # an adapter's beginning depends on the seed and its name alone
+        with torch.random.fork_rng(devices=[]):
+            # an adapter's beginning depends on the seed and its name alone
             torch.manual_seed(self.spec.seed ^ zlib.crc32(name.encode()))
             added = self.base.add_adapter(name, policy.adapter.rank, policy.adapter.alpha)
         for parameter in added:

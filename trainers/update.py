@@ -77,9 +77,8 @@ class Learner:
                 f"policy {self.policy!r}: an update needs samples, got {list(map(len, minibatches))}"
             )
         started = time.perf_counter()
-        before = (
-            self._snapshot() if len(minibatches) > 1 else None
-        )  # a first step changes nothing before it is sure
+        several = len(minibatches) > 1  # a first step changes nothing before it is sure
+        before = self._snapshot() if several else None
         self._began = self.steps
         try:
             self._prepare(algorithm, minibatches)
