@@ -22,7 +22,8 @@ from typing import Any
 from ..envs import trace as traces
 from ..envs.registry import spec
 from ..trainers.config import merge
-from ..trainers.run import resolve, train
+from ..trainers.resolve import resolve
+from ..trainers.run import train
 from ..trainers.settings import faster_precision
 from . import report
 from .stats import paired_difference

@@ -26,7 +26,8 @@ def train_main(argv: Sequence[str], report: Callable[[Path], object] | None = No
     if args.id is not None and "=" in args.id:
         args.overrides, args.id = [args.id, *args.overrides], None
     from .config import dump
-    from .run import resolve, train
+    from .resolve import resolve
+    from .run import train
 
     if args.resume is not None:
         run = train(directory=args.resume, resume=True, overrides=args.overrides)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..agents import TINY
-from ..agents.team import NAMED, BoundTeam, Team, TeamError
+from ..agents.team import BoundTeam, Team, TeamError
 from ..envs.arena import Arena
 from ..envs.branch import check_forks
 from ..envs.drivers import run_sync
@@ -29,113 +29,16 @@ from ..rewards.monitors import Watch
 from . import checkpoint
 from .algorithms import Algorithm, make_algorithm
 from .collect import Collector, Cursor, Seat
-from .config import (
-    ConfigError,
-    RunConfig,
-    build,
-    dump,
-    merge,
-    override,
-    read_yaml,
-)
+from .config import ConfigError, RunConfig, build, dump, override, read_yaml
 from .credit import apply_credit, credit_from_config
 from .loggers import Logbook
-from .presets import preset
 from .recipes import make_recipe, nearest
+from .resolve import fresh_directory, resolve
 from .settings import GroupSpec, PolicySpec
 from .step import Default, Stopped
 from .table import Signal, Table, ValueSummary
 
-__all__ = ["Run", "Stopped", "resolve", "train"]
-
-
-def resolve(
-    id: str | None = None,
-    *,
-    preset_name: str | None = None,
-    file: str | Path | None = None,
-    overrides: Sequence[str] = (),
-    **fields: Any,
-) -> RunConfig:
-    """The config tree: defaults <- preset <- YAML file <- overrides (`a.b=c`) and keyword fields."""
-    given = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
-    if id is not None:
-        given = merge(given, {"env": {"id": id}})
-    tree = given
-    if preset_name is not None:
-        from ..envs.registry import spec
-
-        env = given.get("env") or {}
-        roles = [
-            r.name
-            for r in spec(env.get("id", "mask-hotpotqa")).make_workflow(**(env.get("args") or {})).roles
-        ]
-        common = given.get("policies", {}).get("*", {})
-        tree = merge(preset(preset_name, roles, common), given)
-        shared_group = given.get("groups", {}).get("*", {})
-        tree["groups"] = {n: merge(shared_group, g) for n, g in tree["groups"].items() if n != "*"}
-    tree = dict(tree)
-    if "policies" in tree:  # "*" is laid under every policy
-        common = tree["policies"].get("*", {})
-        tree["policies"] = {n: merge(common, p) for n, p in tree["policies"].items() if n != "*"} or {
-            "team": merge({}, common)
-        }
-    config: RunConfig = build(RunConfig, tree)
-    check(config)
-    return config
-
-
-def check(config: RunConfig) -> None:
-    """What does not fit together, before anything is loaded; each error names the key and the way out."""
-    for name in ("steps", "tasks_per_step", "k", "minibatches", "epochs", "concurrency", "patience"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name}: must be at least 1, got {getattr(config, name)}")
-    for name, policy in config.policies.items():
-        if policy.group not in config.groups:
-            raise ConfigError(
-                f"policies.{name}.group: there is no group {policy.group!r}; groups: {', '.join(config.groups)}"
-            )
-        if policy.critic not in ("auto", "") and policy.critic not in config.policies:
-            raise ConfigError(f"policies.{name}.critic: there is no policy {policy.critic!r}")
-    for seat, player in config.map.items():
-        fixed = player in NAMED or player in ("scripted", "tiny") or ":" in player
-        if player not in config.policies and not fixed:
-            raise ConfigError(
-                f"map.{seat}: {player!r} is neither a policy ({', '.join(config.policies)}) nor a fixed player "
-                "(scripted, random, openai:MODEL@URL, …)"
-            )
-    try:
-        make_recipe(config.recipe, config.recipe_args)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"recipe: {error}") from error
-    for name, policy in config.policies.items():
-        if not policy.frozen:
-            _check_algorithm(name, config)
-    if config.deterministic and config.episode_seconds is not None:
-        raise ConfigError(
-            "episode_seconds: a wall-clock deadline cannot be deterministic; leave one of the two out"
-        )
-
-
-def _check_algorithm(name: str, config: RunConfig) -> None:
-    """An unknown algorithm or key, and needs that the config does not meet."""
-    policy = config.policies[name]
-    try:
-        algorithm = make_algorithm(**{"name": "ppo", **policy.algorithm})
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"policies.{name}.algorithm: {error}") from error
-    wrong = algorithm.needs.unmet(
-        f"policies.{name}.algorithm ({algorithm.name})",
-        k=config.k, critic=policy.critic != "", reference=policy.reference,
-    )  # fmt: skip
-    if wrong:
-        raise ConfigError(wrong[0])
-    for key in ("shuffle_rewards", "counterfactual"):
-        if algorithm.needs.tree and getattr(config, key):
-            raise ConfigError(
-                f"{key}: it changes the credits of whole episodes, and policies.{name}.algorithm ({algorithm.name}) "
-                "compares siblings within one; leave one of the two out"
-            )
+__all__ = ["Run", "Stopped", "train"]
 
 
 class Run:
@@ -507,11 +410,3 @@ def train(
         raise ConfigError(f"{where} already holds a run; resume it (--resume), or name another directory")
     run: Run = run_sync(Run(config, where, resume=resume).train())
     return run
-
-
-def fresh_directory(config: RunConfig) -> Path:
-    """`runs/<env>-<n>`: the next free number."""
-    n = 1
-    while (found := Path("runs") / f"{config.env.id}-{n}").exists():
-        n += 1
-    return found

@@ -21,7 +21,8 @@ from unitymas.trainers.decisions import decisions_of
 from unitymas.trainers.recipes import list_recipes, make_recipe, register_recipe
 from unitymas.trainers.recipes.cross import Mixed
 from unitymas.trainers.recipes.malt import rows, valued
-from unitymas.trainers.run import Run, resolve
+from unitymas.trainers.resolve import resolve
+from unitymas.trainers.run import Run
 from unitymas.trainers.step import Default
 
 WORDS = ("w1", "w2", "w3", "w4")

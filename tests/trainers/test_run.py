@@ -12,7 +12,8 @@ from unitymas.envs.registry import unregister
 from unitymas.envs.trace import read_dicts
 from unitymas.trainers.commands import train_main
 from unitymas.trainers.config import ConfigError, RunConfig, build, dump, read_yaml
-from unitymas.trainers.run import Run, Stopped, resolve, train
+from unitymas.trainers.resolve import resolve
+from unitymas.trainers.run import Run, Stopped, train
 
 
 class Pair(Workflow):

@@ -8,7 +8,8 @@ from unitymas.envs.ledger import Credit
 from unitymas.envs.registry import unregister
 from unitymas.trainers.collect import Harvest
 from unitymas.trainers.config import ConfigError
-from unitymas.trainers.run import Run, resolve, train
+from unitymas.trainers.resolve import resolve
+from unitymas.trainers.run import Run, train
 from unitymas.trainers.step import Default
 
 WORDS = ("w1", "w2", "w3", "w4")

@@ -1,0 +1,124 @@
+"""From what is asked for to a config that can run: what is given laid over preset and defaults, then checked.
+
+    config = resolve("mask-hotpotqa", preset_name="shared", overrides=["steps=20"])
+
+All of this comes before anything is loaded; each error names the key and the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..agents.team import NAMED
+from ..envs.registry import spec
+from .algorithms import make_algorithm
+from .config import ConfigError, RunConfig, build, merge, override, read_yaml
+from .presets import preset
+from .recipes import make_recipe
+
+
+def resolve(
+    id: str | None = None,
+    *,
+    preset_name: str | None = None,
+    file: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    **fields: Any,
+) -> RunConfig:
+    """The config tree: defaults <- preset <- YAML file <- overrides (`a.b=c`) and keyword fields."""
+    tree = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
+    if id is not None:
+        tree = merge(tree, {"env": {"id": id}})
+    if preset_name is not None:
+        tree = over_preset(preset_name, tree)
+    config: RunConfig = build(RunConfig, with_common_policy(tree))
+    check(config)
+    return config
+
+
+def over_preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The preset for the roles of the environment that is given, under what is given; "*" is laid under every group."""
+    env = given.get("env") or {}
+    workflow = spec(env.get("id", "mask-hotpotqa")).make_workflow(**(env.get("args") or {}))
+    common = given.get("policies", {}).get("*", {})
+    tree = merge(preset(name, [role.name for role in workflow.roles], common), given)
+    shared = given.get("groups", {}).get("*", {})
+    tree["groups"] = {n: merge(shared, group) for n, group in tree["groups"].items() if n != "*"}
+    return tree
+
+
+def with_common_policy(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree with "*" laid under every policy; alone, it is the team's."""
+    if "policies" not in tree:
+        return tree
+    common = tree["policies"].get("*", {})
+    named = {n: merge(common, policy) for n, policy in tree["policies"].items() if n != "*"}
+    return {**tree, "policies": named or {"team": merge({}, common)}}
+
+
+def check(config: RunConfig) -> None:
+    """What does not fit together."""
+    for name in ("steps", "tasks_per_step", "k", "minibatches", "epochs", "concurrency", "patience"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}: must be at least 1, got {getattr(config, name)}")
+    check_references(config)
+    try:
+        make_recipe(config.recipe, config.recipe_args)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"recipe: {error}") from error
+    for name, policy in config.policies.items():
+        if not policy.frozen:
+            check_algorithm(name, config)
+    if config.deterministic and config.episode_seconds is not None:
+        raise ConfigError(
+            "episode_seconds: a wall-clock deadline cannot be deterministic; leave one of the two out"
+        )
+
+
+def check_references(config: RunConfig) -> None:
+    """A policy names a group and a critic that are there, and the map names players that are."""
+    for name, policy in config.policies.items():
+        if policy.group not in config.groups:
+            raise ConfigError(
+                f"policies.{name}.group: there is no group {policy.group!r}; groups: {', '.join(config.groups)}"
+            )
+        if policy.critic not in ("auto", "") and policy.critic not in config.policies:
+            raise ConfigError(f"policies.{name}.critic: there is no policy {policy.critic!r}")
+    for seat, player in config.map.items():
+        fixed = player in NAMED or player in ("scripted", "tiny") or ":" in player
+        if player not in config.policies and not fixed:
+            raise ConfigError(
+                f"map.{seat}: {player!r} is neither a policy ({', '.join(config.policies)}) nor a fixed player "
+                "(scripted, random, openai:MODEL@URL, …)"
+            )
+
+
+def check_algorithm(name: str, config: RunConfig) -> None:
+    """A policy's algorithm is known, with these keys, and the config meets its needs."""
+    policy = config.policies[name]
+    try:
+        algorithm = make_algorithm(**{"name": "ppo", **policy.algorithm})
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"policies.{name}.algorithm: {error}") from error
+    wrong = algorithm.needs.unmet(
+        f"policies.{name}.algorithm ({algorithm.name})",
+        k=config.k, critic=policy.critic != "", reference=policy.reference,
+    )  # fmt: skip
+    if wrong:
+        raise ConfigError(wrong[0])
+    for key in ("shuffle_rewards", "counterfactual"):
+        if algorithm.needs.tree and getattr(config, key):
+            raise ConfigError(
+                f"{key}: it changes the credits of whole episodes, and policies.{name}.algorithm ({algorithm.name}) "
+                "compares siblings within one; leave one of the two out"
+            )
+
+
+def fresh_directory(config: RunConfig) -> Path:
+    """`runs/<env>-<n>`: the next free number."""
+    n = 1
+    while (found := Path("runs") / f"{config.env.id}-{n}").exists():
+        n += 1
+    return found
