@@ -12,7 +12,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,23 @@ class Harvest:
     grown: list[Grown] = field(default_factory=list)  # where trees were sampled
     failures: Counter[str] = field(default_factory=Counter)  # by boundary and error
     seconds: float = 0.0
+
+    def add(self, more: Harvest, tasks: Container[tuple[str, str]] | None = None) -> list[str]:
+        """Put another round's beside this one's: the episodes of these (env_id, task), None: all. -> the others' names."""
+        kept: set[str] = set()
+        others: list[str] = []
+        for name, trace in zip(more.episodes, more.traces, strict=True):
+            if tasks is None or (trace.env_id, trace.task_id) in tasks:
+                self.episodes.append(name)
+                self.traces.append(trace)
+                kept.add(name)
+            else:
+                others.append(name)
+        self.decisions += [d for d in more.decisions if d.episode in kept]
+        self.grown += more.grown
+        self.failures += more.failures
+        self.seconds += more.seconds
+        return others
 
     @property
     def cause(self) -> str:

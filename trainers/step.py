@@ -87,18 +87,8 @@ class Default:
             if run.config.shuffle_rewards:
                 shuffled_credits(more.traces, run.config.seed + run.step)
                 rebook(more)
-            harvest.grown += more.grown
-            harvest.failures += more.failures
-            harvest.seconds += more.seconds
-            useful = self.useful(run, more) if plan.resample else None
-            for name, trace in zip(more.episodes, more.traces, strict=True):
-                if useful is None or (trace.env_id, trace.task_id) in useful:
-                    harvest.episodes.append(name)
-                    harvest.traces.append(trace)
-                else:
-                    await run.drop(name, "useless")
-            kept = set(harvest.episodes)
-            harvest.decisions += [d for d in more.decisions if d.episode in kept]
+            for name in harvest.add(more, self.useful(run, more) if plan.resample else None):
+                await run.drop(name, "useless")
             missing = tasks - len({t.task_id for t in harvest.traces})
             if missing <= 0:
                 break

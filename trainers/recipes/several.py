@@ -64,12 +64,6 @@ class Several(Default):
                 concurrency=run.config.concurrency, retries=run.config.retries,
             )  # fmt: skip
             tasks = self.tasks or run.config.tasks_per_step
-            more = await self.gather(run, collector, cursor, tasks, place=f"@{number}")
+            harvest.add(await self.gather(run, collector, cursor, tasks, place=f"@{number}"))
             kept[arena.env_id] = cursor.state_dict()
-            harvest.traces += more.traces
-            harvest.episodes += more.episodes
-            harvest.decisions += more.decisions
-            harvest.grown += more.grown
-            harvest.failures += more.failures
-            harvest.seconds += more.seconds
         return harvest
