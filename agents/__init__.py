@@ -4,3 +4,14 @@ from pathlib import Path
 
 TINY = Path(__file__).parent / "tiny"
 """The directory of the embedded model."""
+
+
+def model_path(model: str | Path) -> Path:
+    """Where a model lies that is called `tiny` (embedded), `hf:PATH` or PATH: a directory or a .gguf file."""
+    scheme, colon, path = str(model).partition(":")
+    if colon and scheme in ("openai", "run"):
+        advice = ": name one of its policies, PATH/policies/NAME" if scheme == "run" else ""
+        raise ValueError(f"{str(model)!r} plays, but is no model{advice}; give tiny, hf:PATH or PATH")
+    if colon and scheme == "hf":
+        return Path(path)
+    return TINY if str(model) == "tiny" else Path(model)

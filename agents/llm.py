@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from . import TINY
+from . import model_path
 from .chat import Chat
 from .pieces import pieces
 from .policies import Answer, Call
@@ -109,11 +109,11 @@ def params_for(call: Call, sampling: SamplingParams) -> SamplingParams:
 
 
 def load_policy(name: str, **how: Any) -> LLMPolicy | RunPolicy:
-    """A policy by name: `tiny` (embedded), `hf:PATH` (a directory or .gguf file), `run:PATH` (a training run's)."""
+    """A policy by name: a model as `model_path` takes it, or `run:PATH` (a training run's)."""
     scheme, _, path = name.partition(":")
     if scheme == "run":
         return RunPolicy(Path(path), **how)
-    return load_model_policy(TINY if scheme == "tiny" else Path(path), name=name, **how)
+    return load_model_policy(model_path(name), name=name, **how)
 
 
 def load_model_policy(

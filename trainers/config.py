@@ -46,7 +46,7 @@ class GroupConfig:
     """A model group: one base model, and the policies on it."""
 
     model: str = "tiny"
-    """"tiny" (embedded), or the directory (or .gguf file) of a Llama-family model."""
+    """Of the Llama family: "tiny" (embedded), "hf:PATH" or PATH, a directory or a .gguf file."""
     slots: int = 128
     """Requests that are generated side by side."""
     context: int | None = None
@@ -76,7 +76,7 @@ class PolicyConfig:
     adapter: Adapter | None = None
     """Train a low-rank adapter on the group's base instead of a full copy."""
     init: str = ""
-    """A model directory to begin from."""
+    """A model to begin from instead of the group's, named as there."""
     sampling: Sampling = Sampling(max_tokens=64)
     credit: dict[str, Any] = field(default_factory=dict)
     """Credit transforms by role (docs/algorithms.md): team and local mixing, shaping, tree credit."""

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..agents import model_path
 from ..agents.engine import Engine
 from ..agents.llama import Linear, Llama, LowRank
 from ..agents.llm import LLMPolicy
@@ -73,7 +74,7 @@ def host(spec: GroupSpec) -> dict[str, Hosted]:
     if not spec.policies:
         raise ValueError(f"group {spec.name!r} has no policies: map a role to one, or leave the group out")
     models = _Models(spec)
-    tokenizer = load_tokenizer(spec.model)
+    tokenizer = load_tokenizer(model_path(spec.model))
     hosted: dict[str, Hosted] = {}
     for name, given in spec.policies.items():
         hosted[name] = Hosted(name, given, models.parameters(name, given), None, None)
@@ -81,7 +82,7 @@ def host(spec: GroupSpec) -> dict[str, Hosted]:
     for policy in hosted.values():  # after all adapters exist, because engines copy the model
         if policy.spec.learning is not None:
             inspection = Path(spec.folder) / "failed-updates" if spec.folder else None
-            reference = models.reference(policy.spec) if policy.spec.reference else None
+            reference = models.reference(policy.name, policy.spec) if policy.spec.reference else None
             policy.learner = Learner(
                 policy.name,
                 policy.parameters,
@@ -102,12 +103,12 @@ class _Models:
 
     def __init__(self, spec: GroupSpec) -> None:
         self.spec = spec
-        self.base = load_model(spec.model).requires_grad_(False)
+        self.base = _load(f"groups.{spec.name}.model", spec.model).requires_grad_(False)
         self.frozen: dict[str, Llama] = {}
 
     def parameters(self, name: str, policy: PolicySpec) -> Parameters:
         if policy.adapter is None:
-            return Parameters(self._fresh(policy.init), critic=policy.critic)
+            return Parameters(self._fresh(name, policy.init), critic=policy.critic)
         with torch.random.fork_rng(devices=[]):
             # an adapter's beginning depends on the seed and its name alone
             torch.manual_seed(self.spec.seed ^ zlib.crc32(name.encode()))
@@ -116,16 +117,25 @@ class _Models:
             parameter.requires_grad_(False)
         return Parameters(self.base, name, policy.critic)
 
-    def reference(self, policy: PolicySpec) -> Parameters:
+    def reference(self, name: str, policy: PolicySpec) -> Parameters:
         """What the policy was before it learned. An adapter's is the base, which is there anyway."""
         if policy.adapter is not None:
             return Parameters(self.base)
         if policy.init not in self.frozen:
-            self.frozen[policy.init] = self._fresh(policy.init)
+            self.frozen[policy.init] = self._fresh(name, policy.init)
         return Parameters(self.frozen[policy.init])
 
-    def _fresh(self, init: str) -> Llama:
-        return (load_model(init) if init else without_adapters(self.base)).requires_grad_(False)
+    def _fresh(self, name: str, init: str) -> Llama:
+        model = _load(f"policies.{name}.init", init) if init else without_adapters(self.base)
+        return model.requires_grad_(False)
+
+
+def _load(key: str, model: str) -> Llama:
+    """The model that a key of the config names; where there is none, the error names the key."""
+    try:
+        return load_model(model_path(model))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{key}: {error}") from error
 
 
 def _engine(spec: GroupSpec, model: Llama, tokenizer: Any) -> Engine:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..agents import model_path
 from ..agents.team import NAMED
 from ..envs.registry import spec
 from .algorithms import make_algorithm
@@ -78,8 +79,11 @@ def check(config: RunConfig) -> None:
 
 
 def check_references(config: RunConfig) -> None:
-    """A policy names a group and a critic that are there, and the map names players that are."""
+    """Models are named as models are, and what a policy and the map name is there."""
+    for name, group in config.groups.items():
+        check_model(f"groups.{name}.model", group.model)
     for name, policy in config.policies.items():
+        check_model(f"policies.{name}.init", policy.init)
         if policy.group not in config.groups:
             raise ConfigError(
                 f"policies.{name}.group: there is no group {policy.group!r}; groups: {', '.join(config.groups)}"
@@ -93,6 +97,14 @@ def check_references(config: RunConfig) -> None:
                 f"map.{seat}: {player!r} is neither a policy ({', '.join(config.policies)}) nor a fixed player "
                 "(scripted, random, openai:MODEL@URL, …)"
             )
+
+
+def check_model(key: str, model: str) -> None:
+    """Not whether it is there: that is seen where it is loaded, which may be another machine."""
+    try:
+        model_path(model)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def check_algorithm(name: str, config: RunConfig) -> None:

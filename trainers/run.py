@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..agents import TINY
 from ..agents.team import BoundTeam, Team, TeamError
 from ..envs.arena import Arena
 from ..envs.branch import check_forks
@@ -125,7 +124,7 @@ class Run:
         self.specs = {
             name: GroupSpec(
                 name=name,
-                model=str(TINY) if group.model == "tiny" else group.model,
+                model=group.model,
                 policies=specs[name],
                 slots=group.slots,
                 context=group.context,

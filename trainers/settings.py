@@ -98,7 +98,7 @@ class PolicySpec:
     reference: bool = False
     """Keep the first parameters, frozen, for a KL penalty."""
     init: str = ""
-    """A model directory to begin from instead of the group's base (full parameters only)."""
+    """A model to begin from instead of the group's base, named as there (full parameters only)."""
     sampling: Sampling = Sampling()
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class GroupSpec:
 
     name: str
     model: str
-    """A Hugging Face directory (or a .gguf file) of the Llama family."""
+    """Of the Llama family: "tiny" (embedded), "hf:PATH" or PATH, a Hugging Face directory or a .gguf file."""
     policies: dict[str, PolicySpec] = field(default_factory=dict)
     slots: int = 64
     """Requests that are generated side by side."""

@@ -114,10 +114,10 @@ def warmstart(
     from transformers import AutoModelForCausalLM
     from trl import SFTConfig, SFTTrainer
 
-    from ..agents import TINY
+    from ..agents import model_path
     from ..agents.weights import load_tokenizer
 
-    path = TINY if str(model) == "tiny" else Path(model)
+    path = model_path(model)
     tokenizer = load_tokenizer(path)
     network = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
     config = SFTConfig(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from unitymas.agents import TINY, model_path
 from unitymas.agents.policies import Call
 from unitymas.agents.weights import load_model
 from unitymas.trainers.algorithms import make_algorithm
@@ -53,6 +54,21 @@ def signals(ids: list[str]) -> list[Signal]:
 
 def halves(ids: list[str]) -> list[list[str]]:
     return [ids[: len(ids) // 2], ids[len(ids) // 2 :]]
+
+
+def test_a_model_is_named_as_in_a_team(tiny_llama: str) -> None:
+    """A group's base and a policy's own beginning: tiny, hf:PATH, PATH."""
+    assert model_path("tiny") == model_path(f"hf:{TINY}") == model_path(TINY) == TINY
+    assert model_path("hf:a/b.gguf") == model_path("a/b.gguf") == Path("a/b.gguf")
+    policies = {"own": PolicySpec(init=tiny_llama), "base": PolicySpec()}
+    hosted = ModelGroup(spec("tiny", policies)).hosted
+    assert hosted["base"].parameters.model.shape == load_model(TINY).shape
+    assert hosted["own"].parameters.model.shape == load_model(tiny_llama).shape
+    hosted = ModelGroup(
+        spec(f"hf:{tiny_llama}", {"own": PolicySpec(init="tiny"), "base": PolicySpec()})
+    ).hosted
+    assert hosted["base"].parameters.model.shape == load_model(tiny_llama).shape
+    assert hosted["own"].parameters.model.shape == load_model(TINY).shape
 
 
 def test_a_step(tiny_llama: str) -> None:

@@ -207,6 +207,12 @@ def test_a_run_does_not_write_over_another(tiny_llama, tmp_path):
         (["k=0"], "k: must be at least 1"),
         (["runtime=cluster"], "runtime: 'cluster' is none of local, ray"),
         (["recipe=defalt"], "unknown recipe"),
+        (
+            ["groups.*.model=openai:m@url"],
+            "groups.team.model: 'openai:m@url' plays, but is no model; give tiny",
+        ),
+        (["groups.team.model=run:r/1"], "groups.team.model: .* name one of its policies, PATH/policies/NAME"),
+        (["policies.team.init=run:r/1"], "policies.team.init: 'run:r/1' plays, but is no model"),
         (["steps"], "overrides look like a.b=c"),
         (["deterministic=true", "episode_seconds=3"], "cannot be deterministic"),
     ],
@@ -234,8 +240,11 @@ def test_mapping_mistakes_are_found_before_anything_is_loaded(more, says, tmp_pa
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no model at nowhere"):
-        train("pair-test", directory=tmp_path / "a", preset="shared", **settings("nowhere"))
+    with pytest.raises(FileNotFoundError, match=r"groups\.team\.model: no model at nowhere"):
+        train("pair-test", directory=tmp_path / "a", preset="shared", **settings("hf:nowhere"))
+    with pytest.raises(FileNotFoundError, match=r"policies\.team\.init: no model at nowhere"):
+        more = settings("tiny", policies={"*": {"init": "nowhere"}})
+        train("pair-test", directory=tmp_path / "b", preset="shared", **more)
 
 
 def test_dry_run_prints_a_config_that_reads_back(capsys, tmp_path):
