@@ -10,6 +10,7 @@ from unitymas.envs.trace import Trace
 from unitymas.envs.workflow import WorkflowError
 from unitymas.envs.workflows.games import GAMES
 from unitymas.envs.workflows.games.game import tasks
+from unitymas.envs.workflows.games.teams import GameTeam
 from unitymas.rewards.games import SCALES, GameCredit, dense, waste
 
 LINE = {"id": "line", "game": "planpath", "start": "P . . G\n. . . ."}
@@ -270,6 +271,15 @@ def test_renders_and_difficulties():
 def test_bad_settings_are_named(how, error, says):
     with pytest.raises(error, match=says):
         unitymas.make("planpath-solo", **how)
+
+
+def test_a_team_without_a_program_is_named():
+    class Half(GameTeam):
+        def make_roles(self):
+            return ()
+
+    with pytest.raises(TypeError, match="decide"):
+        Half("blocksworld")
 
 
 def test_bad_tasks_are_named():

@@ -18,6 +18,7 @@ from unitymas.trainers import algorithms
 from unitymas.trainers.algorithms import (
     Algorithm,
     Plan,
+    PolicyGradient,
     Tree,
     config_of,
     list_algorithms,
@@ -142,6 +143,15 @@ def test_the_example_of_the_docs(registry: None, ragged: Callable[..., Any]) -> 
     best = max(range(len(signals)), key=lambda i: signals[i].advantage or 0)
     assert signals[best].advantage != 0
     assert algorithm.advantages(Table([]), np.zeros(0, np.int64), {}) == []
+
+
+def test_what_an_algorithm_lacks_is_named_when_it_is_made(registry: None) -> None:
+    class Half(PolicyGradient):
+        name = "half"
+
+    register_algorithm("half", Half)
+    with pytest.raises(TypeError, match="advantages"):
+        make_algorithm("half")
 
 
 def test_by_import_path_and_never_twice(registry: None) -> None:

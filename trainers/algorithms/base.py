@@ -11,6 +11,7 @@ torch before `loss` is called.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -96,7 +97,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Algorithm:
+class Algorithm(ABC):
     """The contract. One object per policy; its fields are its config and never change during a run."""
 
     name: ClassVar[str] = ""
@@ -122,9 +123,9 @@ class Algorithm:
         """(env_id, task) worth training on: the others are drawn anew where `Plan.resample` allows it."""
         return {(row.env_id, row.task) for row in table.rows}
 
+    @abstractmethod
     def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
         """One signal for each row of `mine`. `table` holds every policy's rows; `state` is kept in checkpoints."""
-        raise NotImplementedError
 
     def metrics(self, table: Table, mine: Ints, signals: list[Signal]) -> dict[str, float]:
         """What to log about the step's advantages."""
@@ -137,9 +138,9 @@ class Algorithm:
 
         return count(thin)
 
+    @abstractmethod
     def loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
         """A micro-batch's share of the mini-batch's loss, and of its metrics."""
-        raise NotImplementedError
 
     def signals(self, table: Table, mine: Ints, weight: Floats | None = None, **columns: Any) -> list[Signal]:
         """Signals from columns over the whole table, with this config's weights, masks and units."""

@@ -12,6 +12,7 @@ malformed reply neither moves nor approves: it costs a step.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,7 +56,7 @@ def _choice(options: Solution) -> Choice:
     return Choice(*options)
 
 
-class GameTeam(Workflow):
+class GameTeam(Workflow, ABC):
     """What the three have in common: a board that moves on with each turn, until solved or out of steps.
 
     `difficulty` is a level's name or settings of the game's own; `moves` is the most a turn may make;
@@ -85,13 +86,13 @@ class GameTeam(Workflow):
         self.task_seed = task_seed
         self.roles = self.make_roles()
 
+    @abstractmethod
     def make_roles(self) -> tuple[Role, ...]:
         """The roles, told this game's rules."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def decide(self, ep: Episode, board: str, last: str) -> tuple[Solution, dict[str, Solution]]:
         """The moves to make, and what each role had proposed. `last` says what became of the last turn."""
-        raise NotImplementedError
 
     def make_tasks(self, split: str, size: int | None) -> DataSet:
         """The environment's own tasks."""
