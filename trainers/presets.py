@@ -22,8 +22,8 @@ KIN: tuple[tuple[str, ...], ...] = (
 PRESETS = ("shared", "separate", "partial")
 
 
-def preset(name: str, roles: Sequence[str], policy: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The `groups`, `policies` and `map` of a preset, for these roles; `policy` is laid under each policy."""
+def preset(name: str, roles: Sequence[str]) -> dict[str, Any]:
+    """The `groups`, `policies` and `map` of a preset, for these roles."""
     if name not in PRESETS:
         near = get_close_matches(name, PRESETS, n=1)
         raise ValueError(
@@ -36,7 +36,7 @@ def preset(name: str, roles: Sequence[str], policy: dict[str, Any] | None = None
     for members in shares:
         own = "team" if len(members) == len(roles) else "-".join(members)
         tree["groups"][own] = {}
-        tree["policies"][own] = {**(policy or {}), "group": own}
+        tree["policies"][own] = {"group": own}
         tree["map"].update({role: own for role in members} if own != "team" else {"*": own})
     return tree
 

@@ -34,29 +34,27 @@ def resolve(
         tree = merge(tree, {"env": {"id": id}})
     if preset_name is not None:
         tree = over_preset(preset_name, tree)
-    config: RunConfig = build(RunConfig, with_common_policy(tree))
+    for section, alone in (("groups", "main"), ("policies", "team")):
+        tree = spread(tree, section, alone)
+    config: RunConfig = build(RunConfig, tree)
     check(config)
     return config
 
 
 def over_preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The preset for the roles of the environment that is given, under what is given; "*" is laid under every group."""
+    """The preset for the roles of the environment that is given, under what is given."""
     env = given.get("env") or {}
     workflow = spec(env.get("id", "mask-hotpotqa")).make_workflow(**(env.get("args") or {}))
-    common = given.get("policies", {}).get("*", {})
-    tree = merge(preset(name, [role.name for role in workflow.roles], common), given)
-    shared = given.get("groups", {}).get("*", {})
-    tree["groups"] = {n: merge(shared, group) for n, group in tree["groups"].items() if n != "*"}
-    return tree
+    return merge(preset(name, [role.name for role in workflow.roles]), given)
 
 
-def with_common_policy(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree with "*" laid under every policy; alone, it is the team's."""
-    if "policies" not in tree:
+def spread(tree: dict[str, Any], section: str, alone: str) -> dict[str, Any]:
+    """The tree with a section's "*" laid under every one there; by itself, it is that of the default one."""
+    if "*" not in tree.get(section, {}):
         return tree
-    common = tree["policies"].get("*", {})
-    named = {n: merge(common, policy) for n, policy in tree["policies"].items() if n != "*"}
-    return {**tree, "policies": named or {"team": merge({}, common)}}
+    common = tree[section]["*"]
+    named = {name: merge(common, own) for name, own in tree[section].items() if name != "*"}
+    return {**tree, section: named or {alone: common}}
 
 
 def check(config: RunConfig) -> None:

@@ -261,6 +261,16 @@ def test_dry_run_prints_a_config_that_reads_back(capsys, tmp_path):
     assert dump(again) == text
 
 
+@pytest.mark.parametrize("name", [None, "separate"])
+def test_a_star_is_laid_under_every_group_and_policy(name):
+    overrides = ["groups.*.slots=7", "policies.*.learning.lr=1e-4"]
+    found = resolve("pair-test", preset_name=name, overrides=overrides)
+    assert {group.slots for group in found.groups.values()} == {7} and "*" not in found.groups
+    assert {policy.learning.lr for policy in found.policies.values()} == {1e-4} and "*" not in found.policies
+    if name is None:
+        assert set(found.groups) == {"main"} and set(found.policies) == {"team"}
+
+
 def test_metrics_are_one_json_line_each(tiny_llama, tmp_path):
     run = train("pair-test", directory=tmp_path / "a", preset="shared", **settings(tiny_llama, steps=1))
     for line in (run.dir / "metrics.jsonl").read_text().splitlines():
