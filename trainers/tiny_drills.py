@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -38,9 +38,10 @@ from ..envs.drivers import play
 from ..envs.registry import make_arena, spec
 from ..envs.tools.base import Tool
 from ..envs.workflows.games import GAMES
+from ..envs.workflows.mask import NOTHING, Step, hops_of, steps_in, view
+from ..envs.workflows.parts import UNKNOWN
 
 Lesson = tuple[dict[str, str], ...]
-UNKNOWN, NOTHING = "unknown", "No useful information"
 
 MIX = {
     "mask-hotpotqa": 10, "mask-nq": 1, "rag-hotpotqa": 2, "rag-evidence-hotpotqa": 2, "rag-summary-hotpotqa": 2,
@@ -164,11 +165,10 @@ def decision(dice: Dice, row: Mapping[str, Any]) -> Lesson:
         steps.insert(dice.below(len(steps) + 1), (question, dice.pick((UNKNOWN, NOTHING))))
     if dice.random() < 0.3:
         steps = dice.shuffled(steps)
-    told = "\n".join(f"t{i}: {asked} | {answer}" for i, (asked, answer) in enumerate(steps, 1))
     answer = said if all(known) else UNKNOWN
     return (
         {"role": "system", "content": system_text("mask-hotpotqa", "answerer")},
-        {"role": "user", "content": f"Steps:\n{told}\nQuestion: {question}"},
+        {"role": "user", "content": view(question, [Step(*step) for step in steps])},
         {"role": "assistant", "content": f"<final_answer>{answer}</final_answer>"},
     )
 
@@ -206,12 +206,6 @@ class Apprentice:
         return reply
 
 
-def hops_of(call: Call) -> Sequence[Mapping[str, str]]:
-    """The simple questions that lead to the answer."""
-    hops: Sequence[Mapping[str, str]] = call.task.reference["hops"]
-    return hops
-
-
 def is_bridge(call: Call) -> bool:
     """Whether the second hop needs the answer of the first."""
     hops = hops_of(call)
@@ -222,12 +216,6 @@ def askable(call: Call) -> list[str]:
     """What can be asked at the start: a bridge's second hop cannot, its middle is not known yet."""
     hops, question = hops_of(call), call.task.view["question"]
     return [hops[0]["question"], question] if is_bridge(call) else [hop["question"] for hop in hops]
-
-
-def steps_in(text: str) -> list[tuple[str, str]]:
-    """The steps that a prompt of M-ASK tells."""
-    lines = re.findall(r"^t\d+: (.*) \| (.*)$", text, re.MULTILINE)
-    return [(question, answer) for question, answer in lines]
 
 
 def known_in(call: Call) -> dict[str, str]:
