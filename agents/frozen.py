@@ -52,16 +52,18 @@ def freeze(value: Any) -> Any:
     if kind in _FROZEN:
         return value
     if kind is dict:
-        if not _all_frozen(map(type, value.values())):
-            value = {k: freeze(v) for k, v in value.items()}
+        for inner in value.values():
+            if type(inner) not in _FROZEN:
+                return FrozenDict({k: freeze(v) for k, v in value.items()})
         return FrozenDict(value)
     if issubclass(kind, tuple):
-        if _all_frozen(map(type, value)):
-            return value
-        frozen = map(freeze, value)
-        return kind(*frozen) if hasattr(kind, "_fields") else tuple(frozen)  # a named tuple stays one
+        for inner in value:
+            if type(inner) not in _FROZEN:
+                frozen = [freeze(v) for v in value]
+                return kind(*frozen) if hasattr(kind, "_fields") else tuple(frozen)  # a named tuple stays one
+        return value
     if issubclass(kind, list):
-        return tuple(map(freeze, value))
+        return tuple([freeze(v) for v in value])
     if issubclass(kind, FrozenDict):
         return value
     if issubclass(kind, Mapping):
@@ -72,4 +74,3 @@ def freeze(value: Any) -> Any:
 
 
 _FROZEN = frozenset({str, int, float, bool, type(None), bytes, FrozenDict, View})
-_all_frozen = _FROZEN.issuperset
