@@ -53,7 +53,7 @@ def take(execution: Execution, node: Node, said: str | Answer) -> None:
 def play(execution: Execution, team: BoundTeam, arena: Arena, episode: str = "") -> Trace:
     """Play one episode to its end, blocking; an error in `run` is recorded in the trace, a policy's raises."""
     scorer = arena.scorer(execution.task)
-    while execution.ended is Ended.NO:
+    while execution.pending:  # nothing is, once it has ended
         for node in execution.pending:
             if node.kind == "use":
                 arena.toolbox.call(execution, node)
@@ -104,8 +104,7 @@ async def _answer_all(
     scorer: Any,
     order: Callable[[list[Node]], list[Node]] | None,
 ) -> None:
-    while execution.ended is Ended.NO:
-        pending = execution.pending
+    while pending := execution.pending:
         if len(pending) == 1:
             await _answer(execution, pending[0], team, arena, episode)
         else:

@@ -173,7 +173,7 @@ class Rounds:
                     if node is None:  # the first round
                         self._run(branch, None)
                     elif node.error is None:
-                        self._run(branch, node.reply if node.kind == "act" else node.result)
+                        self._run(branch, node.reply or node.result)  # an act's, or a tool's
                     else:
                         self._run(branch, None, ToolError(node.error))
                     if self.ended is not GOES_ON:
@@ -376,7 +376,7 @@ class Rounds:
     def _end(self, ended: Ended, reason: str) -> None:
         self.ended, self.reason = ended, reason
         self.pending = []
-        for branch in self._open_branches():
+        for branch in self._open_branches() if self._joins else (self._root,):
             _close(branch.coroutine)
         self._next = []
 

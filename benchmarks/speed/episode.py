@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ...agents.frozen import freeze
 from ...envs.drivers import call_for
-from ...envs.execution import Ended, Execution
+from ...envs.execution import Execution
 from ...envs.registry import make
 
 REPLIES = {
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] = ()) -> int:
 
     def play(requests: int | None = None) -> Execution:
         execution = arena.start(task, 1)
-        while execution.ended is Ended.NO:
+        while execution.pending:
             for node in execution.pending:
                 if requests is not None and len(execution.nodes) > requests:
                     return execution
