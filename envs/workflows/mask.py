@@ -42,13 +42,13 @@ _STEP = re.compile(r"^t\d+: (.*) \| (.*)$", re.MULTILINE)
 def read_plan(text: str) -> dict[str, Any]:
     """<q1>…</q1><a1>…</a1> up to five times, then <final_answer>…</final_answer>"""
     steps: list[Step] = []
-    at = 0
-    for match in _PAIR.finditer(text[:20_000]):
-        if match.start() != at:
-            break
-        steps.append(Step(match[2].strip(), match[3].strip() or UNKNOWN))
-        at = match.end()
-    numbered = all(m[1] == str(i) for i, m in enumerate(_PAIR.finditer(text[:20_000]), 1))
+    at, numbered = 0, True
+    for count, match in enumerate(_PAIR.finditer(text[:20_000]), 1):
+        number, question, answer = match.groups()
+        numbered = numbered and number == str(count)
+        if match.start() == at:  # after a gap, none does any more
+            steps.append(Step(question.strip(), answer.strip() or UNKNOWN))
+            at = match.end()
     final = _FINAL.fullmatch(text, at)
     questions = [s.question for s in steps]
     distinct = numbered and all(questions) and len(set(questions)) == len(questions)
@@ -74,8 +74,8 @@ def read_search(text: str) -> dict[str, Any]:
 def read_evidence(text: str) -> str:
     """<evidence>at most 75 words</evidence> or No useful information"""
     whole = _EVIDENCE.fullmatch(text)
-    if whole and whole[1].strip() and len(whole[1].split()) <= 75 and "<evidence>" not in whole[1]:
-        return whole[1].strip()
+    if whole and (said := whole[1].strip()) and len(said.split()) <= 75 and "<evidence>" not in said:
+        return said
     if text.strip().rstrip(".").casefold() == NOTHING.casefold():
         return NOTHING
     raise FormatError("evidence of at most 75 words", first_line(text) or NOTHING)
@@ -104,7 +104,9 @@ def filed(steps: Sequence[Step], filing: Mapping[str, Any], new: Step) -> list[S
 
 def told(steps: Sequence[Step]) -> str:
     """The trajectory as the roles read it."""
-    return "\n".join(f"t{i}: {s.question} | {s.answer}" for i, s in enumerate(steps, 1)) or "none"
+    return (
+        "\n".join([f"t{i}: {question} | {answer}" for i, (question, answer) in enumerate(steps, 1)]) or "none"
+    )
 
 
 def steps_in(text: str) -> list[Step]:
