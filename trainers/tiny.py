@@ -153,38 +153,6 @@ def walk(rng: random.Random, vocabulary: int, length: int = 64) -> Example:
     return Example(ids, learned, of_world=False)
 
 
-def lookups(rng: random.Random, marks: Sequence[int], pool: Sequence[int], level: float) -> Example:
-    """Lines that tell properties of names, then questions; every word is random. Learned: the values asked for.
-
-    What a value is does not tell which to give, only whose it is and which property. Up to level 1 names grow from
-    one word to two; up to level 2 idle words come between, more and more, as in sentences.
-    """
-    line, colon, ask = marks
-    entries, kinds = rng.randint(3, 7), rng.randint(1, 3)
-    two = rng.random() < level
-    drawn = iter(rng.sample(pool, entries * (2 + kinds) + kinds))
-    kept = list(islice(drawn, kinds))
-    names = [list(islice(drawn, 2 if two else 1)) for _ in range(entries)]
-    if two and rng.random() < 0.3:  # two names may share a word
-        names[0][rng.randrange(2)] = names[1][rng.randrange(2)]
-    values = {(i, kind): next(drawn) for i in range(entries) for kind in kept}
-    idle = max(0.0, level - 1.0)
-
-    def between() -> list[int]:
-        return rng.choices(pool, k=rng.randint(0, 4)) if rng.random() < idle else []
-
-    ids: list[int] = []
-    for i, name in enumerate(names):
-        ids += [line, *name, colon]
-        for kind in rng.sample(kept, kinds):
-            ids += [*between(), kind, values[i, kind]]
-    learned = [0.0] * len(ids)
-    for i, kind in rng.choices(list(values), k=min(2 * len(values), 12)):
-        ids += [line, *between(), kind, *names[i], ask, values[i, kind]]
-        learned += [0.0] * (len(ids) - len(learned) - 1) + [1.0]
-    return Example(ids, learned, of_world=False)
-
-
 def results(rows: Iterator[Mapping[str, Any]], tokenizer: Any, problems: int = 12) -> Example:
     """The working of so many problems; learned: what follows an equals sign."""
     text = " ".join(row["solution"] for row in islice(rows, problems))
@@ -260,32 +228,9 @@ def learn_induction(learner: Learner, seed: int, steps: int, batch: int = 64) ->
         raise RuntimeError(f"copying works {right:.0%} of the time after {steps} steps; give more")
 
 
-def learn_lookups(learner: Learner, tokenizer: Any, seed: int, steps: int, batch: int = 24) -> None:
-    """Questions about random lines, harder as soon as four of five are right."""
-    rng = random.Random(seed)
-    marks, others = vocabulary_of(tokenizer)
-    level, right = 0.0, 0.0
-    for step in range(steps):
-        levels = [level if rng.random() < 0.7 else level * rng.random() for _ in range(batch)]
-        loss, now = learner.step(
-            [lookups(rng, marks, others, own) for own in levels], min(1.0, (step + 1) / 25)
-        )
-        right = 0.9 * right + 0.1 * now
-        level = min(2.0, level + 0.02 * (right > 0.8))
-        if step % 25 == 24:
-            report(learner, "lookups", step + 1, loss, right, f"level {level:.2f}")
-
-
-def vocabulary_of(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Line break, colon and question mark; and every other token that stands for text."""
-    marks = [tokenizer(mark, add_special_tokens=False)["input_ids"][-1] for mark in ("a\n", "a:", "a?")]
-    return marks, sorted(set(range(len(tokenizer))) - set(marks) - set(tokenizer.all_special_ids))
-
-
 @dataclass
 class Lessons(IterableDataset[list[Example]]):
-    """Batches of about `tokens` tokens: lessons that were shuffled in a pool, with some random repeats, look-ups and
-    sums."""
+    """Batches of about `tokens` tokens: lessons that were shuffled in a pool, with some random repeats and sums."""
 
     tokenizer: Any
     seed: int
@@ -297,7 +242,6 @@ class Lessons(IterableDataset[list[Example]]):
         rng = random.Random(self.seed)
         size = len(self.tokenizer)
         lessons = School(self.seed).lessons(self.drills)
-        marks, others = vocabulary_of(self.tokenizer)
         rows = chain.from_iterable(sums("train", 4096, seed) for seed in count())
         pool: list[list[Example]] = []
         while True:
@@ -305,8 +249,7 @@ class Lessons(IterableDataset[list[Example]]):
             rng.shuffle(pool)
             while len(pool) > 128:
                 batch = [repeats(rng, size, rng.choice((32, 64, 128))) for _ in range(2)]
-                batch += [lookups(rng, marks, others, 2 * rng.random() ** 0.5) for _ in range(5)]
-                batch += [results(rows, self.tokenizer) for _ in range(4)]
+                batch += [results(rows, self.tokenizer) for _ in range(6)]
                 room = self.tokens - sum(len(example.ids) for example in batch)
                 while pool and room > 0:
                     group = pool.pop()
@@ -388,7 +331,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--induction", type=int, default=400, help="steps of induction (0: skip it)")
-    parser.add_argument("--lookups", type=int, default=900, help="steps of look-ups (0: skip them)")
     parser.add_argument("--steps", type=int, default=2500, help="steps of lessons")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens of lessons a step")
     parser.add_argument(
@@ -414,9 +356,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         tokenizer, model = AutoTokenizer.from_pretrained(args.start), load_model(args.start)
     if args.induction:
         learn_induction(Learner(model), args.seed, args.induction)
-    if args.lookups:
-        learn_lookups(Learner(model, args.rate), tokenizer, args.seed, args.lookups)
-        save(model, tokenizer, args.out)
     held_out = torch.zeros(len(tokenizer))
     held_out[tokenizer.convert_tokens_to_ids([w.replace(" ", "Ġ") for w in held_out_words()])] = -1e4
     learner = Learner(model, args.rate, held_out)

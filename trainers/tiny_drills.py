@@ -15,23 +15,21 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from ..agents.policies import Call
 from ..agents.team import Team
 from ..envs.data.mini import words
-from ..envs.data.mini.passages import block_passages, tell
+from ..envs.data.mini.passages import block_passages
 from ..envs.data.mini.programs import run_solution
 from ..envs.data.mini.questions import block_questions, comparison, entity_questions
+from ..envs.data.mini.sums import sums
 from ..envs.data.mini.world import (
     COMPANIES_PER_BLOCK,
     ENTITIES_PER_BLOCK,
-    Company,
     Dice,
     Entity,
-    Person,
-    Town,
-    Work,
     World,
 )
 from ..envs.drivers import play
@@ -73,11 +71,10 @@ READERS = (
 
 def reading(dice: Dice, blocks: int) -> list[Lesson]:
     """Simple questions about the same few passages, a lesson each; some cannot be answered."""
-    world, crowd = World("train", dice.below(4)), dice.random()
-    if crowd < 0.3:
-        told_of = neighbours(world, dice.below(blocks))
-    else:
-        told_of = alike(world, dice, blocks, dice.below(ENTITIES_PER_BLOCK), strange=crowd > 0.65)
+    world = World("train", dice.below(4))
+    near = dice.random() < 0.4
+    place = dice.below(ENTITIES_PER_BLOCK)
+    told_of = neighbours(world, dice.below(blocks)) if near else alike(world, dice, blocks, place)
     several = 1 + int(6 * dice.random() ** 2)  # one passage often: there reading is learned first
     here = dice.shuffled(told_of)[:several]
     titles = {passage["title"] for _, passage in here}
@@ -103,37 +100,10 @@ def neighbours(world: World, number: int) -> list[tuple[Entity, dict[str, str]]]
     return list(zip(world.block(number).entities, block_passages(world, number), strict=True))
 
 
-def alike(
-    world: World, dice: Dice, blocks: int, place: int, strange: bool = False
-) -> list[tuple[Entity, dict[str, str]]]:
+def alike(world: World, dice: Dice, blocks: int, place: int) -> list[tuple[Entity, dict[str, str]]]:
     """Entities of one kind from several blocks: only the name tells which passage answers."""
-    found = [neighbours(world, dice.below(blocks))[place] for _ in range(8)]
-    if strange:
-        strangers = [stranger(entity, dice) for entity, _ in found]
-        found = [(e, {"title": e.name, "text": tell(e, dice)}) for e in strangers]
+    found = (neighbours(world, dice.below(blocks))[place] for _ in range(8))
     return list({entity.name: (entity, passage) for entity, passage in found}.values())
-
-
-def stranger(entity: Entity, dice: Dice) -> Entity:
-    """One of this kind with any words for names and values: its looks tell nothing, only what is said of it."""
-
-    def name() -> str:
-        return " ".join(dice.two(ANY_WORD))
-
-    def town() -> Town:
-        return Town(name(), dice.pick(ANY_WORD), dice.pick(ANY_WORD), dice.pick(words.YEARS))
-
-    def person() -> Person:
-        return Person(name(), town(), town(), dice.pick(words.YEARS), dice.pick(ANY_WORD))
-
-    if isinstance(entity, Town):
-        return town()
-    if isinstance(entity, Person):
-        return person()
-    year, said = dice.pick(words.YEARS), dice.pick(ANY_WORD)
-    if isinstance(entity, Work):
-        return Work(name(), entity.kind, person(), person(), year, said)
-    return Company(name(), person(), person(), town(), year, said)
 
 
 def deciding(dice: Dice, blocks: int) -> list[Lesson]:
@@ -173,7 +143,24 @@ def decision(dice: Dice, row: Mapping[str, Any]) -> Lesson:
     )
 
 
-DRILLS = (reading,) * 3 + (deciding, comparing)
+def solving(dice: Dice, blocks: int) -> list[Lesson]:
+    """Problems with their working, told at once."""
+    system = {"role": "system", "content": system_text("math-deepscaler", "solver")}
+    problems = islice(sums("train", 1 << 30, dice.below(1 << 30)), 16)
+    return [
+        (
+            system,
+            {"role": "user", "content": f"Problem: {row['problem']}"},
+            {
+                "role": "assistant",
+                "content": f"<solution>{row['solution']}</solution><answer>{row['answer']}</answer>",
+            },
+        )
+        for row in problems
+    ]
+
+
+DRILLS = (reading,) * 3 + (deciding, comparing, solving)
 """As often as each is listed."""
 
 
