@@ -62,11 +62,11 @@ def read_plan(text: str) -> dict[str, Any]:
 
 def read_search(text: str) -> dict[str, Any]:
     """<search>query</search> or <end>"""
-    if _END.fullmatch(text):
-        return {"end": True}
     whole = _SEARCH.fullmatch(text)
     if whole and (query := whole[1].strip()) and "<" not in query:
         return {"search": query}
+    if _END.fullmatch(text):
+        return {"end": True}
     query = "" if _END.match(text) else first_line(text)
     raise FormatError("one <search>…</search> or <end>", {"search": query} if query else {"end": True})
 
@@ -104,9 +104,7 @@ def filed(steps: Sequence[Step], filing: Mapping[str, Any], new: Step) -> list[S
 
 def told(steps: Sequence[Step]) -> str:
     """The trajectory as the roles read it."""
-    return (
-        "\n".join([f"t{i}: {question} | {answer}" for i, (question, answer) in enumerate(steps, 1)]) or "none"
-    )
+    return "\n".join([f"t{i}: {asked} | {known}" for i, (asked, known) in enumerate(steps, 1)]) or "none"
 
 
 def steps_in(text: str) -> list[Step]:
