@@ -11,7 +11,7 @@ Shapes: T packed tokens, B segments of a bucket, Q queries and S keys of its lon
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -120,7 +120,8 @@ class Buckets:
     ) -> None:
         """`alone`: one span a bucket, so that no result depends on what else is in the row."""
         self.groups = [[i] for i in range(len(spans))] if alone else self._cut(spans)
-        self.queries: list[Tensor] = []  # per bucket [B, Q]: rows of the queries
+        self.shapes: list[tuple[int, int]] = []  # per bucket (B, Q)
+        rows: list[Tensor] = []  # per bucket [B * Q]: rows of the queries
         self.masks: list[Tensor] = []  # per bucket [B, Q, S], to be added to the scores
         landed: list[Tensor] = []
         offset = 0
@@ -132,9 +133,11 @@ class Buckets:
                 queries[b, : spans[i].n] = spans[i].start + own
                 landed.append(torch.stack((spans[i].start + own, offset + b * longest + own)))
             offset += queries.numel()
-            self.queries.append(queries.to(device))
+            self.shapes.append((len(group), longest))
+            rows.append(queries.flatten())
             self.masks.append(self._mask([spans[i] for i in group], longest, dtype).to(device))
         places = torch.cat(landed, 1)
+        self.rows = torch.cat(rows).to(device)
         self.back = places[1][places[0].argsort()].to(device)  # token -> its row in the buckets' outputs
 
     def _cut(self, spans: Sequence[Span]) -> list[list[int]]:
@@ -159,13 +162,14 @@ class Buckets:
         hidden = torch.arange(max(s.context + s.n for s in spans)) > last_seen[:, :, None]
         return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
-    def attend(self, q: Tensor, keys_values: Callable[[int], tuple[Tensor, Tensor]]) -> Tensor:
+    def attend(self, q: Tensor, keys_values: Iterable[Sequence[Tensor]]) -> Tensor:
         """q [T, H, D] -> [T, H, D], given k and v [B, K, S, D] of each bucket."""
-        parts = []
-        for b, (rows, mask) in enumerate(zip(self.queries, self.masks, strict=True)):
-            k, v = keys_values(b)
-            parts.append(attend(q[rows].transpose(1, 2), k, v, mask).transpose(1, 2).flatten(0, 1))
-        return torch.cat(parts)[self.back]
+        gathered = q.index_select(0, self.rows).split([b * n for b, n in self.shapes])
+        parts = [
+            attend(own.unflatten(0, shape).transpose(1, 2), k, v, mask).transpose(1, 2).flatten(0, 1)
+            for own, shape, (k, v), mask in zip(gathered, self.shapes, keys_values, self.masks, strict=True)
+        ]
+        return torch.cat(parts).index_select(0, self.back)
 
 
 class PackedAttention:
@@ -178,15 +182,19 @@ class PackedAttention:
             for s, rows in zip(segments, seen, strict=True)
         ]
         self.buckets = Buckets(spans, dtype, device)
-        self.keys = [
-            pad_sequence([seen[i] for i in g], batch_first=True).to(device) for g in self.buckets.groups
-        ]
+        keys = [pad_sequence([seen[i] for i in g], batch_first=True) for g in self.buckets.groups]
+        self.shapes = [(len(own), own.shape[1]) for own in keys]
+        self.keys = torch.cat([own.flatten() for own in keys]).to(device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [T, H, D], k and v [T, K, D] -> [T, H, D]."""
-        return self.buckets.attend(
-            q, lambda b: (k[self.keys[b]].transpose(1, 2), v[self.keys[b]].transpose(1, 2))
-        )
+        """q [T, H, D], k and v [T, K, D] -> [T, H, D]. All that is gathered is gathered at once: the backward pass of a
+        gather is as long as the row, however little of it was taken."""
+        both = torch.cat((k, v), 1).index_select(0, self.keys)
+        buckets = [
+            own.unflatten(0, shape).transpose(1, 2).chunk(2, 1)
+            for own, shape in zip(both.split([b * s for b, s in self.shapes]), self.shapes, strict=True)
+        ]
+        return self.buckets.attend(q, buckets)
 
 
 def _rows_seen(segments: Sequence[Segment], i: int) -> Tensor:

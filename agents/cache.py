@@ -137,10 +137,11 @@ class Reading:
         self.cache.write(layer, self.slot, self.position, k[: self.n], v[: self.n])
         keys, values = self.cache.keys[layer], self.cache.values[layer]
 
-        def seen(b: int) -> tuple[Tensor, Tensor]:
-            seats, width = self.seats[b], self.buckets.masks[b].shape[2]
-            return keys[seats, ..., :width].transpose(-1, -2), values[seats, :, :width]
-
+        widths = [mask.shape[2] for mask in self.buckets.masks]
+        seen = (
+            (keys[seats, ..., :width].transpose(-1, -2), values[seats, :, :width])
+            for seats, width in zip(self.seats, widths, strict=True)
+        )
         out = self.buckets.attend(q, seen)
         if len(q) == self.n:
             return out
