@@ -51,7 +51,10 @@ COMMON: dict[str, Any] = {
     "eval": {"every": 10, "tasks": 200},
     "policies": {
         "*": {
-            "algorithm": {"name": "ppo"},
+            # held near where it began, so that only what is rewarded again and again moves it: without this, chance
+            # alone (rewards shuffled between episodes) flips what a small model stood undecided about
+            "algorithm": {"name": "ppo", "kl_loss": 0.05},
+            "reference": True,
             "learning": {"lr": 2e-4, "micro_tokens": 4096},
             "sampling": {"max_tokens": 40, "temperature": 0.8},
         }
