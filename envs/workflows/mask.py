@@ -122,9 +122,9 @@ def reader_prompt(docs: Sequence[Mapping[str, str]], query: str) -> str:
     return f"Passages:\n{passages_text(docs)}\nQuery: {query}"
 
 
-def updater_prompt(question: str, steps: Sequence[Step], new: Step) -> str:
-    """What the updater reads: what is known, the new piece, and the number it would have as a step of its own."""
-    return f"{view(question, steps)}\nNew: {new.question} | {new.answer}\nNext step: t{len(steps) + 1}"
+def updater_prompt(known: str, steps: Sequence[Step], new: Step) -> str:
+    """What the updater reads: the view of what is known, the new piece, and its number as a step of its own."""
+    return f"{known}\nNew: {new.question} | {new.answer}\nNext step: t{len(steps) + 1}"
 
 
 ROLES = (
@@ -184,7 +184,7 @@ class Mask(Workflow):
             docs = await ep.use("retrieve", query=query, k=self.top_k)
             evidence = (await ep.act("summarizer", reader_prompt(docs, query), turn=t)).value
             new = Step(query, evidence)
-            filing = (await ep.act("updater", updater_prompt(question, steps, new), turn=t)).value
+            filing = (await ep.act("updater", updater_prompt(known, steps, new), turn=t)).value
             steps = filed(steps, filing, new)
             known = view(question, steps)
             answer = await ep.act("answerer", known, turn=t)

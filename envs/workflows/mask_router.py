@@ -96,7 +96,7 @@ class MaskRouter(Workflow):
             desk.evidence = (await ep.act(who, reader_prompt(desk.passages, desk.query), turn=turn)).value
         elif who == "updater":
             new = Step(desk.query, desk.evidence)
-            filing = (await ep.act(who, updater_prompt(desk.question, desk.steps, new), turn=turn)).value
+            filing = (await ep.act(who, updater_prompt(known, desk.steps, new), turn=turn)).value
             desk.steps = filed(desk.steps, filing, new)
             desk.query, desk.passages, desk.evidence = "", (), ""
         else:
