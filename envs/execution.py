@@ -72,7 +72,7 @@ class Execution(Rounds):
 
     def call_seed(self, node: Node) -> int:
         """The sampling seed of an act: from the seed in force in its round, and its path."""
-        seed = next(s for start, s in reversed(self.seeds) if node.round >= start)
+        seed = [s for start, s in self.seeds if node.round >= start][-1]
         return int.from_bytes(hashlib.blake2b(f"{seed}/{node.id}".encode(), digest_size=7).digest(), "big")
 
     # forks ---------------------------------------------------------------------------------------

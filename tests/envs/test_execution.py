@@ -240,6 +240,25 @@ def test_chance_comes_from_the_episode():
     assert one.call_seed(one.nodes[0]) == two.call_seed(two.nodes[0])
 
 
+def test_the_seeds_of_calls_stay_those_of_saved_runs():
+    async def run(self, ep):
+        for _ in range(3):
+            await ep.act("a", "?")
+
+    def seeds(execution):
+        return [execution.call_seed(n) for n in execution.nodes]
+
+    whole = play(of(run), lambda n: "x")
+    assert seeds(whole) == [67586997550666060, 12148886848777773, 32981453321948550]
+    second = play(whole.fork(at="1", seed=8), lambda n: "x")
+    assert seeds(second) == [67586997550666060, 20269965445001864, 15555095613613891]
+    assert seeds(play(second.fork(at="2", seed=9), lambda n: "x")) == [
+        67586997550666060,
+        20269965445001864,
+        37601935721343135,
+    ]
+
+
 # forks, replays, pickles -----------------------------------------------------------------------------
 
 
