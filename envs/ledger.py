@@ -121,8 +121,8 @@ class Scorer:
                 if node.kind == "act":
                     self.ids.add(node.id)
                 for rule in self.rules:
-                    if hasattr(rule, "on_node"):
-                        self._book(rule, rule.on_node(trace, node, self.task), fresh)
+                    if hasattr(rule, "on_node") and (given := rule.on_node(trace, node, self.task)):
+                        self._book(rule, given, fresh)
         if str(trace.ended) != "no" and not self.ended:
             self.ended = True
             for rule in self.rules:
@@ -152,12 +152,15 @@ class Scorer:
                 raise RewardError(
                     f"reward {rule.name!r} credits node {node!r}, which is no answered act of the trace"
                 )
-            if isinstance(amount, bool) or not isinstance(amount, int | float) or not math.isfinite(amount):
+            plain = type(amount) is float
+            number = plain or (isinstance(amount, int | float) and not isinstance(amount, bool))
+            if not number or not math.isfinite(amount):
                 raise RewardError(
                     f"reward {rule.name!r} gave {amount!r:.60} to node {node!r} as {component!r}; "
                     "an amount must be a finite number"
                 )
-            fresh.append(Credit(node, component, float(amount)))
+            booked = plain and type(credit) is Credit  # a copy would be the same
+            fresh.append(credit if booked else Credit(node, component, float(amount)))
 
 
 def check_names(rules: Sequence[Rule]) -> None:

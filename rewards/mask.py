@@ -26,18 +26,20 @@ class MaskCredit:
     name = "mask"
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        gold = task.reference["answers"]
+        gold, turn = task.reference["answers"], node.turn
         if node.role == "planner":
-            yield Credit(node.id, "plan", f1(node.value["final"], gold))
-        elif node.role == "answerer":
-            score = f1(node.value, gold)
-            yield Credit(node.id, "answer", score)
-            if node.turn:
-                before = _answer(trace, node.turn - 1)
-                gain = score - (f1(before.value, gold) if before is not None else 0.0)
-                for other in trace.nodes:
-                    if other.turn == node.turn and other.role in ("searcher", "summarizer", "updater"):
-                        yield Credit(other.id, "gain", gain)
+            return [Credit(node.id, "plan", f1(node.value["final"], gold))]
+        if node.role != "answerer":
+            return []
+        score = f1(node.value, gold)
+        credits = [Credit(node.id, "answer", score)]
+        if turn:
+            before = _answer(trace, turn - 1)
+            gain = score - (f1(before.value, gold) if before is not None else 0.0)
+            for other in trace.nodes:
+                if other.turn == turn and other.role in ("searcher", "summarizer", "updater"):
+                    credits.append(Credit(other.id, "gain", gain))
+        return credits
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
         return ()
@@ -47,14 +49,15 @@ class MaskCredit:
         scores = [f1(n.value, gold) for n in trace.acts("answerer")]
         plans = [f1(n.value["final"], gold) for n in trace.acts("planner")]
         final = str((trace.outcome or {}).get("answer") or "")
+        reached = f1(final, gold)
         gains = [b - a for a, b in pairwise(scores)]
         filings = [n.value["kind"] for n in trace.acts("updater")]
         return {
-            "f1": f1(final, gold),
+            "f1": reached,
             "em": exact_match(final, gold),
             "plan_f1": plans[0] if plans else 0.0,
             "answer0_f1": scores[0] if scores else 0.0,
-            "gain_over_plan": f1(final, gold) - (plans[0] if plans else 0.0),
+            "gain_over_plan": reached - (plans[0] if plans else 0.0),
             "gain_per_turn": sum(gains) / len(gains) if gains else 0.0,
             "searches": float(len(trace.uses("retrieve"))),
             "ended_by_searcher": float(bool((trace.outcome or {}).get("ended_by_searcher"))),

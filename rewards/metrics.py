@@ -45,7 +45,10 @@ def f1(prediction: str | None, golds: str | Iterable[str]) -> float:
     if prediction is None:
         return 0.0
     guess = _tokens(prediction)
-    return max((_overlap(guess, _tokens(gold)) for gold in _references(golds)), default=0.0)
+    best = 0.0
+    for gold in _references(golds):
+        best = max(best, _overlap(guess, _tokens(gold)))
+    return best
 
 
 def _references(golds: str | Iterable[str]) -> Iterable[str]:

@@ -28,9 +28,9 @@ class FormatReward:
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
         if node.kind != "act":
             return ()
-        weight = (
-            self.weight if isinstance(self.weight, float | int) else self.weight.get(node.role or "", 0.0)
-        )
+        weight = self.weight
+        if isinstance(weight, Mapping):
+            weight = weight.get(node.role or "", 0.0)
         return (Credit(node.id, self.name, weight * (self.legal if node.ok else self.illegal)),)
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
