@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 from ..agents.policies import Call
@@ -83,16 +82,20 @@ def reading(dice: Dice, blocks: int) -> list[Lesson]:
     asked = dice.shuffled(asked)[:10]
     for entity in dice.shuffled(missing)[:3]:
         asked.append(dice.pick(entity_questions(entity, dice)))
-    env, role, asking, found, not_found = dice.pick(READERS)
-    told = "\n".join(f"{p['title']}: {p['text']}" for _, p in here)
-    return [
-        (
-            {"role": "system", "content": system_text(env, role)},
-            {"role": "user", "content": f"Passages:\n{told}\n{asking.format(query=hop['question'])}"},
-            {"role": "assistant", "content": found.format(**hop) if hop["title"] in titles else not_found},
-        )
-        for hop in asked
-    ]
+    reader = dice.below(len(READERS))
+    return [reader_lesson([passage for _, passage in here], hop, reader) for hop in asked]
+
+
+def reader_lesson(passages: Sequence[Mapping[str, str]], hop: Mapping[str, str], reader: int) -> Lesson:
+    """One question put to one of the `READERS`, with its answer if the passages hold it."""
+    env, role, asking, found, not_found = READERS[reader]
+    told = "\n".join(f"{p['title']}: {p['text']}" for p in passages)
+    there = any(p["title"] == hop["title"] for p in passages)
+    return (
+        {"role": "system", "content": system_text(env, role)},
+        {"role": "user", "content": f"Passages:\n{told}\n{asking.format(query=hop['question'])}"},
+        {"role": "assistant", "content": found.format(**hop) if there else not_found},
+    )
 
 
 def neighbours(world: World, number: int) -> list[tuple[Entity, dict[str, str]]]:
@@ -143,10 +146,10 @@ def decision(dice: Dice, row: Mapping[str, Any]) -> Lesson:
     )
 
 
-def solving(dice: Dice, blocks: int) -> list[Lesson]:
-    """Problems with their working, told at once."""
+def solving(dice: Dice, blocks: int, split: str = "train", count: int = 16) -> list[Lesson]:
+    """Problems, each with its working."""
     system = {"role": "system", "content": system_text("math-deepscaler", "solver")}
-    problems = islice(sums("train", 1 << 30, dice.below(1 << 30)), 16)
+    problems = sums(split, count, dice.below(1 << 30))
     return [
         (
             system,
