@@ -82,7 +82,9 @@ def right(engine: Engine, tokenizer: Any, lessons: Sequence[Lesson]) -> float:
     ]
     said = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=48))
     texts = [tokenizer.decode(reply.ids, skip_special_tokens=True).strip() for reply in said]
-    hits: int = sum(text == lesson[-1]["content"].strip() for text, lesson in zip(texts, lessons, strict=True))
+    hits: int = sum(
+        text == lesson[-1]["content"].strip() for text, lesson in zip(texts, lessons, strict=True)
+    )
     return hits / len(lessons)
 
 
