@@ -37,6 +37,7 @@ MASK: dict[str, Any] = {
 RECIPES: dict[str, dict[str, Any]] = {
     "mask-hotpotqa": {"env": MASK},
     "mask-nq": {"env": MASK},
+    "rag-nq": {"env": {"args": {"top_k": 1}}},
     "rag-hotpotqa": {"env": {"args": {"top_k": 1}}},
 }
 """What differs from `COMMON`, by environment."""

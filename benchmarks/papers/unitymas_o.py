@@ -19,7 +19,7 @@ from ..demo import COMMON, recipe
 from .grid import Claim, Figures, Paper, Settings, command
 
 PACKAGE = __package__.partition(".")[0]
-ENVS = {"rag": "rag-hotpotqa", "mask": "mask-hotpotqa", "code": "code-deepcoder", "math": "math-deepscaler"}
+ENVS = {"rag": "rag-nq", "mask": "mask-hotpotqa", "code": "code-deepcoder", "math": "math-deepscaler"}
 LIGHT_FORMAT = f"{PACKAGE}.rewards.outcome:DrMasFormat"
 
 
