@@ -164,10 +164,10 @@ class Buckets:
 
     def attend(self, q: Tensor, keys_values: Iterable[Sequence[Tensor]]) -> Tensor:
         """q [T, H, D] -> [T, H, D], given k and v [B, K, S, D] of each bucket."""
-        gathered = q.index_select(0, self.rows).split([b * n for b, n in self.shapes])
+        gathered = _gather(q, self.rows, self.shapes)
         parts = [
-            attend(own.unflatten(0, shape).transpose(1, 2), k, v, mask).transpose(1, 2).flatten(0, 1)
-            for own, shape, (k, v), mask in zip(gathered, self.shapes, keys_values, self.masks, strict=True)
+            attend(own.transpose(1, 2), k, v, mask).transpose(1, 2).flatten(0, 1)
+            for own, (k, v), mask in zip(gathered, keys_values, self.masks, strict=True)
         ]
         return torch.cat(parts).index_select(0, self.back)
 
@@ -187,14 +187,16 @@ class PackedAttention:
         self.keys = torch.cat([own.flatten() for own in keys]).to(device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [T, H, D], k and v [T, K, D] -> [T, H, D]. All that is gathered is gathered at once: the backward pass of a
-        gather is as long as the row, however little of it was taken."""
-        both = torch.cat((k, v), 1).index_select(0, self.keys)
-        buckets = [
-            own.unflatten(0, shape).transpose(1, 2).chunk(2, 1)
-            for own, shape in zip(both.split([b * s for b, s in self.shapes]), self.shapes, strict=True)
-        ]
-        return self.buckets.attend(q, buckets)
+        """q [T, H, D], k and v [T, K, D] -> [T, H, D]."""
+        both = _gather(torch.cat((k, v), 1), self.keys, self.shapes)
+        return self.buckets.attend(q, (own.transpose(1, 2).chunk(2, 1) for own in both))
+
+
+def _gather(x: Tensor, rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """The rows of all buckets, as a dense batch for each. At once, because the backward pass of a gather is as long as
+    x, however little of it was taken."""
+    parts = x.index_select(0, rows).split([count * longest for count, longest in shapes])
+    return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _rows_seen(segments: Sequence[Segment], i: int) -> Tensor:
