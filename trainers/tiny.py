@@ -43,7 +43,8 @@ from ..envs.data.mini import words
 from ..envs.data.mini.sums import sums
 from ..envs.registry import list_envs, spec
 from .settings import faster_precision
-from .tiny_drills import Lesson, School
+from .tiny_drills import Lesson
+from .tiny_school import School
 from .tiny_tokenizer import as_transformers, build, grow
 
 SHAPE = {
@@ -153,11 +154,10 @@ def walk(rng: random.Random, vocabulary: int, length: int = 64) -> Example:
     return Example(ids, learned, of_world=False)
 
 
-def results(rows: Iterator[Mapping[str, Any]], tokenizer: Any, problems: int = 12) -> Example:
-    """The working of so many problems; learned: what follows an equals sign."""
+def results(rows: Iterator[Mapping[str, Any]], tokenizer: Any, equals: int, problems: int = 12) -> Example:
+    """The working of so many problems; learned: what follows an equals sign (the token `equals`)."""
     text = " ".join(row["solution"] for row in islice(rows, problems))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    equals = tokenizer("1 = 1", add_special_tokens=False)["input_ids"][1]
     return Example(ids, [0.0] + [float(before == equals) for before in ids[:-1]], of_world=False)
 
 
@@ -172,12 +172,11 @@ class Learner:
     rate: float = 1.0
     held_out: Tensor | None = None
     """What is added to the scores of a text of the mini world [V]: its words of other splits are out of reach."""
-    precision: torch.dtype = torch.float32
+    precision: torch.dtype = field(default_factory=lambda: getattr(torch, faster_precision()))
     tokens: int = 0
     began: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        self.precision = getattr(torch, faster_precision())
         matrices = [p for n, p in self.model.named_parameters() if p.dim() == 2 and "embed" not in n]
         others = [p for n, p in self.model.named_parameters() if p.dim() != 2 or "embed" in n]
         self.optimisers: list[tuple[torch.optim.Optimizer, float]] = [
@@ -243,13 +242,14 @@ class Lessons(IterableDataset[list[Example]]):
         size = len(self.tokenizer)
         lessons = School(self.seed).lessons(self.drills)
         rows = chain.from_iterable(sums("train", 4096, seed) for seed in count())
+        equals = self.tokenizer("1 = 1", add_special_tokens=False)["input_ids"][1]
         pool: list[list[Example]] = []
         while True:
             pool += [examples(group, self.tokenizer, rng, self.context) for group in islice(lessons, 256)]
             rng.shuffle(pool)
             while len(pool) > 128:
                 batch = [repeats(rng, size, rng.choice((32, 64, 128))) for _ in range(2)]
-                batch += [results(rows, self.tokenizer) for _ in range(6)]
+                batch += [results(rows, self.tokenizer, equals) for _ in range(6)]
                 room = self.tokens - sum(len(example.ids) for example in batch)
                 while pool and room > 0:
                     group = pool.pop()

@@ -17,7 +17,8 @@ from unitymas.agents.llama import Llama
 from unitymas.agents.weights import load_model
 from unitymas.envs.data import mini
 from unitymas.trainers import tiny
-from unitymas.trainers.tiny_drills import School, system_text
+from unitymas.trainers.tiny_drills import system_text
+from unitymas.trainers.tiny_school import School
 from unitymas.trainers.tiny_tokenizer import OPENING, SPECIAL, build, grow, known_words, pieces
 
 HOME = Path(unitymas.agents.__path__[0]) / "tiny"
