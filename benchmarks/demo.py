@@ -56,13 +56,9 @@ COMMON: dict[str, Any] = {
             # alone (rewards shuffled between episodes) flips what a small model stood undecided about
             "algorithm": {"name": "ppo", "kl_loss": 0.05},
             "reference": True,
-            # falling to a tenth over the run's 60 optimiser steps: the last checkpoint counts, so it should stand still
-            "learning": {
-                "lr": 3e-4,
-                "schedule": "linear",
-                "horizon": 60,
-                "micro_tokens": 4096,
-            },
+            # falling to a tenth over the run's 60 optimiser steps (30 × 2 mini-batches; with other steps, say
+            # `policies.*.learning.horizon=…`): the last checkpoint counts, so it should stand still
+            "learning": {"lr": 3e-4, "schedule": "linear", "horizon": 60, "micro_tokens": 4096},
             "sampling": {"max_tokens": 40, "temperature": 0.8},
         }
     },
