@@ -56,9 +56,8 @@ COMMON: dict[str, Any] = {
             # alone (rewards shuffled between episodes) flips what a small model stood undecided about
             "algorithm": {"name": "ppo", "kl_loss": 0.05},
             "reference": True,
-            # falling to a tenth over the run's 60 optimiser steps (30 × 2 mini-batches; with other steps, say
-            # `policies.*.learning.horizon=…`): the last checkpoint counts, so it should stand still
-            "learning": {"lr": 3e-4, "schedule": "linear", "horizon": 60, "micro_tokens": 4096},
+            # falling to a tenth over the run: the last checkpoint counts, so it should stand still
+            "learning": {"lr": 3e-4, "schedule": "linear", "micro_tokens": 4096},
             "sampling": {"max_tokens": 40, "temperature": 0.8},
         }
     },
@@ -84,6 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="a.b=c")
     args = parser.parse_intermixed_args(argv)
+    try:  # before the wait
+        resolve(args.env, preset_name=args.preset, overrides=args.overrides, **settings(args, 0))
+    except (ValueError, KeyError) as error:
+        parser.error(str(error.args[0]))
     rows = [one(args, seed) for seed in args.seeds]
     print()
     print(summary(args.env, rows))
@@ -93,13 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def one(args: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """One training run; its held-out scores before and after."""
-    base = args.out / f"{args.env}-{args.preset}{'-control' if args.control else ''}-seed{seed}"
-    where, number = base, 1
-    while where.exists():
-        number += 1
-        where = base.with_name(f"{base.name}-{number}")
+def settings(args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """What a run is made with, under the overrides."""
     fields = merge(
         recipe(args.env),
         {
@@ -108,13 +106,22 @@ def one(args: argparse.Namespace, seed: int) -> dict[str, Any]:
             "policies": {"*": {"learning": {"precision": faster_precision()}}},
         },
     )
-    env = {**({"data": "mini"} if spec(args.env).tasks is None else {}), **fields.pop("env", {})}
+    data = {"data": "mini"} if spec(args.env).tasks is None else {}
+    return {**fields, "env": {**data, **fields.get("env", {})}}
+
+
+def one(args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """One training run; its held-out scores before and after."""
+    base = args.out / f"{args.env}-{args.preset}{'-control' if args.control else ''}-seed{seed}"
+    where, number = base, 1
+    while where.exists():
+        number += 1
+        where = base.with_name(f"{base.name}-{number}")
     print(f"\n== {args.env}, {args.preset}, seed {seed} -> {where}")
-    resolve(
-        args.env, preset_name=args.preset, overrides=args.overrides, env=env, **fields
-    )  # errors before the wait
     began = time.perf_counter()
-    run = train(args.env, preset=args.preset, overrides=args.overrides, directory=where, env=env, **fields)
+    run = train(
+        args.env, preset=args.preset, overrides=args.overrides, directory=where, **settings(args, seed)
+    )
     seconds = time.perf_counter() - began
     report.build([where], where / "report.html")
     headline = spec(args.env).headline

@@ -8,6 +8,7 @@ All of this comes before anything is loaded; each error names the key and the wa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from .algorithms import make_algorithm
 from .config import ConfigError, RunConfig, build, merge, override, read_yaml
 from .presets import preset
 from .recipes import make_recipe
+from .settings import Learning
 
 
 def resolve(
@@ -36,9 +38,34 @@ def resolve(
         tree = over_preset(preset_name, tree)
     for section, alone in (("groups", "main"), ("policies", "team")):
         tree = spread(tree, section, alone)
-    config: RunConfig = build(RunConfig, tree)
+    config = with_horizons(build(RunConfig, tree))
     check(config)
     return config
+
+
+def with_horizons(config: RunConfig) -> RunConfig:
+    """A falling learning rate whose end is not said falls over the whole run."""
+    updates = config.steps * config.epochs * config.minibatches
+
+    def told(learning: Learning, name: str) -> Learning:
+        if learning.schedule == "constant" or learning.horizon:
+            return learning
+        try:
+            return replace(learning, horizon=updates)
+        except ValueError as error:
+            raise ConfigError(f"policies.{name}: {error}") from error
+
+    return replace(
+        config,
+        policies={
+            name: replace(
+                policy,
+                learning=told(policy.learning, name),
+                critic_learning=policy.critic_learning and told(policy.critic_learning, name),
+            )
+            for name, policy in config.policies.items()
+        },
+    )
 
 
 def over_preset(name: str, given: dict[str, Any]) -> dict[str, Any]:

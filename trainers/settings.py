@@ -22,7 +22,7 @@ class Learning:
     warmup: int = 0
     """Optimiser steps over which the rate rises from 0."""
     horizon: int = 0
-    """Optimiser steps until the schedule ends; needed unless constant."""
+    """Optimiser steps until the schedule ends. 0: all of the run's (steps × epochs × minibatches)."""
     final: float = 0.1
     """Share of the peak that the schedule ends on."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -40,7 +40,7 @@ class Learning:
     def __post_init__(self) -> None:
         if self.schedule not in ("constant", "linear", "cosine"):
             raise ValueError(f"learning.schedule is {self.schedule!r}: choose constant, linear or cosine")
-        if self.schedule != "constant" and self.horizon <= self.warmup:
+        if self.schedule != "constant" and self.horizon and self.horizon <= self.warmup:
             raise ValueError(
                 f"learning.schedule={self.schedule} needs learning.horizon > warmup ({self.horizon} <= {self.warmup})"
             )
@@ -55,6 +55,10 @@ class Learning:
             return self.lr * (step + 1) / self.warmup
         if self.schedule == "constant":
             return self.lr
+        if not self.horizon:
+            raise ValueError(
+                f"learning.schedule={self.schedule} needs learning.horizon; only a run can tell it by itself"
+            )
         gone = min(1.0, (step - self.warmup) / (self.horizon - self.warmup))
         left = 1.0 - gone if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * gone))
         return self.lr * (self.final + (1.0 - self.final) * left)

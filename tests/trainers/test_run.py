@@ -222,6 +222,16 @@ def test_config_errors_name_the_key(overrides, says):
         resolve("pair-test", preset_name="shared", overrides=overrides)
 
 
+def test_a_falling_rate_falls_over_the_whole_run_unless_told_otherwise():
+    falling = ["steps=30", "minibatches=2", "epochs=3", "policies.*.learning.schedule=linear"]
+    config = resolve("pair-test", preset_name="separate", overrides=falling)
+    assert {p.learning.horizon for p in config.policies.values()} == {180}
+    told = resolve("pair-test", overrides=[*falling, "policies.*.learning.horizon=7"])
+    assert {p.learning.horizon for p in told.policies.values()} == {7}
+    with pytest.raises(ConfigError, match=r"horizon > warmup \(180 <= 200\)"):
+        resolve("pair-test", overrides=[*falling, "policies.*.learning.warmup=200"])
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [

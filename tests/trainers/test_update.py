@@ -291,8 +291,10 @@ def test_learning_rate_schedules() -> None:
     )
     cosine = Learning(lr=1.0, schedule="cosine", horizon=10, final=0.1)
     assert [cosine.rate(step) for step in (0, 5, 10)] == pytest.approx([1.0, 0.55, 0.1])
-    with pytest.raises(ValueError, match="horizon"):
-        Learning(schedule="cosine")
+    with pytest.raises(ValueError, match="horizon > warmup"):
+        Learning(schedule="cosine", warmup=5, horizon=5)
+    with pytest.raises(ValueError, match=r"needs learning\.horizon"):
+        Learning(schedule="cosine").rate(1)
 
 
 def test_ratio_metrics_see_a_stale_engine() -> None:
