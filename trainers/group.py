@@ -183,7 +183,10 @@ class ModelGroup:
         Without a critic here, the values known (of another group's, by `admit`) or 0. `contexts` is what the critic
         sees in place of the policy's prompt: decision id -> text (`needs.values == "trace"`).
         """
-        return await self._thread(lambda: self._values(policy, ids, needs, critic, contexts or {}))
+        work = lambda: self._values(policy, ids, needs, critic, contexts or {})  # noqa: E731
+        if critic is None or needs.kl_reward:
+            return await self._thread(work)
+        return await self._thread(work, critic)
 
     def _values(
         self, policy: str, ids: Sequence[str], needs: Needs, critic: str | None, contexts: Mapping[str, str]
@@ -202,6 +205,12 @@ class ModelGroup:
                     sample.critic_prompt = self._encode(contexts[sample.id], judge, sample)
             judge.learning().measure_values(samples)
         return summaries(samples, Discount(needs.gamma, needs.lam, needs.kl_reward))
+
+    async def prepare(self, policy: str, ids: Sequence[str]) -> None:
+        """Measure the reference's log-probs now, beside the critic's `values`; otherwise the update does it."""
+        learner = self._policy(policy).learning()
+        samples = [self.store.get(id) for id in sorted(ids)]
+        await self._thread(lambda: learner.measure_reference(samples), policy)
 
     async def update(
         self,

@@ -281,6 +281,10 @@ class Run:
             await elsewhere.admit(await home.samples(ids))
         return found
 
+    async def prepare(self, policy: str, ids: list[str]) -> None:
+        """What its update will need besides, measured while its critic is at work."""
+        await self.groups[self.home[policy]].prepare(policy, ids)
+
     def contexts(self, ids: list[str]) -> dict[str, str]:
         """What a critic of the whole trace sees at a decision: all that was said before, and its prompt."""
         found: dict[str, str] = {}

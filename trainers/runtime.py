@@ -22,7 +22,7 @@ from .settings import GroupSpec
 Runtime = Literal["local", "ray"]
 
 METHODS = (
-    "generate", "cancel", "seal", "drop", "retire", "samples", "records", "admit", "phase", "values", "update", "publish",
+    "generate", "cancel", "seal", "drop", "retire", "samples", "records", "admit", "phase", "values", "prepare", "update", "publish",
     "save", "load", "export", "adopt", "report",
 )  # fmt: skip
 """What a group can be asked, wherever it runs."""

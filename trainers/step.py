@@ -119,7 +119,11 @@ class Default:
         wanted = {
             p: [table.ids[i] for i in table.mine(p)] for p, a in run.algorithms.items() if a.needs.summaries
         }
-        found = await asyncio.gather(*(run.values(p, ids) for p, ids in wanted.items() if ids))
+        early = [p for p in wanted if run.algorithms[p].needs.reference and p in self.trains(run)]
+        found, _ = await asyncio.gather(
+            asyncio.gather(*(run.values(p, ids) for p, ids in wanted.items() if ids)),
+            asyncio.gather(*(run.prepare(p, wanted[p]) for p in early)),
+        )
         by_id = {id: value for values in found for id, value in values.items()}
         for row in table.rows:
             row.value = by_id.get(row.id)

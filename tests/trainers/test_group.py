@@ -175,6 +175,49 @@ def test_ppo_with_a_critic_and_a_reference(tiny_llama: str) -> None:
     asyncio.run(run())
 
 
+def test_the_reference_is_measured_beside_the_critic_and_once(tiny_llama: str) -> None:
+    policies = {
+        "team": PolicySpec(learning=LEARNING, reference=True),
+        "team-critic": PolicySpec(learning=LEARNING, critic=True),
+    }
+    algorithm = make_algorithm("ppo", kl_loss=0.5)
+
+    async def update(early: bool) -> dict[str, float]:
+        group = ModelGroup(spec(tiny_llama, policies))
+        with torch.no_grad():  # the reference is another model, so that the penalty is none of 0
+            for parameter in group.hosted["team"].parameters.model.parameters():
+                parameter.mul_(1.05)
+        group.hosted["team"].publish()
+        ids = await play(group)
+        values = group.values("team", ids, algorithm.needs, "team-critic")
+        if early:
+            learner = group.hosted["team"].learning()
+            await asyncio.gather(values, group.prepare("team", ids))
+            learner.reference = replace_with_silence(learner.reference)
+        else:
+            await values
+        found = await group.update("team", algorithm, [Signal(id, None, tail=1.0) for id in ids], halves(ids))
+        return {name: value for name, value in found.items() if "time" not in name}
+
+    async def both() -> None:
+        early, late = await update(True), await update(False)
+        assert early["kl"] > 1e-4
+        assert early == pytest.approx(late, rel=1e-5, abs=1e-7)
+
+    asyncio.run(both())
+
+
+def replace_with_silence(reference: Any) -> Any:
+    """A reference that is there and must not be asked."""
+
+    class Silent:
+        def logprobs(self, *_: Any, **__: Any) -> Any:
+            raise AssertionError("the reference was measured a second time")
+
+    assert reference is not None
+    return Silent()
+
+
 def test_a_critic_in_another_group_sees_the_same(tiny_llama: str) -> None:
     """Samples cross as records, values come back: the summaries are those of a critic in the same group."""
 
