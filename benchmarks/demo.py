@@ -1,6 +1,6 @@
 """`make demo`: a five-role M-ASK team learns on this machine's CPU, and shows that it did.
 
-    python -m unitymas.benchmarks.demo [steps=40] [--env mask-hotpotqa] [--seeds 0 1 2]
+    python -m unitymas.benchmarks.demo [steps=20] [--env mask-hotpotqa] [--seeds 0 1 2]
 
 Overrides (`a.b=c`) come first: `--seeds` takes all that follows it.
 
@@ -39,11 +39,14 @@ RECIPES: dict[str, dict[str, Any]] = {
     "mask-nq": {"env": MASK},
     "rag-nq": {"env": {"args": {"top_k": 1}}},
     "rag-hotpotqa": {"env": {"args": {"top_k": 1}}},
+    # prompts are six times as long as the others' (the problem, the program, what its tests said), programs run in the
+    # sandbox, and a program needs more than 40 tokens
+    "code-deepcoder": {"tasks_per_step": 6, "policies": {"*": {"sampling": {"max_tokens": 64}}}},
 }
 """What differs from `COMMON`, by environment."""
 
 COMMON: dict[str, Any] = {
-    "steps": 30,
+    "steps": 20,
     "tasks_per_step": 12,
     "k": 8,
     "minibatches": 2,
