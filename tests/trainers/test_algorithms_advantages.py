@@ -6,6 +6,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -228,6 +229,25 @@ def test_m_grpo(ragged: Callable[..., Any], seed: int) -> None:
     for signal in make_algorithm("m_grpo").advantages(table, table.mine("mine"), {}):
         assert signal.weight == pytest.approx(weights[signal.id], abs=1e-6)
         assert signal.unit.endswith(table.rows[table.index[signal.id]].chain)
+
+
+@UNHURRIED
+@given(seed=SEEDS)
+def test_m_grpo_by_act(ragged: Callable[..., Any], seed: int) -> None:
+    """Where every act is an invocation of its own: as if each were a chain."""
+    rows = ragged(seed).rows
+    apart = [replace(row, chain=f"{row.chain}:{row.id}", order=0, ended="terminal") for row in rows]
+    by_act, by_chain = (
+        {s.id: s for s in make_algorithm(**how).advantages(table, table.mine("mine"), {})}
+        for how, table in (
+            ({"name": "m_grpo", "unit": "decision", "score": "act"}, Table(rows)),
+            ({"name": "m_grpo"}, Table(apart)),
+        )
+    )
+    assert by_act.keys() == by_chain.keys()
+    for id, signal in by_act.items():
+        assert signal.advantage == pytest.approx(by_chain[id].advantage, abs=1e-6)
+        assert signal.weight == pytest.approx(by_chain[id].weight, abs=1e-6)
 
 
 def whitened(pool: dict[str, list[float]], floor: float) -> Callable[[str, float], float]:

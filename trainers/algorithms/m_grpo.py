@@ -2,7 +2,8 @@
 
 Paper: Hong et al., Multi-Agent Deep Research: Training Multi-Agent Systems with M-GRPO, 2511.13288.
 
-    a sample is one *invocation* (a chain); its score is all that it earned
+    a sample is one *invocation*: a chain, or with `unit: decision, score: act` every single act, for agents that
+        are asked afresh each time; its score is all that it earned
     A = (score - mean) / (std + eps)         per (task, agent), so main and sub-agents are normalised apart
     every rollout counts the same for an agent, however often that agent was called in it
 
@@ -34,23 +35,26 @@ class MGRPO(GroupRelative):
     score: Score = "chain"
     """All that the invocation earned."""
     unit: Unit = "chain"
-    """An invocation is not split over mini-batches."""
+    """What an invocation is; it is not split over mini-batches."""
 
     def groups(self, table: Table) -> Groups:
         """(task, agent): each trajectory counts once in it, and each invocation the same within its trajectory."""
         plain = super().groups(table)
-        per_act, calls = invocations(table, plain.sample)
+        per_act, calls = invocations(table, plain.sample, self.unit)
         return replace(plain, share=per_act / calls)
 
     def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
         within, x = self.groups(table), self.scores(table)
-        calls = invocations(table, within.sample)[1]
+        calls = invocations(table, within.sample, self.unit)[1]
         weight = within.mean(calls)[within.code] / calls
         return self.compared(table, mine, self.compare(within, x), within.still(x), weight)
 
 
-def invocations(table: Table, sample: Ints) -> tuple[Floats, Floats]:
+def invocations(table: Table, sample: Ints, unit: Unit) -> tuple[Floats, Floats]:
     """Per row: 1 / (acts in its invocation), and the number of invocations in its sample."""
-    chain = table.codes("chain")
-    per_act = 1.0 / np.bincount(chain)[chain]
+    if unit == "decision":
+        per_act = np.ones(len(table))
+    else:
+        chain = table.codes("chain")
+        per_act = 1.0 / np.bincount(chain)[chain]
     return per_act, total(sample, per_act)
