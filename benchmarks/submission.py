@@ -233,7 +233,8 @@ def _compare(name: str, told: Any, found: Any) -> Iterator[str]:
 def _arena(results: Mapping[str, Any]) -> Arena | str:
     """The environment of a submission on this machine, or why it is not there."""
     env, data = results["provenance"]["env"], results["provenance"]["data"]
-    modified = env["config"].get("modified", [])
+    # settings of the workflow are in the config and can be made again; exchanged tools, rewards and tasks cannot
+    modified = [name for name in env["config"].get("modified", []) if name not in env["config"]]
     if modified:
         return f"the environment was modified ({', '.join(modified)})"
     config = {name: value for name, value in env["config"].items() if name != "modified"}

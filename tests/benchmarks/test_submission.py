@@ -68,6 +68,19 @@ def test_an_honest_submission_passes_and_is_verified(packed: Path) -> None:
     assert "| mask-hotpotqa-v0 |" in (packed / "README.md").read_text()
 
 
+def test_settings_can_be_made_again_but_own_rewards_cannot(tmp_path: Path) -> None:
+    """The config holds the value of a setting, and of a reward only that it was exchanged."""
+    for name, own, says in (
+        ("setting", {"max_turns": 1}, []),
+        ("reward", {"reward": "unitymas.rewards.outcome:AnswerF1"}, ["was modified (reward)"]),
+    ):
+        evaluate("mask-hotpotqa", "scripted", k=1, tasks=2, data="mini", out=tmp_path / name, **own)
+        folder = submission.pack(tmp_path / name, tmp_path / f"packed-{name}", name=name)
+        assert submission.check(folder) == []
+        found = submission.check(folder, verify=True)
+        assert len(found) == len(says) and all(part in line for part, line in zip(says, found, strict=True))
+
+
 def test_a_changed_score_is_named(copy: Path) -> None:
     edit_results(copy, lambda results: results["figures"]["score"].update(value=0.99), resign=True)
     assert any(
