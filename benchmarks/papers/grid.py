@@ -128,8 +128,7 @@ def run(paper: Paper, seeds: Sequence[int], only: Sequence[str], folder: Path) -
     """Every missing cell; seed by seed, so that a grid cut short is still balanced."""
     for seed in seeds:
         for name in only or paper.conditions:
-            cells = load(paper)
-            if f"{name}/{seed}" in cells:
+            if f"{name}/{seed}" in load(paper):
                 continue
             _, settings = paper.conditions[name]
             where = folder / paper.name / f"{name}-{seed}"
@@ -137,7 +136,7 @@ def run(paper: Paper, seeds: Sequence[int], only: Sequence[str], folder: Path) -
             where.mkdir(parents=True)
             wall, processor = time.perf_counter(), time.process_time()
             figures = paper.play(settings, seed, where)
-            cells[f"{name}/{seed}"] = {
+            cell = {
                 "settings": key_of(settings),
                 **figures,
                 "wall_seconds": round(time.perf_counter() - wall, 1),
@@ -145,7 +144,9 @@ def run(paper: Paper, seeds: Sequence[int], only: Sequence[str], folder: Path) -
                 "date": datetime.date.today().isoformat(),
                 "machine": machine(),
             }
-            save(paper, cells)
+            save(
+                paper, load(paper) | {f"{name}/{seed}": cell}
+            )  # read anew: another process may fill the same grid
             shutil.rmtree(where)
             print(f"{paper.name}  {name}/{seed}  {figures['final']}", flush=True)
 

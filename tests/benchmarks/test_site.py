@@ -55,7 +55,9 @@ def test_results_that_do_not_compare_never_share_a_table(submissions: Path, tmp_
     best = leaderboard._grouped(entries)[0][0]
     assert best.metadata["name"] == "Expert" and best.verified
     modified = next(e for e in entries if e.metadata["name"] == "Expert, one turn")
-    assert modified.verified, "its setting is in the config, so it can be played again; it has a table of its own"
+    assert modified.verified, (
+        "its setting is in the config, so it can be played again; it has a table of its own"
+    )
 
 
 def test_the_page_is_harmless_and_complete_without_its_script(site: Path) -> None:
