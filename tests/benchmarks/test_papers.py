@@ -55,6 +55,16 @@ def test_a_cell_that_was_cut_short_is_run_anew(tmp_path):
     assert played == [(0.8, 0)] and not left.exists()
 
 
+def test_two_processes_can_fill_one_grid(tmp_path):
+    def slowly(settings, seed, folder):
+        if settings["level"] == 0.8:  # meanwhile, elsewhere
+            run(PAPER, [0], ["low"], tmp_path / "elsewhere")
+        return pretend(settings, seed, folder)
+
+    run(replace(PAPER, play=slowly), [0], ["high"], tmp_path / "runs")
+    assert set(load(PAPER)) == {"high/0", "low/0"}
+
+
 def test_verdicts_and_page(tmp_path):
     assert grid.command(PAPER, ["--seeds", "0", "1", "2", "--folder", str(tmp_path / "runs")]) == 0
     cells = load(PAPER)
