@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-PARTS = ("episode", "retrieval", "sandbox", "engine", "update", "advantages", "tree")
+PARTS = ("episode", "retrieval", "sandbox", "engine", "collect", "update", "advantages", "tree")
 
 
 def bench_main(argv: Sequence[str]) -> int:

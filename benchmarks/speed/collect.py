@@ -1,0 +1,217 @@
+"""How fast a whole team's rollouts are: the M-ASK collector, against its engine fed directly, and `model.generate`.
+
+    python -m unitymas.benchmarks.speed.collect [--episodes 256] [--slots 64] [--threads 1] [--rounds 2]
+
+The embedded tiny model plays all five roles, float32, at temperature 1. The collector plays `--episodes` episodes at
+once, each of which asks one thing after the other: workflow, retrieval, prompts, chat template, parsing and sealing
+included. Then the very requests that it made, in the order in which it made them, are put to
+
+    the engine    all at once: nothing waits for what another says
+    `generate`    sorted by length in batches of `--slots`, each as long as the longest reply in it; what it says beyond
+                  a row's own length does not count
+
+*steady* is the time in which there was more to do than the engine has slots; the *tail*, in which the last episodes
+(requests) run dry, is told apart. Sides take turns, the best of each counts, processor time in brackets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ...agents import TINY
+from ...agents.engine import Engine
+from ...agents.policies import Answer, Call
+from ...agents.sampling import SamplingParams
+from ...agents.team import BoundTeam
+from ...envs.arena import Arena
+from ...envs.registry import make_arena
+from ...envs.trace import Trace
+from ...trainers.collect import Collector, Cursor, Seat
+from ...trainers.group import ModelGroup
+from ...trainers.samples import SampleStore
+from ...trainers.settings import GroupSpec, Learning, PolicySpec, Sampling
+
+Asked = list[tuple[list[int], SamplingParams]]
+
+
+class Moment(NamedTuple):
+    """After so many new tokens, with so many jobs left."""
+
+    clock: float
+    processor: float
+    tokens: int
+    left: int
+
+    @classmethod
+    def now(cls, tokens: int, left: int) -> Moment:
+        return cls(time.perf_counter(), time.process_time(), tokens, left)
+
+
+class Rates(NamedTuple):
+    """New tokens a second, by the clock and by the processor."""
+
+    clock: float
+    processor: float
+
+    @classmethod
+    def between(cls, first: Moment, last: Moment) -> Rates:
+        tokens = last.tokens - first.tokens
+        seconds, busy = last.clock - first.clock, last.processor - first.processor
+        return cls(tokens / seconds if seconds else 0.0, tokens / busy if busy else 0.0)
+
+    def __str__(self) -> str:
+        return f"{self.clock:7.0f} ({self.processor:6.0f})"
+
+
+def rates(moments: Sequence[Moment], slots: int) -> tuple[Rates, Rates, Rates]:
+    """In all; steady; and in the tail, from when fewer jobs are left than there are slots."""
+    turn = next(m for m in moments if m.left <= slots)
+    first, last = moments[0], moments[-1]
+    return Rates.between(first, last), Rates.between(first, turn), Rates.between(turn, last)
+
+
+class Timed(Seat):
+    """A seat that notes how many tokens were said by when."""
+
+    def __init__(self, group: Any, policy: str, episodes: int) -> None:
+        super().__init__(group, policy)
+        self.left, self.tokens = episodes, 0
+        self.moments = [Moment.now(0, episodes)]
+
+    async def act(self, call: Call) -> Answer:
+        answer = await super().act(call)
+        self.tokens += answer.meta["tokens_out"]
+        self.moments.append(Moment.now(self.tokens, self.left))
+        return answer
+
+    def over(self, trace: Trace) -> None:
+        """An episode is over."""
+        self.left -= 1
+        self.moments.append(Moment.now(self.tokens, self.left))
+
+
+async def play(arena: Arena, group: ModelGroup, tasks: list[str], k: int) -> tuple[list[Moment], Asked]:
+    """All episodes through the collector. -> what happened when, and what the engine was asked."""
+    engine = group.hosted["team"].engine
+    assert engine is not None
+    engine.prefixes.clear()
+    group.store = SampleStore()  # the same episodes again, under the same names
+    asked: Asked = []
+    submit = engine.submit
+
+    def noted(prompt: Sequence[int], params: SamplingParams, *more: Any, **named: Any) -> Any:
+        asked.append((list(prompt), params))
+        return submit(prompt, params, *more, **named)
+
+    engine.submit = noted  # type: ignore[method-assign]
+    seat = Timed(group, "team", len(tasks) * k)
+    team = BoundTeam(dict.fromkeys(arena.roles, seat), dict.fromkeys(arena.roles, "team"))
+    collector = Collector(
+        arena, team, {"main": group}, {"team": "main"}, trained={"team"}, concurrency=1 << 20
+    )
+    try:
+        harvest = await collector.collect(tasks, k, 0, "bench", seat.over)
+    finally:
+        engine.submit = submit  # type: ignore[method-assign]
+    if harvest.failures:
+        raise RuntimeError(f"episodes failed: {dict(harvest.failures)}")
+    seat.moments.append(Moment.now(seat.tokens, 0))
+    return seat.moments, asked
+
+
+def serve(engine: Engine, asked: Asked) -> list[Moment]:
+    """The same requests, all submitted at once."""
+    engine.prefixes.clear()
+    tokens, left = 0, len(asked)
+    moments = [Moment.now(0, left)]
+    waiting = [engine.submit(prompt, params) for prompt, params in asked]
+    while waiting:
+        engine.step()
+        done = [request for request in waiting if request.done]
+        if done:
+            waiting = [request for request in waiting if not request.done]
+            tokens, left = tokens + sum(len(request.ids) for request in done), len(waiting)
+            moments.append(Moment.now(tokens, left))
+    return moments
+
+
+def generate(model: Any, asked: Asked, lengths: Sequence[int], batch: int) -> list[Moment]:
+    """transformers: sorted by length, padded on the left; only a row's own length counts."""
+    order = sorted(range(len(asked)), key=lambda i: len(asked[i][0]))
+    moments = [Moment.now(0, len(asked))]
+    for start in range(0, len(order), batch):
+        part = order[start : start + batch]
+        longest, new = max(len(asked[i][0]) for i in part), max(lengths[i] for i in part)
+        ids = torch.tensor([[0] * (longest - len(asked[i][0])) + asked[i][0] for i in part])
+        seen = torch.tensor([[0] * (longest - len(asked[i][0])) + [1] * len(asked[i][0]) for i in part])
+        with torch.inference_mode():
+            model.generate(
+                ids, attention_mask=seen, max_new_tokens=new, min_new_tokens=new, do_sample=True, top_k=0,
+                pad_token_id=0,
+            )  # fmt: skip
+        told = moments[-1].tokens + sum(lengths[i] for i in part)
+        moments.append(Moment.now(told, len(order) - start - len(part)))
+    return moments
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--episodes", type=int, default=256, help="8 of each task")
+    parser.add_argument("--slots", type=int, default=64, help="the engine's slots, and generate's batch")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=2)
+    args = parser.parse_args()
+    from transformers import AutoModelForCausalLM
+
+    arena = make_arena("mask-hotpotqa", data="mini", split="train", top_k=1)
+    tasks = Cursor(list(arena.task_ids), 0).take(max(1, args.episodes // 8))
+    policy = PolicySpec(learning=Learning(), sampling=Sampling(max_tokens=40))
+    group = ModelGroup(
+        GroupSpec(
+            name="main", model="tiny", policies={"team": policy}, slots=args.slots, threads=args.threads
+        )
+    )
+    engine, theirs = group.hosted["team"].engine, AutoModelForCausalLM.from_pretrained(TINY).float().eval()
+    assert engine is not None
+    _, asked = asyncio.run(play(arena, group, tasks, 8))  # warm, and what is asked of the others
+    waiting = [engine.submit(prompt, params) for prompt, params in asked]
+    while engine.busy:
+        engine.step()
+    lengths = [len(request.ids) for request in waiting]
+    sides: dict[str, Callable[[], list[Moment]]] = {
+        "collector": lambda: asyncio.run(play(arena, group, tasks, 8))[0],
+        "engine": lambda: serve(engine, asked),
+        "generate": lambda: generate(theirs, asked, lengths, args.slots),
+    }
+    found: dict[str, tuple[Rates, Rates, Rates]] = {}
+    for _ in range(args.rounds):
+        for name, side in sides.items():
+            told = rates(side(), args.slots)
+            if name not in found or told[1].processor > found[name][1].processor:
+                found[name] = told
+    prompts = sum(len(prompt) for prompt, _ in asked)
+    print(
+        f"{len(tasks) * 8} episodes, {len(asked)} requests, {prompts} prompt tokens, {sum(lengths)} new ones; "
+        f"{args.slots} slots, {args.threads} threads; new tokens/s by the clock (by processor time)"
+    )
+    print(f"{'':10} {'in all':>17} {'steady':>17} {'tail':>17}")
+    for name, (whole, steady, tail) in found.items():
+        rest = f"{steady} {tail}" if name != "generate" else f"{'–':>16} {'–':>16}"
+        print(f"{name:10} {whole} {rest}")
+    mine, fed, other = found["collector"], found["engine"], found["generate"]
+    print(
+        f"collector / engine, steady: {mine[1].clock / fed[1].clock:.2f} ({mine[1].processor / fed[1].processor:.2f});"
+        f"   collector / generate, in all: {mine[0].clock / other[0].clock:.2f} ({mine[0].processor / other[0].processor:.2f})"
+    )
+
+
+if __name__ == "__main__":
+    main()
