@@ -15,7 +15,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +93,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [one(args, seed) for seed in args.seeds]
     print()
     print(summary(args.env, rows))
-    picture = plot(args.env, rows, args.out / f"{args.env}.png")
+    picture = plot(args.env, rows, args.out / f"{name_of(args)}.png")
     print(f"\ncurves and episodes: {rows[0]['dir']}/report.html" + (f", {picture}" if picture else ""))
-    (args.out / f"{args.env}.json").write_text(json.dumps(rows, indent=1))
+    (args.out / f"{name_of(args)}.json").write_text(json.dumps(rows, indent=1))
     return 0
+
+
+def name_of(args: argparse.Namespace) -> str:
+    """What its runs, its figures and its picture are called."""
+    return f"{args.env}-{args.preset}{'-control' if args.control else ''}"
 
 
 def settings(args: argparse.Namespace, seed: int) -> dict[str, Any]:
@@ -115,7 +120,7 @@ def settings(args: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 def one(args: argparse.Namespace, seed: int) -> dict[str, Any]:
     """One training run; its held-out scores before and after."""
-    base = args.out / f"{args.env}-{args.preset}{'-control' if args.control else ''}-seed{seed}"
+    base = args.out / f"{name_of(args)}-seed{seed}"
     where, number = base, 1
     while where.exists():
         number += 1
@@ -127,18 +132,22 @@ def one(args: argparse.Namespace, seed: int) -> dict[str, Any]:
     )
     seconds = time.perf_counter() - began
     report.build([where], where / "report.html")
-    headline = spec(args.env).headline
+    return figures(where, spec(args.env).headline, run.history) | {"seed": seed, "minutes": seconds / 60}
+
+
+def figures(where: Path, headline: str, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a run's first and last validation say."""
     files = sorted((where / "traces").glob("validation-*.jsonl.zst"))
     before, after = (
         {t.task_id: t.metrics.get(headline, 0.0) for t in traces.read(f)} for f in (files[0], files[-1])
     )
-    curve = [(r["step"], r.get(headline, 0.0)) for r in run.history if r["kind"] == "validation"]
+    curve = [(r["step"], r.get(headline, 0.0)) for r in history if r["kind"] == "validation"]
     tasks = sorted(before | after)  # a question that failed for infrastructure's sake counts 0
     found = paired_difference(*({t: [side.get(t, 0.0)] for t in tasks} for side in (after, before)))
     return {
-        "seed": seed, "dir": str(where), "headline": headline, "curve": curve, "minutes": seconds / 60,
+        "dir": str(where), "headline": headline, "curve": curve, "questions": len(tasks),
         "before": statistics.fmean(before.values()), "after": statistics.fmean(after.values()),
-        "gain": [found.value, found.low, found.high], "p": found.p, "questions": len(tasks),
+        "gain": [found.value, found.low, found.high], "p": found.p,
     }  # fmt: skip
 
 

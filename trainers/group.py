@@ -13,7 +13,7 @@ A step, as the controller sees it:
     versions = await group.publish()                    # after all groups have updated; then a checkpoint
     await group.retire(episodes)
 
-Heavy work runs in a thread of its own, one piece at a time for each policy, so that others go on.
+Heavy work runs in threads, one piece at a time for each policy, so that others go on.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import difflib
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +46,9 @@ from .table import Signal, ValueSummary
 from .targets import Discount, summaries, targets
 
 T = TypeVar("T")
+
+HEAVY = ThreadPoolExecutor(os.cpu_count(), "group")
+"""Where the groups of a process do their heavy work: more of it at once than there are cores costs memory alone."""
 
 
 class CallCancelled(RuntimeError):
@@ -362,7 +367,7 @@ class ModelGroup:
         async with AsyncExitStack() as stack:
             for name in [policy] if policy is not None else self._at_work:
                 await stack.enter_async_context(self._at_work[name])
-            return await asyncio.to_thread(work)
+            return await asyncio.get_running_loop().run_in_executor(HEAVY, work)
 
 
 def _sample(policy: str, version: int, call: Call, said: Generation, temperature: float) -> Sample:

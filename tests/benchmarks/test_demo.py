@@ -27,7 +27,7 @@ def test_a_small_demo_tells_before_after_and_gain(tmp_path, capsys):
     small = ["steps=1", "tasks_per_step=2", "k=2", "minibatches=1", "eval.tasks=6", "eval.every=1"]
     assert demo.main(["--env", "rag-nq", "--out", str(tmp_path), *small, "--seeds", "3"]) == 0
     printed = capsys.readouterr().out
-    (row,) = json.loads((tmp_path / "rag-nq.json").read_text())
+    (row,) = json.loads((tmp_path / "rag-nq-shared.json").read_text())
     assert row["seed"] == 3 and row["questions"] == 6
     low, high = row["gain"][1:]
     assert low <= row["after"] - row["before"] <= high
