@@ -41,7 +41,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     "rag-hotpotqa": {"env": {"args": {"top_k": 1}}},
     # prompts are six times as long as the others' (the problem, the program, what its tests said), programs run in the
     # sandbox, and a program needs more than 40 tokens
-    "code-deepcoder": {"tasks_per_step": 6, "policies": {"*": {"sampling": {"max_tokens": 64}}}},
+    "code-deepcoder": {
+        "tasks_per_step": 6,
+        "policies": {"*": {"sampling": {"max_tokens": 64}}},
+        "groups": {"*": {"context": 2048}},
+    },
 }
 """What differs from `COMMON`, by environment."""
 
@@ -55,8 +59,8 @@ COMMON: dict[str, Any] = {
     "eval": {"every": 10, "tasks": 200},
     "policies": {
         "*": {
-            # held near where it began, so that only what is rewarded again and again moves it: without this, chance
-            # alone (rewards shuffled between episodes) flips what a small model stood undecided about
+            # held near where it began, so that what is rewarded again and again moves it first: without this, chance
+            # alone (rewards shuffled between episodes) flips even more of what a small model stood undecided about
             "algorithm": {"name": "ppo", "kl_loss": 0.05},
             "reference": True,
             # falling to a tenth over the run: the last checkpoint counts, so it should stand still
@@ -65,7 +69,8 @@ COMMON: dict[str, Any] = {
         }
     },
     # one thread: at this size a second one costs more than it brings (20 s a step instead of 16)
-    "groups": {"*": {"slots": 96, "threads": 1}},
+    # the longest prompt with its reply has some 140 tokens; caches are laid out for `context`, one for each model
+    "groups": {"*": {"slots": 96, "threads": 1, "context": 512}},
 }
 
 
