@@ -155,7 +155,7 @@ PAPER = Paper(
         Claim(says="the team's reward helps (α = 1 against 0)", better="duo-at-grpo", worse="alpha-0"),
     ),
     reading=(
-        "**The grid is not complete: two seeds, of the second 8 of 10 cells. Two seeds can hardly show anything, and no claim is "
+        "**The grid is not complete: two seeds, of the second 9 of 10 cells. Two seeds can hardly show anything, and no claim is "
         "shown.** Seed by seed, every trained condition is far above the untrained team; a policy per role falls to near the "
         "untrained team when the two are exchanged (by 0.48 and 0.60 of the maps); roles trained apart end 0.12 and 0.20 below "
         "those trained together. What is not seen is the paper's main claim: joint AT-GRPO is not ahead of one agent's GRPO "
