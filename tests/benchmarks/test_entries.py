@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from unitymas.benchmarks import entries
+from unitymas.benchmarks import entries, submission
 
 
 def run_of(path: Path, args: dict[str, object]) -> Path:
@@ -35,3 +35,19 @@ def test_a_run_stands_beside_teams_that_played_its_environment_alike(tmp_path: P
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="is no run directory"):
         entries.tables([], {}, [tmp_path])
+
+
+SHIPPED = sorted((Path(entries.__file__).resolve().parent / "submissions").glob("*/results.json"))
+
+
+def test_our_entries_are_there() -> None:
+    names = {path.parent.name.removesuffix("-top-k-1") for path in SHIPPED}
+    for env in ("mask-hotpotqa", "rag-nq"):
+        assert {f"{who}-{env}" for who in ("scripted-expert", "chance", "fool", "tiny")} <= names
+        assert f"tiny-trained-{env}-shared-{env}" in names
+    assert "tiny-trained-rag-nq-separate-rag-nq" in names
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.parent.name)
+def test_the_figures_of_our_entries_follow_from_their_episodes(path: Path) -> None:
+    assert submission.check(path.parent) == []
