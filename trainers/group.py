@@ -188,10 +188,8 @@ class ModelGroup:
         Without a critic here, the values known (of another group's, by `admit`) or 0. `contexts` is what the critic
         sees in place of the policy's prompt: decision id -> text (`needs.values == "trace"`).
         """
-        work = lambda: self._values(policy, ids, needs, critic, contexts or {})  # noqa: E731
-        if critic is None or needs.kl_reward:
-            return await self._thread(work)
-        return await self._thread(work, critic)
+        busy = None if needs.kl_reward else critic  # the penalty is measured on the policy itself
+        return await self._thread(lambda: self._values(policy, ids, needs, critic, contexts or {}), busy)
 
     def _values(
         self, policy: str, ids: Sequence[str], needs: Needs, critic: str | None, contexts: Mapping[str, str]
