@@ -98,7 +98,7 @@ PAPER = Paper(
     ),
     reading=(
         "**The grid is not complete.** Code and math, and the outcome alone, were not run; M-ASK with a model per role and "
-        "partly shared have fewer seeds than with one model. What was run: training lifts both question-answering teams, "
+        "partly shared has two seeds. What was run: training lifts both question-answering teams, "
         "by 48% of what M-ASK lacks to the expert and by 50 to 75% of what RAG lacks. A model per role and one for all end "
         "about alike at equal steps and samples, as published; that a shared one learns faster, which we expected, is not "
         "seen. The `mask-shared` cells are the runs of the demo (their processor time is 1.19 times the clock's, as `ps` told "
