@@ -54,6 +54,7 @@ class Learner:
     ) -> None:
         self.policy, self.parameters, self.settings = policy, parameters, settings
         self.reference, self.inspection = reference, inspection
+        settings.rate(settings.warmup)  # a schedule without an end is an error now, not in the first update
         self.trained = list(parameters.named().values())
         for parameter in self.trained:
             parameter.requires_grad_(True)

@@ -22,8 +22,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from ...agents import TINY
 from ...agents.engine import Engine
 from ...agents.policies import Answer, Call
@@ -36,6 +34,7 @@ from ...trainers.collect import Collector, Cursor, Seat
 from ...trainers.group import ModelGroup
 from ...trainers.samples import SampleStore
 from ...trainers.settings import GroupSpec, Learning, PolicySpec, Sampling
+from .engine import generate
 
 Asked = list[tuple[list[int], SamplingParams]]
 
@@ -141,23 +140,11 @@ def serve(engine: Engine, asked: Asked) -> list[Moment]:
     return moments
 
 
-def generate(model: Any, asked: Asked, lengths: Sequence[int], batch: int) -> list[Moment]:
-    """transformers: sorted by length, padded on the left; only a row's own length counts."""
-    order = sorted(range(len(asked)), key=lambda i: len(asked[i][0]))
-    moments = [Moment.now(0, len(asked))]
-    for start in range(0, len(order), batch):
-        part = order[start : start + batch]
-        longest, new = max(len(asked[i][0]) for i in part), max(lengths[i] for i in part)
-        ids = torch.tensor([[0] * (longest - len(asked[i][0])) + asked[i][0] for i in part])
-        seen = torch.tensor([[0] * (longest - len(asked[i][0])) + [1] * len(asked[i][0]) for i in part])
-        with torch.inference_mode():
-            model.generate(
-                ids, attention_mask=seen, max_new_tokens=new, min_new_tokens=new, do_sample=True, top_k=0,
-                pad_token_id=0,
-            )  # fmt: skip
-        told = moments[-1].tokens + sum(lengths[i] for i in part)
-        moments.append(Moment.now(told, len(order) - start - len(part)))
-    return moments
+def padded(model: Any, wanted: list[tuple[list[int], int]], batch: int) -> list[Moment]:
+    """The same requests by transformers, in batches of like lengths."""
+    began = Moment.now(0, len(wanted))
+    generate(model, wanted, batch)
+    return [began, Moment.now(sum(new for _, new in wanted), 0)]
 
 
 def main() -> None:
@@ -185,11 +172,11 @@ def main() -> None:
     waiting = [engine.submit(prompt, params) for prompt, params in asked]
     while engine.busy:
         engine.step()
-    lengths = [len(request.ids) for request in waiting]
+    wanted = [(request.prompt, len(request.ids)) for request in waiting]
     sides: dict[str, Callable[[], list[Moment]]] = {
         "collector": lambda: asyncio.run(play(arena, group, tasks, 8))[0],
         "engine": lambda: serve(engine, asked),
-        "generate": lambda: generate(theirs, asked, lengths, args.slots),
+        "generate": lambda: padded(theirs, wanted, args.slots),
     }
     found: dict[str, tuple[Rates, Rates, Rates]] = {}
     for _ in range(args.rounds):
@@ -199,7 +186,7 @@ def main() -> None:
                 found[name] = told
     prompts = sum(len(prompt) for prompt, _ in asked)
     print(
-        f"{len(tasks) * 8} episodes, {len(asked)} requests, {prompts} prompt tokens, {sum(lengths)} new ones; "
+        f"{len(tasks) * 8} episodes, {len(asked)} requests, {prompts} prompt tokens, {sum(new for _, new in wanted)} new ones; "
         f"{args.slots} slots, {args.threads} threads; new tokens/s by the clock (by processor time)"
     )
     print(f"{'':10} {'in all':>17} {'steady':>17} {'tail':>17}")

@@ -295,6 +295,8 @@ def test_learning_rate_schedules() -> None:
         Learning(schedule="cosine", warmup=5, horizon=5)
     with pytest.raises(ValueError, match=r"needs learning\.horizon"):
         Learning(schedule="cosine").rate(1)
+    with pytest.raises(ValueError, match=r"needs learning\.horizon"):
+        Learner("team", learner().parameters, Learning(schedule="cosine", warmup=5))
 
 
 def test_ratio_metrics_see_a_stale_engine() -> None:
