@@ -143,7 +143,8 @@ class RunConfig:
     deterministic: bool = False
     """Fixed decode shapes, pinned threads, no wall-clock deadlines: runs agree bit for bit."""
     shuffle_rewards: bool = False
-    """A control: credits are exchanged between episodes before advantages are made. Nothing should be learned."""
+    """A control: credits are exchanged between episodes, and brought to mean 0 for each agent and turn, before advantages
+    are made. There is nothing to learn."""
     patience: int = 3
     """Stop with the cause after so many steps in a row without one usable sample."""
     starved: bool = True

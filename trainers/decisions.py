@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable
+from math import fsum
 
 from ..envs.trace import Trace, jsonable
 from ..envs.workflow import Node
@@ -65,7 +66,11 @@ def prompt_hash(node: Node) -> str:
 
 
 def shuffled_credits(traces: Iterable[Trace], seed: int) -> None:
-    """Exchange credits between episodes, act for act of the same agent and turn: a control without signal."""
+    """Exchange credits between episodes, act for act of the same agent and turn: a control without signal.
+
+    Each (agent, turn, component) is brought to mean 0 too. With the exchange alone an agent that is asked once more is
+    given once more, so where credits are positive on average, whatever makes episodes longer would be taught.
+    """
     import random
 
     rng = random.Random(seed)
@@ -82,8 +87,12 @@ def shuffled_credits(traces: Iterable[Trace], seed: int) -> None:
     from ..envs.ledger import Credit
 
     for _, members in sorted(cells.items(), key=lambda item: item[0]):
-        donors = list(members)
-        rng.shuffle(donors)
-        for (trace, node), (donor, given) in zip(members, donors, strict=True):
-            for component, amount in tables[id(donor)].get(given, {}).items():
-                trace.credits.append(Credit(node, component, amount))
+        given = [tables[id(trace)].get(node, {}) for trace, node in members]
+        means = {
+            c: fsum(g.get(c, 0.0) for g in given) / len(given)
+            for c in dict.fromkeys(c for g in given for c in g)
+        }
+        rng.shuffle(given)
+        for (trace, node), amounts in zip(members, given, strict=True):
+            for component, mean in means.items():
+                trace.credits.append(Credit(node, component, amounts.get(component, 0.0) - mean))

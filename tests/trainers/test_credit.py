@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unitymas import Outcome, Role, Workflow, rollout
+from unitymas.envs.arena import Arena
+from unitymas.envs.tasks import DataSet
 from unitymas.trainers.credit import (
     Influence,
     Mix,
@@ -20,6 +23,7 @@ from unitymas.trainers.credit import (
     credit_from_config,
     shaping,
 )
+from unitymas.trainers.decisions import credits_by_node, shuffled_credits
 from unitymas.trainers.table import Decision, Table
 
 UNHURRIED = settings(deadline=None, max_examples=25)
@@ -157,3 +161,46 @@ def test_config_mistakes_are_answered(ragged: Callable[..., Any]) -> None:
     table = Table(ragged(1).rows)
     with pytest.raises(ValueError, match=r"credit is set for role 'plannr': did you mean 'planner'\?"):
         apply_credit(table, credit_from_config({"plannr": []}), roles=["planner", "worker"])
+
+
+class Rally(Workflow):
+    """One agent, asked one to four times; an episode's length is its task's number."""
+
+    roles = (Role("player"),)
+
+    async def run(self, ep: Any) -> Outcome:
+        for _ in range(int(ep.task.question)):
+            await ep.act("player", "go on?")
+        return Outcome(answer="", moves=ep.task.question)
+
+
+class EachActPays:
+    """Every act earns something, so longer episodes earn more."""
+
+    name = "pay"
+
+    def on_node(self, trace: Any, node: Any, task: Any) -> Any:
+        yield node.id, "pay", 1.0 + 0.1 * len(trace.acts())
+        if node.turn == 0:
+            yield node.id, "bonus", float(task.id)
+
+
+def test_a_control_rewards_no_length() -> None:
+    """After the exchange nothing is to be had by one more turn: an agent's credits at each turn add up to nothing."""
+    rows = [{"id": str(i), "question": str(1 + i % 4), "answers": [""]} for i in range(24)]
+    arena = Arena(Rally(), DataSet("d", "train", rows, "f"), rules=[EachActPays()])
+    played = rollout(arena, {"*": lambda agent, messages: "on"}, tasks=24)
+    before = [credits_by_node(trace) for trace in played]
+    assert sorted(map(len, before)) == [1 + i // 6 for i in range(24)]
+    shuffled_credits(played, seed=3)
+    at: dict[tuple[int, str], list[float]] = {}
+    for trace, old in zip(played, before, strict=True):
+        now = credits_by_node(trace)
+        assert set(now) == set(old)
+        for turn, node in enumerate(trace.acts()):
+            for component, amount in now[node.id].items():
+                at.setdefault((turn, component), []).append(amount)
+    assert set(at) == {(0, "bonus"), *((turn, "pay") for turn in range(4))}
+    assert all(sum(amounts) == pytest.approx(0.0, abs=1e-9) for amounts in at.values())
+    assert sorted(at[0, "bonus"]) == pytest.approx([i - 11.5 for i in range(24)])  # exchanged, none lost
+    assert at[0, "bonus"] != [float(trace.task_id) - 11.5 for trace in played]
