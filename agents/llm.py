@@ -56,6 +56,12 @@ class LLMPolicy:
         """From now on, put each reply's tokens and log-probs beside it: `meta["tokens"]`, for the viewer."""
         self._tokens = True
 
+    def fix_shapes(self) -> None:
+        """From now on the same bits, whatever else is played at the same time (the engine's `deterministic`)."""
+        if not hasattr(self.engine, "deterministic"):
+            raise ValueError(f"{self.name}: {type(self.engine).__name__} cannot promise the same bits twice")
+        self.engine.deterministic = True
+
     async def act(self, call: Call) -> Answer:
         """Answer one call. A prompt that does not fit is an empty reply with the finish reason `overflow`."""
         answer, said = await self.say(call)
@@ -92,6 +98,7 @@ class LLMPolicy:
             "template_sha": hashlib.sha256(template.encode()).hexdigest()[:16],
             "adapter": self.adapter,
             "sampling": asdict(self.sampling),
+            **({"deterministic": True} if getattr(self.engine, "deterministic", False) else {}),
         }
 
     def __repr__(self) -> str:
@@ -176,6 +183,11 @@ class RunPolicy:
         """As of a single policy, for all of them."""
         for policy in self.policies.values():
             policy.keep_tokens()
+
+    def fix_shapes(self) -> None:
+        """As of a single policy, for all of them."""
+        for policy in self.policies.values():
+            policy.fix_shapes()
 
     def act(self, call: Call) -> Awaitable[Answer]:
         """Let the policy of this call's agent answer."""

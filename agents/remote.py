@@ -75,6 +75,12 @@ class OpenAIPolicy:
             )
         return cls(model, url or "https://api.openai.com/v1")
 
+    def fix_shapes(self) -> None:
+        """What an evaluation asks of its players that should be the same, bit for bit, when played again."""
+        raise ValueError(
+            f"{self!r}: a remote model does not promise the same reply twice; leave `deterministic` out"
+        )
+
     async def act(self, call: Call) -> Answer:
         """Answer one call. Cancelling it stops its retries; a request on its way is left to end by itself."""
         body = self._body(call)

@@ -69,6 +69,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--tokens", action="store_true", help="keep log-probs by token, to see them in `unitymas view`"
     )
+    made.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="the same bits again, whatever is played at the same time (slower)",
+    )
     made.add_argument("--baseline", help="a team to compare with, on the same tasks")
     made.add_argument("--ablate", action="store_true", help="exchange one role at a time for the baseline's")
     made.add_argument(
@@ -98,7 +103,7 @@ def eval_main(argv: list[str] | None = None) -> int:
         parser().error(f"--price takes two numbers, IN,OUT; got {given.price!r}")
     how: dict[str, Any] = {"k": given.k, "tasks": given.tasks, "seed": given.seed, "price": price, **make}
     how |= {name: value for name in ("split", "data") if (value := getattr(given, name)) is not None}
-    how |= {"retry_errors": given.retry_errors, "tokens": given.tokens}
+    how |= {"retry_errors": given.retry_errors, "tokens": given.tokens, "deterministic": given.deterministic}
     played = _evaluations(given, team, out, how)
     if given.dry_run:
         return _say_plans(played, out)

@@ -96,9 +96,13 @@ class Evaluation:
         price: tuple[float, float] = (0.0, 0.0),
         retry_errors: bool = False,
         tokens: bool = False,
+        deterministic: bool = False,
         **make: Any,
     ) -> None:
-        """`tokens` keeps each reply's tokens and log-probs with the episodes, where a player knows them."""
+        """`tokens` keeps each reply's tokens and log-probs with the episodes, where a player knows them.
+
+        `deterministic`: local models give the same bits whatever else is played at the same time; slower.
+        """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         if isinstance(env, str):
@@ -110,6 +114,8 @@ class Evaluation:
         for player in self.team.policies.values():
             if tokens and hasattr(player, "keep_tokens"):
                 player.keep_tokens()
+            if deterministic and hasattr(player, "fix_shapes"):
+                player.fix_shapes()
         self.arena, self.tasks = select_tasks(self.arena, tasks)
         self.k, self.seed, self.price, self.retry_errors = k, seed, price, retry_errors
         self.players = identity.role_config(self.team, self.arena)
@@ -310,7 +316,7 @@ def _seat(team: Team, agent: str, role: str) -> Any:
 
 
 _EVALUATION = (
-    "k", "tasks", "seed", "concurrency", "rescore", "on_episode", "price", "retry_errors", "tokens",
+    "k", "tasks", "seed", "concurrency", "rescore", "on_episode", "price", "retry_errors", "tokens", "deterministic",
 )  # fmt: skip
 
 

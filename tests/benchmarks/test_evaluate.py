@@ -19,8 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from unitymas.agents import TINY
+from unitymas.agents.engine import Engine
+from unitymas.agents.llm import LLMPolicy
 from unitymas.agents.policies import Answer, Call
 from unitymas.agents.roles import Choice, Role
+from unitymas.agents.weights import load_model, load_tokenizer
 from unitymas.benchmarks import evalcli, store, suites, tables
 from unitymas.benchmarks import evaluate as ev
 from unitymas.benchmarks.console import Board
@@ -147,6 +151,40 @@ def test_two_runs_give_the_same_result_apart_from_dates_and_timings(tmp_path: Pa
     for one in plain:
         del one["run"], one["figures"]["timing"], one["provenance"]["git"]  # somebody may commit meanwhile
     assert json.dumps(plain[0]) == json.dumps(plain[1])
+
+
+def test_deterministic_runs_of_a_model_agree_to_the_last_bit(tmp_path: Path) -> None:
+    """Whatever is played at the same time: scores, replies, and the log-prob of every token."""
+    model, tokenizer = load_model(TINY), load_tokenizer(TINY)
+    found = []
+    for name, concurrency in (("a", 2), ("b", 64)):
+        player = LLMPolicy(Engine(model, tokenizer, slots=8, context=256), tokenizer, source=TINY)
+        how: dict[str, Any] = {
+            "data": "mini",
+            "top_k": 1,
+            "k": 2,
+            "tasks": 2,
+            "tokens": True,
+            "deterministic": True,
+        }
+        ev.evaluate("mask-nq", player, out=tmp_path / name, concurrency=concurrency, **how)
+        plain = ev.saved_results(tmp_path / name)
+        del plain["run"], plain["figures"]["timing"], plain["provenance"]["git"]
+        said = {
+            trace["tags"]["key"]: [
+                (node["reply"], node["meta"]["tokens"]) for node in trace["nodes"] if node["kind"] == "act"
+            ]
+            for trace in ev.Store(tmp_path / name).episodes()
+        }
+        found.append((json.dumps(plain), said))
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 4 and all(len(acts) > 2 for acts in found[0][1].values())
+    assert '"deterministic": true' in found[0][0]
+
+
+def test_a_remote_model_is_not_deterministic() -> None:
+    with pytest.raises(ValueError, match=r"'http://x/v1'.*does not promise the same reply twice"):
+        ev.Evaluation("two-minds", "openai:m@http://x/v1", deterministic=True)
 
 
 def test_rescore_applies_new_rules_to_saved_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
