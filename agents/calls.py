@@ -37,15 +37,15 @@ class ToolCalls(_Base):
     def stop(self) -> tuple[str, ...]:
         return self.final.stop if self.several else (*self.final.stop, CLOSE)
 
-    def parse(self, text: str) -> Reply:
+    def parse(self, text: str, node: str = "") -> Reply:
         thought = _THOUGHT.match(text)
         said = text[thought.end() :] if thought else text
         if OPEN not in said:
             final = self.final.parse(said)
-            return Reply(text, final.ok, freeze({"final": final.value}))
+            return Reply(text, final.ok, freeze({"final": final.value}), node)
         calls, nothing_else = read_calls(said)
         legal = nothing_else and not any("error" in call for call in calls)
-        return Reply(text, legal, freeze({"calls": calls}))
+        return Reply(text, legal, freeze({"calls": calls}), node)
 
     def describe(self) -> str:
         return f"{EXAMPLE}, or {self.final.describe()}"

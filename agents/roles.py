@@ -47,7 +47,7 @@ class Format(Protocol):
     @property
     def stop(self) -> tuple[str, ...]: ...
 
-    def parse(self, text: str) -> Reply: ...
+    def parse(self, text: str, node: str = "") -> Reply: ...
 
     def describe(self) -> str: ...
 
@@ -72,9 +72,9 @@ class Raw(_Base):
 
     otherwise: Any = None
 
-    def parse(self, text: str) -> Reply:
+    def parse(self, text: str, node: str = "") -> Reply:
         stripped = text.strip()
-        return Reply(text, True, stripped) if stripped else Reply(text, False, self.otherwise)
+        return Reply(text, True, stripped, node) if stripped else Reply(text, False, self.otherwise, node)
 
     def describe(self) -> str:
         return "any text"
@@ -112,23 +112,23 @@ class Tags(_Base):
     def stop(self) -> tuple[str, ...]:
         return (f"</{self.names[-1]}>",)
 
-    def parse(self, text: str) -> Reply:
+    def parse(self, text: str, node: str = "") -> Reply:
         match = self._whole.fullmatch(text)
         if match is None:
-            return Reply(text, False, self.otherwise)
+            return Reply(text, False, self.otherwise, node)
         values: dict[str, str] = {}
         for name, value in match.groupdict().items():
             value = value.strip()
             if not value or "<" in value and f"<{name}>" in value.lower():
-                return Reply(text, False, self.otherwise)
+                return Reply(text, False, self.otherwise, node)
             allowed = self.enums.get(name)
             if allowed is not None:
                 if value.casefold() not in allowed:
-                    return Reply(text, False, self.otherwise)
+                    return Reply(text, False, self.otherwise, node)
                 value = value.casefold()
             values[name] = value
         value = values[self.names[0]] if len(values) == 1 else freeze(values)
-        return _new(Reply, (text, True, value, ""))
+        return _new(Reply, (text, True, value, node))
 
     def describe(self) -> str:
         return " ".join(
@@ -153,12 +153,12 @@ class Choice(_Base):
     def choices(self) -> tuple[str, ...] | None:
         return self.options
 
-    def parse(self, text: str) -> Reply:
+    def parse(self, text: str, node: str = "") -> Reply:
         said = text.strip().casefold()
         for option in self.options:
             if said == option.casefold():
-                return Reply(text, True, option)
-        return Reply(text, False, self.otherwise)
+                return Reply(text, True, option, node)
+        return Reply(text, False, self.otherwise, node)
 
     def describe(self) -> str:
         return " | ".join(self.options)
@@ -175,10 +175,10 @@ class Json(_Base):
     most: int | None = None
     otherwise: Any = None
 
-    def parse(self, text: str) -> Reply:
+    def parse(self, text: str, node: str = "") -> Reply:
         found = first_json_object(text)
         if found is None:
-            return Reply(text, False, self.otherwise)
+            return Reply(text, False, self.otherwise, node)
         value = found if self.key is None else found.get(self.key)
         if isinstance(value, str):
             value = value.strip()
@@ -186,8 +186,8 @@ class Json(_Base):
             kept = (v.strip() if isinstance(v, str) else v for v in value)
             value = [v for v in kept if v is not None and v != ""][: self.most]
         if value is None or value == "" or value == [] or value == {}:
-            return Reply(text, False, self.otherwise)
-        return Reply(text, True, freeze(value))
+            return Reply(text, False, self.otherwise, node)
+        return Reply(text, True, freeze(value), node)
 
     def describe(self) -> str:
         return "a JSON object" if self.key is None else f'{{"{self.key}": …}}'
@@ -199,9 +199,9 @@ class Boxed(_Base):
 
     otherwise: Any = None
 
-    def parse(self, text: str) -> Reply:
+    def parse(self, text: str, node: str = "") -> Reply:
         value = last_boxed(text)
-        return Reply(text, True, value) if value else Reply(text, False, self.otherwise)
+        return Reply(text, True, value, node) if value else Reply(text, False, self.otherwise, node)
 
     def describe(self) -> str:
         return r"text that ends in \boxed{…}"
@@ -222,12 +222,13 @@ class Custom(_Base):
     def stop(self) -> tuple[str, ...]:
         return self.ends
 
-    def parse(self, text: str) -> Reply:
+    def parse(self, text: str, node: str = "") -> Reply:
+        read = self.read
         try:
-            value = self.read(text)
-            return _new(Reply, (text, True, value if type(value) is str else freeze(value), ""))
+            value = read(text)
         except FormatError as error:
-            return Reply(text, False, freeze(error.args[1]) if len(error.args) > 1 else None)
+            return Reply(text, False, freeze(error.args[1]) if len(error.args) > 1 else None, node)
+        return _new(Reply, (text, True, value if type(value) is str else freeze(value), node))
 
     def describe(self) -> str:
         return self.says or (self.read.__doc__ or self.read.__name__).strip().splitlines()[0]

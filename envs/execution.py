@@ -12,7 +12,7 @@ feed the journal to a fresh coroutine, and pickling does the same.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..agents.frozen import freeze
@@ -22,8 +22,6 @@ from .tasks import Task
 from .workflow import ANSWERED, PENDING, Node, Workflow, WorkflowError
 
 __all__ = ["Budget", "Ended", "Execution", "ReplayDivergence", "path_key"]
-
-_reply: Callable[..., Reply] = tuple.__new__  # a named tuple's own constructor costs three times as much
 
 
 class Execution(Rounds):
@@ -35,8 +33,7 @@ class Execution(Rounds):
         """An agent said `text`. Parsed by its format; when it was the round's last answer, `run` goes on."""
         if node.state != PENDING or node.kind != "act":
             raise WorkflowError(f"node {node.id} waits for no reply")
-        text, ok, value, _ = node.format.parse(text)  # type: ignore[attr-defined]
-        node.reply = reply = _reply(Reply, (text, ok, value, node.id))
+        node.reply = reply = node.format.parse(text, node.id)  # type: ignore[attr-defined]
         if meta:
             node.meta = meta
             self.tokens += meta.get("tokens_in", 0) + meta.get("tokens_out", 0)

@@ -14,7 +14,6 @@ from enum import Enum
 from typing import Any
 
 from ..agents.frozen import freeze
-from ..agents.roles import Reply
 from .tasks import Task
 from .trace import Trace
 from .workflow import (
@@ -278,8 +277,7 @@ class Rounds:
             return known if same else asked
         if same and text is None:
             return known
-        said = asked.format.parse(known.text if text is None else text)  # type: ignore[attr-defined]
-        asked.reply = Reply(said.text, said.ok, said.value, asked.id)
+        asked.reply = asked.format.parse(known.text if text is None else text, asked.id)  # type: ignore[attr-defined]
         asked.meta = freeze({"forced": True, "changed": not same})
         asked.state = ANSWERED
         return asked
