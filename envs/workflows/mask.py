@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...agents.frozen import FrozenDict
 from ...agents.policies import Call
 from ...agents.roles import Custom, FormatError, Role
 from ..workflow import Episode, Outcome, Workflow
@@ -39,7 +40,7 @@ _FILE = re.compile(r"\s*<(update|add)>\s*t(\d+)\s*</\1>\s*")
 _STEP = re.compile(r"^t\d+: (.*) \| (.*)$", re.MULTILINE)
 
 
-def read_plan(text: str) -> dict[str, Any]:
+def read_plan(text: str) -> FrozenDict:
     """<q1>…</q1><a1>…</a1> up to five times, then <final_answer>…</final_answer>"""
     steps: list[Step] = []
     at, numbered = 0, True
@@ -50,23 +51,23 @@ def read_plan(text: str) -> dict[str, Any]:
             steps.append(Step(question.strip(), answer.strip() or UNKNOWN))
             at = match.end()
     final = _FINAL.fullmatch(text, at)
-    questions = [s.question for s in steps]
-    distinct = numbered and all(questions) and len(set(questions)) == len(questions)
+    questions = {s.question for s in steps}
+    distinct = numbered and "" not in questions and len(questions) == len(steps)
     if final and final[1].strip() and 1 <= len(steps) <= 5 and distinct:
-        return {"steps": steps, "final": final[1].strip()}
+        return FrozenDict(steps=tuple(steps), final=final[1].strip())
     loose = _FINAL.search(text[:20_000])
     kept = [s for s in steps if s.question][:5]
     answer = loose[1].strip() if loose else kept[-1].answer if kept else UNKNOWN
     raise FormatError("a plan is 1–5 numbered q/a pairs and a final answer", {"steps": kept, "final": answer})
 
 
-def read_search(text: str) -> dict[str, Any]:
+def read_search(text: str) -> FrozenDict:
     """<search>query</search> or <end>"""
     whole = _SEARCH.fullmatch(text)
     if whole and (query := whole[1].strip()) and "<" not in query:
-        return {"search": query}
+        return FrozenDict(search=query)
     if _END.fullmatch(text):
-        return {"end": True}
+        return FrozenDict(end=True)
     query = "" if _END.match(text) else first_line(text)
     raise FormatError("one <search>…</search> or <end>", {"search": query} if query else {"end": True})
 
@@ -81,19 +82,19 @@ def read_evidence(text: str) -> str:
     raise FormatError("evidence of at most 75 words", first_line(text) or NOTHING)
 
 
-def read_filing(text: str) -> dict[str, Any]:
+def read_filing(text: str) -> FrozenDict:
     """<update>tK</update> or <add>tK</add>"""
     whole = _FILE.fullmatch(text)
     if whole is None:
         raise FormatError("one <update>tK</update> or <add>tK</add>", {"kind": "add", "step": 0})
-    return {"kind": whole[1], "step": int(whole[2])}
+    return FrozenDict(kind=whole[1], step=int(whole[2]))
 
 
 def filed(steps: Sequence[Step], filing: Mapping[str, Any], new: Step) -> list[Step]:
     """The trajectory with the new step in place of step K, or at the end (an unknown K appends)."""
-    kept = list(steps)
-    if filing["kind"] == "update" and 1 <= filing["step"] <= len(kept):
-        kept[filing["step"] - 1] = new
+    kept, place = list(steps), filing["step"]
+    if filing["kind"] == "update" and 1 <= place <= len(kept):
+        kept[place - 1] = new
     else:
         kept.append(new)
     return kept
@@ -104,7 +105,10 @@ def filed(steps: Sequence[Step], filing: Mapping[str, Any], new: Step) -> list[S
 
 def told(steps: Sequence[Step]) -> str:
     """The trajectory as the roles read it."""
-    return "\n".join([f"t{i}: {asked} | {known}" for i, (asked, known) in enumerate(steps, 1)]) or "none"
+    lines: list[str] = []
+    for asked, known in steps:
+        lines.append(f"t{len(lines) + 1}: {asked} | {known}")
+    return "\n".join(lines) or "none"
 
 
 def steps_in(text: str) -> list[Step]:
@@ -171,9 +175,9 @@ class Mask(Workflow):
         self.max_turns, self.top_k = max_turns, top_k
 
     async def run(self, ep: Episode) -> Outcome:
-        question = ep.task.question
+        question = ep.task["question"]
         plan = (await ep.act("planner", f"Question: {question}", turn=0)).value
-        steps = [Step(*s) for s in plan["steps"]] or [Step(question, UNKNOWN)]
+        steps = plan["steps"] or (Step(question, UNKNOWN),)
         known = view(question, steps)
         answer = await ep.act("answerer", known, turn=0)
         for t in range(1, self.max_turns + 1):

@@ -85,7 +85,7 @@ class MaskRouter(Workflow):
         known, desk.last = view(desk.question, desk.steps), who
         if who == "planner":
             plan = (await ep.act(who, f"Question: {desk.question}", turn=turn)).value
-            desk.steps = [Step(*s) for s in plan["steps"]] or desk.steps
+            desk.steps = list(plan["steps"]) or desk.steps
         elif who == "searcher":
             found = (await ep.act(who, known, turn=turn)).value
             desk.query, desk.complete = found.get("search", ""), "end" in found

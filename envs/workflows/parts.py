@@ -34,4 +34,7 @@ ANSWER = Custom(read_answer, ends=("</final_answer>",))
 
 def passages_text(docs: Sequence[Mapping[str, str]]) -> str:
     """Passages, one a line."""
-    return "\n".join([f"{doc['title']}: {doc['text']}" for doc in docs]) or "none"
+    lines = []
+    for doc in docs:
+        lines.append(f"{doc['title']}: {doc['text']}")
+    return "\n".join(lines) or "none"
