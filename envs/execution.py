@@ -33,7 +33,8 @@ class Execution(Rounds):
         """An agent said `text`. Parsed by its format; when it was the round's last answer, `run` goes on."""
         if node.state != PENDING or node.kind != "act":
             raise WorkflowError(f"node {node.id} waits for no reply")
-        node.reply = reply = node.format.parse(text, node.id)  # type: ignore[attr-defined]
+        reply: Reply = node.format.parse(text, node.id)  # type: ignore[attr-defined]
+        node.reply = reply
         if meta:
             node.meta = meta
             self.tokens += meta.get("tokens_in", 0) + meta.get("tokens_out", 0)

@@ -7,7 +7,7 @@ and replays do with it is `Execution`.
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import _get_running_loop, _set_running_loop
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -18,6 +18,7 @@ from .tasks import Task
 from .trace import Trace
 from .workflow import (
     ANSWERED,
+    EMPTY,
     PENDING,
     Act,
     Episode,
@@ -28,6 +29,7 @@ from .workflow import (
     Use,
     Workflow,
     WorkflowError,
+    new_use,
 )
 
 
@@ -58,6 +60,10 @@ class Budget:
     seconds: float | None = None  # kept by the asynchronous driver
 
 
+START = new_use("", EMPTY)  # what a branch that nobody has run waits for; its result is None
+START.state = ANSWERED
+
+
 class _Branch:
     """One line of control: the whole of `run`, or one arm of an `ep.all`."""
 
@@ -69,7 +75,7 @@ class _Branch:
         self.tails = tails  # ids of the nodes that its next node follows
         self.count = 0
         self.cancelled = False
-        self.node: Node | None = None
+        self.node = START  # what it waits for
         self.join: _OpenJoin | None = None  # the join it is an arm of
         self.index = 0
 
@@ -103,6 +109,7 @@ class Rounds:
         self.workflow, self.task, self.budget = workflow, task, budget
         self.roles = workflow.agents() if roles is None else roles
         self.seeds = seeds or ((0, seed),)  # (from this round on, this seed)
+        self._reseeds = self.seeds[1:]
         self.nodes: list[Node] = []
         self.round = 0
         self.ended: Ended = Ended.NO
@@ -116,14 +123,14 @@ class Rounds:
         self.pending: list[Node] = []  # the unanswered requests of this round, in path order
         self._joins = 0  # how many there were
         self._turns = dict.fromkeys(self.roles, 0)
-        self._next: list[_Branch] = []  # the branches that wait in this round, in path order
         self._resuming: list[_Branch] = []  # the round's branches, while they are resumed
         self._trace: Trace | None = None
         self.sessions: dict[str, Any] = {}  # open simulators, kept by the toolbox
         self._episode = Episode(task.view, self.seeds[0][1], self.roles, workflow.tools)
         self._root = _Branch(workflow.run(self._episode), "", ())
+        self._next = [self._root]  # the branches that wait in this round, in path order
         self._grading = False
-        self._advance([self._root])
+        self._advance()
 
     @property
     def trace(self) -> Trace:
@@ -145,33 +152,32 @@ class Rounds:
     def _settle(self, node: Node) -> None:
         """A request is answered; after the round's last one, `run` goes on."""
         node.state = ANSWERED
-        if len(self.pending) > 1:
-            self.pending = [n for n in self.pending if n is not node]
-        elif self.ended is GOES_ON:
-            self._advance(self._next)
+        pending = self.pending
+        if len(pending) > 1:
+            self.pending = [n for n in pending if n is not node]
+        elif pending:  # nothing is, once the episode has ended
+            self._advance()
 
-    def _advance(self, branches: list[_Branch]) -> None:
+    def _advance(self) -> None:
         """Resume the branches of the finished round, and go on as long as the journal has the answers."""
-        loop = asyncio._get_running_loop()
+        loop = _get_running_loop()
         if loop is not None:  # `run` must not see it
-            asyncio._set_running_loop(None)
+            _set_running_loop(None)
         try:
             while True:
                 if self.budget.tokens is not None and self.tokens > self.budget.tokens:
                     self._end(Ended.TRUNCATED, f"more than {self.budget.tokens} tokens")
                     return
-                self._resuming = branches
+                self._resuming = resuming = self._next
                 self._next, self.pending = [], []
                 self.round += 1
-                if len(self.seeds) > 1:
+                if self._reseeds:
                     self._reseed()
-                for branch in branches:
-                    node = branch.node
+                for branch in resuming:
                     if branch.cancelled:
                         continue
-                    if node is None:  # the first round
-                        self._run(branch, None)
-                    elif node.error is None:
+                    node = branch.node
+                    if node.error is None:
                         self._run(branch, node.reply or node.result)  # an act's, or a tool's
                     else:
                         self._run(branch, None, ToolError(node.error))
@@ -179,32 +185,56 @@ class Rounds:
                         return
                 if self.pending:
                     return
-                branches = self._next
         finally:
             if loop is not None:
-                asyncio._set_running_loop(loop)
+                _set_running_loop(loop)
 
     def _reseed(self) -> None:
-        for start, seed in self.seeds[1:]:
+        for start, seed in self._reseeds:
             if start + 1 == self.round:  # what round `start` asks was asked before the fork
                 self._episode.rng.seed(seed)
 
     def _run(self, branch: _Branch, value: Any, error: BaseException | None = None) -> None:
-        """Run one branch to its next request, its join, or its end."""
+        """Run one branch to its next request, its join, or its end; the journal may have the request's answer."""
         try:
-            got = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
+            node = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
         except StopIteration as stop:
             self._finished(branch, stop.value)
+            return
         except Exception as raised:
             self._failed(branch, raised)
-        else:
-            kind = type(got)
-            if kind is Act or kind is Use:
-                self._ask(branch, got)
-            elif kind is Join:
-                self._open(branch, got)
+            return
+        kind = type(node)
+        if kind is not Act and kind is not Use:
+            if kind is Join:
+                self._open(branch, node)
             else:
-                self._refuse(branch, got)
+                self._refuse(branch, node)
+            return
+        nodes = self.nodes
+        if len(nodes) >= self.budget.requests:
+            self._end(Ended.TRUNCATED, f"more than {self.budget.requests} requests")
+            return
+        count = branch.count
+        branch.count = count + 1
+        node.id = id = branch.prefix + str(count)
+        node.parents, node.round = branch.tails, self.round
+        branch.tails = (id,)
+        if kind is Act:
+            agent, turns = node.agent, self._turns
+            turn = turns[agent]
+            turns[agent] = turn + 1
+            if node.turn is None:
+                node.turn = turn
+            if branch.join is not None and not self._alone(branch, agent):
+                return
+        if self._journal and id in self._journal:
+            node = self._recall(node, self._journal[id])
+        branch.node = node
+        nodes.append(node)
+        self._next.append(branch)
+        if node.state == PENDING:
+            self.pending.append(node)
 
     def _refuse(self, branch: _Branch, got: Any) -> None:
         branch.coroutine.close()
@@ -216,33 +246,6 @@ class Rounds:
                 "put other asynchronous work into a tool and ep.use it"
             ),
         )
-
-    def _ask(self, branch: _Branch, node: Node) -> None:
-        """Let a branch wait for this request; the journal may have its answer."""
-        nodes = self.nodes
-        if len(nodes) >= self.budget.requests:
-            self._end(Ended.TRUNCATED, f"more than {self.budget.requests} requests")
-            return
-        node.id = id = branch.prefix + str(branch.count)
-        branch.count += 1
-        node.parents = branch.tails
-        branch.tails = (id,)
-        node.round = self.round
-        agent = node.agent
-        if agent is not None:
-            turns = self._turns
-            if node.turn is None:
-                node.turn = turns[agent]
-            turns[agent] += 1
-            if branch.join is not None and not self._alone(branch, agent):
-                return
-        if self._journal and id in self._journal:
-            node = self._recall(node, self._journal[id])
-        branch.node = node
-        nodes.append(node)
-        self._next.append(branch)
-        if node.state == PENDING:
-            self.pending.append(node)
 
     def _alone(self, branch: _Branch, agent: str) -> bool:
         """An agent stands in at most one arm of an `all`; otherwise its conversation would have no order."""

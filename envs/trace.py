@@ -148,15 +148,15 @@ def _node_dict(node: Node, rewards: Mapping[str, float], volatile: bool) -> dict
 
 
 def _node_from(row: Mapping[str, Any]) -> Node:
-    from .workflow import ANSWERED, Act, Use  # the workflow module knows traces for its types only
+    from .workflow import ANSWERED, new_act, new_use  # the workflow module knows traces for its types only
 
     node: Node
     if row["kind"] == "act":
-        node = Act(row["agent"], row["role"], tuple(row["messages"]), None)  # type: ignore[arg-type]
+        node = new_act(row["agent"], row["role"], tuple(row["messages"]), None)  # type: ignore[arg-type]
         node.reply = Reply(row["reply"], row["ok"], row["value"], row["id"])
         node.turn, node.anchor = row["turn"], row.get("anchor")
     else:
-        node = Use(row["tool"], row["args"])
+        node = new_use(row["tool"], row["args"])
         node.result, node.private, node.error = row["result"], row["private"], row["error"]
     node.id, node.round = row["id"], row["round"]
     node.parents, node.meta, node.state = tuple(row["parents"]), row.get("meta", {}), ANSWERED

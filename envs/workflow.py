@@ -47,7 +47,7 @@ class Outcome(FrozenDict):
     """What an episode came to, by name: `Outcome(answer="Paris")`."""
 
     def __init__(self, **values: Any) -> None:
-        super().__init__({name: freeze(value) for name, value in values.items()})
+        super().__init__(freeze(values))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_outcome, (dict(self),))
@@ -124,15 +124,27 @@ class Act(Node):
     __slots__ = ("agent", "anchor", "format", "max_tokens", "messages", "role")
     tool = args = result = private = None
 
-    def __init__(
-        self, agent: str, role: str, messages: tuple[Mapping[str, Any], ...], format: Format
-    ) -> None:
-        self.kind, self.state = "act", MADE
-        self.agent, self.role, self.format = agent, role, format
-        self.messages = messages
-        self.max_tokens: int | None = None
-        self.reply = self.turn = self.anchor = self.error = None
-        self.meta = EMPTY
+    format: Format
+    max_tokens: int | None
+
+
+def new_act(
+    agent: str,
+    role: str,
+    messages: tuple[Mapping[str, Any], ...],
+    format: Format,
+    turn: int | None = None,
+    max_tokens: int | None = None,
+    anchor: str | None = None,
+) -> Act:
+    """An act that nobody has awaited yet."""
+    node = Act()
+    node.kind, node.state = "act", MADE
+    node.agent, node.role, node.messages, node.format = agent, role, messages, format
+    node.turn, node.max_tokens, node.anchor = turn, max_tokens, anchor
+    node.reply = node.error = None
+    node.meta = EMPTY
+    return node
 
 
 class Use(Node):
@@ -142,11 +154,15 @@ class Use(Node):
     agent = role = anchor = None
     messages = ()
 
-    def __init__(self, tool: str, args: FrozenDict) -> None:
-        self.kind, self.state = "use", MADE
-        self.tool, self.args = tool, args
-        self.result = self.private = self.error = self.reply = self.turn = None
-        self.meta = EMPTY
+
+def new_use(tool: str, args: FrozenDict) -> Use:
+    """A use that nobody has awaited yet."""
+    node = Use()
+    node.kind, node.state = "use", MADE
+    node.tool, node.args = tool, args
+    node.result = node.private = node.error = node.reply = node.turn = None
+    node.meta = EMPTY
+    return node
 
 
 class Join:
@@ -228,13 +244,9 @@ class Episode:
             messages = _checked_messages(agent, prompt)
             if messages[0]["role"] != "system":
                 messages = role.opening + messages
-        node = Act(agent, role.name, messages, reply or role.reply)
-        if turn is not None:
-            node.turn = turn
-        if max_tokens is not None:
-            node.max_tokens = max_tokens
         if anchor is not None:
-            node.anchor = hashlib.blake2b(anchor.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+            anchor = hashlib.blake2b(anchor.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        node = new_act(agent, role.name, messages, reply or role.reply, turn, max_tokens, anchor)
         self._made.append(node)
         return node
 
@@ -242,7 +254,7 @@ class Episode:
         """Use a tool; awaited, gives its (public) result, or raises the `ToolError` it failed with."""
         if tool not in self._tools and tool.partition(":")[0] not in self._tools and tool != TOOLS:
             raise unknown("tool", tool, self._tools)
-        node = Use(tool, freeze(args))
+        node = new_use(tool, freeze(args))
         self._made.append(node)
         return node
 
