@@ -49,16 +49,16 @@ class View(FrozenDict):
 def freeze(value: Any) -> Any:
     """Dicts to `FrozenDict`, lists to tuples, sets to frozensets, deeply; atoms as they are."""
     kind = type(value)
-    if kind in _FROZEN:
+    if kind in FROZEN:
         return value
     if kind is dict:
         for inner in value.values():
-            if type(inner) not in _FROZEN:
+            if type(inner) not in FROZEN:
                 return FrozenDict({k: freeze(v) for k, v in value.items()})
         return FrozenDict(value)
     if issubclass(kind, tuple):
         for inner in value:
-            if type(inner) not in _FROZEN:
+            if type(inner) not in FROZEN:
                 frozen = [freeze(v) for v in value]
                 return kind(*frozen) if hasattr(kind, "_fields") else tuple(frozen)  # a named tuple stays one
         return value
@@ -73,4 +73,5 @@ def freeze(value: Any) -> Any:
     return value
 
 
-_FROZEN = frozenset({str, int, float, bool, type(None), bytes, FrozenDict, View})
+# kinds that `freeze` leaves as they are
+FROZEN = frozenset({str, int, float, bool, type(None), bytes, FrozenDict, View})

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from .frozen import FrozenDict, freeze
+from .frozen import FROZEN, FrozenDict, freeze
 from .spoken import Spoken
 
 
@@ -228,7 +228,7 @@ class Custom(_Base):
             value = read(text)
         except FormatError as error:
             return Reply(text, False, freeze(error.args[1]) if len(error.args) > 1 else None, node)
-        return _new(Reply, (text, True, value if type(value) is str else freeze(value), node))
+        return _new(Reply, (text, True, value if type(value) in FROZEN else freeze(value), node))
 
     def describe(self) -> str:
         return self.says or (self.read.__doc__ or self.read.__name__).strip().splitlines()[0]
