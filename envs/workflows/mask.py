@@ -17,7 +17,7 @@ from ...agents.frozen import FrozenDict
 from ...agents.policies import Call
 from ...agents.roles import Custom, FormatError, Role
 from ..workflow import Episode, Outcome, Workflow
-from .parts import ANSWER, UNKNOWN, first_line, passages_text
+from .parts import ANSWER, UNKNOWN, enclosed, first_line, passages_text
 
 NOTHING = "No useful information"
 
@@ -33,9 +33,7 @@ class Step(NamedTuple):
 
 _PAIR = re.compile(r"\s*<q(\d)>(.*?)</q\1>\s*<a\1>(.*?)</a\1>", re.DOTALL)
 _FINAL = re.compile(r"\s*<final_answer>(.*?)</final_answer>\s*", re.DOTALL)
-_SEARCH = re.compile(r"\s*<search>(.*?)</search>\s*", re.DOTALL)
 _END = re.compile(r"\s*<end\s*/?>(\s*</end>)?\s*")
-_EVIDENCE = re.compile(r"\s*<evidence>(.*?)</evidence>\s*", re.DOTALL)
 _FILE = re.compile(r"\s*<(update|add)>\s*t(\d+)\s*</\1>\s*")
 _STEP = re.compile(r"^t\d+: (.*) \| (.*)$", re.MULTILINE)
 
@@ -63,8 +61,8 @@ def read_plan(text: str) -> FrozenDict:
 
 def read_search(text: str) -> FrozenDict:
     """<search>query</search> or <end>"""
-    whole = _SEARCH.fullmatch(text)
-    if whole and (query := whole[1].strip()) and "<" not in query:
+    query = enclosed(text, "<search>", "</search>")
+    if query and "<" not in query:
         return FrozenDict(search=query)
     if _END.fullmatch(text):
         return FrozenDict(end=True)
@@ -74,8 +72,8 @@ def read_search(text: str) -> FrozenDict:
 
 def read_evidence(text: str) -> str:
     """<evidence>at most 75 words</evidence> or No useful information"""
-    whole = _EVIDENCE.fullmatch(text)
-    if whole and (said := whole[1].strip()) and len(said.split()) <= 75 and "<evidence>" not in said:
+    said = enclosed(text, "<evidence>", "</evidence>")
+    if said and len(said.split()) <= 75 and "<evidence>" not in said:
         return said
     if text.strip().rstrip(".").casefold() == NOTHING.casefold():
         return NOTHING

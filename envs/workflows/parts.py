@@ -18,10 +18,18 @@ def first_line(text: str, most: int = 200) -> str:
     return " ".join(lines[0].split())[:most] if lines else ""
 
 
+def enclosed(text: str, opening: str, closing: str) -> str:
+    """What stands between two tags when nothing else is in the text; otherwise nothing."""
+    said = text.strip()
+    if said.startswith(opening) and said.endswith(closing):
+        return said[len(opening) : -len(closing)].strip()
+    return ""
+
+
 def read_answer(text: str) -> str:
     """<final_answer>…</final_answer>"""
-    whole = _FINAL.fullmatch(text)
-    if whole and (answer := whole[1].strip()) and "<final_answer>" not in answer:
+    answer = enclosed(text, "<final_answer>", "</final_answer>")
+    if answer and "<final_answer>" not in answer:
         return answer
     inside = _FINAL.search(text[:20_000])
     raise FormatError(
