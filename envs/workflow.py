@@ -137,7 +137,7 @@ def new_act(
     max_tokens: int | None = None,
     anchor: str | None = None,
 ) -> Act:
-    """An act that nobody has awaited yet."""
+    """An act that nobody has awaited yet. (A constructor of its class would take twice as long.)"""
     node = Act()
     node.kind, node.state = "act", MADE
     node.agent, node.role, node.messages, node.format = agent, role, messages, format
@@ -156,7 +156,7 @@ class Use(Node):
 
 
 def new_use(tool: str, args: FrozenDict) -> Use:
-    """A use that nobody has awaited yet."""
+    """A tool use that nobody has awaited yet."""
     node = Use()
     node.kind, node.state = "use", MADE
     node.tool, node.args = tool, args
