@@ -1,57 +1,61 @@
 """Keys and values of what an engine has read: a slot for each running request, and blocks of shared prefixes.
 
 A request owns one slot, contiguous in memory, for as long as it runs. Running requests always occupy the first
-slots, so that a step reads one dense slice. Beside the slots stands a pool of *blocks* (16 tokens each): the keys
+slots, so that a step reads one dense slice. Beside the slots stands a pool of *blocks* (a few tokens each): the keys
 and values of prompts seen before. A block is known by its tokens and by the block before it, so equal means equal
-and there is nothing to collide. A new request copies the blocks it shares into its slot and computes only the rest.
+and there is nothing to collide. New requests copy the blocks they share into their slots; of the rest, what several
+of them have in common is computed once and written into the slot of each.
 
-Keys are kept transposed, for that is how the decoding product reads them (on a CPU more than twice as fast).
-
-Shapes: L layers, S slots, C context, K key heads, D head width, T tokens, H heads.
+Shapes: L layers, S slots, C context, K key heads, D head width, T tokens, H heads; the leading 2 is keys and values.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import Buckets, Span, plain_attend
+from .attention import Buckets, Span
 from .shape import Shape
 
 
 class Cache:
-    """The slots: keys [L, S, K, D, C] and values [L, S, K, C, D]."""
+    """The slots: [2, L, S, K, C, D]."""
 
     def __init__(
         self, shape: Shape, slots: int, context: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        size = (shape.layers, slots, shape.kv_heads)
-        self.keys = torch.zeros(*size, shape.head_width, context, dtype=dtype, device=device)
-        self.values = torch.zeros(*size, context, shape.head_width, dtype=dtype, device=device)
+        size = (2, shape.layers, slots, shape.kv_heads, context, shape.head_width)
+        self.both = torch.zeros(size, dtype=dtype, device=device)
 
-    def write(self, layer: int, slot: Tensor, position: Tensor, k: Tensor, v: Tensor) -> None:
-        """Put k and v [T, K, D] at (slot [T], position [T])."""
-        self.keys[layer][slot, :, :, position] = k
-        self.values[layer][slot, :, position] = v
+    def rows(self, slot: Tensor, position: Tensor) -> Tensor:
+        """Where `write` puts the heads of tokens at (slot [T], position [T]): [T * K]."""
+        heads, context = self.both.shape[3:5]
+        head = slot[:, None] * heads + torch.arange(heads, device=slot.device)
+        return (head * context + position[:, None]).flatten()
+
+    def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
+        """Put k and v [T, K, D] in their rows."""
+        for cached, new in zip(self.both[:, layer], (k, v), strict=True):
+            cached.view(-1, new.shape[-1]).index_copy_(0, rows, new.reshape(-1, new.shape[-1]))
 
     def move(self, source: int, target: int, length: int) -> None:
-        self.keys[:, target, ..., :length] = self.keys[:, source, ..., :length]
-        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+        self.both[:, :, target, :, :length] = self.both[:, :, source, :, :length]
 
 
 class Prefixes:
     """The pool of blocks, least recently used first out."""
 
     def __init__(self, cache: Cache, blocks: int, size: int) -> None:
-        layers, _, heads, width, _ = cache.keys.shape
         self.size = size
         self.blocks = blocks
-        self.cache = cache
-        self.keys = cache.keys.new_empty(blocks, layers, heads, width, size)
-        self.values = cache.values.new_empty(blocks, layers, heads, size, width)
+        self.slots = cache.both.unflatten(4, (-1, size))  # [2, L, S, K, blocks of a slot, size, D]
+        two, layers, _, heads, _, _, width = self.slots.shape
+        self.pool = cache.both.new_empty(blocks, two, layers, heads, size, width)
         self.clear()
 
     def clear(self) -> None:
@@ -75,36 +79,34 @@ class Prefixes:
             places.append(place)
         return places
 
-    def load(self, places: Sequence[int], slot: int) -> None:
-        """Copy blocks to the beginning of a slot."""
-        if places:
-            index, n = torch.tensor(places), len(places) * self.size
-            self.cache.keys[:, slot, ..., :n] = self.keys[index].permute(1, 2, 3, 0, 4).flatten(3)
-            self.cache.values[:, slot, :, :n] = self.values[index].permute(1, 2, 0, 3, 4).flatten(2, 3)
+    def load(self, found: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Copy blocks to the beginning of slots: (slot, places) of each."""
+        slot, block, place = _columns((s, i, p) for s, places in found for i, p in enumerate(places))
+        if len(place):
+            self.slots[:, :, slot, :, block] = self.pool[place]
 
-    def store(self, ids: Sequence[int], salt: object, slot: int) -> None:
-        """Keep the whole blocks of a prompt whose keys and values stand in `slot`."""
+    def store(self, prompts: Iterable[tuple[int, Sequence[int], object]]) -> None:
+        """Keep the whole blocks of prompts whose keys and values stand in slots: (slot, ids, salt) of each."""
+        slot, block, place = _columns(
+            (s, i, p) for s, ids, salt in prompts for i, p in self._register(ids, salt)
+        )
+        if len(place):
+            self.pool[place] = self.slots[:, :, slot, :, block]
+
+    def _register(self, ids: Sequence[int], salt: object) -> Iterator[tuple[int, int]]:
+        """Make the whole blocks of a prompt known; the new ones: (number in the prompt, place)."""
         parent = salt
-        places, starts = [], []
         for start in range(0, len(ids) - self.size + 1, self.size):
             key = (parent, tuple(ids[start : start + self.size]))
             if key not in self.known:
                 place = self._place(keep=len(ids) // self.size)
                 if place is None:
-                    break
+                    return
                 self.serial += 1
                 self.known[key] = (self.serial, place)
-                places.append(place)
-                starts.append(start)
+                yield start // self.size, place
             self.known.move_to_end(key)
             parent = self.known[key][0]
-        if places:
-            first, last = starts[0], starts[-1] + self.size  # new blocks always follow the known ones
-            index, cut = torch.tensor(places), (len(places), self.size)
-            keys = self.cache.keys[:, slot, ..., first:last]  # [L, K, D, n * size]
-            self.keys[index] = keys.reshape(*keys.shape[:3], *cut).permute(3, 0, 1, 2, 4)
-            values = self.cache.values[:, slot, :, first:last]  # [L, K, n * size, D]
-            self.values[index] = values.reshape(*values.shape[:2], *cut, -1).permute(2, 0, 1, 3, 4)
 
     def _place(self, keep: int) -> int | None:
         """A free place; the oldest block gives way, but never one of the `keep` most recent (this prompt's own)."""
@@ -115,31 +117,48 @@ class Prefixes:
         return self.known.popitem(last=False)[1][1]
 
 
-class Reading:
-    """Attention while prompts are read: new tokens of several slots see their slot so far."""
+def _columns(rows: Iterable[tuple[int, int, int]]) -> Tensor:
+    return torch.tensor(list(rows), dtype=torch.long).view(-1, 3).T
 
-    def __init__(self, cache: Cache, parts: Sequence[tuple[int, int, int]], alone: bool) -> None:
-        """`parts`: (slot, position of the first new token, how many), in the order of the row."""
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens `start : start + n` of the prompts in `slots`, which are the same up to there."""
+
+    slots: list[int]
+    start: int
+    n: int
+
+
+class Reading:
+    """Attention while prompts are read: the tokens of a piece, computed once, see their slot so far."""
+
+    def __init__(self, cache: Cache, pieces: Sequence[Piece], alone: bool) -> None:
+        """`pieces`: in the order of the row; what stands before each is in its slots, or also read now."""
         self.cache = cache
-        device = cache.keys.device
-        spans, self.n = [], 0
-        for _, start, n in parts:
-            spans.append(Span(self.n, n, start))
-            self.n += n
-        self.buckets = Buckets(spans, cache.keys.dtype, device, alone)
-        self.seats = [torch.tensor([parts[i][0] for i in g], device=device) for g in self.buckets.groups]
-        self.slot = torch.repeat_interleave(
-            torch.tensor([p[0] for p in parts]), torch.tensor([p[2] for p in parts])
-        )
-        self.position = torch.cat([torch.arange(start, start + n) for _, start, n in parts])
+        device = cache.both.device
+        spans, slot, position, source = [], [], [], []
+        self.n = 0
+        for piece in pieces:
+            spans.append(Span(self.n, piece.n, piece.start))
+            for s in piece.slots:
+                slot += [s] * piece.n
+                position += range(piece.start, piece.start + piece.n)
+                source += range(self.n, self.n + piece.n)
+            self.n += piece.n
+        self.rows = cache.rows(torch.tensor(slot, device=device), torch.tensor(position, device=device))
+        self.source = torch.tensor(source, device=device)
+        self.buckets = Buckets(spans, cache.both.dtype, device, alone)
+        self.seats = [
+            torch.tensor([pieces[i].slots[0] for i in group], device=device) for group in self.buckets.groups
+        ]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.cache.write(layer, self.slot, self.position, k[: self.n], v[: self.n])
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-
+        self.cache.write(layer, self.rows, k[self.source], v[self.source])
+        both = self.cache.both[:, layer].unbind()
         widths = [mask.shape[2] for mask in self.buckets.masks]
         seen = (
-            (keys[seats, ..., :width].transpose(-1, -2), values[seats, :, :width])
+            [cached[:, :, :width].index_select(0, seats) for cached in both]
             for seats, width in zip(self.seats, widths, strict=True)
         )
         out = self.buckets.attend(q, seen)
@@ -152,14 +171,16 @@ class Speaking:
     """Attention while replies are spoken: one new token for each of the first n slots."""
 
     def __init__(self, cache: Cache, position: Tensor, width: int) -> None:
-        self.cache, self.position, self.width = cache, position, width
-        self.slot = torch.arange(len(position), device=position.device)
+        self.cache, self.width = cache, width
+        self.rows = cache.rows(torch.arange(len(position), device=position.device), position)
         hidden = torch.arange(width, device=position.device) > position[:, None]
-        mask = torch.zeros(hidden.shape, dtype=cache.keys.dtype, device=position.device)
-        self.mask = mask.masked_fill_(hidden, float("-inf"))[:, None]
+        mask = torch.zeros(hidden.shape, dtype=cache.both.dtype, device=position.device)
+        self.mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.cache.write(layer, self.slot, self.position, k, v)
-        keys = self.cache.keys[layer, : len(q), ..., : self.width].transpose(-1, -2)
-        values = self.cache.values[layer, : len(q), :, : self.width]
-        return plain_attend(q[:, :, None], keys, values, self.mask).squeeze(2)
+        self.cache.write(layer, self.rows, k, v)
+        keys, values = self.cache.both[:, layer, : len(q), :, : self.width]
+        grouped = q.unflatten(
+            1, (k.shape[1], -1)
+        )  # the heads that share keys stand as that key head's queries
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask).flatten(1, 2)

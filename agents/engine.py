@@ -20,14 +20,16 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from os.path import commonprefix
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .cache import Cache, Prefixes, Reading, Speaking
+from .cache import Cache, Piece, Prefixes, Reading, Speaking
 from .llama import Llama, Route
 from .sampling import Draw, SamplingParams, Trie, draw
 from .stopping import Stopper, closing_tokens
@@ -81,7 +83,8 @@ class Request:
 class Engine:
     """Continuous batching over one model. See the module's text."""
 
-    block = 16  # tokens of a shared block; also the piece in which prompts are read in deterministic mode
+    block = 4  # tokens of a shared block
+    fixed_block = 16  # the same in deterministic mode: also the piece in which prompts are read there
     reading_rows = 2048  # prompt tokens read at once
     fixed_rows = 256  # the same in deterministic mode: always exactly so many
 
@@ -108,9 +111,11 @@ class Engine:
         self.version = 0
         self.publish(model, 0)
         self.device = self.model.embed.device
-        self.cache = Cache(model.shape, slots, self.context, self.dtype, self.device)
-        blocks = slots * self.context // self.block if share_prefixes else 0
-        self.prefixes = Prefixes(self.cache, blocks, self.block)
+        self.share_prefixes = share_prefixes
+        size = self.fixed_block if deterministic else self.block
+        of_a_slot = -(-self.context // size)
+        self.cache = Cache(model.shape, slots, of_a_slot * size, self.dtype, self.device)
+        self.prefixes = Prefixes(self.cache, slots * of_a_slot if share_prefixes else 0, size)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i is in slot i
         self.counts: Counter[str] = Counter()
@@ -212,61 +217,71 @@ class Engine:
             self._speak()
 
     def _read(self, joining: list[Request]) -> None:
-        """Read the prompts of joining requests. Of those that begin alike, one reads and the others copy."""
-        while joining:
-            wave: list[tuple[Request, int]] = []  # with the number of tokens copied
-            beginnings: set[tuple[object, ...]] = set()  # blocks that this wave computes
-            later: list[Request] = []
-            for request in joining:
-                places = self.prefixes.find(request.prompt, request.adapter)
-                known = len(places) * self.block
-                beginning = (request.adapter, known, *request.prompt[known : known + self.block])
-                if self.prefixes.blocks and known + self.block < len(request.prompt):
-                    if beginning in beginnings:
-                        later.append(request)
-                        continue
-                    beginnings.add(beginning)
-                request.cached, request.version = known, self.version
-                self.running.append(request)
-                self.prefixes.load(places, len(self.running) - 1)
-                wave.append((request, known))
-            self._read_wave(wave)
-            joining = later
-
-    def _read_wave(self, wave: list[tuple[Request, int]]) -> None:
-        first_slot = len(self.running) - len(wave)
-        parts: list[tuple[int, int, int]] = []
-        for i, (request, known) in enumerate(wave):
-            piece = self.block if self.deterministic else self.reading_rows
-            for start in range(known, len(request.prompt), piece):
-                parts.append((first_slot + i, start, min(piece, len(request.prompt) - start)))
+        """Read the prompts of joining requests: what was read before is copied, what they have in common is read once."""
+        first = len(self.running)
+        self.running += joining
+        found = [(first + i, self.prefixes.find(r.prompt, r.adapter)) for i, r in enumerate(joining)]
+        self.prefixes.load(found)
+        new: dict[int, int] = {}  # slot -> tokens to compute, of its own
+        pieces = list(self._pieces({slot: len(places) * self.prefixes.size for slot, places in found}))
         ends: dict[int, Tensor] = {}  # slot -> hidden state of the prompt's last token
-        for group in _fill(parts, self.fixed_rows if self.deterministic else self.reading_rows):
+        for group in _fill(pieces, self.fixed_rows if self.deterministic else self.reading_rows):
             ends.update(self._read_rows(group))
-        for i, (request, known) in enumerate(wave):
-            self.prefixes.store(request.prompt, request.adapter, first_slot + i)
-            self.counts.update(prompts=1, tokens_read=len(request.prompt) - known, tokens_copied=known)
-        requests = [request for request, _ in wave]
-        self._say(requests, torch.stack([ends[first_slot + i] for i in range(len(wave))]))
+        for piece in pieces:
+            new[piece.slots[0]] = new.get(piece.slots[0], 0) + piece.n
+        for slot, request in enumerate(joining, first):
+            request.cached, request.version = len(request.prompt) - new.get(slot, 0), self.version
+            self.counts.update(prompts=1, tokens_read=new.get(slot, 0), tokens_copied=request.cached)
+        if self.share_prefixes:
+            self.prefixes.store((slot, r.prompt, r.adapter) for slot, r in enumerate(joining, first))
+        self._say(joining, torch.stack([ends[first + i] for i in range(len(joining))]))
 
-    def _read_rows(self, parts: list[tuple[int, int, int]]) -> dict[int, Tensor]:
-        """Compute some pieces of prompts; the last hidden state of each slot among them."""
+    def _pieces(self, known: dict[int, int]) -> Iterator[Piece]:
+        """Cut what is left of prompts (slot -> tokens known) to pieces, those before a fork first."""
+        most = self.fixed_block if self.deterministic else self.reading_rows
+
+        def beginning(slot: int) -> tuple[object, ...]:
+            alone = None if self.share_prefixes else slot
+            request = self.running[slot]
+            return alone, request.adapter or "", known[slot], request.prompt[: known[slot]]
+
+        order = sorted(known, key=lambda slot: (*beginning(slot), self.running[slot].prompt))
+        for (_, _, start, _), alike in groupby(order, key=beginning):
+            for piece in self._forks(list(alike), start):
+                for at in range(piece.start, piece.start + piece.n, most):
+                    yield Piece(piece.slots, at, min(most, piece.start + piece.n - at))
+
+    def _forks(self, slots: list[int], start: int) -> Iterator[Piece]:
+        """The pieces of prompts in order, equal up to `start`; they part at whole blocks, as in the pool."""
+        first, last = (self.running[slot].prompt for slot in (slots[0], slots[-1]))
+        end, size = len(commonprefix([first, last])), self.prefixes.size
+        if first != last:
+            end -= end % size
+        if end > start:
+            yield Piece(slots, start, end - start)
+        if first != last:
+            for _, branch in groupby(slots, key=lambda slot: self.running[slot].prompt[end : end + size]):
+                yield from self._forks(list(branch), end)
+
+    def _read_rows(self, pieces: list[Piece]) -> dict[int, Tensor]:
+        """Compute some pieces of prompts; the hidden states of the prompts that end there, by slot."""
         ids: list[int] = []
         position: list[int] = []
         route: list[str | None] = []
-        for slot, start, n in parts:
-            ids += self.running[slot].prompt[start : start + n]
-            position += range(start, start + n)
-            route += [self.running[slot].adapter] * n
-        reading = Reading(self.cache, parts, alone=self.deterministic)
+        for piece in pieces:
+            request = self.running[piece.slots[0]]
+            ids += request.prompt[piece.start : piece.start + piece.n]
+            position += range(piece.start, piece.start + piece.n)
+            route += [request.adapter] * piece.n
+        reading = Reading(self.cache, pieces, alone=self.deterministic)
         spare = self.fixed_rows - len(ids) if self.deterministic else 0
         row, place = (torch.tensor(x + [0] * spare, device=self.device) for x in (ids, position))
-        ends = torch.tensor([n for _, _, n in parts]).cumsum(0) - 1
+        ends = torch.tensor([piece.n for piece in pieces]).cumsum(0) - 1
         keep = torch.cat((ends, ends.new_zeros(self.fixed_rows - len(ends)))) if self.deterministic else ends
         hidden = self.model(
             row, place, reading, route=self._route(route, len(row)), keep=keep.to(self.device)
         )
-        return {slot: state for (slot, _, _), state in zip(parts, hidden, strict=False)}
+        return {slot: state for piece, state in zip(pieces, hidden, strict=False) for slot in piece.slots}
 
     def _speak(self) -> None:
         n = len(self.running)
@@ -394,16 +409,16 @@ def closing_ids(model: Llama, tokenizer: Any) -> set[int]:
     return found
 
 
-def _fill(parts: list[tuple[int, int, int]], rows: int) -> list[list[tuple[int, int, int]]]:
-    """Cut a list of (slot, start, n) into groups of at most `rows` tokens, in order."""
-    groups: list[list[tuple[int, int, int]]] = []
+def _fill(pieces: list[Piece], rows: int) -> list[list[Piece]]:
+    """Pieces in groups of at most `rows` tokens, in order."""
+    groups: list[list[Piece]] = []
     room = 0
-    for part in parts:
-        if part[2] > room:
+    for piece in pieces:
+        if piece.n > room:
             groups.append([])
             room = rows
-        groups[-1].append(part)
-        room -= part[2]
+        groups[-1].append(piece)
+        room -= piece.n
     return groups
 
 
