@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention import Buckets, Span
+from .llama import Attention
 from .shape import Shape
 
 
@@ -184,3 +185,14 @@ class Speaking:
             1, (k.shape[1], -1)
         )  # the heads that share keys stand as that key head's queries
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask).flatten(1, 2)
+
+
+class Beside:
+    """Both in one pass: the first n rows speak, the others are read."""
+
+    def __init__(self, n: int, speaking: Attention, reading: Attention) -> None:
+        self.n, self.speaking, self.reading = n, speaking, reading
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        (q1, q2), (k1, k2), (v1, v2) = (x.tensor_split([self.n]) for x in (q, k, v))
+        return torch.cat((self.speaking(layer, q1, k1, v1), self.reading(layer, q2, k2, v2)))

@@ -6,10 +6,11 @@
         engine.step()
     request.result.ids, request.result.logprobs
 
-Requests of any lengths run side by side; each joins as a slot becomes free and leaves by itself. One `step` lets
-waiting requests in (their prompts are read together, prefixes seen before are copied) and then speaks one token of
-every running one. `step` is a plain function; `agenerate` drives it from asyncio, on the loop's own thread, because
-a second thread would fight the controller for Python's lock after every small product.
+Requests of any lengths run side by side; each joins as a slot becomes free and leaves by itself. One `step` gives
+every running request its next token; those that join have their prompts read in the same pass (prefixes seen before
+are copied, what several of them have in common is read once). `step` is a plain function; `agenerate` drives it from
+asyncio, on the loop's own thread, because a second thread would fight the controller for Python's lock after every
+small product.
 
 With `deterministic=True` every product has a fixed shape and prompts are read in fixed pieces, so that a request's
 result is the same, bit for bit, whatever it is batched with. Threads and machine are part of that promise.
@@ -29,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cache import Cache, Piece, Prefixes, Reading, Speaking
+from .cache import Beside, Cache, Piece, Prefixes, Reading, Speaking
 from .llama import Llama, Route
 from .sampling import Draw, SamplingParams, Trie, draw
 from .stopping import Stopper, closing_tokens
@@ -209,32 +210,43 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Let waiting requests in, then speak one token of each running one."""
-        free = self.slots - len(self.running)
+        """Let waiting requests in and give everyone a next token: prompts are read beside what the others speak."""
+        spoken = len(self.running)  # slots
+        free = self.slots - spoken
         if self.waiting and free >= min(len(self.waiting), max(1, self.slots // 8)):
-            self._read([self.waiting.popleft() for _ in range(min(free, len(self.waiting)))])
-        if self.running:
-            self._speak()
-
-    def _read(self, joining: list[Request]) -> None:
-        """Read the prompts of joining requests: what was read before is copied, what they have in common is read once."""
-        first = len(self.running)
-        self.running += joining
-        found = [(first + i, self.prefixes.find(r.prompt, r.adapter)) for i, r in enumerate(joining)]
-        self.prefixes.load(found)
-        new: dict[int, int] = {}  # slot -> tokens to compute, of its own
-        pieces = list(self._pieces({slot: len(places) * self.prefixes.size for slot, places in found}))
-        ends: dict[int, Tensor] = {}  # slot -> hidden state of the prompt's last token
-        for group in _fill(pieces, self.fixed_rows if self.deterministic else self.reading_rows):
-            ends.update(self._read_rows(group))
-        for piece in pieces:
-            new[piece.slots[0]] = new.get(piece.slots[0], 0) + piece.n
-        for slot, request in enumerate(joining, first):
-            request.cached, request.version = len(request.prompt) - new.get(slot, 0), self.version
-            self.counts.update(prompts=1, tokens_read=new.get(slot, 0), tokens_copied=request.cached)
+            self.running += [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+        if not self.running:
+            return
+        work = _fill(self._join(spoken), self.fixed_rows if self.deterministic else self.reading_rows)
+        if spoken and (self.deterministic or not work):
+            work.insert(0, [])
+        state: dict[int, Tensor] = {}  # of each slot's last token
+        for pieces in work:
+            speaks = 0 if state else spoken
+            hidden = self._compute(pieces, speaks)
+            state.update(zip(range(speaks), hidden, strict=False))
+            ends = zip(pieces, hidden[speaks:], strict=False)
+            state.update((slot, own) for piece, own in ends for slot in piece.slots)
         if self.share_prefixes:
-            self.prefixes.store((slot, r.prompt, r.adapter) for slot, r in enumerate(joining, first))
-        self._say(joining, torch.stack([ends[first + i] for i in range(len(joining))]))
+            joined = enumerate(self.running[spoken:], spoken)
+            self.prefixes.store((slot, r.prompt, r.adapter) for slot, r in joined)
+        if spoken:
+            self.counts.update(steps=1, tokens_spoken=spoken)
+        self._say(torch.stack([state[slot] for slot in range(len(self.running))]))
+
+    def _join(self, first: int) -> list[Piece]:
+        """Copy what is known of the prompts in slots from `first` on. -> the rest, what they share but once."""
+        joining = list(enumerate(self.running[first:], first))
+        found = [(slot, self.prefixes.find(r.prompt, r.adapter)) for slot, r in joining]
+        self.prefixes.load(found)
+        pieces = list(self._pieces({slot: len(places) * self.prefixes.size for slot, places in found}))
+        new: Counter[int] = Counter()  # slot -> tokens
+        for piece in pieces:
+            new[min(piece.slots)] += piece.n
+        for slot, request in joining:
+            request.cached, request.version = len(request.prompt) - new[slot], self.version
+            self.counts.update(prompts=1, tokens_read=new[slot], tokens_copied=request.cached)
+        return pieces
 
     def _pieces(self, known: dict[int, int]) -> Iterator[Piece]:
         """Cut what is left of prompts (slot -> tokens known) to pieces, those before a fork first."""
@@ -263,42 +275,43 @@ class Engine:
             for _, branch in groupby(slots, key=lambda slot: self.running[slot].prompt[end : end + size]):
                 yield from self._forks(list(branch), end)
 
-    def _read_rows(self, pieces: list[Piece]) -> dict[int, Tensor]:
-        """Compute some pieces of prompts; the hidden states of the prompts that end there, by slot."""
-        ids: list[int] = []
-        position: list[int] = []
-        route: list[str | None] = []
+    def _compute(self, pieces: list[Piece], spoken: int) -> Tensor:
+        """One pass of the model: the states of the first `spoken` slots' last tokens, then of each piece's."""
+        speakers = self.running[:spoken]
+        rows = self.slots if self.deterministic and spoken else spoken
+        ids = [r.ids[-1] for r in speakers] + [0] * (rows - spoken)
+        position = [r.length for r in speakers] + [self.context - 1] * (
+            rows - spoken
+        )  # where no prompt stands
+        adapters = [r.adapter for r in speakers] + [None] * (rows - spoken)
+        width = (
+            self.context
+            if self.deterministic
+            else min(self.context, (max(position, default=0) // 32 + 1) * 32)
+        )
+        ends = list(range(rows))
         for piece in pieces:
             request = self.running[piece.slots[0]]
             ids += request.prompt[piece.start : piece.start + piece.n]
             position += range(piece.start, piece.start + piece.n)
-            route += [request.adapter] * piece.n
-        reading = Reading(self.cache, pieces, alone=self.deterministic)
-        spare = self.fixed_rows - len(ids) if self.deterministic else 0
-        row, place = (torch.tensor(x + [0] * spare, device=self.device) for x in (ids, position))
-        ends = torch.tensor([piece.n for piece in pieces]).cumsum(0) - 1
-        keep = torch.cat((ends, ends.new_zeros(self.fixed_rows - len(ends)))) if self.deterministic else ends
-        hidden = self.model(
-            row, place, reading, route=self._route(route, len(row)), keep=keep.to(self.device)
-        )
-        return {slot: state for piece, state in zip(pieces, hidden, strict=False) for slot in piece.slots}
+            adapters += [request.adapter] * piece.n
+            ends.append(len(ids) - 1)
+        if self.deterministic and pieces:
+            spare = self.fixed_rows - len(ids)
+            ids, position, adapters = ids + [0] * spare, position + [0] * spare, adapters + [None] * spare
+            ends += [0] * (self.fixed_rows - len(ends))
+        row, place, keep = (torch.tensor(x, device=self.device) for x in (ids, position, ends))
+        ways: list[Speaking | Reading] = []
+        if rows:
+            ways.append(Speaking(self.cache, place[:rows], width))
+        if pieces:
+            ways.append(Reading(self.cache, pieces, alone=self.deterministic))
+        attention = ways[0] if len(ways) == 1 else Beside(rows, *ways)
+        return self.model(row, place, attention, route=self._route(adapters), keep=keep if pieces else None)  # type: ignore[no-any-return]
 
-    def _speak(self) -> None:
-        n = len(self.running)
-        rows = self.slots if self.deterministic else n
-        last, position = [0] * rows, [0] * rows
-        for i, request in enumerate(self.running):
-            last[i], position[i] = request.ids[-1], request.length
-        width = self.context if self.deterministic else min(self.context, (max(position) // 32 + 1) * 32)
-        place = torch.tensor(position, device=self.device)
-        speaking = Speaking(self.cache, place, width)
-        route = self._route([r.adapter for r in self.running], rows)
-        hidden = self.model(torch.tensor(last, device=self.device), place, speaking, route=route)
-        self.counts.update(steps=1, tokens_spoken=n)
-        self._say(list(self.running), hidden[:n])
-
-    def _say(self, requests: list[Request], hidden: Tensor) -> None:
-        """Sample each request's next token and let those leave that are done."""
+    def _say(self, hidden: Tensor) -> None:
+        """Sample each running request's next token and let those leave that are done."""
+        requests = list(self.running)
         rows = self.slots if self.deterministic else len(requests)
         if len(hidden) < rows:
             hidden = torch.cat((hidden, hidden.new_zeros(rows - len(hidden), hidden.shape[1])))
@@ -391,11 +404,10 @@ class Engine:
             self._closers[stop] = closing_tokens(stop, self.tokenizer, self.model.shape.vocab)
         return Stopper(stop, self.tokenizer, self._closers[stop])
 
-    def _route(self, adapters: Sequence[str | None], rows: int) -> Route:
-        """Masks over `rows` rows, of which the first are whose `adapters` are given."""
-        spare = [False] * (rows - len(adapters))
+    def _route(self, adapters: Sequence[str | None]) -> Route:
+        """Who uses which adapter, as masks."""
         return [
-            (name, torch.tensor([a == name for a in adapters] + spare, device=self.device))
+            (name, torch.tensor([a == name for a in adapters], device=self.device))
             for name in sorted({a for a in adapters if a is not None})
         ]
 
