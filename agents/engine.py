@@ -23,6 +23,7 @@ import copy
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from os.path import commonprefix
 from typing import Any
@@ -33,7 +34,7 @@ from torch import Tensor
 from .cache import Beside, Cache, Piece, Prefixes, Reading, Speaking
 from .llama import Llama, Route
 from .sampling import Draw, SamplingParams, Trie, draw
-from .stopping import Stopper, closing_tokens
+from .stopping import Stopper, closing_tokens, pieces_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,11 +398,15 @@ class Engine:
             )
         return self._tries[choices]
 
+    @cached_property
+    def _pieces_within(self) -> list[str]:
+        return pieces_within(self.tokenizer, self.model.shape.vocab)
+
     def _stopper(self, stop: tuple[str, ...]) -> Stopper:
         if self.tokenizer is None:
             raise ValueError("stop strings need an engine with a tokenizer")
         if stop not in self._closers:
-            self._closers[stop] = closing_tokens(stop, self.tokenizer, self.model.shape.vocab)
+            self._closers[stop] = closing_tokens(stop, self._pieces_within)
         return Stopper(stop, self.tokenizer, self._closers[stop])
 
     def _route(self, adapters: Sequence[str | None]) -> Route:

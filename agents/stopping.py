@@ -5,20 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .pieces import UNFINISHED
 
-def closing_tokens(stop: tuple[str, ...], tokenizer: Any, vocab: int) -> frozenset[int]:
-    """Tokens at which one of the strings may end; a token of broken UTF-8 may hold any character's last byte."""
-    last = {s[-1] for s in stop} | {"\ufffd"}
+
+def pieces_within(tokenizer: Any, vocab: int) -> list[str]:
+    """What each token adds to a text that it does not begin (alone, some decoders drop its space)."""
     known = range(min(vocab, len(tokenizer)))
-    pieces = tokenizer.batch_decode([[i] for i in known], clean_up_tokenization_spaces=False)
-    return frozenset(i for i, piece in zip(known, pieces, strict=True) if last & set(piece))
+    once, twice = (
+        tokenizer.batch_decode([[i] * n for i in known], clean_up_tokenization_spaces=False) for n in (1, 2)
+    )
+    return [b[len(a) :] if b.startswith(a) else UNFINISHED for a, b in zip(once, twice, strict=True)]
+
+
+def closing_tokens(stop: tuple[str, ...], pieces: Sequence[str]) -> frozenset[int]:
+    """Tokens with which one of the strings may be complete; one of broken UTF-8 may hold any character's last byte."""
+    return frozenset(
+        i
+        for i, piece in enumerate(pieces)
+        if UNFINISHED in piece or any(s in piece or _ends(s, piece) for s in stop)
+    )
+
+
+def _ends(stop: str, piece: str) -> bool:
+    """Whether the piece can go on from a text and so complete the string."""
+    return any(stop.endswith(piece[:n]) for n in range(1, min(len(stop), len(piece)) + 1))
 
 
 class Stopper:
     """Watches one reply for its stop strings.
 
     Decoding at every token would cost more than a small model's step. A stop string can only be complete at a token
-    that holds its last character, so only there is the tail of the reply decoded.
+    that begins with an end of it (or holds it whole), so only there is the tail of the reply decoded.
     """
 
     __slots__ = ("closers", "stop", "tail", "tokenizer")
