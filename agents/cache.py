@@ -80,18 +80,20 @@ class Prefixes:
             places.append(place)
         return places
 
-    def load(self, found: Sequence[tuple[int, Sequence[int]]]) -> None:
+    def load(self, found: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Copy blocks to the beginning of slots: (slot, places) of each."""
-        slot, block, place = _columns((s, i, p) for s, places in found for i, p in enumerate(places))
-        if len(place):
+        copies = [(slot, i, place) for slot, places in found for i, place in enumerate(places)]
+        if copies:
+            slot, block, place = torch.tensor(copies).T
             self.slots[:, :, slot, :, block] = self.pool[place]
 
     def store(self, prompts: Iterable[tuple[int, Sequence[int], object]]) -> None:
         """Keep the whole blocks of prompts whose keys and values stand in slots: (slot, ids, salt) of each."""
-        slot, block, place = _columns(
-            (s, i, p) for s, ids, salt in prompts for i, p in self._register(ids, salt)
-        )
-        if len(place):
+        taken = {  # of a place taken twice, the later owner counts: the other was forgotten
+            place: (slot, i, place) for slot, ids, salt in prompts for i, place in self._register(ids, salt)
+        }
+        if taken:
+            slot, block, place = torch.tensor(list(taken.values())).T
             self.pool[place] = self.slots[:, :, slot, :, block]
 
     def _register(self, ids: Sequence[int], salt: object) -> Iterator[tuple[int, int]]:
@@ -118,10 +120,6 @@ class Prefixes:
         return self.known.popitem(last=False)[1][1]
 
 
-def _columns(rows: Iterable[tuple[int, int, int]]) -> Tensor:
-    return torch.tensor(list(rows), dtype=torch.long).view(-1, 3).T
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Tokens `start : start + n` of the prompts in `slots`, which are the same up to there."""
@@ -138,7 +136,10 @@ class Reading:
         """`pieces`: in the order of the row; what stands before each is in its slots, or also read now."""
         self.cache = cache
         device = cache.both.device
-        spans, slot, position, source = [], [], [], []
+        spans: list[Span] = []
+        slot: list[int] = []
+        position: list[int] = []
+        source: list[int] = []  # where a token is in the row
         self.n = 0
         for piece in pieces:
             spans.append(Span(self.n, piece.n, piece.start))

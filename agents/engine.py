@@ -253,8 +253,8 @@ class Engine:
         """Cut what is left of prompts (slot -> tokens known) to pieces, those before a fork first."""
         most = self.fixed_block if self.deterministic else self.reading_rows
 
-        def beginning(slot: int) -> tuple[object, ...]:
-            alone = None if self.share_prefixes else slot
+        def beginning(slot: int) -> tuple[int, str, int, list[int]]:
+            alone = 0 if self.share_prefixes else slot
             request = self.running[slot]
             return alone, request.adapter or "", known[slot], request.prompt[: known[slot]]
 
@@ -280,16 +280,11 @@ class Engine:
         """One pass of the model: the states of the first `spoken` slots' last tokens, then of each piece's."""
         speakers = self.running[:spoken]
         rows = self.slots if self.deterministic and spoken else spoken
-        ids = [r.ids[-1] for r in speakers] + [0] * (rows - spoken)
-        position = [r.length for r in speakers] + [self.context - 1] * (
-            rows - spoken
-        )  # where no prompt stands
-        adapters = [r.adapter for r in speakers] + [None] * (rows - spoken)
-        width = (
-            self.context
-            if self.deterministic
-            else min(self.context, (max(position, default=0) // 32 + 1) * 32)
-        )
+        spare = rows - spoken  # they write where no prompt stands
+        ids = [r.ids[-1] for r in speakers] + [0] * spare
+        position = [r.length for r in speakers] + [self.context - 1] * spare
+        adapters = [r.adapter for r in speakers] + [None] * spare
+        width = min(self.context, (max(position, default=0) // 32 + 1) * 32)
         ends = list(range(rows))
         for piece in pieces:
             request = self.running[piece.slots[0]]
@@ -304,7 +299,7 @@ class Engine:
         row, place, keep = (torch.tensor(x, device=self.device) for x in (ids, position, ends))
         ways: list[Speaking | Reading] = []
         if rows:
-            ways.append(Speaking(self.cache, place[:rows], width))
+            ways.append(Speaking(self.cache, place[:rows], self.context if self.deterministic else width))
         if pieces:
             ways.append(Reading(self.cache, pieces, alone=self.deterministic))
         attention = ways[0] if len(ways) == 1 else Beside(rows, *ways)
