@@ -6,6 +6,8 @@ import random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
 
@@ -95,6 +97,30 @@ def test_samples_of_one_prompt_are_read_once(model):
         r.ids for r in results
     ]
     assert again.counts["tokens_copied"] == 0
+
+
+def family(seed):
+    """Prompts that branch off each other: some begin another, some are the same, some part in the middle of a block."""
+    dice = random.Random(seed)
+    found = [[dice.randrange(END) for _ in range(dice.randint(1, 40))]]
+    for _ in range(14):
+        stem = dice.choice(found)
+        found.append(
+            (stem[: dice.randint(1, len(stem))] + [dice.randrange(4)] * dice.choice((0, 0, 1, 9)))[:60]
+        )
+    return found
+
+
+@settings(deadline=None, max_examples=12)
+@given(seed=st.integers(0, 2**20), deterministic=st.booleans())
+def test_prompts_that_branch_off_each_other(model, seed, deterministic):
+    params, asked = SamplingParams(max_tokens=3), family(seed)
+    engine = Engine(model, slots=6, context=80, stop_ids=[], deterministic=deterministic)
+    results = engine.generate(asked, params)
+    check_against_full_forward(model, results, params)
+    assert engine.counts["tokens_read"] + engine.counts["tokens_copied"] == sum(map(len, asked))
+    apart = Engine(model, slots=6, context=80, stop_ids=[], share_prefixes=False)
+    assert [r.ids for r in results] == [r.ids for r in apart.generate(asked, params)]
 
 
 def test_old_prefixes_give_way_and_are_forgotten_with_new_weights(model):
