@@ -65,7 +65,7 @@ COMMON: dict[str, Any] = {
             "reference": True,
             # a higher rate learns somewhat more, but without signal (the control) it wears down what the model can;
             # falling to a tenth over the run: the last checkpoint counts, so it should stand still
-            "learning": {"lr": 2e-4, "schedule": "linear", "micro_tokens": 4096},
+            "learning": {"lr": 1.5e-4, "schedule": "linear", "micro_tokens": 4096},
             "sampling": {"max_tokens": 40, "temperature": 0.8},
         }
     },

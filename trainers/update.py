@@ -177,7 +177,14 @@ class Learner:
             group["lr"] = rate
         self.optimiser.step()
         self.steps += 1
-        return {**_add(shares), "grad_norm": norm.item(), "lr": rate, "micro_batches": float(len(shares))}
+        known = {"explained_variance": _explained(samples, wanted)} if self.parameters.is_critic else {}
+        return {
+            **_add(shares),
+            **known,
+            "grad_norm": norm.item(),
+            "lr": rate,
+            "micro_batches": float(len(shares)),
+        }
 
     def _forward(
         self,
@@ -293,6 +300,15 @@ def _returns(sample: Sample, target: Target) -> Any:
             f"decision {sample.id!r}: its signal gives the critic no target (neither tail nor target)"
         )
     return target.returns
+
+
+def _explained(samples: Sequence[Sample], wanted: Sequence[Target]) -> float:
+    """Of the returns' variance over tokens, the share that the critic foresaw: 1 all, 0 as good as their mean, below 0
+    worse than that."""
+    returns = np.concatenate([_returns(s, t) for s, t in zip(samples, wanted, strict=True)])
+    missed = returns - np.concatenate([_known(sample, "values")[:-1] for sample in samples])
+    spread = float(returns.var())
+    return 1.0 - float(missed.var()) / spread if spread > 0 else 0.0
 
 
 def _detached(value: Any) -> Any:

@@ -244,15 +244,18 @@ def test_a_critic_learns_what_a_state_is_worth() -> None:
     samples = draw()
     critic = learner(Parameters(model(), critic=True), lr=3e-3)
     algorithm = make_algorithm("ppo", gamma=0.9, lam=0.8, value_clip=None)
-    errors = []
+    errors, explained = [], []
     for _ in range(30):
         critic.measure_values(samples)
         found = summaries(samples, Discount(0.9, 0.8))
         if not errors:
             assert all(v.first == v.after == v.sum_local == 0.0 for v in found.values())
         tails = {s.id: Signal(s.id, None, tail=1.0 - found[s.id].first) for s in samples}
-        errors.append(critic.update(algorithm, tails, [samples])["value_loss"])
+        metrics = critic.update(algorithm, tails, [samples])
+        errors.append(metrics["value_loss"])
+        explained.append(metrics["explained_variance"])
     assert errors[-1] < 0.1 * errors[0]
+    assert explained[0] == 0.0 and explained[-1] > 0.3  # values of 0 foresee nothing
     with pytest.raises(UpdateError, match="no critic_loss"):
         critic.update(make_algorithm("grpo"), signals(samples), [samples])
 
