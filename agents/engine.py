@@ -114,16 +114,28 @@ class Engine:
         self.publish(model, 0)
         self.device = self.model.embed.device
         self.share_prefixes = share_prefixes
-        size = self.fixed_block if deterministic else self.block
-        of_a_slot = -(-self.context // size)
-        self.cache = Cache(model.shape, slots, of_a_slot * size, self.dtype, self.device)
-        self.prefixes = Prefixes(self.cache, slots * of_a_slot if share_prefixes else 0, size)
+        self._lay_out()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i is in slot i
         self.counts: Counter[str] = Counter()
         self._tries: dict[tuple[str, ...], Trie] = {}
         self._closers: dict[tuple[str, ...], frozenset[int]] = {}
         self._driver: asyncio.Task[None] | None = None
+
+    def _lay_out(self) -> None:
+        """The slots, and the pool of blocks beside them."""
+        size = self.fixed_block if self.deterministic else self.block
+        of_a_slot = -(-self.context // size)
+        self.cache = Cache(self.model.shape, self.slots, of_a_slot * size, self.dtype, self.device)
+        self.prefixes = Prefixes(self.cache, self.slots * of_a_slot if self.share_prefixes else 0, size)
+
+    def fix_shapes(self) -> None:
+        """Be deterministic from now on, as if made so."""
+        if self.busy:
+            raise RuntimeError("an engine cannot change its shapes while requests run or wait")
+        if not self.deterministic:
+            self.deterministic = True
+            self._lay_out()
 
     # -- weights
 

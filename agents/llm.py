@@ -58,9 +58,9 @@ class LLMPolicy:
 
     def fix_shapes(self) -> None:
         """From now on the same bits, whatever else is played at the same time (the engine's `deterministic`)."""
-        if not hasattr(self.engine, "deterministic"):
+        if not hasattr(self.engine, "fix_shapes"):
             raise ValueError(f"{self.name}: {type(self.engine).__name__} cannot promise the same bits twice")
-        self.engine.deterministic = True
+        self.engine.fix_shapes()
 
     async def act(self, call: Call) -> Answer:
         """Answer one call. A prompt that does not fit is an empty reply with the finish reason `overflow`."""

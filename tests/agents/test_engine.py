@@ -153,6 +153,23 @@ def test_alone_or_in_a_crowd_is_the_same_bit_for_bit(model, dtype):
     assert all(s == seen[0] for s in seen)
 
 
+def test_an_engine_made_deterministic_later_gives_the_same_bits(model):
+    """Blocks and pieces included: prompts that share what is no multiple of a whole piece."""
+    asked, params = prompts(12, seed=4, shared=22), SamplingParams(max_tokens=6)
+    made, changed = (Engine(model, slots=4, context=96, stop_ids=[], deterministic=d) for d in (True, False))
+    changed.submit(asked[0], params)
+    with pytest.raises(RuntimeError, match="while requests run or wait"):
+        changed.fix_shapes()
+    while changed.busy:
+        changed.step()
+    changed.fix_shapes()
+    assert changed.prefixes.size == Engine.fixed_block
+    both = [
+        [(r.ids, r.logprobs, r.cached) for r in engine.generate(asked, params)] for engine in (made, changed)
+    ]
+    assert both[0] == both[1]
+
+
 def test_the_same_bits_whether_a_prefix_was_copied_or_read(model):
     prompt = prompts(1, seed=9, shared=40)[0]
     engine = Engine(model, slots=4, context=128, deterministic=True, stop_ids=[])
