@@ -2,8 +2,8 @@
 
 Three answers to a system call. What only an attack needs (network, tracing, mounts, executing files,
 new namespaces) kills the process: the verdict is `sandbox_violation` and no handler can hide it. What
-a library may probe for innocently (shared memory segments, io_uring, calls newer than this list) is
-"not implemented". Everything else passes, inside the namespaces. Runs inside of the room.
+a library may probe for innocently (shared memory segments, io_uring, calls newer than this list) gets
+ENOSYS, as from an older kernel. Everything else passes, inside the namespaces. Runs inside of the room.
 """
 
 from __future__ import annotations
