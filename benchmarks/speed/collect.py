@@ -86,7 +86,6 @@ class Timed(Seat):
     async def act(self, call: Call) -> Answer:
         answer = await super().act(call)
         self.tokens += answer.meta["tokens_out"]
-        self.moments.append(Moment.now(self.tokens, self.left))
         return answer
 
     def over(self, trace: Trace) -> None:

@@ -1,5 +1,6 @@
 """Every registered environment through every check, and the front door's manners."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import unitymas
 from unitymas.envs import trace as traces
 from unitymas.envs.commands import validate
+from unitymas.envs.drivers import heap_at_rest
 from unitymas.envs.registry import list_envs, unregister
 from unitymas.envs.workflow import WorkflowError
 
@@ -153,3 +155,25 @@ def test_the_front_door_loads_neither_torch_nor_ray():
         "unitymas.list_envs(); bad = {'torch', 'ray', 'transformers', 'datasets'} & set(sys.modules); assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_rollouts_leave_the_garbage_collector_as_they_found_it():
+    during = []
+
+    def fool(agent, messages):
+        during.append(gc.get_freeze_count() > 0)
+        return "?"
+
+    assert gc.get_freeze_count() == 0
+    unitymas.rollout("mask-hotpotqa", fool, tasks=2, data="mini")
+    assert all(during) and gc.get_freeze_count() == 0
+    with pytest.raises(KeyError), heap_at_rest(), heap_at_rest():
+        raise KeyError("inside")
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:  # somebody's own
+        with heap_at_rest():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
