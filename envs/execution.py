@@ -17,7 +17,7 @@ from typing import Any
 
 from ..agents.frozen import freeze
 from ..agents.roles import Reply
-from .rounds import Budget, Ended, ReplayDivergence, Rounds, path_key
+from .rounds import Budget, Ended, ReplayDivergence, Rounds, path_key, tokens_of
 from .tasks import Task
 from .workflow import ANSWERED, PENDING, Node, Workflow, WorkflowError
 
@@ -37,7 +37,7 @@ class Execution(Rounds):
         node.reply = reply
         if meta:
             node.meta = meta
-            self.tokens += meta.get("tokens_in", 0) + meta.get("tokens_out", 0)
+            self.tokens += tokens_of(meta)
         self._settle(node)
         return reply
 

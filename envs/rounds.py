@@ -91,6 +91,11 @@ class _OpenJoin:
         self.owners: dict[str, int] = {}  # agent -> the arm it stands in
 
 
+def tokens_of(meta: Mapping[str, Any]) -> int:
+    """What an answer cost of the budget."""
+    return int(meta.get("tokens_in", 0) + meta.get("tokens_out", 0))
+
+
 class Rounds:
     """The branches of one episode and what they wait for."""
 
@@ -229,7 +234,10 @@ class Rounds:
             if branch.join is not None and not self._alone(branch, agent):
                 return
         if self._journal and id in self._journal:
-            node = self._recall(node, self._journal[id])
+            known = self._journal[id]
+            node = self._recall(node, known)
+            if known.meta and node.state == ANSWERED:
+                self.tokens += tokens_of(known.meta)
         branch.node = node
         nodes.append(node)
         self._next.append(branch)

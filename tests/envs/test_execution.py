@@ -402,15 +402,25 @@ def test_budgets_truncate_and_close_run_without_telling_it():
     assert "5 requests" in done.reason
 
 
-def test_tokens_are_a_budget_too():
+class Endless(Workflow):
+    roles = (Role("a"),)
+
     async def run(self, ep):
         while True:
             await ep.act("a", "again")
 
-    execution = of(run, budget=Budget(tokens=25))
+
+def test_tokens_are_a_budget_too():
+    execution = Execution(Endless(), TASK, 7, budget=Budget(tokens=25))
     while execution.ended is Ended.NO:
         execution.answer(execution.pending[0], "x", {"tokens_out": 10})
+        if len(execution.canonical()) == 2:
+            others = execution.fork(), execution.replay({"0": "y"}), pickle.loads(pickle.dumps(execution))
     assert len(execution.canonical()) == 3 and execution.ended is Ended.TRUNCATED
+    assert execution.fork(at="1").tokens == 10 and execution.fork().ended is Ended.TRUNCATED
+    for other in others:  # what was said before counts for them, too
+        other.answer(other.pending[0], "x", {"tokens_out": 10})
+        assert other.ended is Ended.TRUNCATED
 
 
 def test_an_error_in_run_is_an_error_ending():
