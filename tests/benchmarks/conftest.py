@@ -123,13 +123,13 @@ class Page:
     def __init__(self, context: Any, url: str) -> None:
         self.errors: list[str] = []
         self.page = context.new_page()
-        self.page.set_default_timeout(60_000)
+        self.page.set_default_timeout(15_000)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         self.page.on("dialog", lambda dialog: (self.errors.append("dialog"), dialog.dismiss()))
         self.page.on("request", lambda r: None if r.url.startswith("file:") else self.errors.append(r.url))
         self.page.goto(url)
-        self.page.wait_for_selector("html[data-ready]", timeout=60_000)
+        self.page.wait_for_selector("html[data-ready]", timeout=30_000)
 
     def text(self, selector: str) -> str:
         return str(self.page.inner_text(selector))

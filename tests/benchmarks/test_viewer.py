@@ -214,8 +214,7 @@ def test_ten_thousand_episodes_paint_within_two_seconds(
     out = viewer.build(many(), tmp_path / "view.html")
     assert out.stat().st_size > 5_000_000
     seen = visit(out, "#a=9000")
-    painted = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-    # a second visit where something else kept the machine busy
-    assert seen.page.evaluate(painted) < 2000 or visit(out, "#a=9000").page.evaluate(painted) < 2000
+    paint = seen.page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    assert paint < 2000
     assert "10,000 of 10,000" in seen.text("#counts")
     assert seen.page.locator(".row").count() < 60, "rows outside the window are not in the document"
