@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from .attention import Buckets, Span
 from .llama import Attention
+from .prompts import Piece
 from .shape import Shape
 
 
@@ -118,15 +118,6 @@ class Prefixes:
         if len(self.known) <= keep:
             return None
         return self.known.popitem(last=False)[1][1]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Tokens `start : start + n` of the prompts in `slots`, which are the same up to there."""
-
-    slots: list[int]
-    start: int
-    n: int
 
 
 class Reading:

@@ -21,18 +21,17 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
-from os.path import commonprefix
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .cache import Beside, Cache, Piece, Prefixes, Reading, Speaking
+from .cache import Beside, Cache, Prefixes, Reading, Speaking
 from .llama import Llama, Route
+from .prompts import Piece, cut, groups
 from .sampling import Draw, SamplingParams, Trie, draw
 from .stopping import Stopper, closing_tokens, pieces_within
 
@@ -230,7 +229,7 @@ class Engine:
             self.running += [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
         if not self.running:
             return
-        work = _fill(self._join(spoken), self.fixed_rows if self.deterministic else self.reading_rows)
+        work = groups(self._join(spoken), self.fixed_rows if self.deterministic else self.reading_rows)
         if spoken and (self.deterministic or not work):
             work.insert(0, [])
         state: dict[int, Tensor] = {}  # of each slot's last token
@@ -252,7 +251,16 @@ class Engine:
         joining = list(enumerate(self.running[first:], first))
         found = [(slot, self.prefixes.find(r.prompt, r.adapter)) for slot, r in joining]
         self.prefixes.load(found)
-        pieces = list(self._pieces({slot: len(places) * self.prefixes.size for slot, places in found}))
+        size = self.prefixes.size
+        pieces = list(
+            cut(
+                {slot: r.prompt for slot, r in joining},
+                known={slot: len(places) * size for slot, places in found},
+                family={slot: (0 if self.share_prefixes else slot, r.adapter or "") for slot, r in joining},
+                block=size,
+                most=self.fixed_block if self.deterministic else self.reading_rows,
+            )
+        )
         new: Counter[int] = Counter()  # slot -> tokens
         for piece in pieces:
             new[min(piece.slots)] += piece.n
@@ -260,33 +268,6 @@ class Engine:
             request.cached, request.version = len(request.prompt) - new[slot], self.version
             self.counts.update(prompts=1, tokens_read=new[slot], tokens_copied=request.cached)
         return pieces
-
-    def _pieces(self, known: dict[int, int]) -> Iterator[Piece]:
-        """Cut what is left of prompts (slot -> tokens known) to pieces, those before a fork first."""
-        most = self.fixed_block if self.deterministic else self.reading_rows
-
-        def beginning(slot: int) -> tuple[int, str, int, list[int]]:
-            alone = 0 if self.share_prefixes else slot
-            request = self.running[slot]
-            return alone, request.adapter or "", known[slot], request.prompt[: known[slot]]
-
-        order = sorted(known, key=lambda slot: (*beginning(slot), self.running[slot].prompt))
-        for (_, _, start, _), alike in groupby(order, key=beginning):
-            for piece in self._forks(list(alike), start):
-                for at in range(piece.start, piece.start + piece.n, most):
-                    yield Piece(piece.slots, at, min(most, piece.start + piece.n - at))
-
-    def _forks(self, slots: list[int], start: int) -> Iterator[Piece]:
-        """The pieces of prompts in order, equal up to `start`; they part at whole blocks, as in the pool."""
-        first, last = (self.running[slot].prompt for slot in (slots[0], slots[-1]))
-        end, size = len(commonprefix([first, last])), self.prefixes.size
-        if first != last:
-            end -= end % size
-        if end > start:
-            yield Piece(slots, start, end - start)
-        if first != last:
-            for _, branch in groupby(slots, key=lambda slot: self.running[slot].prompt[end : end + size]):
-                yield from self._forks(list(branch), end)
 
     def _compute(self, pieces: list[Piece], spoken: int) -> Tensor:
         """One pass of the model: the states of the first `spoken` slots' last tokens, then of each piece's."""
@@ -431,19 +412,6 @@ def closing_ids(model: Llama, tokenizer: Any) -> set[int]:
         ids = getattr(owner, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
     return found
-
-
-def _fill(pieces: list[Piece], rows: int) -> list[list[Piece]]:
-    """Pieces in groups of at most `rows` tokens, in order."""
-    groups: list[list[Piece]] = []
-    room = 0
-    for piece in pieces:
-        if piece.n > room:
-            groups.append([])
-            room = rows
-        groups[-1].append(piece)
-        room -= piece.n
-    return groups
 
 
 def _result(request: Request) -> Generation:

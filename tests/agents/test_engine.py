@@ -14,6 +14,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
 from unitymas.agents.attention import pack
 from unitymas.agents.engine import Engine
 from unitymas.agents.logprobs import Support, logprobs_entropy
+from unitymas.agents.prompts import cut, groups
 from unitymas.agents.sampling import SamplingParams, Trie, uniform
 from unitymas.agents.weights import from_config
 
@@ -168,6 +169,29 @@ def test_an_engine_made_deterministic_later_gives_the_same_bits(model):
         [(r.ids, r.logprobs, r.cached) for r in engine.generate(asked, params)] for engine in (made, changed)
     ]
     assert both[0] == both[1]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=8),
+    st.sampled_from((1, 2, 4)), st.integers(1, 5), st.integers(5, 9),
+)  # fmt: skip
+def test_every_unknown_token_of_a_prompt_is_read_once_and_in_order(asked, block, most, rows):
+    asked = dict(enumerate(asked))
+    known = {slot: min(block, len(ids) // block * block) for slot, ids in asked.items()}
+    family = {slot: (0, "" if slot % 3 else "other") for slot in asked}
+    pieces = list(cut(asked, known, family, block, most))
+    read = dict(known)
+    for piece in pieces:
+        first = piece.slots[0]
+        assert 1 <= piece.n <= most
+        for slot in piece.slots:
+            assert piece.start == read[slot] and family[slot] == family[first]
+            assert asked[slot][: piece.start + piece.n] == asked[first][: piece.start + piece.n]
+            read[slot] += piece.n
+    assert read == {slot: len(ids) for slot, ids in asked.items()}
+    cuts = groups(pieces, rows)
+    assert [p for group in cuts for p in group] == pieces
+    assert all(sum(p.n for p in group) <= rows for group in cuts)
 
 
 def test_the_same_bits_whether_a_prefix_was_copied_or_read(model):

@@ -1,0 +1,67 @@
+"""How an engine reads the prompts of those that join: in pieces, each computed once for all who begin with it.
+
+Pure lists of token ids, by slot; what is known already is given as a number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from os.path import commonprefix
+
+Prompts = Mapping[int, list[int]]
+"""Slot -> prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens `start : start + n` of the prompts in `slots`, which are the same up to there."""
+
+    slots: list[int]
+    start: int
+    n: int
+
+
+def cut(
+    prompts: Prompts, known: Mapping[int, int], family: Mapping[int, tuple[int, str]], block: int, most: int
+) -> Iterator[Piece]:
+    """What is left of prompts behind their `known` tokens, in pieces of at most `most`, those before a fork first.
+
+    Only slots of one `family` share; their prompts part at whole blocks of `block` tokens.
+    """
+
+    def beginning(slot: int) -> tuple[tuple[int, str], int, list[int]]:
+        return family[slot], known[slot], prompts[slot][: known[slot]]
+
+    order = sorted(prompts, key=lambda slot: (beginning(slot), prompts[slot]))
+    for (_, start, _), alike in groupby(order, key=beginning):
+        for piece in _forks(prompts, list(alike), start, block):
+            for at in range(piece.start, piece.start + piece.n, most):
+                yield Piece(piece.slots, at, min(most, piece.start + piece.n - at))
+
+
+def _forks(prompts: Prompts, slots: list[int], start: int, block: int) -> Iterator[Piece]:
+    """The pieces of prompts in order, equal up to `start`."""
+    first, last = prompts[slots[0]], prompts[slots[-1]]
+    end = len(commonprefix([first, last]))
+    if first != last:
+        end -= end % block
+    if end > start:
+        yield Piece(slots, start, end - start)
+    if first != last:
+        for _, branch in groupby(slots, key=lambda slot: prompts[slot][end : end + block]):
+            yield from _forks(prompts, list(branch), end, block)
+
+
+def groups(pieces: list[Piece], rows: int) -> list[list[Piece]]:
+    """Pieces in groups of at most `rows` tokens, in order."""
+    found: list[list[Piece]] = []
+    room = 0
+    for piece in pieces:
+        if piece.n > room:
+            found.append([])
+            room = rows
+        found[-1].append(piece)
+        room -= piece.n
+    return found
