@@ -20,7 +20,7 @@ from typing import Any
 
 from ..agents.team import BoundTeam, Team
 from ..envs.arena import Arena
-from ..envs.drivers import aplay, arena_of, derive, heap_at_rest, run_sync, select_tasks
+from ..envs.drivers import aplay, arena_of, derive, run_sync, select_tasks, side_by_side
 from ..envs.registry import UnknownEnv, make_arena, spec
 from ..envs.tasks import Task
 from ..envs.trace import Trace
@@ -180,8 +180,7 @@ class Evaluation:
         owed = self.owed
         if owed:
             async with self.team:
-                with heap_at_rest():
-                    await asyncio.gather(*(one(key, task, sample) for key, (task, sample) in owed.items()))
+                await side_by_side(one(key, task, sample) for key, (task, sample) in owed.items())
 
     def _keep(self, key: str, trace: Trace, on_episode: OnEpisode | None = None) -> None:
         trace.tags["players"] = self.players_hash

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from ..agents.policies import Answer, Call
 from ..agents.team import BoundTeam, Team
@@ -23,6 +23,8 @@ from .execution import Ended, Execution
 from .tasks import DataSet, Task, fingerprint
 from .trace import Trace
 from .workflow import Act, Node
+
+T = TypeVar("T")
 
 MAX_REPLY = 1_000_000  # characters: what is longer is cut and counts as malformed
 
@@ -97,6 +99,12 @@ def heap_at_rest() -> Iterator[None]:
         _resting -= 1
         if not _resting:
             gc.unfreeze()
+
+
+async def side_by_side(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Play many episodes at once; what they give, in their order."""
+    with heap_at_rest():
+        return await asyncio.gather(*episodes)
 
 
 async def aplay(
@@ -219,8 +227,7 @@ async def arollout(
                     await done
 
     async with bound:
-        with heap_at_rest():
-            await asyncio.gather(*(one(i * k + s, t, s) for i, t in enumerate(chosen) for s in range(k)))
+        await side_by_side(one(i * k + s, t, s) for i, t in enumerate(chosen) for s in range(k))
     return [t for t in traces if t is not None]
 
 

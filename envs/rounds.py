@@ -233,8 +233,8 @@ class Rounds:
                 node.turn = turn
             if branch.join is not None and not self._alone(branch, agent):
                 return
-        if self._journal and id in self._journal:
-            known = self._journal[id]
+        known = self._journal.get(id) if self._journal else None
+        if known is not None:
             node = self._recall(node, known)
             if known.meta and node.state == ANSWERED:
                 self.tokens += tokens_of(known.meta)

@@ -20,7 +20,7 @@ from ..agents.policies import Answer, Call
 from ..agents.team import BoundTeam
 from ..envs.arena import Arena
 from ..envs.branch import Branch
-from ..envs.drivers import aplay, derive, heap_at_rest
+from ..envs.drivers import aplay, derive, side_by_side
 from ..envs.execution import Ended
 from ..envs.tasks import Task
 from ..envs.tools.base import Infrastructure
@@ -151,10 +151,7 @@ class Collector:
         began = time.perf_counter()
         jobs = [(self.arena.task(t), s, i) for i, t in enumerate(tasks) for s in range(k)]
         grow = None if tree is None else (tree, judge)
-        with heap_at_rest():
-            played = await asyncio.gather(
-                *(self._episode(job, seed, label, harvest, on_trace, grow) for job in jobs)
-            )
+        played = await side_by_side(self._episode(job, seed, label, harvest, on_trace, grow) for job in jobs)
         for name, trace, rows in played:  # in the order of tasks and samples, whoever came first
             if trace is None:
                 continue
