@@ -9,7 +9,7 @@ TINY = Path(__file__).parent / "tiny"
 def model_path(model: str | Path) -> Path:
     """Where a model lies that is called `tiny` (embedded), `hf:PATH` or PATH: a directory or a .gguf file."""
     scheme, colon, path = str(model).partition(":")
-    if colon and scheme in ("openai", "run"):
+    if colon and scheme in ("openai", "run", "vllm"):
         advice = ": name one of its policies, PATH/policies/NAME" if scheme == "run" else ""
         raise ValueError(f"{str(model)!r} plays, but is no model{advice}; give tiny, hf:PATH or PATH")
     if colon and scheme == "hf":

@@ -32,7 +32,7 @@ from torch import Tensor
 from .cache import Beside, Cache, Prefixes, Reading, Speaking
 from .llama import Llama, Route
 from .prompts import Piece, cut, groups
-from .sampling import Draw, SamplingParams, Trie, draw
+from .sampling import Draw, SamplingParams, Trie, Tries, draw
 from .stopping import Stopper, closing_tokens, pieces_within
 
 
@@ -108,7 +108,9 @@ class Engine:
         self.context = min(context or model.shape.context, model.shape.context)
         self.deterministic = deterministic
         self.dtype = dtype or model.embed.dtype
-        self.stop_ids = frozenset(stop_ids if stop_ids is not None else closing_ids(model, tokenizer))
+        self.stop_ids = frozenset(
+            stop_ids if stop_ids is not None else closing_ids(model.hf_config, tokenizer)
+        )
         self.version = 0
         self.publish(model, 0)
         self.device = self.model.embed.device
@@ -117,7 +119,7 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # request i is in slot i
         self.counts: Counter[str] = Counter()
-        self._tries: dict[tuple[str, ...], Trie] = {}
+        self._trie = Tries(tokenizer, self.stop_ids)
         self._closers: dict[tuple[str, ...], frozenset[int]] = {}
         self._driver: asyncio.Task[None] | None = None
 
@@ -377,15 +379,6 @@ class Engine:
         text: str = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         return request.stopper.cut(text) if request.stopper else text
 
-    def _trie(self, choices: tuple[str, ...]) -> Trie:
-        if choices not in self._tries:
-            if self.tokenizer is None or not self.stop_ids:
-                raise ValueError("choices need an engine with a tokenizer that has an end token")
-            self._tries[choices] = Trie.of(
-                choices, lambda c: self.tokenizer.encode(c, add_special_tokens=False), min(self.stop_ids)
-            )
-        return self._tries[choices]
-
     @cached_property
     def _pieces_within(self) -> list[str]:
         return pieces_within(self.tokenizer, self.model.shape.vocab)
@@ -405,10 +398,10 @@ class Engine:
         ]
 
 
-def closing_ids(model: Llama, tokenizer: Any) -> set[int]:
-    """The tokens that end a reply, by the model's configuration and the tokenizer."""
+def closing_ids(*owners: Any) -> set[int]:
+    """The tokens that end a reply, by those who name some: a model's configuration, a tokenizer."""
     found: set[int] = set()
-    for owner in (model.hf_config, tokenizer):
+    for owner in owners:
         ids = getattr(owner, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
     return found

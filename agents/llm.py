@@ -116,8 +116,10 @@ def params_for(call: Call, sampling: SamplingParams) -> SamplingParams:
 
 
 def load_policy(name: str, **how: Any) -> LLMPolicy | RunPolicy:
-    """A policy by name: a model as `model_path` takes it, or `run:PATH` (a training run's)."""
+    """A policy by name: a model as `model_path` takes it, `vllm:` and such a model, or `run:PATH` (a training run's)."""
     scheme, _, path = name.partition(":")
+    if scheme == "vllm":
+        return load_vllm_policy(path, name=name, **how)
     if scheme == "run":
         return RunPolicy(Path(path), **how)
     return load_model_policy(model_path(name), name=name, **how)
@@ -137,6 +139,21 @@ def load_model_policy(
     engine = Engine(model, tokenizer, slots=slots, context=context, dtype=getattr(torch, dtype))
     return LLMPolicy(
         engine, tokenizer, name=name or str(path), sampling=SamplingParams(**sampling), source=path
+    )
+
+
+def load_vllm_policy(model: str, *, name: str = "", **sampling: Any) -> LLMPolicy:
+    """A model served by vLLM in this process. What is sampled so is for evaluation."""
+    from .vllm import VLLMEngine
+
+    path = model_path(model)
+    engine = VLLMEngine(str(path), untracked_truncation=True)
+    return LLMPolicy(
+        engine,
+        engine.tokenizer,
+        name=name or f"vllm:{model}",
+        sampling=SamplingParams(**sampling),
+        source=path if path.exists() else None,
     )
 
 

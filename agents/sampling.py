@@ -78,6 +78,23 @@ class Trie:
             yield from child.walk()
 
 
+class Tries:
+    """The tries of an engine's choices, each made once."""
+
+    def __init__(self, tokenizer: Any, stop_ids: Iterable[int]) -> None:
+        self.tokenizer, self.stop_ids = tokenizer, frozenset(stop_ids)
+        self.known: dict[tuple[str, ...], Trie] = {}
+
+    def __call__(self, choices: tuple[str, ...]) -> Trie:
+        if choices not in self.known:
+            if self.tokenizer is None or not self.stop_ids:
+                raise ValueError("choices need an engine with a tokenizer that has an end token")
+            self.known[choices] = Trie.of(
+                choices, lambda c: self.tokenizer.encode(c, add_special_tokens=False), min(self.stop_ids)
+            )
+        return self.known[choices]
+
+
 @dataclass(slots=True)
 class Draw:
     """One token for each row: ids, log-probs, and the allowed tokens of rows where not all were."""

@@ -4,7 +4,7 @@
 
 Keys are an agent, else its role, else `"*"`. Values are a policy, a plain function `(agent, messages) ->
 str`, or a name: `"scripted"` (the workflow's expert), `"random"`, `"fool"`, `"human"`, `"tiny"` (the
-embedded model), `"hf:PATH"`, `"openai:MODEL@URL"`, `"run:PATH"` (a training run's newest policies).
+embedded model), `"hf:PATH"`, `"vllm:PATH"`, `"openai:MODEL@URL"`, `"run:PATH"` (a training run's newest policies).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from .policies import Answer, Call, ExpertPolicy, FoolPolicy, HumanPolicy, Polic
 from .roles import Role
 
 NAMED: dict[str, Callable[[], Policy]] = {"random": RandomPolicy, "fool": FoolPolicy, "human": HumanPolicy}
-SCHEMES = ("hf", "openai", "run")
-LOADED = ("tiny", "hf", "run")  # models in this process: a team loads each once, at whatever tables it sits
+SCHEMES = ("hf", "openai", "run", "vllm")
+LOADED = ("tiny", "hf", "run", "vllm")
+"""Models in this process: a team loads each once, at whatever tables it sits."""
 
 
 class TeamError(ValueError):
@@ -129,7 +130,7 @@ def _check_seat(seat: str, given: Any) -> None:
     hint = (
         f"did you mean {near[0]!r}?"
         if near
-        else f"known: {', '.join(known)}, hf:PATH, openai:MODEL@URL, run:PATH"
+        else f"known: {', '.join(known)}, hf:PATH, vllm:PATH, openai:MODEL@URL, run:PATH"
     )
     raise TeamError(f"seat {seat!r}: unknown policy {given!r}; {hint}")
 

@@ -2,6 +2,7 @@
 
     engine = VLLMEngine("Qwen/Qwen3-8B", tensor_parallel_size=2)
     generation = await engine.agenerate(prompt_ids, SamplingParams(max_tokens=256))
+    engine.publish(model, version=1)
 
 Token ids go in; token ids and log-probs come out (`processed_logprobs`: those of the distribution that was sampled
 from, temperature and truncation included). vLLM shares prefixes and batches by itself. Needs `pip install vllm`.
@@ -17,23 +18,28 @@ Which tokens top-k and top-p left is not told by vLLM. Training needs it, so tru
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import itertools
 import json
+import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
-from .engine import Generation
+from .engine import Generation, closing_ids
 from .llama import Llama
-from .sampling import SamplingParams, Trie
+from .sampling import SamplingParams, Tries, uniform
 from .weights import load_tokenizer, save_model
+
+T = TypeVar("T")
 
 
 class VLLMEngine:
-    """An in-process vLLM `AsyncLLM`."""
+    """An in-process vLLM `AsyncLLM`, in an event loop of its own, so that any loop (or several) may ask it."""
 
     def __init__(
         self,
@@ -64,15 +70,25 @@ class VLLMEngine:
             **options,
         }
         arguments = AsyncEngineArgs(model=model, seed=seed, max_model_len=context, **options)
-        self.llm = AsyncLLM.from_engine_args(arguments)
+        # an AsyncLLM belongs to the loop it is made in, else to the first that asks it; any other would wait for ever
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
+
+        async def begin() -> AsyncLLM:
+            return AsyncLLM.from_engine_args(arguments)
+
+        self.llm: Any = self._there(begin()).result()
+        # how many speak, whether weights wait for them to end, and whose turn it is: all of that loop
+        self._speaking, self._arriving, self._turn = 0, False, asyncio.Condition()
         self.context: int = self.llm.model_config.max_model_len
         self.tokenizer = tokenizer if tokenizer is not None else load_tokenizer(model)
-        self.stop_ids = frozenset(stop_ids if stop_ids is not None else _closing(self.tokenizer))
+        own = closing_ids(self.llm.model_config.hf_config, self.tokenizer)
+        self.stop_ids = frozenset(own if stop_ids is None else stop_ids)
         self.untracked_truncation = untracked_truncation
         self.version = 0
         self.counts: Counter[str] = Counter()
         self._names = itertools.count()
-        self._tries: dict[tuple[str, ...], Trie] = {}
+        self._trie = Tries(self.tokenizer, self.stop_ids)
         self._adapters = {name: str(folder) for name, folder in (adapters or {}).items()}
 
     async def agenerate(
@@ -82,20 +98,90 @@ class VLLMEngine:
         if len(prompt) >= self.context:
             self.counts["finish_overflow"] += 1
             return Generation(prompt, [], [], "overflow", version=self.version)
-        version, name = self.version, f"unitymas-{next(self._names)}"
-        wanted = {"prompt_token_ids": list(prompt)}
         lora = self._lora(adapter)
-        outputs = self.llm.generate(wanted, self._params(prompt, params), name, lora_request=lora)
+        generation = await asyncio.wrap_future(self._there(self._answer(prompt, params, lora)))
+        self.counts.update(prompts=1, tokens_spoken=len(generation.ids))
+        self.counts[f"finish_{generation.finish_reason}"] += 1
+        return generation
+
+    def _there(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """In vLLM's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _answer(self, prompt: list[int], params: SamplingParams, lora: Any) -> Generation:
+        """One request, under one version of the weights from its first token to its last."""
+        async with self._turn:
+            await self._turn.wait_for(lambda: not self._arriving)
+            self._speaking += 1
         try:
-            final = [output async for output in outputs][-1]
+            return await (self._choose if params.choices else self._say)(prompt, params, lora)
+        finally:
+            self._speaking -= 1
+            if not self._speaking:
+                async with self._turn:
+                    self._turn.notify_all()
+
+    async def _say(self, prompt: list[int], params: SamplingParams, lora: Any) -> Generation:
+        version = self.version
+        output = await self._ask(prompt, self._params(prompt, params), lora)
+        said = output.outputs[0]
+        ids = list(said.token_ids)
+        closed = bool(ids) and ids[-1] in self.stop_ids
+        text = self.tokenizer.decode(ids[:-1], clean_up_tokenization_spaces=False) if closed else said.text
+        return Generation(
+            prompt_ids=list(prompt),
+            ids=ids,
+            logprobs=[step[token].logprob for step, token in zip(said.logprobs, ids, strict=True)],
+            finish_reason=said.finish_reason if said.finish_reason in ("stop", "length") else "cancelled",
+            text=text,
+            version=version,
+            cached=output.num_cached_tokens or 0,
+        )
+
+    async def _choose(self, prompt: list[int], params: SamplingParams, lora: Any) -> Generation:
+        """Walk the trie of the choices, as the torch engine does: one token is asked for wherever there are several.
+
+        Not by vLLM's grammar: that lets a model spell a choice in any tokens at all, and for some tokenizers not in
+        those that it would use. What was asked before is in the prefix cache.
+        """
+        node, version, cached, reason = self._trie(params.choices or ()), self.version, 0, "stop"
+        ids: list[int] = []
+        logprobs: list[float] = []
+        support: list[tuple[int, ...] | None] = []
+        while node.children:
+            if len(ids) == params.max_tokens or len(prompt) + len(ids) >= self.context:
+                reason = "length"
+                break
+            allowed = tuple(node.children)
+            token, logprob = allowed[0], 0.0
+            if len(allowed) > 1:
+                seed = int(uniform([params.seed], [len(ids)])[0] * 2**23)
+                wanted = self._params([*prompt, *ids], params.but(seed=seed, max_tokens=1, stop=()))
+                wanted.allowed_token_ids = list(allowed)
+                output = await self._ask([*prompt, *ids], wanted, lora)
+                cached = cached or output.num_cached_tokens or 0
+                (token,) = output.outputs[0].token_ids
+                logprob = output.outputs[0].logprobs[0][token].logprob
+            ids.append(token)
+            logprobs.append(logprob)
+            support.append(allowed)
+            node = node.children[token]
+        text = node.choice or self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return Generation(list(prompt), ids, logprobs, reason, text, support, version, cached)
+
+    async def _ask(self, prompt: list[int], wanted: Any, lora: Any) -> Any:
+        """One request of vLLM's, to its end."""
+        name = f"unitymas-{next(self._names)}"
+        outputs = self.llm.generate({"prompt_token_ids": list(prompt)}, wanted, name, lora_request=lora)
+        try:
+            return [output async for output in outputs][-1]
         except BaseException:
             await self.llm.abort(name)
             raise
-        return self._generation(prompt, final, params, version)
 
     def _params(self, prompt: list[int], params: SamplingParams) -> Any:
         from vllm import SamplingParams as Theirs
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        from vllm.sampling_params import RequestOutputKind
 
         truncated = params.top_k or params.top_p < 1
         if truncated and params.temperature and not self.untracked_truncation:
@@ -115,53 +201,8 @@ class VLLMEngine:
             logprobs=0,  # of the sampled token alone
             skip_special_tokens=False,
             spaces_between_special_tokens=False,
-            structured_outputs=StructuredOutputsParams(choice=list(params.choices))
-            if params.choices
-            else None,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-
-    def _generation(self, prompt: list[int], output: Any, params: SamplingParams, version: int) -> Generation:
-        said = output.outputs[0]
-        ids = list(said.token_ids)
-        reason = said.finish_reason if said.finish_reason in ("stop", "length") else "cancelled"
-        self.counts.update(prompts=1, tokens_spoken=len(ids), **{f"finish_{reason}": 1})
-        closed = bool(ids) and ids[-1] in self.stop_ids
-        text = self.tokenizer.decode(ids[:-1], clean_up_tokenization_spaces=False) if closed else said.text
-        return Generation(
-            prompt_ids=list(prompt),
-            ids=ids,
-            logprobs=[step[token].logprob for step, token in zip(said.logprobs, ids, strict=True)],
-            finish_reason=reason,
-            text=text,
-            support=self._support(ids, params.choices) if params.choices else None,
-            version=version,
-            cached=output.num_cached_tokens or 0,
-        )
-
-    def _support(self, ids: list[int], choices: tuple[str, ...]) -> list[tuple[int, ...] | None]:
-        """The tokens allowed at each step, walked along the same trie that the torch engine samples from.
-
-        vLLM's grammar may cut a choice into other tokens than the tokenizer does; such a sample has no known support
-        and must not be trained on.
-        """
-        if choices not in self._tries:
-            self._tries[choices] = Trie.of(
-                choices, lambda c: self.tokenizer.encode(c, add_special_tokens=False), min(self.stop_ids)
-            )
-        node = self._tries[choices]
-        support: list[tuple[int, ...] | None] = []
-        for token in ids:
-            if not node.children and token in self.stop_ids:
-                support.append((token,))
-                continue
-            if token not in node.children:
-                raise ValueError(
-                    f"vLLM cut a choice of {choices} into tokens unlike the tokenizer's; use other choices"
-                )
-            support.append(tuple(node.children))
-            node = node.children[token]
-        return support
 
     def _lora(self, adapter: str | None) -> Any:
         if adapter is None:
@@ -175,17 +216,43 @@ class VLLMEngine:
         number = 1 + list(self._adapters).index(adapter)  # vLLM knows adapters by number, from 1
         return LoRARequest(adapter, number, self._adapters[adapter])
 
-    async def publish(self, model: Llama, version: int) -> None:
-        """Load new weights in all workers, and forget all prefixes. They travel by a file, as a model directory."""
+    def publish(self, model: Llama, version: int) -> None:
+        """Load new weights in all workers, and forget all prefixes. They travel by a file, as a model directory.
+
+        Who speaks is let finish first, and who comes meanwhile waits; so does the thread that calls this.
+        """
         with TemporaryDirectory(prefix="unitymas-weights-") as folder:
             save_model(model, folder)
-            await self.llm.collective_rpc("load_from", args=(folder,))
-        await self.llm.reset_prefix_cache()
-        self.version = version
+            self._there(self._take_over(folder, version)).result()
+
+    async def _take_over(self, folder: str, version: int) -> None:
+        async with self._turn:
+            self._arriving = True
+            try:
+                await self._turn.wait_for(lambda: not self._speaking)
+                await self.llm.collective_rpc("load_from", args=(folder,))
+                if not await self.llm.reset_prefix_cache():
+                    raise RuntimeError("vLLM kept prefixes of the old weights: its cache could not be reset")
+                self.version = version
+            finally:
+                self._arriving = False
+                self._turn.notify_all()
 
     def close(self) -> None:
-        """Stop vLLM's processes."""
-        self.llm.shutdown()
+        """Stop vLLM's processes, and with them the loop."""
+        if self.llm is None:
+            return
+
+        async def end() -> None:
+            self.llm.shutdown()
+            rest = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
+
+        self._there(end()).result()
+        self.llm = None  # now, and not when Python has taken half of vLLM down
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
 
 class WeightLoader:
@@ -194,10 +261,15 @@ class WeightLoader:
     model_runner: Any
 
     def load_from(self, folder: str) -> None:
-        from safetensors.torch import load_file
+        from vllm.platforms import current_platform
 
-        state = load_file(f"{folder}/model.safetensors")
-        self.model_runner.model.load_weights(iter(state.items()))
+        self.model_runner.reload_weights(weights_path=folder)
+        if (
+            current_platform.is_cpu()
+        ):  # a head tied to the embeddings keeps a packed copy there, of the old weights
+            head = self.model_runner.get_model().lm_head
+            head = getattr(head, "base_layer", head)
+            head.quant_method.process_weights_after_loading(head)
 
 
 def adapter_rank(name: str, folder: str | Path) -> int:
@@ -211,8 +283,3 @@ def adapter_rank(name: str, folder: str | Path) -> int:
             "run is merged into the model that the run exports (policies/NAME): serve that one instead"
         )
     return int(json.loads(found.read_text())["r"])
-
-
-def _closing(tokenizer: Any) -> set[int]:
-    ids = getattr(tokenizer, "eos_token_id", None)
-    return {ids} if isinstance(ids, int) else set(ids or ())

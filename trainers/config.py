@@ -55,6 +55,10 @@ class GroupConfig:
     """Threads of its matrix products; 0: torch's default."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of generation."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """Who generates (docs/engine.md)."""
+    engine_options: dict[str, Any] = field(default_factory=dict)
+    """Of vLLM: its engine arguments (gpu_memory_utilization, tensor_parallel_size, enforce_eager …)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +176,7 @@ def build(kind: type[Any], given: Any, path: str = "") -> Any:
     for key, value in given.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in names:
-            near = difflib.get_close_matches(str(key), names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"its keys are {', '.join(sorted(names))}"
-            raise ConfigError(f"{where}: unknown key; {hint}")
+            raise ConfigError(f"{where}: unknown key; {_where_else(str(key), hints)}")
         values[key] = _value(hints[key], value, where)
     try:
         return kind(**values)
@@ -182,6 +184,17 @@ def build(kind: type[Any], given: Any, path: str = "") -> Any:
         raise
     except ValueError as error:
         raise ConfigError(f"{path}: {error}" if path else str(error)) from error
+
+
+def _where_else(key: str, hints: Mapping[str, Any]) -> str:
+    """The key that may have been meant: a similar one, or one of this name a level further down."""
+    if near := difflib.get_close_matches(key, hints, n=1):
+        return f"did you mean {near[0]!r}?"
+    for name, hint in hints.items():
+        below = get_args(hint)[1] if get_origin(hint) is dict else hint
+        if dataclasses.is_dataclass(below) and key in {f.name for f in dataclasses.fields(below)}:
+            return f"did you mean {name}{'.*' if below is not hint else ''}.{key}?"
+    return f"its keys are {', '.join(sorted(hints))}"
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:

@@ -258,9 +258,11 @@ class ModelGroup:
         return {name: hosted.version for name, hosted in self.hosted.items()}
 
     async def close(self) -> None:
-        """Call off what is under way."""
+        """Call off what is under way, and end engines that live in processes of their own."""
         for task in list(self._running.values()):
             task.cancel()
+        for hosted in self.hosted.values():
+            await self._thread(hosted.close)
 
     # -- keeping --------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import copy
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from ..agents.engine import Engine
 from ..agents.llama import Linear, Llama, LowRank
 from ..agents.llm import LLMPolicy
 from ..agents.sampling import SamplingParams
-from ..agents.weights import load_model, load_tokenizer
+from ..agents.vllm import VLLMEngine
+from ..agents.weights import load_model, load_tokenizer, save_model
 from .parameters import Parameters
 from .settings import GroupSpec, PolicySpec
 from .update import Learner
@@ -46,7 +48,7 @@ class Hosted:
     """Updated since it was last published."""
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> Engine | VLLMEngine | None:
         return None if self.speaker is None else self.speaker.engine  # type: ignore[return-value]
 
     def learning(self) -> Learner:
@@ -68,6 +70,11 @@ class Hosted:
             self.engine.publish(self.parameters.model, self.engine.version + 1)
         self.dirty = False
 
+    def close(self) -> None:
+        """End an engine that lives in processes of its own."""
+        if isinstance(self.engine, VLLMEngine):
+            self.engine.close()
+
 
 def host(spec: GroupSpec) -> dict[str, Hosted]:
     """Load the base and build every policy of a group."""
@@ -78,7 +85,7 @@ def host(spec: GroupSpec) -> dict[str, Hosted]:
     hosted: dict[str, Hosted] = {}
     for name, given in spec.policies.items():
         hosted[name] = Hosted(name, given, models.parameters(name, given), None, None)
-    engines: dict[int, Engine] = {}
+    engines: dict[int, Engine | VLLMEngine] = {}
     for policy in hosted.values():  # after all adapters exist, because engines copy the model
         if policy.spec.learning is not None:
             inspection = Path(spec.folder) / "failed-updates" if spec.folder else None
@@ -138,7 +145,9 @@ def _load(key: str, model: str) -> Llama:
         raise FileNotFoundError(f"{key}: {error}") from error
 
 
-def _engine(spec: GroupSpec, model: Llama, tokenizer: Any) -> Engine:
+def _engine(spec: GroupSpec, model: Llama, tokenizer: Any) -> Engine | VLLMEngine:
+    if spec.engine == "vllm":
+        return _vllm(spec, model, tokenizer)
     return Engine(
         model,
         tokenizer,
@@ -149,7 +158,22 @@ def _engine(spec: GroupSpec, model: Llama, tokenizer: Any) -> Engine:
     )
 
 
-def _speaker(policy: Hosted, engine: Engine, tokenizer: Any) -> LLMPolicy:
+def _vllm(spec: GroupSpec, model: Llama, tokenizer: Any) -> VLLMEngine:
+    """One of vLLM's for one set of weights, which begins with those that the policy has."""
+    with TemporaryDirectory(prefix="unitymas-weights-") as folder:
+        save_model(model, folder, tokenizer)
+        return VLLMEngine(
+            folder,
+            tokenizer,
+            context=spec.context,
+            seed=spec.seed,
+            max_num_seqs=spec.slots,
+            dtype=spec.precision,
+            **spec.engine_options,
+        )
+
+
+def _speaker(policy: Hosted, engine: Engine | VLLMEngine, tokenizer: Any) -> LLMPolicy:
     """Refuses a tokenizer that cannot render a chat."""
     s = policy.spec.sampling
     sampling = SamplingParams(

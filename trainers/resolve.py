@@ -90,6 +90,7 @@ def check(config: RunConfig) -> None:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name}: must be at least 1, got {getattr(config, name)}")
     check_references(config)
+    check_engines(config)
     try:
         make_recipe(config.recipe, config.recipe_args)
     except (ValueError, TypeError) as error:
@@ -121,6 +122,32 @@ def check_references(config: RunConfig) -> None:
             raise ConfigError(
                 f"map.{seat}: {player!r} is neither a policy ({', '.join(config.policies)}) nor a fixed player "
                 "(scripted, random, openai:MODEL@URL, …)"
+            )
+
+
+def check_engines(config: RunConfig) -> None:
+    """What vLLM cannot do for training is said here, and not by the first request."""
+    for name, group in config.groups.items():
+        if group.engine_options and group.engine != "vllm":
+            raise ConfigError(
+                f"groups.{name}.engine_options: these are vLLM's; set groups.{name}.engine=vllm"
+            )
+        if group.engine == "vllm" and config.deterministic:
+            raise ConfigError(
+                f"groups.{name}.engine: vLLM cannot promise the same bits twice; leave deterministic out, or take torch"
+            )
+    for name, policy in config.policies.items():
+        if config.groups[policy.group].engine != "vllm":
+            continue
+        if policy.adapter is not None:
+            raise ConfigError(
+                f"policies.{name}.adapter: vLLM speaks whole models here; leave it out, or set "
+                f"groups.{policy.group}.engine=torch"
+            )
+        if policy.sampling.top_k or policy.sampling.top_p < 1:
+            raise ConfigError(
+                f"policies.{name}.sampling: vLLM does not tell which tokens top_k and top_p left, and training must "
+                f"know; leave them out, or set groups.{policy.group}.engine=torch"
             )
 
 

@@ -13,7 +13,7 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,10 @@ class Run:
                 check_forks(self.arena, f"policies.{name}.algorithm ({algorithm.name})")
         if config.counterfactual:
             check_forks(self.arena, "counterfactual")
-        for role in config.counterfactual:
-            if role not in ("*", *(known := [r.name for r in self.arena.workflow.roles])):
-                raise ConfigError(
-                    f"counterfactual.{role}: no role is called {role!r}; {nearest(role, known)}"
-                )
+        known = [role.name for role in self.arena.workflow.roles]
+        self._check_roles("counterfactual", config.counterfactual, ["*", *known])
+        for name, algorithm in self.algorithms.items():
+            self._check_roles(f"policies.{name}.algorithm.role_weights", algorithm.role_weights, known)
         try:
             self.recipe.check(self)
         except ValueError as error:
@@ -129,6 +128,8 @@ class Run:
                 slots=group.slots,
                 context=group.context,
                 precision=group.precision,
+                engine=group.engine,
+                engine_options=group.engine_options,
                 deterministic=config.deterministic,
                 seed=config.seed,
                 threads=group.threads or (1 if config.deterministic else 0),
@@ -136,6 +137,13 @@ class Run:
             )  # fmt: skip
             for name, group in config.groups.items()
         }
+
+    @staticmethod
+    def _check_roles(where: str, given: Iterable[str], known: Sequence[str]) -> None:
+        """What is told by role names roles that are there."""
+        for role in given:
+            if role not in known:
+                raise ConfigError(f"{where}.{role}: no role is called {role!r}; {nearest(role, known)}")
 
     def player(self, agent: str, arena: Arena | None = None) -> str:
         """The map's entry of an agent: its own, its role's, or "*"."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -126,6 +126,10 @@ class GroupSpec:
     """Longest prompt and reply together. None: the model's own."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of generation."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """Who generates."""
+    engine_options: dict[str, Any] = field(default_factory=dict)
+    """vLLM's engine arguments."""
     deterministic: bool = False
     """Replies do not depend, bit for bit, on what they were generated beside."""
     threads: int = 0

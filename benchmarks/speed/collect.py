@@ -97,7 +97,7 @@ class Timed(Seat):
 async def play(arena: Arena, group: ModelGroup, tasks: list[str], k: int) -> tuple[list[Moment], Asked]:
     """All episodes through the collector. -> what happened when, and what the engine was asked."""
     engine = group.hosted["team"].engine
-    assert engine is not None
+    assert isinstance(engine, Engine)
     engine.prefixes.clear()
     group.store = SampleStore()  # the same episodes again, under the same names
     asked: Asked = []
@@ -166,7 +166,7 @@ def main() -> None:
         )
     )
     engine, theirs = group.hosted["team"].engine, AutoModelForCausalLM.from_pretrained(TINY).float().eval()
-    assert engine is not None
+    assert isinstance(engine, Engine)
     _, asked = asyncio.run(play(arena, group, tasks, 8))  # warm, and what is asked of the others
     waiting = [engine.submit(prompt, params) for prompt, params in asked]
     while engine.busy:

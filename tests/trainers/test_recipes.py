@@ -265,7 +265,6 @@ def test_a_neutral_reply_stands_for_the_act():
     assert asyncio.run(go("observer", "w2")) == {"e/1": 1.0}
 
 
-@pytest.mark.slow
 def test_malt_trains_through_trl(tiny_llama, tmp_path):
     args = {"width": 3, "sft": {"learning_rate": 1e-2}, "dpo": {"learning_rate": 1e-2}}
     run = made(tiny_llama, tmp_path, recipe="malt", recipe_args=args, tasks_per_step=8)

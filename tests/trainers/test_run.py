@@ -203,6 +203,8 @@ def test_a_run_does_not_write_over_another(tiny_llama, tmp_path):
         (["stepz=3"], "stepz: unknown key; did you mean 'steps'"),
         (["steps=many"], "steps: expected int, got 'many'"),
         (["policies.team.lerning.lr=1"], "policies.team.lerning: unknown key; did you mean 'learning'"),
+        (["algorithm.name=grpo"], r"algorithm: unknown key; did you mean policies\.\*\.algorithm\?"),
+        (["split=test"], r"split: unknown key; did you mean env\.split\?"),
         (["map.speaker=teem"], "map.speaker: 'teem' is neither a policy"),
         (["policies.team.group=other"], "there is no group 'other'"),
         (["k=0"], "k: must be at least 1"),
@@ -216,6 +218,10 @@ def test_a_run_does_not_write_over_another(tiny_llama, tmp_path):
         (["policies.team.init=run:r/1"], "policies.team.init: 'run:r/1' plays, but is no model"),
         (["steps"], "overrides look like a.b=c"),
         (["deterministic=true", "episode_seconds=3"], "cannot be deterministic"),
+        (["groups.team.engine_options={max_loras: 2}"], r"set groups\.team\.engine=vllm"),
+        (["groups.team.engine=vllm", "deterministic=true"], "cannot promise the same bits"),
+        (["groups.team.engine=vllm", "policies.team.adapter.rank=4"], r"policies\.team\.adapter: vLLM"),
+        (["groups.team.engine=vllm", "policies.team.sampling.top_p=0.9"], r"policies\.team\.sampling: vLLM"),
     ],
 )
 def test_config_errors_name_the_key(overrides, says):
@@ -243,6 +249,10 @@ def test_a_falling_rate_falls_over_the_whole_run_unless_told_otherwise():
         ({"policies": {"team": {"algorithm": {"name": "grppo"}}}}, "grpo"),
         ({"policies": {"team": {"algorithm": {"name": "ppo", "lamb": 1}}}}, "lam"),
         ({"policies": {"team": {"algorithm": {"name": "ppo", "kl_loss": 0.1}}}}, "set reference"),
+        (
+            {"policies": {"team": {"algorithm": {"role_weights": {"lisener": 0.5}}}}},
+            r"policies\.team\.algorithm\.role_weights\.lisener: no role .* did you mean 'listener'",
+        ),
     ],
 )
 def test_mapping_mistakes_are_found_before_anything_is_loaded(more, says, tmp_path):

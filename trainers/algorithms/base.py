@@ -11,6 +11,7 @@ torch before `loss` is called.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
@@ -111,6 +112,11 @@ class Algorithm(ABC):
     whose amount is not, is left out of the loss: a recovered trajectory should not teach the error that it
     recovered from (partial masking, as STeP, 2505.20023, does it in fine-tuning). Empty: off."""
 
+    def __post_init__(self) -> None:
+        for role, weight in self.role_weights.items():
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
+                raise ValueError(f"{self.name}: role_weights.{role} is {weight!r}: expected a number from 0")
+
     @property
     def needs(self) -> Needs:
         return Needs()
@@ -195,6 +201,7 @@ class PolicyGradient(Algorithm):
     """For `sequence-sum`: the constant that replaces a reply's length. Usual: the token limit."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("clip_low", "clip_high", "kl_loss", "entropy"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{self.name}: {name} is {getattr(self, name)}: it must not be negative")

