@@ -21,7 +21,6 @@ def train_main(argv: Sequence[str], report: Callable[[Path], object] | None = No
         "--resume", type=Path, metavar="DIR", help="go on with a run from its newest checkpoint"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the resolved config and stop")
-    parser.add_argument("--debug", action="store_true", help="errors with their traceback")
     args = parser.parse_intermixed_args(argv)
     if args.id is not None and "=" in args.id:
         args.overrides, args.id = [args.id, *args.overrides], None

@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 
         print(f"unitymas {__version__}")
         return 0
-    name, rest = args[0], args[1:]
+    name, rest = args[0], [word for word in args[1:] if word != "--debug"]
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, n=1)
         print(
@@ -65,8 +65,8 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
-        if "--debug" in rest:
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError, ImportError) as error:
+        if "--debug" in args:
             raise
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         print(f"unitymas {name}: {text}", file=sys.stderr)
@@ -77,7 +77,8 @@ def usage() -> str:
     """What there is to do."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
-    return "\n".join(["usage: unitymas COMMAND [...]   (unitymas COMMAND --help)", "", *lines])
+    how = "usage: unitymas COMMAND [...]   (unitymas COMMAND --help; --debug anywhere: errors with their traceback)"
+    return "\n".join([how, "", *lines])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,57 @@
+"""The front door of the command line: what a user can mend is said in one line; all commands have their help."""
+
+import importlib.util
+
+import pytest
+
+from unitymas import __version__
+from unitymas.cli import COMMANDS, main
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name, capsys):
+    try:
+        code = main([name, "--help"])
+    except SystemExit as ended:  # argparse's own way
+        code = ended.code
+    assert code == 0 and f"usage: unitymas {name}" in capsys.readouterr().out
+
+
+def test_help_lists_the_commands(capsys):
+    assert main([]) == 0 and main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"\n  {name} " in said for name in COMMANDS)
+    assert main(["--version"]) == 0 and __version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("trian mask-hotpotqa", "unknown command 'trian'; did you mean 'train'?"),
+        ("info mask-hotpotq", "did you mean"),
+        (
+            "eval mask-hotpotqa --data mini --team vlm:tiny",
+            "unitymas eval: seat '*': unknown policy 'vlm:tiny'",
+        ),
+        ("train mask-hotpotqa --dry-run groups.*.model=vllm:tiny", "'vllm:tiny' plays, but is no model"),
+        ("train mask-hotpotqa --dry-run policies.*.algorithm.name=gropo", "did you mean 'grpo'"),
+        ("view /nowhere/at/all", "unitymas view: "),
+    ],
+)
+def test_mistakes_are_one_line(words, says, capsys):
+    assert main(words.split()) != 0
+    said = capsys.readouterr().err.strip()
+    assert says in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_a_missing_package_is_one_line_with_its_name(capsys, tmp_path):
+    assert (
+        main(["eval", "mask-hotpotqa", "--team", "vllm:tiny", "--data", "mini", "--out", str(tmp_path)]) == 1
+    )
+    assert "pip install 'unitymas[vllm]'" in capsys.readouterr().err
+
+
+def test_debug_shows_where_it_happened():
+    with pytest.raises(ValueError, match="unknown policy"):
+        main(["eval", "mask-hotpotqa", "--team", "vlm:tiny", "--debug"])
