@@ -228,7 +228,6 @@ def test_the_schema_checker_agrees_with_the_reference_implementation(packed: Pat
         assert len(ours) == len(theirs) > 0, (path, ours, theirs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("team", ["scripted", "fool"])
 def test_every_environment_can_be_verified(tmp_path: Path, team: str) -> None:
     chosen = suites.suite("mini")

@@ -351,7 +351,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "did you mean gsm8k" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.network
 @pytest.mark.parametrize(
     ("name", "rows"),
     [

