@@ -111,7 +111,10 @@ class Engine:
         self.stop_ids = frozenset(
             stop_ids if stop_ids is not None else closing_ids(model.hf_config, tokenizer)
         )
-        self.version = 0
+        self.version, self.versions = (
+            0,
+            dict[str, int](),
+        )  # of all weights; of adapters that came by themselves
         self.publish(model, 0)
         self.device = self.model.embed.device
         self.share_prefixes = share_prefixes
@@ -140,12 +143,21 @@ class Engine:
 
     # -- weights
 
-    def publish(self, model: Llama, version: int) -> None:
-        """Take over a copy of the model's weights. What already runs goes on with the new ones, as of its own version."""
-        self.model = copy.deepcopy(model).to(self.dtype).requires_grad_(False).eval()
-        self.version = version
+    def publish(self, model: Llama, version: int, adapter: str | None = None) -> None:
+        """Take over a copy of the model's weights, or of one adapter's alone.
+
+        What already runs goes on with the new ones, as of its own version."""
+        if adapter is None:
+            self.model = copy.deepcopy(model).to(self.dtype).requires_grad_(False).eval()
+            self.version, self.versions = version, {}
+        else:
+            self.model = self.model.with_adapter_of(model, adapter)
+            self.versions[adapter] = version
         if hasattr(self, "prefixes"):
             self.prefixes.clear()
+
+    def version_of(self, adapter: str | None) -> int:
+        return self.version if adapter is None else self.versions.get(adapter, self.version)
 
     # -- requests
 
@@ -162,7 +174,7 @@ class Engine:
             )
         request.node = self._trie(params.choices) if params.choices else None
         request.stopper = self._stopper(params.stop) if params.stop else None
-        request.version = self.version
+        request.version = self.version_of(adapter)
         if len(request.prompt) >= self.context:
             self._finish(request, "overflow")
         else:
@@ -267,7 +279,10 @@ class Engine:
         for piece in pieces:
             new[min(piece.slots)] += piece.n
         for slot, request in joining:
-            request.cached, request.version = len(request.prompt) - new[slot], self.version
+            request.cached, request.version = (
+                len(request.prompt) - new[slot],
+                self.version_of(request.adapter),
+            )
             self.counts.update(prompts=1, tokens_read=new[slot], tokens_copied=request.cached)
         return pieces
 

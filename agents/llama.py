@@ -13,6 +13,7 @@ Shapes: T tokens, d width, H heads, K key-value heads, D head width, V vocabular
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -220,3 +221,14 @@ class Llama(nn.Module):
                 module.adapters[name] = LowRank(d_in, d_out, rank, alpha / rank).to(module.weight.device)
                 added += module.adapters[name].parameters()
         return added
+
+    def with_adapter_of(self, other: Llama, name: str) -> Llama:
+        """A model of these same tensors, but for one adapter: that is a copy of another model's, and does not learn."""
+        mixed = copy.deepcopy(self, {id(t): t for t in (*self.parameters(), *self.buffers())})
+        for place, module in other.named_modules():
+            ours = mixed.get_submodule(place)
+            if isinstance(module, Linear) and isinstance(ours, Linear):
+                ours.adapters[name] = (
+                    copy.deepcopy(module.adapters[name]).to(self.embed).requires_grad_(False)
+                )
+        return mixed

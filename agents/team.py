@@ -10,11 +10,11 @@ embedded model), `"hf:PATH"`, `"vllm:PATH"`, `"openai:MODEL@URL"`, `"run:PATH"` 
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from ..hints import nearest
 from .policies import Answer, Call, ExpertPolicy, FoolPolicy, HumanPolicy, Policy, RandomPolicy, as_policy
 from .roles import Role
 
@@ -49,8 +49,7 @@ class Team:
         names = set(roles) | {role.name for role in roles.values()} | {"*"}
         for seat in self.seats:
             if seat not in names:
-                near = difflib.get_close_matches(seat, sorted(names), n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(roles)}"
+                hint = nearest(seat, sorted(names), "it has")
                 raise TeamError(
                     f"the team names {seat!r}, but this environment has no such agent or role; {hint}"
                 )
@@ -126,12 +125,7 @@ def _check_seat(seat: str, given: Any) -> None:
     known = [*NAMED, "scripted", "tiny"]
     if given in known or given.partition(":")[0] in SCHEMES and ":" in given:
         return
-    near = difflib.get_close_matches(given, known, n=1)
-    hint = (
-        f"did you mean {near[0]!r}?"
-        if near
-        else f"known: {', '.join(known)}, hf:PATH, vllm:PATH, openai:MODEL@URL, run:PATH"
-    )
+    hint = nearest(given, [*known, "hf:PATH", "vllm:PATH", "openai:MODEL@URL", "run:PATH"], "known:")
     raise TeamError(f"seat {seat!r}: unknown policy {given!r}; {hint}")
 
 

@@ -7,9 +7,11 @@
 Token ids go in; token ids and log-probs come out (`processed_logprobs`: those of the distribution that was sampled
 from, temperature and truncation included). vLLM shares prefixes and batches by itself. Needs `pip install vllm`.
 
-Low-rank adapters are directories as peft saves them, named when the engine is made; a request says whose it is:
+Low-rank adapters are named when the engine is made: directories as peft saves them, or the ranks of such as will be
+published. A request says whose it is:
 
-    engine = VLLMEngine("Qwen/Qwen3-8B", adapters={"planner": "adapters/planner"})
+    engine = VLLMEngine("Qwen/Qwen3-8B", adapters={"planner": "adapters/planner", "solver": 16})
+    engine.publish(model, version=1, adapter="solver")
     generation = await engine.agenerate(prompt_ids, params, adapter="planner")
 
 Which tokens top-k and top-p left is not told by vLLM. Training needs it, so truncated sampling is refused here unless
@@ -19,21 +21,23 @@ Which tokens top-k and top-p left is not told by vLLM. Training needs it, so tru
 from __future__ import annotations
 
 import asyncio
-import difflib
 import itertools
 import json
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, TypeVar
 
+from ..hints import nearest
 from .engine import Generation, closing_ids
 from .llama import Llama
 from .sampling import SamplingParams, Tries, uniform
-from .weights import load_tokenizer, save_model
+from .weights import load_tokenizer, save_adapter, save_model
 
 T = TypeVar("T")
 
@@ -48,16 +52,22 @@ class VLLMEngine:
         *,
         context: int | None = None,
         stop_ids: Iterable[int] | None = None,
-        adapters: Mapping[str, str | Path] | None = None,
+        adapters: Mapping[str, str | Path | int] | None = None,
         untracked_truncation: bool = False,
         seed: int = 0,
         **options: Any,
     ) -> None:
         """`options` are vLLM's engine arguments (tensor_parallel_size, gpu_memory_utilization, max_loras …)."""
-        ranks = [adapter_rank(name, folder) for name, folder in (adapters or {}).items()]
-        if ranks:
-            largest = max(8, 1 << (max(ranks) - 1).bit_length())  # vLLM takes powers of two from 8
-            options = {"enable_lora": True, "max_loras": len(ranks), "max_lora_rank": largest, **options}
+        adapters = adapters or {}
+        if adapters:
+            rank = max(adapter_rank(name, given) for name, given in adapters.items())
+            options = {
+                "enable_lora": True,
+                "max_loras": len(adapters),
+                "max_cpu_loras": 2 * len(adapters),  # an old one may still be spoken with
+                "max_lora_rank": max(8, 1 << (rank - 1).bit_length()),  # vLLM takes powers of two from 8
+                **options,
+            }
         try:
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
@@ -78,18 +88,26 @@ class VLLMEngine:
             return AsyncLLM.from_engine_args(arguments)
 
         self.llm: Any = self._there(begin()).result()
-        # how many speak, whether weights wait for them to end, and whose turn it is: all of that loop
-        self._speaking, self._arriving, self._turn = 0, False, asyncio.Condition()
+        # how many speak with which adapter (vLLM's number, 0 without), whether weights wait for all of them to end, and
+        # whose turn it is: all of that loop
+        self._speaking: Counter[int] = Counter()
+        self._arriving, self._turn = False, asyncio.Condition()
         self.context: int = self.llm.model_config.max_model_len
         self.tokenizer = tokenizer if tokenizer is not None else load_tokenizer(model)
         own = closing_ids(self.llm.model_config.hf_config, self.tokenizer)
         self.stop_ids = frozenset(own if stop_ids is None else stop_ids)
         self.untracked_truncation = untracked_truncation
-        self.version = 0
+        self.version, self.versions = 0, dict[str, int]()  # of the model; of adapters that came by themselves
         self.counts: Counter[str] = Counter()
         self._names = itertools.count()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._trie = Tries(self.tokenizer, self.stop_ids)
-        self._adapters = {name: str(folder) for name, folder in (adapters or {}).items()}
+        self._numbers = itertools.count(1)
+        self._adapters: dict[str, Any] = dict.fromkeys(adapters)
+        self._folder = TemporaryDirectory(prefix="unitymas-adapters-")  # of those that were published
+        for name, given in adapters.items():
+            if not isinstance(given, int):
+                self._there(self._exchange(name, Path(given))).result()
 
     async def agenerate(
         self, prompt: list[int], params: SamplingParams, key: Any = None, adapter: str | None = None
@@ -97,9 +115,8 @@ class VLLMEngine:
         """Answer one prompt. Cancelling the task aborts the request."""
         if len(prompt) >= self.context:
             self.counts["finish_overflow"] += 1
-            return Generation(prompt, [], [], "overflow", version=self.version)
-        lora = self._lora(adapter)
-        generation = await asyncio.wrap_future(self._there(self._answer(prompt, params, lora)))
+            return Generation(prompt, [], [], "overflow", version=self.version_of(adapter))
+        generation = await asyncio.wrap_future(self._there(self._answer(prompt, params, adapter)))
         self.counts.update(prompts=1, tokens_spoken=len(generation.ids))
         self.counts[f"finish_{generation.finish_reason}"] += 1
         return generation
@@ -108,21 +125,23 @@ class VLLMEngine:
         """In vLLM's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def _answer(self, prompt: list[int], params: SamplingParams, lora: Any) -> Generation:
+    async def _answer(self, prompt: list[int], params: SamplingParams, adapter: str | None) -> Generation:
         """One request, under one version of the weights from its first token to its last."""
         async with self._turn:
             await self._turn.wait_for(lambda: not self._arriving)
-            self._speaking += 1
+            lora, version = self._request(adapter), self.version_of(adapter)
+            number = lora.lora_int_id if lora else 0
+            self._speaking[number] += 1
         try:
-            return await (self._choose if params.choices else self._say)(prompt, params, lora)
+            said = await (self._choose if params.choices else self._say)(prompt, params, lora)
+            return replace(said, version=version)
         finally:
-            self._speaking -= 1
-            if not self._speaking:
+            self._speaking[number] -= 1
+            if not self._speaking[number]:
                 async with self._turn:
                     self._turn.notify_all()
 
     async def _say(self, prompt: list[int], params: SamplingParams, lora: Any) -> Generation:
-        version = self.version
         output = await self._ask(prompt, self._params(prompt, params), lora)
         said = output.outputs[0]
         ids = list(said.token_ids)
@@ -134,7 +153,6 @@ class VLLMEngine:
             logprobs=[step[token].logprob for step, token in zip(said.logprobs, ids, strict=True)],
             finish_reason=said.finish_reason if said.finish_reason in ("stop", "length") else "cancelled",
             text=text,
-            version=version,
             cached=output.num_cached_tokens or 0,
         )
 
@@ -144,7 +162,7 @@ class VLLMEngine:
         Not by vLLM's grammar: that lets a model spell a choice in any tokens at all, and for some tokenizers not in
         those that it would use. What was asked before is in the prefix cache.
         """
-        node, version, cached, reason = self._trie(params.choices or ()), self.version, 0, "stop"
+        node, cached, reason = self._trie(params.choices or ()), 0, "stop"
         ids: list[int] = []
         logprobs: list[float] = []
         support: list[tuple[int, ...] | None] = []
@@ -167,7 +185,7 @@ class VLLMEngine:
             support.append(allowed)
             node = node.children[token]
         text = node.choice or self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        return Generation(list(prompt), ids, logprobs, reason, text, support, version, cached)
+        return Generation(list(prompt), ids, logprobs, reason, text, support, cached=cached)
 
     async def _ask(self, prompt: list[int], wanted: Any, lora: Any) -> Any:
         """One request of vLLM's, to its end."""
@@ -204,23 +222,35 @@ class VLLMEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _lora(self, adapter: str | None) -> Any:
+    def version_of(self, adapter: str | None) -> int:
+        return self.version if adapter is None else self.versions.get(adapter, self.version)
+
+    def _request(self, adapter: str | None) -> Any:
+        """vLLM's name for an adapter as it is now."""
         if adapter is None:
             return None
+        self._check(adapter)
+        if self._adapters[adapter] is None:
+            raise RuntimeError(f"adapter {adapter!r} is not there yet: publish it first")
+        return self._adapters[adapter]
+
+    def _check(self, adapter: str) -> None:
         if adapter not in self._adapters:
-            near = difflib.get_close_matches(adapter, self._adapters, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self._adapters) or 'none'}"
+            hint = nearest(adapter, self._adapters, "it has")
             raise KeyError(f"this engine has no adapter {adapter!r}; {hint} (VLLMEngine(…, adapters={{…}}))")
-        from vllm.lora.request import LoRARequest
 
-        number = 1 + list(self._adapters).index(adapter)  # vLLM knows adapters by number, from 1
-        return LoRARequest(adapter, number, self._adapters[adapter])
+    def publish(self, model: Llama, version: int, adapter: str | None = None) -> None:
+        """Load new weights in all workers. They travel by files: as a model directory, or as peft saves an adapter.
 
-    def publish(self, model: Llama, version: int) -> None:
-        """Load new weights in all workers, and forget all prefixes. They travel by a file, as a model directory.
-
-        Who speaks is let finish first, and who comes meanwhile waits; so does the thread that calls this.
+        Before a whole model comes, who speaks is let finish, and who arrives meanwhile waits; so does the thread that
+        calls this. A new adapter makes nobody wait: who speaks goes on with the old one, which leaves with the last of
+        them.
         """
+        if adapter is not None:
+            self._check(adapter)
+            saved = save_adapter(model, adapter, mkdtemp(dir=self._folder.name))
+            self._there(self._exchange(adapter, saved, version)).result()
+            return
         with TemporaryDirectory(prefix="unitymas-weights-") as folder:
             save_model(model, folder)
             self._there(self._take_over(folder, version)).result()
@@ -229,14 +259,36 @@ class VLLMEngine:
         async with self._turn:
             self._arriving = True
             try:
-                await self._turn.wait_for(lambda: not self._speaking)
+                await self._turn.wait_for(lambda: not self._speaking.total())
                 await self.llm.collective_rpc("load_from", args=(folder,))
                 if not await self.llm.reset_prefix_cache():
                     raise RuntimeError("vLLM kept prefixes of the old weights: its cache could not be reset")
-                self.version = version
+                self.version, self.versions = version, {}
             finally:
                 self._arriving = False
                 self._turn.notify_all()
+
+    async def _exchange(self, adapter: str, folder: Path, version: int | None = None) -> None:
+        """Whoever comes from now on speaks with the adapter in `folder`."""
+        from vllm.lora.request import LoRARequest
+
+        number = next(self._numbers)  # vLLM knows adapters and their prefixes by number, name and path
+        new = LoRARequest(f"{adapter}-{number}", number, str(folder))
+        await self.llm.add_lora(new)
+        old, self._adapters[adapter] = self._adapters.get(adapter), new
+        if version is not None:
+            self.versions[adapter] = version
+        if old is not None:
+            self._leaving.add(leaving := asyncio.create_task(self._leave(old)))
+            leaving.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, old: Any) -> None:
+        """Forget an adapter when nobody speaks with it any more."""
+        async with self._turn:
+            await self._turn.wait_for(lambda: not self._speaking[old.lora_int_id])
+        await self.llm.remove_lora(old.lora_int_id)
+        if Path(old.lora_path).is_relative_to(self._folder.name):
+            shutil.rmtree(old.lora_path)
 
     def close(self) -> None:
         """Stop vLLM's processes, and with them the loop."""
@@ -251,6 +303,7 @@ class VLLMEngine:
             await asyncio.gather(*rest, return_exceptions=True)
 
         self._there(end()).result()
+        self._folder.cleanup()
         self.llm = None  # now, and not when Python has taken half of vLLM down
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -272,14 +325,15 @@ class WeightLoader:
             head.quant_method.process_weights_after_loading(head)
 
 
-def adapter_rank(name: str, folder: str | Path) -> int:
+def adapter_rank(name: str, given: str | Path | int) -> int:
     """The rank of an adapter saved by peft; an error that says what is missing, before any model is loaded."""
-    folder = Path(folder)
+    if isinstance(given, int):
+        return given
+    folder = Path(given)
     found = folder / "adapter_config.json"
     if not found.is_file() or not (folder / "adapter_model.safetensors").is_file():
         raise FileNotFoundError(
             f"adapter {name!r}: {folder} is no adapter directory; vLLM needs adapter_config.json and "
-            "adapter_model.safetensors there, as peft's save_pretrained writes them. An adapter trained by a "
-            "run is merged into the model that the run exports (policies/NAME): serve that one instead"
+            "adapter_model.safetensors there, as peft's save_pretrained writes them. A run's are in policies/NAME/adapter"
         )
     return int(json.loads(found.read_text())["r"])

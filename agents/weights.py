@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .llama import Llama
+from .llama import Linear, Llama, LowRank
 from .shape import Shape, shape_of
 
 # our name of a layer's part -> its name in a Hugging Face file; several names are stacked in that order
@@ -81,6 +81,35 @@ def save_model(model: Llama, path: str | Path, tokenizer: Any = None) -> Path:
     save_file(state, path / "model.safetensors", metadata={"format": "pt"})
     if tokenizer is not None:
         tokenizer.save_pretrained(path)
+    return path
+
+
+def save_adapter(model: Llama, adapter: str, path: str | Path) -> Path:
+    """Write one low-rank adapter as peft's `save_pretrained` does: peft, transformers and vLLM load it on the base.
+
+    Of matrices that lie in one here and in several there, each gets its rows of `up`, and they share `down`."""
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    state: dict[str, Tensor] = {}
+    targets: set[str] = set()
+    for ours, names, sizes in _layer_names(model.shape):
+        module = model.get_submodule(ours)
+        if isinstance(module, Linear):
+            low = module.adapters[adapter]
+            assert isinstance(low, LowRank)
+            rank, alpha = len(low.down), low.scale * len(low.down)
+            for name, up in zip(names, low.up.detach().split(sizes), strict=True):
+                state[f"base_model.model.{name}.lora_A.weight"] = low.down.detach().cpu().clone()
+                state[f"base_model.model.{name}.lora_B.weight"] = up.cpu().clone()
+                targets.add(name.rpartition(".")[2])
+    save_file(state, path / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": getattr(model.hf_config, "_name_or_path", ""),
+        "r": rank, "lora_alpha": alpha, "target_modules": sorted(targets), "lora_dropout": 0.0, "bias": "none",
+    }  # fmt: skip
+    (path / "adapter_config.json").write_text(json.dumps(config, indent=2))
     return path
 
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from difflib import get_close_matches
 from typing import Any, Literal
 
 import numpy as np
 
+from ..hints import nearest
 from .table import Floats, Table, total
 
 Transform = Callable[[Table, Floats], Floats]
@@ -208,22 +208,17 @@ def credit_from_config(config: Mapping[str, Sequence[Mapping[str, Any]]]) -> dic
 def _transform(role: str, entry: dict[str, Any]) -> Transform:
     name = entry.pop("name", None)
     if name not in CREDIT:
-        raise ValueError(f"credit.{role}: unknown transform {name!r}: {_nearest(str(name), CREDIT)}")
+        raise ValueError(f"credit.{role}: unknown transform {name!r}: {nearest(str(name), CREDIT)}")
     cls = CREDIT[name]
     known = [field.name for field in fields(cls)]
     for key in entry:
         if key not in known:
-            raise ValueError(f"credit.{role}: {name!r} has no key {key!r}: {_nearest(key, known)}")
+            raise ValueError(f"credit.{role}: {name!r} has no key {key!r}: {nearest(key, known)}")
     for field in fields(cls):
         if field.default is MISSING and field.name not in entry:
             raise ValueError(f"credit.{role}: {name!r} needs {field.name!r}")
     made: Transform = cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()})
     return made
-
-
-def _nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    near = get_close_matches(name, list(known), 1, 0.5)
-    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"
 
 
 def apply_credit(table: Table, credit: Mapping[str, Sequence[Transform]], roles: Sequence[str] = ()) -> Table:
@@ -234,7 +229,7 @@ def apply_credit(table: Table, credit: Mapping[str, Sequence[Transform]], roles:
     """
     for role in credit:
         if roles and role not in ("*", *roles):
-            raise ValueError(f"credit is set for role {role!r}: {_nearest(role, roles)}")
+            raise ValueError(f"credit is set for role {role!r}: {nearest(role, roles)}")
     acted = np.array([row.role for row in table.rows])
     changed = table.reward.copy()
     for role in sorted(set(acted.tolist())):

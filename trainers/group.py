@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import difflib
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,10 +35,12 @@ from ..agents.engine import Generation
 from ..agents.pieces import pieces
 from ..agents.policies import Answer, Call
 from ..agents.sampling import SamplingParams
-from ..agents.weights import load_model, save_model
+from ..agents.weights import load_model, save_adapter, save_model
+from ..hints import nearest
 from . import checkpoint
 from .algorithms.base import Algorithm, Needs
 from .hosting import Hosted, host, merged
+from .parameters import Parameters
 from .samples import Sample, SampleStore
 from .settings import GroupSpec
 from .table import Signal, ValueSummary
@@ -98,11 +99,9 @@ class ModelGroup:
                 del self._running[name]
 
     async def _answer(self, hosted: Hosted, call: Call, sampling: SamplingParams, keep: bool) -> Answer:
-        version = hosted.version
         answer, said = await hosted.speaking().say(call, sampling)
-        answer.meta |= {"policy": hosted.name, "version": version}
         if keep and said.ids:
-            sample = _sample(hosted.name, version, call, said, sampling.temperature)
+            sample = _sample(hosted.name, call, said, sampling.temperature)
             answer.meta["sample"] = sample.id if self.store.put(sample) else None
         return answer
 
@@ -312,10 +311,18 @@ class ModelGroup:
         return {name: hosted.version for name, hosted in self.hosted.items()}
 
     async def export(self, policy: str, path: str | Path) -> str:
-        """A Hugging Face directory of a policy as it is now, adapter merged, tokenizer included. -> the path."""
+        """A Hugging Face directory of a policy as it is now, tokenizer included. -> the path.
+
+        An adapter is merged into the model, and also lies in `adapter`, as peft saves it."""
         hosted = self._policy(policy)
         tokenizer = hosted.speaking().chat.tokenizer
-        return str(await self._thread(lambda: save_model(merged(hosted.parameters), path, tokenizer)))
+        return str(await self._thread(lambda: self._export(hosted.parameters, Path(path), tokenizer)))
+
+    @staticmethod
+    def _export(parameters: Parameters, path: Path, tokenizer: Any) -> Path:
+        if parameters.adapter is not None:
+            save_adapter(parameters.model, parameters.adapter, path / "adapter")
+        return save_model(merged(parameters), path, tokenizer)
 
     async def adopt(self, policy: str, path: str | Path) -> None:
         """Take over the parameters of an exported policy or any model of the same shape; publish makes it speak."""
@@ -351,8 +358,7 @@ class ModelGroup:
 
     def _policy(self, name: str) -> Hosted:
         if name not in self.hosted:
-            near = difflib.get_close_matches(name, self.hosted, 1, 0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.hosted)}"
+            hint = nearest(name, self.hosted, "it has")
             raise KeyError(f"group {self.spec.name!r} has no policy {name!r}; {hint}")
         return self.hosted[name]
 
@@ -370,12 +376,12 @@ class ModelGroup:
             return await asyncio.get_running_loop().run_in_executor(HEAVY, work)
 
 
-def _sample(policy: str, version: int, call: Call, said: Generation, temperature: float) -> Sample:
+def _sample(policy: str, call: Call, said: Generation, temperature: float) -> Sample:
     return Sample(
         episode=call.episode,
         node=call.node,
         policy=policy,
-        version=version,
+        version=said.version,
         prompt=np.array(said.prompt_ids, np.int64),
         reply=np.array(said.ids, np.int64),
         behaviour=np.array(said.logprobs, np.float32),

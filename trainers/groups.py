@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 import numpy as np
 
+from ..hints import nearest
 from .table import Bools, Floats, Ints, Signal, Table, total
 
 Each = Literal["trajectory", "call"]
@@ -96,9 +96,7 @@ class Groups:
 def partition(table: Table, by: str = "agent", each: str = "") -> Groups:
     """Partition `table` by a name of GROUPS. `each` overrides what counts once: "trajectory" or "call"."""
     if by not in GROUPS:
-        near = get_close_matches(by, GROUPS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(GROUPS)}"
-        raise ValueError(f"unknown group {by!r}: {hint}")
+        raise ValueError(f"unknown group {by!r}: {nearest(by, GROUPS)}")
     if each not in ("", "trajectory", "call"):
         raise ValueError(f"unknown each={each!r}: choose 'trajectory' or 'call' (or '' for the group's own)")
     columns, own = GROUPS[by]

@@ -67,7 +67,7 @@ class Hosted:
         if self.learner is not None:
             self.learner.optimiser.zero_grad(set_to_none=True)  # gradients need not be copied along
         if self.engine is not None:
-            self.engine.publish(self.parameters.model, self.engine.version + 1)
+            self.engine.publish(self.parameters.model, self.version, self.parameters.adapter)
         self.dirty = False
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ def host(spec: GroupSpec) -> dict[str, Hosted]:
         if not policy.spec.critic:
             model = policy.parameters.model
             if id(model) not in engines:
-                engines[id(model)] = _engine(spec, model, tokenizer)
+                engines[id(model)] = _engine(spec, policy, tokenizer)
             policy.speaker = _speaker(policy, engines[id(model)], tokenizer)
     return hosted
 
@@ -145,11 +145,12 @@ def _load(key: str, model: str) -> Llama:
         raise FileNotFoundError(f"{key}: {error}") from error
 
 
-def _engine(spec: GroupSpec, model: Llama, tokenizer: Any) -> Engine | VLLMEngine:
+def _engine(spec: GroupSpec, first: Hosted, tokenizer: Any) -> Engine | VLLMEngine:
+    """Of the policy that needs it first; if it is an adapter, of all adapters."""
     if spec.engine == "vllm":
-        return _vllm(spec, model, tokenizer)
+        return _vllm(spec, first, tokenizer)
     return Engine(
-        model,
+        first.parameters.model,
         tokenizer,
         slots=spec.slots,
         context=spec.context,
@@ -158,19 +159,27 @@ def _engine(spec: GroupSpec, model: Llama, tokenizer: Any) -> Engine | VLLMEngin
     )
 
 
-def _vllm(spec: GroupSpec, model: Llama, tokenizer: Any) -> VLLMEngine:
-    """One of vLLM's for one set of weights, which begins with those that the policy has."""
+def _vllm(spec: GroupSpec, first: Hosted, tokenizer: Any) -> VLLMEngine:
+    """One of vLLM's for one set of weights, and for all adapters on them."""
+    model, adapters = first.parameters.model, dict[str, int]()
+    if first.parameters.adapter is not None:
+        speak = {name: p.adapter for name, p in spec.policies.items() if not p.critic}
+        adapters = {name: adapter.rank for name, adapter in speak.items() if adapter is not None}
     with TemporaryDirectory(prefix="unitymas-weights-") as folder:
         save_model(model, folder, tokenizer)
-        return VLLMEngine(
+        engine = VLLMEngine(
             folder,
             tokenizer,
             context=spec.context,
+            adapters=adapters,
             seed=spec.seed,
             max_num_seqs=spec.slots,
             dtype=spec.precision,
             **spec.engine_options,
         )
+    for name in adapters:
+        engine.publish(model, 0, name)
+    return engine
 
 
 def _speaker(policy: Hosted, engine: Engine | VLLMEngine, tokenizer: Any) -> LLMPolicy:

@@ -2,14 +2,16 @@
 
 shared      one policy plays every role
 separate    every role has a policy in a model group of its own
+lora        every role has a low-rank adapter on one model
 partial     roles that do the same kind of work share a policy (`KIN`), the others have their own
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
+
+from ..hints import nearest
 
 KIN: tuple[tuple[str, ...], ...] = (
     ("planner", "answerer"),  # M-ASK's published partial sharing: both reason over the whole question
@@ -19,24 +21,23 @@ KIN: tuple[tuple[str, ...], ...] = (
     ("decomposer", "answerer"),
     ("rewriter", "answerer"),
 )
-PRESETS = ("shared", "separate", "partial")
+PRESETS = ("shared", "separate", "lora", "partial")
 
 
 def preset(name: str, roles: Sequence[str]) -> dict[str, Any]:
     """The `groups`, `policies` and `map` of a preset, for these roles."""
     if name not in PRESETS:
-        near = get_close_matches(name, PRESETS, n=1)
-        raise ValueError(
-            f"unknown preset {name!r}; " + (f"did you mean {near[0]!r}?" if near else ", ".join(PRESETS))
-        )
+        raise ValueError(f"unknown preset {name!r}; {nearest(name, PRESETS)}")
     shares: list[tuple[str, ...]] = kin(roles) if name == "partial" else [(r,) for r in roles]
     if name == "shared":
         shares = [tuple(roles)]
     tree: dict[str, Any] = {"groups": {}, "policies": {}, "map": {}}
     for members in shares:
         own = "team" if len(members) == len(roles) else "-".join(members)
-        tree["groups"][own] = {}
         tree["policies"][own] = {"group": own}
+        if name == "lora":
+            tree["policies"][own] = {"group": "base", "adapter": {}}
+        tree["groups"][tree["policies"][own]["group"]] = {}
         tree["map"].update({role: own for role in members} if own != "team" else {"*": own})
     return tree
 

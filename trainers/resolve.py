@@ -139,11 +139,6 @@ def check_engines(config: RunConfig) -> None:
     for name, policy in config.policies.items():
         if config.groups[policy.group].engine != "vllm":
             continue
-        if policy.adapter is not None:
-            raise ConfigError(
-                f"policies.{name}.adapter: vLLM speaks whole models here; leave it out, or set "
-                f"groups.{policy.group}.engine=torch"
-            )
         if policy.sampling.top_k or policy.sampling.top_p < 1:
             raise ConfigError(
                 f"policies.{name}.sampling: vLLM does not tell which tokens top_k and top_p left, and training must "

@@ -24,6 +24,7 @@ from ..envs.branch import check_forks
 from ..envs.drivers import run_sync
 from ..envs.registry import make_arena
 from ..envs.trace import Trace, write, write_lines
+from ..hints import nearest
 from ..rewards.monitors import Watch
 from . import checkpoint
 from .algorithms import Algorithm, make_algorithm
@@ -31,7 +32,7 @@ from .collect import Collector, Cursor, Seat
 from .config import ConfigError, RunConfig, build, dump, override, read_yaml
 from .credit import apply_credit, credit_from_config
 from .loggers import Logbook
-from .recipes import make_recipe, nearest
+from .recipes import make_recipe
 from .resolve import fresh_directory, resolve
 from .settings import GroupSpec, PolicySpec
 from .step import Default, Stopped
@@ -106,8 +107,9 @@ class Run:
                 if policy.critic == "auto":
                     self.home[critic] = policy.group
                     specs[policy.group][critic] = PolicySpec(
-                        learning=policy.critic_learning or policy.learning, critic=True, init=policy.init
-                    )
+                        learning=policy.critic_learning or policy.learning, critic=True,
+                        adapter=policy.adapter, init=policy.init,
+                    )  # fmt: skip
             if algorithm.needs.tree:
                 check_forks(self.arena, f"policies.{name}.algorithm ({algorithm.name})")
         if config.counterfactual:

@@ -1,6 +1,7 @@
 """The engine against a plain full forward pass; alone and in a crowd; every way a request can end."""
 
 import asyncio
+import copy
 import math
 import random
 
@@ -351,3 +352,28 @@ def test_adapters_of_different_requests_run_side_by_side():
         hidden = model.forward_packed(pack([prompt + r.ids]), adapter=adapter)[len(prompt) - 1 : -1]
         logp, _ = logprobs_entropy(hidden, model.head, torch.tensor(r.ids))
         assert torch.allclose(logp, torch.tensor(r.logprobs), atol=1e-4)
+
+
+def test_an_adapter_is_published_alone():
+    """It alone speaks otherwise and is of another version; the base's weights are not copied again."""
+    model = from_config(LlamaConfig(**SIZES, initializer_range=0.3))
+    for name in ("a", "b"):
+        for p in model.add_adapter(name, rank=2):
+            torch.nn.init.normal_(p, std=0.3)
+    engine = Engine(model, slots=4, stop_ids=[])
+    before, embed = copy.deepcopy(model), engine.model.embed
+    with torch.no_grad():  # all have learned, but only one shall speak so
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn(p.shape))
+    engine.publish(model, 3, "a")
+    assert engine.model.embed is embed
+    mixed = before.with_adapter_of(model, "a")
+    for adapter in ("a", "b", None):
+        asked = [engine.submit(p, SamplingParams(max_tokens=5), adapter=adapter) for p in prompts(3)]
+        while engine.busy:
+            engine.step()
+        for r in (request.result for request in asked):
+            assert r.version == (3 if adapter == "a" else 0)
+            hidden = mixed.forward_packed(pack([r.prompt_ids + r.ids]), adapter=adapter)
+            logp, _ = logprobs_entropy(hidden[len(r.prompt_ids) - 1 : -1], mixed.head, torch.tensor(r.ids))
+            assert torch.allclose(logp, torch.tensor(r.logprobs), atol=1e-4)

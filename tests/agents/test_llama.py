@@ -21,7 +21,7 @@ from transformers import (
 from unitymas.agents.attention import pack
 from unitymas.agents.logprobs import Support, logprobs_entropy
 from unitymas.agents.shape import UnsupportedArchitecture, shape_of
-from unitymas.agents.weights import from_config, load_model, save_model
+from unitymas.agents.weights import from_config, load_model, save_adapter, save_model
 
 SIZES = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -236,3 +236,21 @@ def test_adapters_start_neutral_and_each_row_may_use_its_own():
     assert torch.allclose(mixed[:4], base[:4], atol=1e-6) and torch.allclose(
         mixed[4:], changed[4:], atol=1e-5
     )
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_a_saved_adapter_is_pefts(family, tmp_path):
+    """What peft makes of the files, on transformers' model, is what the adapter does here."""
+    peft = pytest.importorskip("peft")
+    model = from_config(FAMILY[family][1])
+    for name in ("a", "b"):
+        for p in model.add_adapter(name, rank=3, alpha=5.0):
+            torch.nn.init.normal_(p, std=0.3)
+    save_model(model, tmp_path / "base")
+    save_adapter(model, "b", tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+    ids = torch.tensor([[1, 2, 3, 4, 9, 8, 7]])
+    plain, changed = (model.logits(model.forward_packed(pack(ids.tolist()), adapter=a)) for a in (None, "b"))
+    assert torch.allclose(changed, theirs(ids).logits[0], atol=1e-4)
+    assert not torch.allclose(changed, plain, atol=1e-2)

@@ -7,6 +7,8 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,7 +62,7 @@ def adapter(tmp_path_factory):
 def engine(adapter):
     made = VLLMEngine(
         str(model_path("tiny")), context=512, dtype="float32", enforce_eager=True, max_num_seqs=16,
-        adapters={"planner": adapter / "adapter"},
+        adapters={"planner": adapter / "adapter", "solver": 4},
     )  # fmt: skip
     yield made
     made.close()
@@ -76,10 +78,11 @@ def ask(engine, tokenizer, params, adapter=None, texts=QUESTIONS):
     return asyncio.run(go())
 
 
-def agree(model, results, temperature=1.0):
+def agree(model, results, temperature=1.0, adapter=None):
     """Log-probs are those of one full forward pass, under the distribution that was sampled from."""
     for r in results:
-        hidden = model.forward_packed(pack([r.prompt_ids + r.ids], share=None))[len(r.prompt_ids) - 1 : -1]
+        hidden = model.forward_packed(pack([r.prompt_ids + r.ids], share=None), adapter=adapter)
+        hidden = hidden[len(r.prompt_ids) - 1 : -1]
         support = Support.of(r.support) if r.support else None
         logp, _ = logprobs_entropy(hidden, model.head, torch.tensor(r.ids), temperature, support)
         assert torch.allclose(logp, torch.tensor(r.logprobs), atol=1e-4)
@@ -149,6 +152,8 @@ def test_an_adapter_speaks_with_its_own_weights(engine, adapter, tokenizer):
     assert [r.ids for r in with_it] != [r.ids for r in ask(engine, tokenizer, params)]
     with pytest.raises(KeyError, match="did you mean 'planner'"):
         ask(engine, tokenizer, params, adapter="planer")
+    with pytest.raises(RuntimeError, match="'solver' is not there yet: publish it first"):
+        ask(engine, tokenizer, params, adapter="solver")
 
 
 def test_a_team_of_roles_plays_a_whole_episode(engine, tokenizer):
@@ -177,6 +182,14 @@ def moved():
     return moved
 
 
+def with_adapter(seed):
+    """The model, and an adapter that has learned something."""
+    model, chance = load_model(model_path("tiny")), torch.manual_seed(seed)
+    for parameter in model.add_adapter("solver", rank=4):
+        torch.nn.init.normal_(parameter, std=0.1, generator=chance)
+    return model
+
+
 def test_published_weights_speak_at_once(engine, model, moved, tokenizer):
     params = SamplingParams(temperature=0, max_tokens=12)
     before = ask(engine, tokenizer, params)
@@ -189,34 +202,44 @@ def test_published_weights_speak_at_once(engine, model, moved, tokenizer):
     assert [r.ids for r in ask(engine, tokenizer, params)] == [r.ids for r in before]
 
 
-def test_weights_change_between_replies_and_never_within_one(engine, model, moved, tokenizer):
-    """Who speaks is let finish, and who comes meanwhile waits: every reply is of the version that it says it is of."""
-    ids, began = tokenizer.encode(QUESTIONS[0], add_special_tokens=False), engine.version
+@pytest.mark.parametrize("name", [None, "solver"])
+def test_weights_change_between_replies_and_never_within_one(engine, model, moved, tokenizer, name):
+    """Who speaks is let finish with the weights it began with: every reply is of the version that it says it is of."""
+    engine.publish(model, 10)
+    if name:
+        model, moved = (with_adapter(seed) for seed in (2, 3))
+        engine.publish(model, 20, name)
+    ids, began = tokenizer.encode(QUESTIONS[0], add_special_tokens=False), engine.version_of(name)
     said = [[] for _ in range(8)]
 
     async def speak(replies):
         """On and on, until the new weights have answered."""
         while not replies or replies[-1].version == began:
             params = SamplingParams(temperature=1.3, max_tokens=40, seed=len(replies))
-            replies.append(await engine.agenerate(ids, params))
+            replies.append(await engine.agenerate(ids, params, adapter=name))
 
     async def go():
         speakers = [asyncio.create_task(speak(replies)) for replies in said]
         while not all(said):
             await asyncio.sleep(0.01)
-        await asyncio.to_thread(engine.publish, moved, began + 1)
+        await asyncio.to_thread(engine.publish, moved, began + 1, name)
         await asyncio.gather(*speakers)
 
     asyncio.run(go())
     assert {r.version for replies in said for r in replies} == {began, began + 1}
-    agree(model, [r for replies in said for r in replies[:-1]], 1.3)
-    agree(moved, [replies[-1] for replies in said], 1.3)
+    agree(model, [r for replies in said for r in replies[:-1]], 1.3, name)
+    agree(moved, [replies[-1] for replies in said], 1.3, name)
+    folders, until = Path(engine._folder.name), time.monotonic() + 30
+    while len(list(folders.iterdir())) > bool(name):  # the old adapter left with the last who spoke with it
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
-def test_a_group_learns_with_vllm_as_its_engine(tmp_path):
+@pytest.mark.parametrize("preset", ["shared", "lora"])
+def test_a_group_learns_with_vllm_as_its_engine(tmp_path, preset):
     """What the second step's samples had as log-probs is what the updated, published weights give them."""
     unitymas.train(
-        "mask-hotpotqa", preset="shared", directory=tmp_path / "run", steps=2, tasks_per_step=3, k=2, minibatches=1,
+        "mask-hotpotqa", preset=preset, directory=tmp_path / "run", steps=2, tasks_per_step=3, k=2, minibatches=1,
         env={"data": "mini", "args": {"top_k": 1}}, eval={"every": 2, "tasks": 4}, checkpoint_every=1,
         policies={"*": {"learning": {"lr": 1e-3}, "sampling": {"max_tokens": 40}}},
         groups={"*": {"engine": "vllm", "slots": 16, "context": 512, "engine_options": {"enforce_eager": True}}},
@@ -224,5 +247,11 @@ def test_a_group_learns_with_vllm_as_its_engine(tmp_path):
     told = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in told if row["kind"] == "step"]
     assert [row["failures"] for row in steps] == [0, 0] and all(row["usable"] > 0 for row in steps)
-    assert all(abs(row["policy/team/mismatch_kl"]) < 1e-8 for row in steps)
-    assert (tmp_path / "run" / "policies" / "team" / "model.safetensors").is_file()
+    apart = {key: value for row in steps for key, value in row.items() if key.endswith("/mismatch_kl")}
+    assert len(apart) == (1 if preset == "shared" else 5) and all(
+        abs(value) < 1e-8 for value in apart.values()
+    )
+    for policy in ("team",) if preset == "shared" else ("planner", "answerer"):
+        exported = tmp_path / "run" / "policies" / policy
+        assert (exported / "model.safetensors").is_file()
+        assert (exported / "adapter" / "adapter_model.safetensors").is_file() == (preset == "lora")

@@ -329,6 +329,31 @@ def test_a_checkpoint_goes_on_bit_for_bit(tiny_llama: str, tmp_path: Path) -> No
     asyncio.run(run())
 
 
+def test_an_adapter_speaks_as_it_has_learned_when_it_is_published_and_not_before(tiny_llama: str) -> None:
+    policies = {name: PolicySpec(learning=LEARNING, adapter=Adapter(rank=4)) for name in ("a", "b")}
+
+    async def run() -> None:
+        group = ModelGroup(spec(tiny_llama, policies))
+
+        async def say(policy: str) -> Any:
+            return await group.generate(policy, call("p", "0"), temperature=0.0, keep=False)
+
+        first = {name: await say(name) for name in policies}
+        for name in policies:
+            ids = await play(group, name)
+            for _ in range(3):
+                await group.update(name, make_algorithm("grpo"), signals(ids), [ids])
+        await group.publish("a")
+        now = {name: await say(name) for name in policies}
+        assert now["a"].text != first["a"].text and now["a"].meta["version"] == 1
+        assert now["b"].text == first["b"].text and now["b"].meta["version"] == 0
+        await group.publish()
+        last = await say("b")
+        assert last.text != first["b"].text and last.meta["version"] == 1
+
+    asyncio.run(run())
+
+
 def test_export_and_adopt(tiny_llama: str, tmp_path: Path) -> None:
     """An exported policy is a model directory; an adapter is merged; another policy can take it over."""
     policies = {
@@ -343,6 +368,7 @@ def test_export_and_adopt(tiny_llama: str, tmp_path: Path) -> None:
             await group.update("lora", make_algorithm("grpo"), signals(ids), [ids])
         await group.publish()
         await group.export("lora", tmp_path / "hf")
+        assert (tmp_path / "hf" / "adapter" / "adapter_config.json").is_file()
         assert load_model(tmp_path / "hf").shape == load_model(tiny_llama).shape
         before = await group.generate("full", call("p", "0"), temperature=0.0, keep=False)
         expected = await group.generate("lora", call("p", "0"), temperature=0.0, keep=False)

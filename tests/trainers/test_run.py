@@ -80,7 +80,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize(
-    ("preset", "algorithm"), [("shared", "ppo"), ("separate", "grpo"), ("shared", "mappo")]
+    ("preset", "algorithm"), [("shared", "ppo"), ("separate", "grpo"), ("lora", "ppo"), ("shared", "mappo")]
 )
 def test_a_run_leaves_what_it_promises(preset, algorithm, tiny_llama, tmp_path):
     more = settings(tiny_llama)
@@ -220,7 +220,6 @@ def test_a_run_does_not_write_over_another(tiny_llama, tmp_path):
         (["deterministic=true", "episode_seconds=3"], "cannot be deterministic"),
         (["groups.team.engine_options={max_loras: 2}"], r"set groups\.team\.engine=vllm"),
         (["groups.team.engine=vllm", "deterministic=true"], "cannot promise the same bits"),
-        (["groups.team.engine=vllm", "policies.team.adapter.rank=4"], r"policies\.team\.adapter: vLLM"),
         (["groups.team.engine=vllm", "policies.team.sampling.top_p=0.9"], r"policies\.team\.sampling: vLLM"),
     ],
 )

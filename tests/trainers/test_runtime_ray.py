@@ -37,7 +37,7 @@ def specs(model: str, count: int) -> dict[str, GroupSpec]:
             f"p{i}": PolicySpec(
                 learning=LEARNING, adapter=adapter, reference=True, sampling=Sampling(max_tokens=6)
             ),
-            f"p{i}-critic": PolicySpec(learning=LEARNING, critic=True),
+            f"p{i}-critic": PolicySpec(learning=LEARNING, critic=True, adapter=adapter),
         }
         found[f"g{i}"] = GroupSpec(
             name=f"g{i}", model=model, policies=policies, slots=8, deterministic=True, threads=1

@@ -9,14 +9,13 @@ One file each; a class is imported when it is first made. A new one: docs/new-al
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import fields
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ...hints import nearest
 from .base import Algorithm, GroupRelative, Needs, Plan, PolicyGradient, Tree
 
 __all__ = [
@@ -84,7 +83,7 @@ def find_algorithm(name: str) -> type[Algorithm]:
     elif name in plugins:
         cls = plugins[name].load()
     else:
-        raise ValueError(f"unknown algorithm {name!r}: {_nearest(name, list_algorithms())}")
+        raise ValueError(f"unknown algorithm {name!r}: {nearest(name, list_algorithms())}")
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise TypeError(f"algorithm {name!r} is {cls!r}: it must be a class derived from Algorithm")
     return cls
@@ -101,7 +100,7 @@ def _checked(name: str, cls: type[Algorithm], config: dict[str, Any]) -> dict[st
     known = [field.name for field in fields(cls)]
     for key, value in config.items():
         if key not in known:
-            raise ValueError(f"algorithm {name!r} has no key {key!r}: {_nearest(key, known)}")
+            raise ValueError(f"algorithm {name!r} has no key {key!r}: {nearest(key, known)}")
         if not _fits(value, hints[key]):
             raise ValueError(f"{name}.{key} is {value!r}: expected {_described(hints[key])}")
     return config
@@ -126,9 +125,3 @@ def _described(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_described(option) for option in get_args(kind))
     return "null" if kind is type(None) else str(getattr(kind, "__name__", kind))
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = get_close_matches(name, known, 1, 0.5)
-    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"

@@ -10,12 +10,12 @@ A recipe derives from `step.Default` and overrides one of its parts: `trains` (w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
+from ...hints import nearest
 from ..step import Default
 
 _WHERE: dict[str, str | type[Default]] = {
@@ -64,9 +64,3 @@ def make_recipe(name: str, args: Mapping[str, Any]) -> Default:
         if field.name not in args and field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"recipe {name!r} needs recipe_args.{field.name}")
     return where(**{key: tuple(x) if isinstance(x, list) else x for key, x in args.items()})
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = get_close_matches(name, known, 1, 0.5)
-    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"

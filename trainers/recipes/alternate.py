@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...hints import nearest
 from ..step import Default
-from . import nearest
 
 if TYPE_CHECKING:
     from ..run import Run

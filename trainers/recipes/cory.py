@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...agents.team import BoundTeam
+from ...hints import nearest
 from ..step import Default
-from . import nearest
 
 if TYPE_CHECKING:
     from ..run import Run

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...agents.policies import Answer, Call
 from ...agents.team import BoundTeam
+from ...hints import nearest
 from ..step import Default
-from . import nearest
 
 if TYPE_CHECKING:
     from ..run import Run
