@@ -111,10 +111,8 @@ class Engine:
         self.stop_ids = frozenset(
             stop_ids if stop_ids is not None else closing_ids(model.hf_config, tokenizer)
         )
-        self.version, self.versions = (
-            0,
-            dict[str, int](),
-        )  # of all weights; of adapters that came by themselves
+        self.version = 0  # of all weights
+        self.versions: dict[str, int] = {}  # of adapters that came by themselves
         self.publish(model, 0)
         self.device = self.model.embed.device
         self.share_prefixes = share_prefixes
@@ -279,10 +277,8 @@ class Engine:
         for piece in pieces:
             new[min(piece.slots)] += piece.n
         for slot, request in joining:
-            request.cached, request.version = (
-                len(request.prompt) - new[slot],
-                self.version_of(request.adapter),
-            )
+            request.cached = len(request.prompt) - new[slot]
+            request.version = self.version_of(request.adapter)
             self.counts.update(prompts=1, tokens_read=new[slot], tokens_copied=request.cached)
         return pieces
 

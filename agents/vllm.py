@@ -97,7 +97,8 @@ class VLLMEngine:
         own = closing_ids(self.llm.model_config.hf_config, self.tokenizer)
         self.stop_ids = frozenset(own if stop_ids is None else stop_ids)
         self.untracked_truncation = untracked_truncation
-        self.version, self.versions = 0, dict[str, int]()  # of the model; of adapters that came by themselves
+        self.version = 0  # of the model
+        self.versions: dict[str, int] = {}  # of adapters that came by themselves
         self.counts: Counter[str] = Counter()
         self._names = itertools.count()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -289,6 +290,7 @@ class VLLMEngine:
         await self.llm.remove_lora(old.lora_int_id)
         if Path(old.lora_path).is_relative_to(self._folder.name):
             shutil.rmtree(old.lora_path)
+        del self._speaking[old.lora_int_id]
 
     def close(self) -> None:
         """Stop vLLM's processes, and with them the loop."""

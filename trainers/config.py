@@ -55,6 +55,10 @@ class GroupConfig:
     """Threads of its matrix products; 0: torch's default."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of generation."""
+    device: str = "cpu"
+    """Where its models learn, and speak where the engine is torch: cpu, cuda, cuda:1 …"""
+    gpus: float | None = None
+    """That Ray keeps for it; it sees no others. null: one where the device is cuda, else none."""
     engine: Literal["torch", "vllm"] = "torch"
     """Who generates (docs/engine.md)."""
     engine_options: dict[str, Any] = field(default_factory=dict)

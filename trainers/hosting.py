@@ -110,7 +110,8 @@ class _Models:
 
     def __init__(self, spec: GroupSpec) -> None:
         self.spec = spec
-        self.base = _load(f"groups.{spec.name}.model", spec.model).requires_grad_(False)
+        self.device = _device(spec)
+        self.base = _load(f"groups.{spec.name}.model", spec.model).requires_grad_(False).to(self.device)
         self.frozen: dict[str, Llama] = {}
 
     def parameters(self, name: str, policy: PolicySpec) -> Parameters:
@@ -134,7 +135,19 @@ class _Models:
 
     def _fresh(self, name: str, init: str) -> Llama:
         model = _load(f"policies.{name}.init", init) if init else without_adapters(self.base)
-        return model.requires_grad_(False)
+        return model.requires_grad_(False).to(self.device)
+
+
+def _device(spec: GroupSpec) -> torch.device:
+    """Where a group computes, or an error that names the key."""
+    key = f"groups.{spec.name}.device"
+    try:
+        device = torch.device(spec.device)
+    except RuntimeError as error:
+        raise ValueError(f"{key}: {spec.device!r} is no device; give cpu, cuda or cuda:1") from error
+    if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
+        raise ValueError(f"{key}: {spec.device!r} is not there: torch sees {torch.cuda.device_count()} GPUs")
+    return device
 
 
 def _load(key: str, model: str) -> Llama:

@@ -2,6 +2,8 @@
 
 A critic is a policy whose head says one number per token, what the state is worth, in place of the next token. Its
 head starts at zero, so a fresh critic says 0 everywhere.
+
+Samples and losses are on the CPU, wherever the model is: a few numbers a token go there, and their gradients back.
 """
 
 from __future__ import annotations
@@ -22,9 +24,13 @@ class Parameters:
         self.model, self.adapter = model, adapter
         self.head: nn.Linear | None = None
         if critic:
-            self.head = nn.utils.skip_init(nn.Linear, model.shape.d, 1)
+            self.head = nn.utils.skip_init(nn.Linear, model.shape.d, 1, device=self.device)
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.embed.device
 
     @property
     def is_critic(self) -> bool:
@@ -46,7 +52,7 @@ class Parameters:
         return ".adapters." not in name
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {name: parameter.detach().clone() for name, parameter in self.named().items()}
+        return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self.named().items()}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -62,7 +68,10 @@ class Parameters:
     def logprobs(self, rows: Rows, dtype: torch.dtype, checkpointing: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the trained tokens (T,), as they were sampled: temperature and support too."""
         hidden = self._hidden(rows, rows.places, dtype, checkpointing)
-        return logprobs_entropy(hidden, self.model.head, rows.targets, rows.temperature, rows.support)
+        targets, heat = rows.targets.to(self.device), rows.temperature.to(self.device)
+        support = rows.support.to(self.device) if rows.support is not None else None
+        logp, entropy = logprobs_entropy(hidden, self.model.head, targets, heat, support)
+        return logp.cpu(), entropy.cpu()
 
     def values(self, rows: Rows, dtype: torch.dtype, checkpointing: bool = False) -> tuple[Tensor, Tensor]:
         """The value before each trained token (T,) and after each reply (S,); the latter only if laid whole."""
@@ -70,10 +79,14 @@ class Parameters:
             raise ValueError("this policy has no value head: it is not a critic")
         hidden = self._hidden(rows, torch.cat((rows.places, rows.after)), dtype, checkpointing)
         said = F.linear(hidden.float(), self.head.weight, self.head.bias).squeeze(-1)
-        before, after = said.split((len(rows.places), len(rows.after)))
+        before, after = said.cpu().split((len(rows.places), len(rows.after)))
         return before, after
 
     def _hidden(self, rows: Rows, keep: Tensor, dtype: torch.dtype, checkpointing: bool) -> Tensor:
         return self.model.forward_packed(
-            rows.packed, dtype=dtype, adapter=self.adapter, checkpointing=checkpointing, keep=keep
+            rows.packed,
+            dtype=dtype,
+            adapter=self.adapter,
+            checkpointing=checkpointing,
+            keep=keep.to(self.device),
         )

@@ -14,6 +14,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,8 @@ class Run:
                 slots=group.slots,
                 context=group.context,
                 precision=group.precision,
+                device=group.device,
+                gpus=group.gpus if group.gpus is not None else float(group.device.startswith("cuda")),
                 engine=group.engine,
                 engine_options=group.engine_options,
                 deterministic=config.deterministic,
@@ -159,7 +162,12 @@ class Run:
         from .runtime import start_groups  # torch comes in here
 
         self.dir.mkdir(parents=True, exist_ok=True)
-        self.groups = await start_groups(self.specs, self.config.runtime)
+        try:
+            self.groups = await start_groups(self.specs, self.config.runtime)
+        except BaseException:
+            with suppress(OSError):
+                self.dir.rmdir()  # nothing has begun; a directory that holds something stays
+            raise
         self.collector = self._collector(self.arena, None)
         self.evaluator = self._collector(self.validation, self.config.eval.temperature)
 

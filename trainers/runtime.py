@@ -109,6 +109,9 @@ async def _start_ray(specs: Mapping[str, GroupSpec], address: str | None) -> dic
             "_system_config": {"worker_niceness": 0},  # groups are the work here, not its background
         }
         ray.init(address=address, log_to_driver=False, **({} if address else here))
+    wanted, there = sum(spec.gpus for spec in specs.values()), ray.cluster_resources().get("GPU", 0)
+    if wanted > there:  # Ray would wait for them for ever
+        raise ValueError(f"the groups ask for {wanted:g} GPUs (groups.*.gpus), and Ray has {there:g}")
     groups = {name: RayGroup(spec, _actor(spec)) for name, spec in specs.items()}
     await asyncio.gather(*(group.report() for group in groups.values()))  # all have loaded, or say why not
     return groups
@@ -120,6 +123,7 @@ def _actor(spec: GroupSpec) -> Any:
 
     threads = spec.threads or torch.get_num_threads()
     remote = ray.remote(ModelGroup).options(
+        num_gpus=spec.gpus,
         num_cpus=0,  # groups take turns with the controller on what there is
         max_concurrency=CALLS_AT_ONCE,
         runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},

@@ -130,6 +130,10 @@ class GroupSpec:
     """Who generates."""
     engine_options: dict[str, Any] = field(default_factory=dict)
     """vLLM's engine arguments."""
+    device: str = "cpu"
+    """Where its models learn, and speak where the engine is torch: cpu, cuda, cuda:1 …"""
+    gpus: float = 0
+    """That Ray keeps for it."""
     deterministic: bool = False
     """Replies do not depend, bit for bit, on what they were generated beside."""
     threads: int = 0

@@ -235,12 +235,14 @@ def test_weights_change_between_replies_and_never_within_one(engine, model, move
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("preset", ["shared", "lora"])
-def test_a_group_learns_with_vllm_as_its_engine(tmp_path, preset):
+@pytest.mark.parametrize(("preset", "runtime"), [("shared", "local"), ("lora", "ray")])
+def test_a_group_learns_with_vllm_as_its_engine(tmp_path, preset, runtime):
     """What the second step's samples had as log-probs is what the updated, published weights give them."""
+    if runtime == "ray":
+        pytest.importorskip("ray")
     unitymas.train(
         "mask-hotpotqa", preset=preset, directory=tmp_path / "run", steps=2, tasks_per_step=3, k=2, minibatches=1,
-        env={"data": "mini", "args": {"top_k": 1}}, eval={"every": 2, "tasks": 4}, checkpoint_every=1,
+        runtime=runtime, env={"data": "mini", "args": {"top_k": 1}}, eval={"every": 2, "tasks": 4}, checkpoint_every=1,
         policies={"*": {"learning": {"lr": 1e-3}, "sampling": {"max_tokens": 40}}},
         groups={"*": {"engine": "vllm", "slots": 16, "context": 512, "engine_options": {"enforce_eager": True}}},
     )  # fmt: skip

@@ -399,5 +399,9 @@ def test_mistakes_are_named(tiny_llama: str, tmp_path: Path) -> None:
         ModelGroup(spec(str(tmp_path / "nowhere"), {"team": PolicySpec()}))
     with pytest.raises(ValueError, match="no policies"):
         ModelGroup(spec(tiny_llama, {}))
+    with pytest.raises(ValueError, match=r"groups\.main\.device: 'cuba' is no device"):
+        ModelGroup(spec(tiny_llama, {"team": PolicySpec()}, device="cuba"))
+    with pytest.raises(ValueError, match=r"groups\.main\.device: 'cuda:99' is not there: torch sees"):
+        ModelGroup(spec(tiny_llama, {"team": PolicySpec()}, device="cuda:99"))
     with pytest.raises(ValueError, match="adapter"):
         PolicySpec(adapter=Adapter(), init="somewhere")

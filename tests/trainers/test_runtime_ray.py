@@ -123,6 +123,9 @@ def test_errors_and_cancelling_cross(tiny_llama: str, tmp_path: Path, cluster: N
         await stop_groups(groups)
 
     asyncio.run(run())
+    greedy = GroupSpec(name="g", model=tiny_llama, policies={"p": PolicySpec()}, gpus=10_000)
+    with pytest.raises(ValueError, match=r"ask for 10000 GPUs \(groups.\*.gpus\), and Ray has"):
+        asyncio.run(start_groups({"g": greedy}, "ray"))
 
 
 def test_a_group_is_asked_the_same_wherever_it_runs() -> None:
