@@ -101,7 +101,10 @@ class _Chunked(torch.autograd.Function):
             return (None,) * 5
         cast = head.to(hidden.dtype)
         step = max(1, CHUNK // len(head))
-        d_hidden, d_head = torch.empty_like(hidden), torch.zeros_like(head)
+        d_hidden = torch.empty_like(hidden)
+        d_head = (
+            torch.zeros_like(head) if ctx.needs_input_grad[1] else None
+        )  # none under an adapter: the head is fixed
         for i in range(0, len(hidden), step):
             part = slice(i, i + step)
             scores = _scores(hidden[part], cast, heat[part], ctx.support, i)
@@ -113,7 +116,8 @@ class _Chunked(torch.autograd.Function):
                 grad -= (_p_log_p(scores) + scores.exp() * entropy[part, None]) * g_entropy[part, None]
             grad = (grad / heat[part, None]).to(hidden.dtype)
             d_hidden[part] = grad @ cast
-            d_head += grad.T @ hidden[part]
+            if d_head is not None:
+                d_head += grad.T @ hidden[part]
         return d_hidden, d_head, None, None, None
 
 

@@ -210,12 +210,43 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("vocab", [1_000, 16_000, 128_000])
 def test_tokens_by_vocabulary_is_never_held(vocab, monkeypatch):
     monkeypatch.setattr("unitymas.agents.logprobs.CHUNK", 1 << 18)
-    hidden, head = torch.randn(700, 2, requires_grad=True), torch.randn(vocab, 2, requires_grad=True)
-    targets = torch.randint(0, vocab, (700,))
+    rows = (1 << 21) // vocab
+    hidden, head = torch.randn(rows, 2, requires_grad=True), torch.randn(vocab, 2, requires_grad=True)
+    targets = torch.randint(0, vocab, (rows,))
     with Largest() as largest:
         logp, entropy = logprobs_entropy(hidden, head, targets)
         (logp.sum() + entropy.sum()).backward()
-    assert largest.numel <= 1 << 18 < 700 * vocab
+    assert largest.numel <= 1 << 18 < rows * vocab
+
+
+def test_a_fixed_head_costs_no_gradient():
+    hidden, head = torch.randn(30, 2, requires_grad=True), torch.randn(50_000, 2)
+    targets = torch.randint(0, 50_000, (30,))
+    found = []
+    for learns in (True, False):
+        hidden.grad = None
+        logp, entropy = logprobs_entropy(hidden, head.clone().requires_grad_(learns), targets)
+        with Made((50_000, 2)) as made:
+            (logp.sum() + entropy.sum()).backward()
+        assert made.count == 0 if not learns else made.count > 0
+        found.append(hidden.grad.clone())
+    assert torch.equal(*found)
+
+
+class Made(TorchDispatchMode):
+    """Counts the tensors of a shape that operations make."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.count += any(
+            isinstance(t, torch.Tensor) and t.shape == self.shape and not any(t is a for a in args)
+            for t in tree_leaves(out)
+        )
+        return out
 
 
 def test_adapters_start_neutral_and_each_row_may_use_its_own():
