@@ -116,15 +116,15 @@ def _sayable(value: Any) -> bool:
 # --- the two judges -----------------------------------------------------------------------------------
 
 
-def bare(item: Item) -> bool:
+def bare(item: Item, seconds: int = SECONDS) -> bool:
     """The reference: a bare interpreter and its exit status. Only for programs one trusts."""
-    command = ["sh", "-c", f'ulimit -t {SECONDS}; exec "$0" -c "$1"', sys.executable, item.script]
+    command = ["sh", "-c", f'ulimit -t {seconds}; exec "$0" -c "$1"', sys.executable, item.script]
     return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
 
 
-def judged(item: Item) -> list[str]:
+def judged(item: Item, seconds: int = SECONDS) -> list[str]:
     call = item.fn_name is not None
-    limits = Limits(time_limit=SECONDS, wall_limit=WALL)
+    limits = Limits(time_limit=seconds, wall_limit=WALL)
     report = verify_code(
         item.solution if call else item.script,
         item.tests,
@@ -135,14 +135,23 @@ def judged(item: Item) -> list[str]:
     return [str(verdict) for verdict in report.verdicts]
 
 
+def _accepted(verdicts: list[str]) -> bool:
+    return all(verdict == "accepted" for verdict in verdicts)
+
+
 def compare(items: list[Item]) -> dict[str, Any]:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         truths = list(threads.map(bare, items))
         verdicts = list(threads.map(judged, items))
+    for i, item in enumerate(items):
+        if truths[i] is not _accepted(
+            verdicts[i]
+        ):  # near the limit the processor's mood decides: again, with time
+            truths[i], verdicts[i] = bare(item, 20 * SECONDS), judged(item, 20 * SECONDS)
     wrong = [
         {"id": item.id, "bare interpreter": "passes" if truth else "fails", "verdicts": found}
         for item, truth, found in zip(items, truths, verdicts, strict=True)
-        if truth is not all(verdict == "accepted" for verdict in found)
+        if truth is not _accepted(found)
     ]
     return {
         "programs": len(items),
