@@ -81,7 +81,25 @@ class Request:
         return len(self.prompt) + max(0, len(self.ids) - 1)
 
 
-class Engine:
+class Versioned:
+    """Which version of the weights an engine speaks with: of all, and of adapters that came by themselves."""
+
+    version = 0
+
+    def __init__(self) -> None:
+        self._own: dict[str, int] = {}
+
+    def version_of(self, adapter: str | None) -> int:
+        return self.version if adapter is None else self._own.get(adapter, self.version)
+
+    def _took_over(self, version: int, adapter: str | None = None) -> None:
+        if adapter is None:
+            self.version, self._own = version, {}
+        else:
+            self._own[adapter] = version
+
+
+class Engine(Versioned):
     """Continuous batching over one model. See the module's text."""
 
     block = 4  # tokens of a shared block
@@ -111,8 +129,7 @@ class Engine:
         self.stop_ids = frozenset(
             stop_ids if stop_ids is not None else closing_ids(model.hf_config, tokenizer)
         )
-        self.version = 0  # of all weights
-        self.versions: dict[str, int] = {}  # of adapters that came by themselves
+        super().__init__()
         self.publish(model, 0)
         self.device = self.model.embed.device
         self.share_prefixes = share_prefixes
@@ -147,15 +164,11 @@ class Engine:
         What already runs goes on with the new ones, as of its own version."""
         if adapter is None:
             self.model = copy.deepcopy(model).to(self.dtype).requires_grad_(False).eval()
-            self.version, self.versions = version, {}
         else:
             self.model = self.model.with_adapter_of(model, adapter)
-            self.versions[adapter] = version
+        self._took_over(version, adapter)
         if hasattr(self, "prefixes"):
             self.prefixes.clear()
-
-    def version_of(self, adapter: str | None) -> int:
-        return self.version if adapter is None else self.versions.get(adapter, self.version)
 
     # -- requests
 

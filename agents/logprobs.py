@@ -102,9 +102,8 @@ class _Chunked(torch.autograd.Function):
         cast = head.to(hidden.dtype)
         step = max(1, CHUNK // len(head))
         d_hidden = torch.empty_like(hidden)
-        d_head = (
-            torch.zeros_like(head) if ctx.needs_input_grad[1] else None
-        )  # none under an adapter: the head is fixed
+        # a head under adapters is fixed, and needs none
+        d_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         for i in range(0, len(hidden), step):
             part = slice(i, i + step)
             scores = _scores(hidden[part], cast, heat[part], ctx.support, i)

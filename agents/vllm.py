@@ -34,7 +34,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, TypeVar
 
 from ..hints import nearest
-from .engine import Generation, closing_ids
+from .engine import Generation, Versioned, closing_ids
 from .llama import Llama
 from .sampling import SamplingParams, Tries, uniform
 from .weights import load_tokenizer, save_adapter, save_model
@@ -42,7 +42,7 @@ from .weights import load_tokenizer, save_adapter, save_model
 T = TypeVar("T")
 
 
-class VLLMEngine:
+class VLLMEngine(Versioned):
     """An in-process vLLM `AsyncLLM`, in an event loop of its own, so that any loop (or several) may ask it."""
 
     def __init__(
@@ -97,8 +97,7 @@ class VLLMEngine:
         own = closing_ids(self.llm.model_config.hf_config, self.tokenizer)
         self.stop_ids = frozenset(own if stop_ids is None else stop_ids)
         self.untracked_truncation = untracked_truncation
-        self.version = 0  # of the model
-        self.versions: dict[str, int] = {}  # of adapters that came by themselves
+        super().__init__()
         self.counts: Counter[str] = Counter()
         self._names = itertools.count()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -223,9 +222,6 @@ class VLLMEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def version_of(self, adapter: str | None) -> int:
-        return self.version if adapter is None else self.versions.get(adapter, self.version)
-
     def _request(self, adapter: str | None) -> Any:
         """vLLM's name for an adapter as it is now."""
         if adapter is None:
@@ -264,7 +260,7 @@ class VLLMEngine:
                 await self.llm.collective_rpc("load_from", args=(folder,))
                 if not await self.llm.reset_prefix_cache():
                     raise RuntimeError("vLLM kept prefixes of the old weights: its cache could not be reset")
-                self.version, self.versions = version, {}
+                self._took_over(version)
             finally:
                 self._arriving = False
                 self._turn.notify_all()
@@ -278,7 +274,7 @@ class VLLMEngine:
         await self.llm.add_lora(new)
         old, self._adapters[adapter] = self._adapters.get(adapter), new
         if version is not None:
-            self.versions[adapter] = version
+            self._took_over(version, adapter)
         if old is not None:
             self._leaving.add(leaving := asyncio.create_task(self._leave(old)))
             leaving.add_done_callback(self._leaving.discard)

@@ -135,23 +135,17 @@ def judged(item: Item, seconds: int = SECONDS) -> list[str]:
     return [str(verdict) for verdict in report.verdicts]
 
 
-def _accepted(verdicts: list[str]) -> bool:
-    return all(verdict == "accepted" for verdict in verdicts)
-
-
 def compare(items: list[Item]) -> dict[str, Any]:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         truths = list(threads.map(bare, items))
         verdicts = list(threads.map(judged, items))
     for i, item in enumerate(items):
-        if truths[i] is not _accepted(
-            verdicts[i]
-        ):  # near the limit the processor's mood decides: again, with time
+        if truths[i] and "time_limit" in verdicts[i]:  # so near the limit, the processor decides
             truths[i], verdicts[i] = bare(item, 20 * SECONDS), judged(item, 20 * SECONDS)
     wrong = [
         {"id": item.id, "bare interpreter": "passes" if truth else "fails", "verdicts": found}
         for item, truth, found in zip(items, truths, verdicts, strict=True)
-        if truth is not _accepted(found)
+        if truth is not all(verdict == "accepted" for verdict in found)
     ]
     return {
         "programs": len(items),

@@ -176,8 +176,7 @@ def _vllm(spec: GroupSpec, first: Hosted, tokenizer: Any) -> VLLMEngine:
     """One of vLLM's for one set of weights, and for all adapters on them."""
     model, adapters = first.parameters.model, dict[str, int]()
     if first.parameters.adapter is not None:
-        speak = {name: p.adapter for name, p in spec.policies.items() if not p.critic}
-        adapters = {name: adapter.rank for name, adapter in speak.items() if adapter is not None}
+        adapters = {n: p.adapter.rank for n, p in spec.policies.items() if p.adapter and not p.critic}
     with TemporaryDirectory(prefix="unitymas-weights-") as folder:
         save_model(model, folder, tokenizer)
         engine = VLLMEngine(

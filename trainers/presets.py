@@ -34,10 +34,10 @@ def preset(name: str, roles: Sequence[str]) -> dict[str, Any]:
     tree: dict[str, Any] = {"groups": {}, "policies": {}, "map": {}}
     for members in shares:
         own = "team" if len(members) == len(roles) else "-".join(members)
-        tree["policies"][own] = {"group": own}
-        if name == "lora":
-            tree["policies"][own] = {"group": "base", "adapter": {}}
-        tree["groups"][tree["policies"][own]["group"]] = {}
+        lora = name == "lora"
+        group = "base" if lora else own
+        tree["groups"][group] = {}
+        tree["policies"][own] = {"group": group, **({"adapter": {}} if lora else {})}
         tree["map"].update({role: own for role in members} if own != "team" else {"*": own})
     return tree
 
