@@ -11,6 +11,7 @@ import time
 from collections import Counter, defaultdict
 from typing import Any, TextIO
 
+from ..hints import counted
 from . import stats
 from .page import printable
 from .results import EpisodeRow, RoleSum
@@ -80,7 +81,7 @@ class Board:
             shown = "score " + estimate({"value": score.value, "low": score.low, "high": score.high})
         tokens = sum(did.tokens_in + did.tokens_out for did in self.roles.values())
         parts = [
-            f"{self.title}: {self.done:,}/{self.total:,} episodes", shown, f"{tokens:,} tokens",
+            f"{self.title}: {self.done:,}/{counted(self.total, 'episode')}", shown, f"{counted(tokens, 'token')}",
             f"${self.cost:.2f}" if self.cost else "", self._eta(),
         ]  # fmt: skip
         return " · ".join(part for part in parts if part)

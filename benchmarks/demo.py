@@ -22,6 +22,7 @@ from typing import Any
 
 from ..envs import trace as traces
 from ..envs.registry import spec
+from ..hints import counted
 from ..trainers.config import merge
 from ..trainers.resolve import resolve
 from ..trainers.run import train
@@ -168,7 +169,7 @@ def summary(env: str, rows: list[dict[str, Any]]) -> str:
     """The table that the demo ends with. The scripted expert scores 1.0 (`unitymas validate`)."""
     head = rows[0]["headline"]
     lines = [
-        f"{env}: held-out {head}, {rows[0]['questions']} questions about unseen entities, greedy; expert 1.000"
+        f"{env}: held-out {head}, {counted(rows[0]['questions'], 'question')} about unseen entities, greedy; expert 1.000"
     ]
     lines.append("seed   before   after    gain [95% interval]      gap closed   minutes")
     for r in rows:

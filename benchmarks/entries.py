@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from ..hints import counted
 from . import submission
 from .evaluate import evaluate
 
@@ -64,7 +65,7 @@ def _told(config: Mapping[str, Any]) -> str:
     policies = config["policies"]
     learners = {policy["algorithm"]["name"] for policy in policies.values() if not policy["frozen"]}
     return (
-        f"Trained for {config['steps']} steps of {config['tasks_per_step']} tasks, {config['k']} samples each, with "
+        f"Trained for {counted(config['steps'], 'step')} of {counted(config['tasks_per_step'], 'task')}, {counted(config['k'], 'sample')} each, with "
         f"{', '.join(sorted(learners))}; policies: {', '.join(policies)}; seed {config['seed']}."
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from ..hints import counted
 from . import identity, tables
 from .console import Board
 from .evaluate import Evaluation, Result, ablate, evaluate, swap
@@ -143,9 +144,9 @@ def _say_plans(played: dict[str, Evaluation], out: Path) -> int:
             if plan["cost"] is None
             else f"about ${plan['cost']:.2f}"
         )
-        tokens = "" if plan["tokens"] is None else f", about {plan['tokens']:,.0f} tokens"
+        tokens = "" if plan["tokens"] is None else f", about {counted(plan['tokens'], 'token', form=',.0f')}"
         print(
-            f"{plan['env']} on {plan['data']}: {plan['tasks']} tasks × {plan['k']} = {plan['episodes']} episodes, "
+            f"{plan['env']} on {plan['data']}: {counted(plan['tasks'], 'task')} × {plan['k']} = {counted(plan['episodes'], 'episode')}, "
             f"{plan['finished']} finished, {plan['owed']} to play{tokens}, {cost}"
         )
     print(f"episodes are kept in {out}")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..envs.trace import read_dicts
+from ..hints import counted
 from . import viewer
 from .identity import digest
 from .page import escape, page, printable, write_page
@@ -132,7 +133,7 @@ pass@k and pass^k are the unbiased estimators. The figures as data: <a href="lea
 
 def _name(entry: Entry) -> str:
     data = entry.results["provenance"]["data"]
-    return f"{entry.results['env_id']} · {data['name']} {data['split']}, {data['tasks']} tasks"
+    return f"{entry.results['env_id']} · {data['name']} {data['split']}, {counted(data['tasks'], 'task')}"
 
 
 def _table(group: Sequence[Entry]) -> str:
@@ -261,6 +262,6 @@ def leaderboard_main(argv: list[str] | None = None) -> int:
     for name, problems in rejected.items():
         print(f"not listed: {printable(name)}: {printable(problems[0], 300)}")
     print(
-        f"{given.out / 'index.html'}  ({len(entries)} entries, {sum(e.verified for e in entries)} verified, {len(rejected)} not listed)"
+        f"{given.out / 'index.html'}  ({counted(len(entries), 'entry', 'entries')}, {sum(e.verified for e in entries)} verified, {len(rejected)} not listed)"
     )
     return 0

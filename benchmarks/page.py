@@ -21,6 +21,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ..hints import counted
+
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -29,7 +31,7 @@ def printable(text: object, limit: int | None = None) -> str:
     are shown as ``⟨1B⟩`` instead of being obeyed; newlines and tabs stay."""
     shown = str(text)
     if limit is not None and len(shown) > limit:
-        shown = f"{shown[:limit]}… ({len(shown) - limit:,} more characters)"
+        shown = f"{shown[:limit]}… ({counted(len(shown) - limit, 'more character')})"
     return _INVISIBLE.sub(lambda found: f"⟨{ord(found[0]):02X}⟩", shown)
 
 

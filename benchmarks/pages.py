@@ -8,23 +8,38 @@ from pathlib import Path
 
 from ..envs.commands import info_text
 from ..envs.registry import list_envs, resolve, spec
+from ..hints import counted
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write `environments.md` and a page per environment under DIR/environments."""
+    """Write the pages under DIR, and remove those of environments that are no more."""
     root = Path(argv[0] if argv else "docs")
-    folder = root / "environments"
-    folder.mkdir(parents=True, exist_ok=True)
+    texts = pages()
+    (root / "environments").mkdir(parents=True, exist_ok=True)
+    for old in (root / "environments").glob("*.md"):
+        if f"environments/{old.name}" not in texts:
+            old.unlink()
+    for name, text in texts.items():
+        (root / name).write_text(text, encoding="utf-8")
+    print(f"{counted(len(texts), 'page')} in {root}")
+    return 0
+
+
+def pages() -> dict[str, str]:
+    """The path of each generated page under ``docs/``, and its text."""
+    texts = {f"environments/{id}.md": page(id) for id in list_envs()}
+    return {"environments.md": contents(), **texts}
+
+
+def contents() -> str:
+    """The table of all environments."""
     rows = ["# Environments", "", "Written by `make docs` from the environments themselves.", ""]
     rows += ["| id | roles | headline | |", "|---|---|---|---|"]
     for id in list_envs():
         known = spec(id)
         roles = ", ".join(r.name + (f" × {r.instances}" if r.instances > 1 else "") for r in known.roles)
         rows.append(f"| [{id}](environments/{id}.md) | {roles} | {known.headline} | {known.description} |")
-        (folder / f"{id}.md").write_text(page(id))
-    (root / "environments.md").write_text("\n".join(rows) + "\n")
-    print(f"{len(list_envs())} pages in {folder}")
-    return 0
+    return "\n".join(rows) + "\n"
 
 
 def page(id: str) -> str:

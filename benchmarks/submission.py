@@ -24,6 +24,7 @@ import yaml
 from ..envs.arena import Arena
 from ..envs.registry import make_arena, spec
 from ..envs.trace import Trace, read_dicts, write
+from ..hints import counted
 from . import tables
 from .evaluate import saved_results
 from .identity import tasks_hash, world
@@ -321,7 +322,7 @@ def _check_aloud(folder: Path, verify: bool) -> int:
     for problem in problems[:50]:
         print(f"{folder}: {printable(problem, 400)}")
     if len(problems) > 50:
-        print(f"{folder}: {len(problems) - 50} more problems")
+        print(f"{folder}: {counted(len(problems) - 50, 'more problem')}")
     if not problems:
         print(
             f"{folder}: every figure follows from the traces"

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..agents.roles import Role
+from ..hints import counted
 from .execution import Budget, Execution
 from .ledger import Rule, Scorer, as_rule, check_names
 from .tasks import DataSet, Task
@@ -81,7 +82,7 @@ class Arena:
         found = self._tasks.get(id)
         if found is None:
             if id not in self._index:
-                where = f"{self.data.name!r} ({self.data.split}, {len(self._index)} tasks)"
+                where = f"{self.data.name!r} ({self.data.split}, {counted(len(self._index), 'task')})"
                 raise UnknownTask(f"{where}: {unknown('task', id, self._index)}")
             found = self._tasks[id] = Task.of(self.data.rows[self._index[id]], self.workflow.schema)
         return found

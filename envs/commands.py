@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ..hints import counted
 from .drivers import arena_of, call_for, rollout
 from .env import WorkflowEnv
 from .registry import list_envs, make, spec
@@ -23,7 +24,7 @@ def list_main(argv: Sequence[str]) -> int:
     width = max(map(len, found), default=0)
     for id in found:
         known = spec(id)
-        print(f"{id:<{width}}  v{known.version}  {len(known.roles)} roles  {known.description}")
+        print(f"{id:<{width}}  v{known.version}  {counted(len(known.roles), 'role'):<7}  {known.description}")
     if not found:
         print(f"no environment's id contains {args.pattern!r}", file=sys.stderr)
         return 1
@@ -47,7 +48,7 @@ def info_text(id: str, data: str | None = "mini") -> str:
     arena = env.arena
     lines = [f"{known.id}: {known.description}", ""]
     lines.append(
-        f"data      {arena.data.name} ({arena.data.split}, {len(arena.data)} tasks, {arena.data.fingerprint})"
+        f"data      {arena.data.name} ({arena.data.split}, {counted(len(arena.data), 'task')}, {arena.data.fingerprint})"
     )
     lines.append(f"tools     {', '.join(arena.toolbox.tools) or 'none'}")
     lines.append(f"reward    {', '.join(rule.name for rule in arena.rules) or 'none'}")

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from ..agents.frozen import freeze
+from ..hints import counted
 from .tasks import Task
 from .trace import Trace
 from .workflow import (
@@ -171,7 +172,7 @@ class Rounds:
         try:
             while True:
                 if self.budget.tokens is not None and self.tokens > self.budget.tokens:
-                    self._end(Ended.TRUNCATED, f"more than {self.budget.tokens} tokens")
+                    self._end(Ended.TRUNCATED, f"more than {counted(self.budget.tokens, 'token', form='d')}")
                     return
                 self._resuming = resuming = self._next
                 self._next, self.pending = [], []
@@ -218,7 +219,7 @@ class Rounds:
             return
         nodes = self.nodes
         if len(nodes) >= self.budget.requests:
-            self._end(Ended.TRUNCATED, f"more than {self.budget.requests} requests")
+            self._end(Ended.TRUNCATED, f"more than {counted(self.budget.requests, 'request', form='d')}")
             return
         count = branch.count
         branch.count = count + 1

@@ -1,11 +1,15 @@
 """The front door of the command line: what a user can mend is said in one line; all commands have their help."""
 
 import importlib.util
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unitymas import __version__
 from unitymas.cli import COMMANDS, main
+from unitymas.hints import counted
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -55,3 +59,24 @@ def test_a_missing_package_is_one_line_with_its_name(capsys, tmp_path):
 def test_debug_shows_where_it_happened():
     with pytest.raises(ValueError, match="unknown policy"):
         main(["eval", "mask-hotpotqa", "--team", "vlm:tiny", "--debug"])
+
+
+@given(st.integers(0, 10**7))
+def test_a_number_agrees_with_its_noun(number):
+    shown, noun = counted(number, "entry", "entries").split(" ")
+    assert int(shown.replace(",", "")) == number and noun == ("entry" if number == 1 else "entries")
+
+
+def test_one_is_singular(capsys):
+    """Of roles, tasks, episodes and pages of the commands that count them."""
+    assert main(["list", "solo"]) == 0
+    assert main(["info", "planpath-solo"]) == 0
+    assert (
+        main(
+            ["eval", "rag-nq", "--data", "mini", "--team", "scripted", "--tasks", "1", "-k", "1", "--dry-run"]
+        )
+        == 0
+    )
+    told = capsys.readouterr().out
+    assert "  1 role " in told and "1 task × 1 = 1 episode," in told
+    assert not re.search(r"\b1 (roles|tasks|episodes|tokens|samples|steps)\b", told)

@@ -25,7 +25,7 @@ from ..envs.branch import check_forks
 from ..envs.drivers import run_sync
 from ..envs.registry import make_arena
 from ..envs.trace import Trace, write, write_lines
-from ..hints import nearest
+from ..hints import counted, nearest
 from ..rewards.monitors import Watch
 from . import checkpoint
 from .algorithms import Algorithm, make_algorithm
@@ -255,14 +255,16 @@ class Run:
         self._empty = self._empty + 1 if not metrics.get("usable") else 0
         if self._empty >= self.config.patience:
             cause = self.last_cause or "no decision of a trained policy was left"
-            raise Stopped(f"{self._empty} steps in a row without one usable sample; most often: {cause}")
+            raise Stopped(
+                f"{counted(self._empty, 'step')} in a row without one usable sample; most often: {cause}"
+            )
 
     def note_starved(self, policy: str, sentence: str | None) -> None:
         """A trained role whose advantages are nearly all 0, for `patience` steps, stops the run."""
         self._starved[policy] = self._starved[policy] + 1 if sentence else 0
         if sentence and self.config.starved and self._starved[policy] >= self.config.patience:
             raise Stopped(
-                f"policy {policy!r}: {sentence} (for {self.config.patience} steps; starved=false goes on)"
+                f"policy {policy!r}: {sentence} (for {counted(self.config.patience, 'step')}; starved=false goes on)"
             )
 
     async def validate(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from ...hints import counted
 from .schemas import KINDS, DataError
 from .sets import check, list_data, load, prepare
 
@@ -75,8 +76,10 @@ def _prepare(options: argparse.Namespace) -> int:
         if one.name == options.name:
             for split in one.splits:
                 data = load(one.name, split)
-                corpus = f", {len(data.passages):,} passages" if data.passages is not None else ""
-                print(f"{data.name}/{split}: {len(data):,} tasks{corpus}, fingerprint {data.fingerprint}")
+                corpus = f", {counted(len(data.passages), 'passage')}" if data.passages is not None else ""
+                print(
+                    f"{data.name}/{split}: {counted(len(data), 'task')}{corpus}, fingerprint {data.fingerprint}"
+                )
     print(f"in {place}")
     return 0
 
@@ -88,5 +91,5 @@ def _check(options: argparse.Namespace) -> int:
     verdict = (
         "good" if report.ok else f"{len(report.problems)} or more faults" if report.problems else "empty"
     )
-    print(f"{report.path}: {report.rows:,} rows of kind {report.kind}, {verdict}")
+    print(f"{report.path}: {counted(report.rows, 'row')} of kind {report.kind}, {verdict}")
     return 0 if report.ok else 1

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...hints import counted
 from ..tasks import fingerprint
 from . import files
 from .catalogue import CATALOGUE, SPLITS, Known, known
@@ -123,7 +124,7 @@ def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say
             if corpus:
                 corpus.extend(passages_of(entry, record, place))
             if sum(counts.values()) % 10_000 == 0:
-                say(f"{entry.name}/{split}: {sum(counts.values()):,} rows")
+                say(f"{entry.name}/{split}: {counted(sum(counts.values()), 'row')}")
     finally:
         for stream in streams.values():
             stream.close()
@@ -132,9 +133,11 @@ def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say
     if not any(counts.values()):
         raise DataError(f"{source.origin}: no usable record for {entry.name}/{split}")
     if left_out:
-        say(f"{entry.name}/{split}: {left_out:,} records left out (unanswerable, or not to be graded)")
+        say(
+            f"{entry.name}/{split}: {counted(left_out, 'record')} left out (unanswerable, or not to be graded)"
+        )
     for part in parts:
-        say(f"{entry.name}/{part}: {counts[part]:,} rows")
+        say(f"{entry.name}/{part}: {counted(counts[part], 'row')}")
     return {part: _summary(aside / f"{part}.jsonl", counts[part]) for part in parts if counts[part]}
 
 

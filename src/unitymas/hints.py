@@ -1,4 +1,4 @@
-"""What an error says of a name that nobody knows."""
+"""Words that messages of every room share: a near name for an unknown one, and a number with its noun."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "choose one of") -
     known = list(known)
     near = get_close_matches(name, known, 1, 0.5)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known) or 'none'}"
+
+
+def counted(number: int | float, noun: str, plural: str = "", *, form: str = ",") -> str:
+    """A number with its noun, in the singular where it is one: ``1 role``, ``2 roles``, ``1,200 tokens``."""
+    return f"{number:{form}} {noun if number == 1 else plural or noun + 's'}"

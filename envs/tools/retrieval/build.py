@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ....hints import counted
 from .base import Passage, RetrievalError
 from .bm25 import Bm25Index
 from .corpus import Progress, read_corpus
@@ -74,7 +75,7 @@ def index_main(argv: Sequence[str] | None = None) -> int:
             overwrite=options.overwrite,
             progress=progress,
         )
-    print(f"{len(index):,} passages indexed in {out} ({index.fingerprint})")
+    print(f"{counted(len(index), 'passage')} indexed in {out} ({index.fingerprint})")
     return 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ....hints import counted
 from .base import Index
 from .wire import decode_request, encode_response
 
@@ -74,7 +75,7 @@ async def _serve(index: Index, host: str, port: int, threads: int) -> None:
         await web.TCPSite(runner, host, port).start()
         address = runner.addresses[0]
         print(
-            f"serving {len(index):,} passages ({index.fingerprint}) at http://{address[0]}:{address[1]}",
+            f"serving {counted(len(index), 'passage')} ({index.fingerprint}) at http://{address[0]}:{address[1]}",
             flush=True,
         )
         await stopped.wait()
