@@ -6,12 +6,16 @@ trainer's collector all start their episodes here, so there is one way an episod
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
+import io
+import itertools
 import sys
+import tokenize
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..agents.roles import Role
 from ..hints import counted
@@ -121,13 +125,51 @@ class Arena:
 @lru_cache(maxsize=256)
 def _source(module: str) -> bytes:
     try:
-        return inspect.getsource(sys.modules[module]).encode()
+        return bare_code(inspect.getsource(sys.modules[module])).encode()
     except (OSError, TypeError, KeyError):  # defined at a prompt
         return module.encode()
 
 
+def bare_code(source: str) -> str:
+    """The source without docstrings, comments, imports and blank lines: what can change an episode.
+
+    A text, not a tree, because versions of Python print trees differently.
+    """
+    lines = [line.encode() for line in source.split("\n")]
+    begin = [0, *itertools.accumulate(len(line) + 1 for line in lines)]  # of each line, in bytes
+    spans, texts = [], set[int]()
+    nodes = list(ast.walk(ast.parse(source)))
+    docstrings = {id(node.value) for node in nodes if _is_docstring(node)}
+    for node in nodes:
+        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
+        if isinstance(node, ast.Import | ast.ImportFrom) or _is_docstring(node):
+            spans.append((begin[first - 1] + node.col_offset, begin[last - 1] + (node.end_col_offset or 0)))
+        elif isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in docstrings:
+            texts.update(range(first, last))  # lines that end inside of a text stay as they are
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            start = begin[row - 1] + len(lines[row - 1].decode()[:column].encode())
+            spans.append((start, start + len(token.string.encode())))
+    code = bytearray(source.encode())
+    for start, end in spans:
+        code[start:end] = bytes(32 if byte != 10 else 10 for byte in code[start:end])
+    kept = enumerate(code.decode().split("\n"), 1)
+    return "\n".join(
+        line if row in texts else line.rstrip() for row, line in kept if row in texts or line.strip()
+    )
+
+
+def _is_docstring(node: ast.AST) -> TypeGuard[ast.Expr]:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
 def code_hash(*kinds: type) -> str:
-    """A hash of the source of the modules that define these classes: what an episode is made by."""
+    """A hash of the code of the modules that define these classes: what an episode is made by."""
     digest = hashlib.sha256()
     for module in dict.fromkeys(kind.__module__ for kind in kinds):
         digest.update(_source(module))
