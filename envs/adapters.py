@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from ..agents.roles import Choice, Custom, FormatError, Role
 from ..agents.team import Team
-from .drivers import call_for
+from .drivers import call_for, derive
 from .env import WorkflowEnv
 from .ledger import Credit
 from .spaces import Utterance, observation_space
@@ -26,7 +26,8 @@ class AECWorkflow(Workflow):
     """A third-party AEC environment with text or discrete actions, as a workflow.
 
     The game is a session tool: it is replayed when an episode is forked. Each agent becomes a role; it sees
-    the observation as text (`describe` may render it better), and says a number, a name or any text. Its own
+    the observation as text (`describe` may render it better), and says a number, a name or any text. The task
+    decides which game is begun: by its field `seed`, else by its id. Its own
     rewards become the component `env` of its latest act (`AECRewards`).
     """
 
@@ -93,7 +94,8 @@ class _Opener:
 
     def __call__(self, task: Task, seed: int) -> _Game:
         env = self.factory()
-        env.reset(seed=int(task.view.get("seed", seed)) % 2**31)
+        start = task.view.get("seed")  # the samples of a task are comparable: they begin with the same game
+        env.reset(seed=int(derive("game", task.id) if start is None else start) % 2**31)
         return _Game(env, self.describe, self.names)
 
 

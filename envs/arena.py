@@ -113,7 +113,9 @@ class Arena:
         return trace
 
     def rescore(self, trace: Trace) -> Trace:
-        """Apply the rules to a finished trace afresh; nothing is generated."""
+        """Apply the rules to a finished trace afresh; nothing is generated, and a failed one stays as it is."""
+        if str(trace.ended) == "error":
+            return trace
         trace.credits, trace.metrics = [], {}
         self.scorer(self.task(trace.task_id)).advance(trace)
         return trace

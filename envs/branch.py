@@ -49,7 +49,7 @@ class Branch:
         play = self.play.fork(at, seed)
         scorer = self.scorer.fork() if at is None else self.arena.scorer(self.play.task)
         if at is not None:
-            scorer.advance(play.trace)
+            scorer.advance(play.trace, play.round)
         return Branch(self.arena, self.team, play, scorer, self.episode, label, self.names)
 
     @property
@@ -103,7 +103,7 @@ class Branch:
 
     def _book(self) -> None:
         if self.scorer.rules or self.over:
-            self.scorer.advance(self.play.trace)
+            self.scorer.advance(self.play.trace, self.play.round)
 
     async def _say(self, node: Node) -> None:
         call = call_for(self.play, node, self.episode, reference=self.team.sees(node.agent))

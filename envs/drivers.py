@@ -68,7 +68,7 @@ def play(execution: Execution, team: BoundTeam, arena: Arena, episode: str = "")
                     team.ask(call_for(execution, node, episode, reference=team.sees(node.agent))),
                 )
         if scorer.rules:
-            scorer.advance(execution.trace)
+            scorer.advance(execution.trace, execution.round)
     arena.toolbox.close(execution)
     scorer.advance(execution.trace)
     return arena.label(execution.trace)
@@ -145,7 +145,7 @@ async def _answer_all(
             pending = order(pending) if order is not None else pending
             await asyncio.gather(*(_answer(execution, n, team, arena, episode) for n in pending))
         if scorer.rules:
-            scorer.advance(execution.trace)
+            scorer.advance(execution.trace, execution.round)
 
 
 async def _answer(execution: Execution, node: Node, team: BoundTeam, arena: Arena, episode: str) -> None:

@@ -229,7 +229,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
             acts = [n for n in play.pending if n.kind == "act"]
             if acts:
                 break
-        self._book(self._scorer.advance(play.trace))
+        self._book(self._scorer.advance(play.trace, play.round))
         if play.ended is Ended.ERROR:
             error = play.exception
             raise error if error is not None else WorkflowError(play.reason)

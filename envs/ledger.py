@@ -1,8 +1,9 @@
 """Rewards as one ledger: every amount says which node earned it, and under which name.
 
 A *rule* is a pure function of what happened. `on_node(trace, node, task)` gives credits as soon as a
-node is answered, `on_end(trace, task)` when the episode is over; a plain function is an `on_end`. The
-`Scorer` applies rules round by round, so that the AEC face and a collector book the same credits.
+round is answered, `on_end(trace, task)` when the episode is over; a plain function is an `on_end`. The
+`Scorer` applies rules round by round, to what was known at the end of each: so the AEC face, a collector, a fork
+and a rescored trace book the same credits, in whatever order the arms of an `ep.all` stand or answer.
 """
 
 from __future__ import annotations
@@ -112,29 +113,51 @@ class Scorer:
         twin.seen, twin.ids, twin.ended = set(self.seen), set(self.ids), self.ended
         return twin
 
-    def advance(self, trace: Trace) -> list[Credit]:
-        """Book what has become known since the last call, and give just that."""
-        fresh: list[Credit] = []
-        for node in trace.nodes:
-            if node.id not in self.seen:
-                self.seen.add(node.id)
-                if node.kind == "act":
-                    self.ids.add(node.id)
-                for rule in self.rules:
-                    if hasattr(rule, "on_node") and (given := rule.on_node(trace, node, self.task)):
-                        self._book(rule, given, fresh)
-        if str(trace.ended) != "no" and not self.ended:
-            self.ended = True
-            for rule in self.rules:
-                if hasattr(rule, "on_end"):
-                    self._book(rule, rule.on_end(trace, self.task), fresh)
-            for rule in self.rules:
-                metrics = getattr(rule, "metrics", None)
-                if metrics is not None:
-                    self.metrics.update(metrics(trace, self.task))
-        self.booked.extend(fresh)
+    def advance(self, trace: Trace, asking: int | None = None) -> list[Credit]:
+        """Book the rounds that were completed since the last call, and give just their credits.
+
+        `asking` is the round whose requests are still being answered. An episode that failed earns nothing more.
+        """
         self.show(trace)
-        return fresh
+        ended = str(trace.ended)
+        if ended == "error" or self.ended:
+            return []
+        before = len(self.booked)
+        rounds: dict[int, list[Node]] = {}
+        for node in trace.nodes:
+            if node.id not in self.seen and (ended != "no" or asking is None or node.round < asking):
+                rounds.setdefault(node.round, []).append(node)
+        for number in sorted(rounds) if len(rounds) > 1 else rounds:
+            self._round(trace.until(number), rounds[number])
+        if ended != "no":
+            self.ended = True
+            self._end(trace)
+        return self.booked[before:]
+
+    def _round(self, trace: Trace, nodes: list[Node]) -> None:
+        """Book a round. All of its nodes are known before any rule looks at one of them."""
+        for node in nodes:
+            self.seen.add(node.id)
+            if node.kind == "act":
+                self.ids.add(node.id)
+        fresh: list[Credit] = []
+        self.show(trace)
+        for node in nodes:
+            for rule in self.rules:
+                if hasattr(rule, "on_node") and (given := rule.on_node(trace, node, self.task)):
+                    self._book(rule, given, fresh)
+        self.booked.extend(fresh)
+
+    def _end(self, trace: Trace) -> None:
+        fresh: list[Credit] = []
+        for rule in self.rules:
+            if hasattr(rule, "on_end"):
+                self._book(rule, rule.on_end(trace, self.task), fresh)
+        for rule in self.rules:
+            metrics = getattr(rule, "metrics", None)
+            if metrics is not None:
+                self.metrics.update(metrics(trace, self.task))
+        self.booked.extend(fresh)
 
     def show(self, trace: Trace) -> Trace:
         """Let a trace of this episode show what was booked."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,18 @@ class Trace:
             if node.id == id:
                 return node
         raise KeyError(f"no node {id!r} in this trace; it has {', '.join(n.id for n in self.nodes)}")
+
+    def until(self, round: int) -> Trace:
+        """The trace as it stood when this round was complete: itself, where nothing came later."""
+        nodes = [n for n in self.nodes if n.round <= round]
+        if len(nodes) == len(self.nodes):
+            return self
+        returned = all(
+            n.round <= round or n.id.startswith("g") for n in self.nodes
+        )  # only `grade` came later
+        return replace(
+            self, nodes=nodes, ended="no", reason="", grade=None, outcome=self.outcome if returned else None
+        )
 
     def rewards(self, id: str) -> dict[str, float]:
         """A node's credits, summed by component."""

@@ -27,8 +27,9 @@ class TurnDelta:
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
         if node.kind != "act" or node.role != self.measure:
             return
-        measured = [n for n in trace.acts(self.measure) if n.round <= node.round]
-        before = measured[-2] if len(measured) > 1 else None
+        earlier = [n for n in trace.acts(self.measure) if n.round < node.round]
+        own = [n for n in earlier if n.agent == node.agent]  # where several measure side by side
+        before = max(own or earlier, key=lambda n: n.round, default=None)
         change = (self.score(trace, node, task) or 0.0) - (
             self.score(trace, before, task) or 0.0 if before else 0.0
         )
@@ -122,7 +123,7 @@ class Propagated:
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
         amount: dict[str, float] = {}
         for node in trace.nodes:
-            for credit in self.rule.on_node(trace, node, task):
+            for credit in self.rule.on_node(trace.until(node.round), node, task):
                 amount[credit.node] = amount.get(credit.node, 0.0) + credit.amount
         for credit in self.rule.on_end(trace, task):
             amount[credit.node] = amount.get(credit.node, 0.0) + credit.amount

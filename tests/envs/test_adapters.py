@@ -131,3 +131,56 @@ def test_one_role_as_a_gymnasium_environment():
         _, reward, terminated, truncated, _ = env.step("<end>")
         earned, over = earned + reward, terminated or truncated
     assert earned == 0.0 and env.env.trace.outcome["ended_by_searcher"]
+
+
+class Dice:
+    """A game whose start is chance: a number is thrown, two players guess it."""
+
+    def __new__(cls):
+        import random
+
+        from gymnasium.spaces import Discrete
+        from pettingzoo import AECEnv
+
+        class Thrown(AECEnv):
+            metadata = {"name": "dice_v0"}
+            possible_agents = ["one", "two"]
+
+            def action_space(self, agent):
+                return Discrete(6)
+
+            def observation_space(self, agent):
+                return Discrete(1_000_000)
+
+            def reset(self, seed=None, options=None):
+                self.thrown = random.Random(seed).randrange(1_000_000)
+                self.agents, self.agent_selection = list(self.possible_agents), "one"
+                self.rewards = dict.fromkeys(self.agents, 0.0)
+                self._cumulative_rewards = dict(self.rewards)
+                self.terminations = dict.fromkeys(self.agents, False)
+                self.truncations, self.infos = dict(self.terminations), {a: {} for a in self.agents}
+
+            def observe(self, agent):
+                return self.thrown
+
+            def step(self, action):
+                agent = self.agent_selection
+                if self.terminations[agent]:
+                    self.agents.remove(agent)
+                elif agent == "two":
+                    self.terminations = dict.fromkeys(self.agents, True)
+                self.agent_selection = "two" if agent == "one" else "one"
+
+        return Thrown()
+
+
+def test_the_samples_of_a_task_begin_with_the_same_game(adapted):
+    id = adapted("aec-dice", Dice)
+    starts = {}
+    for seed in (0, 1):
+        for trace in unitymas.rollout(id, "random", k=4, seed=seed):
+            starts.setdefault(trace.task_id, set()).add(trace.acts()[0].messages[-1]["content"])
+    assert [len(games) for games in starts.values()] == [1, 1, 1]  # on the old code 8 each
+    assert len(set().union(*starts.values())) == 3  # and another task is another game
+    pinned = unitymas.rollout(id, "random", tasks=[{"id": "a", "seed": 7}, {"id": "b", "seed": 7}])
+    assert len({t.acts()[0].messages[-1]["content"] for t in pinned}) == 1

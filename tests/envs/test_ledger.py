@@ -1,0 +1,172 @@
+"""The ledger books by round: who answers first, who drives, and how the arms of an `ep.all` stand change nothing."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import unitymas
+from unitymas import Credit, Outcome, Role, Workflow
+from unitymas.agents.team import Team
+from unitymas.envs.arena import Arena
+from unitymas.envs.drivers import aplay, run_sync
+from unitymas.envs.env import WorkflowEnv
+from unitymas.envs.ledger import RewardError
+from unitymas.envs.tasks import DataSet
+from unitymas.rewards.rules import TurnReward
+from unitymas.rewards.shaping import Propagated, TurnDelta
+
+AGENTS = ("c_1", "c_2", "c_3")
+ROWS = [{"id": "t", "question": "why?", "answers": ["x"]}]
+
+
+class Arms(Workflow):
+    """Three agents side by side, each as often as it is told; some use a tool first. Then one closes."""
+
+    roles = (Role("c", instances=3), Role("last"))
+    tools = ("look",)
+
+    def __init__(self, order, depth, looks):
+        self.order, self.depth, self.looks = order, depth, looks
+
+    async def run(self, ep):
+        async def arm(agent):
+            for i in range(self.depth[agent]):
+                if agent in self.looks:
+                    await ep.use("look", who=agent)
+                await ep.act(agent, f"{agent} {i}")
+
+        await ep.all(*map(arm, self.order))
+        return Outcome(answer=(await ep.act("last", "close")).text)
+
+
+class Nosy:
+    """Pays everybody of the round, by all that can be seen when it is asked."""
+
+    name = "nosy"
+
+    def on_node(self, trace, node, task):
+        seen = len(trace.nodes) + 0.5 * len(trace.credits) + 0.25 * (trace.ended != "no")
+        seen += 100 * (trace.outcome is not None)
+        for other in trace.acts():
+            if other.round == node.round:
+                yield Credit(other.id, "nosy", seen)
+
+    def on_end(self, trace, task):
+        return [Credit(n.id, "end", float(len(trace.credits))) for n in trace.acts("last")]
+
+
+def measured(trace, node, task):
+    return float(len(trace.acts("c"))) + int(node.agent[-1])
+
+
+def arena_of(order, depth, looks=()):
+    rules = [
+        Nosy(),
+        TurnDelta(measured, "c", ("c", "last")),
+        Propagated(TurnReward(measured, roles=("c",)), 0.5),
+    ]
+    data = DataSet("own", "own", ROWS, "f")
+    return Arena(Arms(order, depth, looks), data, tools={"look": lambda who: who}, rules=rules)
+
+
+def say(agent, messages):
+    return f"{agent} says {len(messages)}"
+
+
+def shuffled(arena, rng, seed):
+    team = Team.of(say).bind(arena.roles)
+    play = arena.start(arena.task("t"), seed)
+    return run_sync(aplay(play, team, arena, order=lambda nodes: rng.sample(nodes, len(nodes))))
+
+
+def stepped(env):
+    paid = {}
+    for agent in env.agent_iter():
+        observation, reward, over, *_ = env.last()
+        paid[agent] = paid.get(agent, 0.0) + reward
+        env.step(None if over else say(agent, observation["messages"]))
+    return env.trace, paid
+
+
+def by_turn(trace):
+    return {(n.agent, n.turn): trace.rewards(n.id) for n in trace.acts()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.permutations(AGENTS),
+    st.fixed_dictionaries({agent: st.integers(0, 3) for agent in AGENTS}),
+    st.sets(st.sampled_from(AGENTS)),
+    st.randoms(use_true_random=False),
+)
+def test_credits_are_the_same_whoever_drives_and_however_the_arms_stand(order, depth, looks, rng):
+    arena = arena_of(tuple(order), depth, frozenset(looks))
+    env = WorkflowEnv(arena)
+    env.reset(seed=5)
+    trace, paid = stepped(env)
+    first = shuffled(arena, rng, trace.seed)
+    assert first.ended == "terminal" and first.credits
+    plain = first.to_dict(volatile=False)
+    assert trace.to_dict(volatile=False) == plain
+    assert by_turn(first) == by_turn(shuffled(arena_of(AGENTS, depth, frozenset(looks)), rng, 5))
+    for agent, amount in paid.items():
+        assert amount == pytest.approx(
+            sum(sum(trace.rewards(n.id).values()) for n in trace.acts() if n.agent == agent)
+        )
+
+    at = rng.choice(trace.acts()).id
+    assert stepped(env.fork(at=at))[0].to_dict(volatile=False) == plain
+    assert arena.rescore(first).to_dict(volatile=False) == plain
+
+
+@pytest.mark.parametrize("order", [("c_1", "c_2"), ("c_2", "c_1")])
+def test_a_turn_reward_may_pay_the_other_arm_of_its_round(order):
+    """On the old ledger this raised in one order of the arms, and paid in the other."""
+
+    def agree(trace, node, task):
+        return [Credit(n.id, "pair", 1.0) for n in trace.acts("c") if n.round == node.round and n is not node]
+
+    class Pair:
+        name = "pair"
+
+        def on_node(self, trace, node, task):
+            return agree(trace, node, task) if node.role == "c" else ()
+
+        def on_end(self, trace, task):
+            return ()
+
+    arena = arena_of(order, dict.fromkeys(order, 1))
+    arena.rules = [Pair()]
+    env = WorkflowEnv(arena)
+    env.reset(seed=0)
+    for trace in (unitymas.rollout(arena, say)[0], stepped(env)[0]):
+        assert {n.agent: trace.rewards(n.id) for n in trace.acts("c")} == {a: {"pair": 1.0} for a in order}
+
+
+def test_nobody_is_paid_in_the_middle_of_a_round():
+    env = WorkflowEnv(arena_of(AGENTS, dict.fromkeys(AGENTS, 1)))
+    env.reset(seed=0)
+    for _ in AGENTS[:-1]:
+        env.step("x")
+        assert env.trace.credits == [] and not any(env.rewards.values())
+    env.step("x")
+    assert {env.trace.node(c.node).agent for c in env.trace.credits} == set(AGENTS)
+
+
+def test_a_node_that_nobody_has_answered_yet_cannot_be_paid():
+    class Seer:
+        name = "seer"
+
+        def on_node(self, trace, node, task):
+            return [Credit("1", "seer", 1.0)]
+
+        def on_end(self, trace, task):
+            return ()
+
+    arena = arena_of(AGENTS, dict.fromkeys(AGENTS, 1))
+    whole = unitymas.rollout(arena, say)[0]
+    arena.rules = [Seer()]
+    with pytest.raises(RewardError, match="no answered act"):
+        unitymas.rollout(arena, say)
+    with pytest.raises(RewardError, match="no answered act"):  # the whole trace is there, and it was not then
+        arena.rescore(whole)
