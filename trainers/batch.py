@@ -31,7 +31,7 @@ class Thin:
 
 @dataclass(slots=True)
 class Batch:
-    """The trained tokens of one micro-batch. All tensors are 1-D of length T, in the order of `sequence`."""
+    """The trained tokens of one micro-batch. Tensors are 1-D of length T, in the order of `sequence`; `after` alone is of length S."""
 
     logp: Tensor
     """Log-probability of the sampled token under the parameters being trained. Carries the gradient."""
@@ -58,6 +58,10 @@ class Batch:
     """The same at the start of the update."""
     returns: Tensor | None = None
     """What the critic should have said."""
+    after: Tensor | None = None
+    """The critic's value once each decision is said: (S,). Carries the gradient."""
+    after_returns: Tensor | None = None
+    """What the critic should have said there: (S,), NaN where nobody knows."""
     ids: tuple[str, ...] = ()
     """Decision ids, indexed by `sequence`."""
 

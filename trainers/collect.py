@@ -29,7 +29,7 @@ from .algorithms.base import Tree
 from .counterfactual import Counterfactual, question
 from .decisions import decisions_of
 from .table import Decision
-from .tree import Grown, Judge, TreeSampler
+from .tree import Grown, Judge, TreeSampler, Worth
 
 
 class Seat:
@@ -145,12 +145,13 @@ class Collector:
         keep: bool = True,
         tree: Tree | None = None,
         judge: Judge | None = None,
+        worth: Worth | None = None,
     ) -> Harvest:
         """`k` episodes (or trees) of each task. `keep=False` plays for the score alone: nothing is sealed."""
         harvest = Harvest()
         began = time.perf_counter()
         jobs = [(self.arena.task(t), s, i) for i, t in enumerate(tasks) for s in range(k)]
-        grow = None if tree is None else (tree, judge)
+        grow = None if tree is None else (tree, judge, worth)
         played = await side_by_side(self._episode(job, seed, label, harvest, on_trace, grow) for job in jobs)
         for name, trace, rows in played:  # in the order of tasks and samples, whoever came first
             if trace is None:
@@ -169,7 +170,7 @@ class Collector:
         label: str,
         harvest: Harvest,
         on_trace: Callable[[Trace], None] | None,
-        grow: tuple[Tree, Judge | None] | None,
+        grow: tuple[Tree, Judge | None, Worth | None] | None,
     ) -> tuple[str, Trace | None, list[Decision]]:
         task, sample, index = job
         name = ""
@@ -183,7 +184,8 @@ class Collector:
                     rows = decisions_of(trace, name, self.trained)
                 else:
                     root = Branch.begin(self.arena, self.team, task, chance, name)
-                    grown = await TreeSampler(root, grow[0], self.trained, chance, grow[1]).grow()
+                    tree, judge, worth = grow
+                    grown = await TreeSampler(root, tree, self.trained, chance, judge, worth).grow()
                     execution, trace, rows = grown.line.play, grown.trace, grown.rows
                     harvest.grown.append(grown)
                     harvest.failures += grown.lost

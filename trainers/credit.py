@@ -237,4 +237,7 @@ def apply_credit(table: Table, credit: Mapping[str, Sequence[Transform]], roles:
         for transform in credit.get(role, credit.get("*", ())):
             reward = transform(table, reward)
         changed[acted == role] = reward[acted == role]
+    for i, row in enumerate(table.rows):
+        if row.worth is not None:  # transformed when its tree compared it
+            changed[i] = row.worth
     return table.with_reward(changed)

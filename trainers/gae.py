@@ -5,7 +5,12 @@ of them to meet. Write V_1 … V_n for a decision's values, r for its reward (on
 decision that follows in the chain, and decay = gamma * lam. Then, exactly,
 
     A_i  = local_i + decay^(n-i) * tail
-    tail = r + gamma * V'_1 + decay * A'_1            terminal: r.   truncated: r + gamma * after
+    tail = r + gamma * V'_1 + decay * A'_1            at the chain's end: r
+
+A chain ends where its episode does, and then everything is booked, whether the workflow came to its end or a budget
+did: nothing is left to expect, so no critic is asked there, and being cut off is worth what the ledger says, as any
+other failure is. An act that no critic judged (a frozen player's, a forced reply) takes no step in between: its
+reward counts as the act's before it, and what follows it follows that act.
 
 `local_i` is made where the values are (`local_advantages`), a `ValueSummary` of it crosses to the controller, which
 computes the tails (`tails`), and one tail per decision goes back (`token_advantages`). Means and variances over all
@@ -16,6 +21,7 @@ Generalised advantage estimation: Schulman et al., 1506.02438.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
@@ -30,12 +36,8 @@ Horizon = Literal["chain", "act"]
 # -- in the controller: from summaries to one number per decision -------------------------------------------------
 
 
-def summaries(table: Table, mine: Ints) -> list[ValueSummary]:
-    """Every row's value summary; an error that names the first row of `mine` without one.
-
-    Other rows (a frozen player's, a forced reply) may have none: they count as judged 0 everywhere, so that later
-    rewards pass through them undisturbed to the acts before.
-    """
+def check_values(table: Table, mine: Ints) -> None:
+    """Every row of `mine` has a value summary, or an error names the first that has none."""
     for i in mine.tolist():
         row = table.rows[i]
         if row.value is None:
@@ -43,6 +45,11 @@ def summaries(table: Table, mine: Ints) -> list[ValueSummary]:
                 f"decision {row.id!r} (role {row.role!r}, policy {row.policy!r}) has no values: "
                 f"its policy needs a critic, and the critic must have seen it before advantages are computed"
             )
+
+
+def summaries(table: Table, mine: Ints) -> list[ValueSummary]:
+    """Every row's value summary; zeros for those that no critic judged, none of which may be in `mine`."""
+    check_values(table, mine)
     return [row.value or ValueSummary(0.0, 0.0, row.n_tokens, 0.0, 0.0, 0.0) for row in table.rows]
 
 
@@ -55,36 +62,37 @@ def tails(
     """
     if horizon == "act":
         return table.reward.copy()
-    values, rows = summaries(table, mine), table.rows
-    tail, following, decay = table.reward.tolist(), table.following.tolist(), gamma * lam
-    for row in table.backwards:
-        after = following[row]
-        if after >= 0:
-            then = values[after]
-            first = then.local_first + decay ** (then.n - 1) * tail[after]
-            tail[row] += gamma * then.first + decay * first
-        elif rows[row].ended == "truncated":
-            tail[row] += gamma * values[row].after
-    return np.array(tail, np.float64)
+    check_values(table, mine)
+    return _composed(table, gamma, lam, lambda value: (value.n, value.local_first))
 
 
 def turn_level(
     table: Table, mine: Ints, gamma: float = 1.0, lam: float = 1.0, horizon: Horizon = "chain"
 ) -> tuple[Floats, Floats]:
     """GAE whose steps are acts: V is the value before an act's first token. -> (advantages, critic targets)."""
-    values, rows = summaries(table, mine), table.rows
-    following, reward = table.following.tolist(), table.reward.tolist()
-    advantage = [0.0] * len(rows)
+    first = np.array([value.first for value in summaries(table, mine)], np.float64)
+    target = table.reward.copy()
+    if horizon == "chain":
+        target = _composed(table, gamma, lam, lambda value: (1, -value.first))
+    return target - first, target
+
+
+def _composed(
+    table: Table, gamma: float, lam: float, step: Callable[[ValueSummary], tuple[int, float]]
+) -> Floats:
+    """Tails along the chains; `step` gives the tokens of a judged decision that count, and the first one's local."""
+    tail, following, decay = table.reward.tolist(), table.following.tolist(), gamma * lam
+    passed = [0.0] * len(tail)  # what each act hands to the act before it
     for row in table.backwards:
-        after = following[row]
-        delta = reward[row] - values[row].first
-        if horizon == "chain" and after >= 0:
-            delta += gamma * values[after].first + gamma * lam * advantage[after]
-        elif horizon == "chain" and rows[row].ended == "truncated":
-            delta += gamma * values[row].after
-        advantage[row] = delta
-    found = np.array(advantage, np.float64)
-    return found, found + np.array([value.first for value in values], np.float64)
+        if following[row] >= 0:
+            tail[row] += passed[following[row]]
+        value = table.rows[row].value
+        if value is None:
+            passed[row] = tail[row]
+        else:
+            n, local = step(value)
+            passed[row] = gamma * value.first + decay * (local + decay ** (n - 1) * tail[row])
+    return np.array(tail, np.float64)
 
 
 class Moments(NamedTuple):

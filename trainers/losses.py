@@ -153,6 +153,16 @@ def value_loss(values: Tensor, returns: Tensor, old_values: Tensor, clip: float 
     return 0.5 * torch.maximum(plain, (held - returns).square())
 
 
+def value_after_loss(batch: Batch, denominators: Mapping[str, float]) -> Tensor:
+    """Half the squared error of the values after the decisions, as a mean over decisions; 0 where none has a target."""
+    if batch.after is None or batch.after_returns is None:
+        return torch.zeros(())
+    weight = batch.weight.new_zeros(batch.n_sequences)
+    weight[batch.sequence] = batch.weight
+    missed = torch.where(batch.after_returns.isnan(), 0.0, batch.after - batch.after_returns.nan_to_num())
+    return 0.5 * (weight * missed.square()).sum() / denominators["sequences"]
+
+
 def token_mean(per_token: Tensor, denominators: Mapping[str, float]) -> Tensor:
     """A metric's share: unweighted sum over tokens / all trained tokens of the mini-batch. Detached."""
     return per_token.detach().sum() / denominators["tokens"]

@@ -17,6 +17,7 @@ from ..agents.team import NAMED
 from ..envs.registry import spec
 from .algorithms import make_algorithm
 from .config import ConfigError, RunConfig, build, merge, override, read_yaml
+from .credit import Shaping, credit_from_config
 from .presets import preset
 from .recipes import make_recipe
 from .settings import Learning
@@ -167,6 +168,15 @@ def check_algorithm(name: str, config: RunConfig) -> None:
     )  # fmt: skip
     if wrong:
         raise ConfigError(wrong[0])
+    try:
+        credit = credit_from_config(policy.credit)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"policies.{name}.{error}") from error
+    if algorithm.needs.tree and any(isinstance(t, Shaping) for given in credit.values() for t in given):
+        raise ConfigError(
+            f"policies.{name}.credit: shaping pays for the state of the next act, and {algorithm.name} compares siblings "
+            "before there is one; leave one of the two out"
+        )
     for key in ("shuffle_rewards", "counterfactual"):
         if algorithm.needs.tree and getattr(config, key):
             raise ConfigError(

@@ -31,13 +31,13 @@ from . import checkpoint
 from .algorithms import Algorithm, make_algorithm
 from .collect import Collector, Cursor, Seat
 from .config import ConfigError, RunConfig, build, dump, override, read_yaml
-from .credit import apply_credit, credit_from_config
+from .credit import Transform, apply_credit, credit_from_config
 from .loggers import Logbook
 from .recipes import make_recipe
 from .resolve import fresh_directory, resolve
 from .settings import GroupSpec, PolicySpec
 from .step import Default, Stopped
-from .table import Signal, Table, ValueSummary
+from .table import Decision, Signal, Table, ValueSummary
 
 __all__ = ["Run", "Stopped", "train"]
 
@@ -50,6 +50,7 @@ class Run:
         self.step = 0
         self.state: dict[str, dict[str, Any]] = defaultdict(dict)  # the algorithms', kept in checkpoints
         self.algorithms: dict[str, Algorithm] = {}
+        self.credits: dict[str, dict[str, tuple[Transform, ...]]] = {}  # policy -> role -> credit transforms
         self.critics: dict[str, str] = {}  # policy -> its critic
         self.home: dict[str, str] = {}  # policy -> group
         self.groups: dict[str, Any] = {}
@@ -119,8 +120,12 @@ class Run:
         self._check_roles("counterfactual", config.counterfactual, ["*", *known])
         for name, algorithm in self.algorithms.items():
             self._check_roles(f"policies.{name}.algorithm.role_weights", algorithm.role_weights, known)
+            if credit := config.policies[name].credit:
+                self._check_roles(f"policies.{name}.credit", credit, ["*", *known])
+                self.credits[name] = credit_from_config(credit)
         try:
             self.recipe.check(self)
+            self.recipe.plan(self)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self.specs = {
@@ -319,7 +324,7 @@ class Run:
         return found
 
     async def foresee(self, wanted: Mapping[str, list[str]]) -> dict[str, float]:
-        """What critics expect once these decisions (by policy) are said: for trees that choose by it."""
+        """What critics expect once these decisions (by policy) are said: for trees that choose by it, and train it."""
         found = await asyncio.gather(*(self.values(p, ids) for p, ids in wanted.items()))
         return {id: value.after for values in found for id, value in values.items()}
 
@@ -347,10 +352,16 @@ class Run:
 
     def credit(self, table: Table, policy: str) -> Table:
         """The table as this policy's credit settings see it."""
-        given = self.config.policies[policy].credit
-        if not given:
-            return table
-        return apply_credit(table, credit_from_config(given), [r.name for r in self.arena.workflow.roles])
+        return apply_credit(table, self.credits[policy]) if policy in self.credits else table
+
+    def worth(self, rows: Sequence[Decision]) -> dict[str, float]:
+        """Decisions' rewards by id, each as its policy's credit settings see it: for trees that choose by them."""
+        table = Table(rows)
+        found = dict(zip(table.ids, table.reward.tolist(), strict=True))
+        for policy in self.credits:
+            reward = self.credit(table, policy).reward
+            found |= {table.ids[i]: float(reward[i]) for i in table.mine(policy)}
+        return found
 
     async def keep(
         self, traces: Sequence[Trace], table: Table, signals: Mapping[str, list[Signal]] = {}

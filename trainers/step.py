@@ -46,6 +46,14 @@ class Default:
     def plan(self, run: Run) -> Plan:
         """How this step's samples are drawn."""
         plan = Plan(k=run.config.k)
+        trees = {policy: run.algorithms[policy].collect(plan).tree for policy in self.trains(run)}
+        if len(set(trees.values())) > 1:
+            raise ValueError(
+                "policies that learn together are sampled together, in the same trees or in none: "
+                + "; ".join(
+                    f"policies.{p}.algorithm ({run.algorithms[p].name}) wants {t}" for p, t in trees.items()
+                )
+            )
         for policy in self.trains(run):
             plan = run.algorithms[policy].collect(plan)
         return plan
@@ -82,7 +90,7 @@ class Default:
             label = f"{run.step}{place}" if attempt == 0 else f"{run.step}{place}r{attempt}"
             more = await collector.collect(
                 cursor.take(missing), plan.k, run.config.seed, label, run.on_trace,
-                tree=plan.tree, judge=run.foresee,
+                tree=plan.tree, judge=run.foresee, worth=run.worth if run.credits else None,
             )  # fmt: skip
             if run.config.shuffle_rewards:
                 shuffled_credits(more.traces, run.config.seed + run.step)

@@ -55,7 +55,8 @@ class ValueSummary:
     sum_local_decay: float
     """Sum of local_i * decay^(n-i)."""
     after: float = 0.0
-    """The critic's value once the last token is said: the bootstrap of a chain that was cut off there."""
+    """The critic's value once the last token is said. It means something only where critics are told what it should
+    have been (`Signal.after`), and no chain is ever continued by it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +94,11 @@ class Decision:
     """Reward component -> amount."""
     ended: Ended = "no"
     """How the *chain* ended with this decision; "no" on all but its last."""
+    worth: float | None = None
+    """Its reward where a tree has already compared it with its siblings: credit transforms applied to what was known
+    then, and what the critic expected after it. None: `credit` alone says it."""
+    later: float | None = None
+    """What its chain earned after a tree had scored it. None: nobody knows, for nobody went on with it."""
     value: ValueSummary | None = None
     env_id: str = ""
 
@@ -115,6 +121,8 @@ class Signal(NamedTuple):
     """Decisions of one unit are never split over mini-batches. Empty: its own unit."""
     target: float | None = None
     """With `advantage`: what the critic should say at the decision's tokens. With `tail` the targets are a_i + V_i."""
+    after: float | None = None
+    """What the critic should say once the decision is said. None: it is not trained there."""
 
 
 class Table:
@@ -145,9 +153,9 @@ class Table:
 
     @property
     def reward(self) -> Floats:
-        """One number per decision: the sum of its credits, unless `with_reward` said otherwise."""
+        """One number per decision: its credits' sum (or a tree's word), unless `with_reward` said otherwise."""
         if self._reward is None:
-            totals = (sum(row.credit.values()) for row in self.rows)
+            totals = (sum(row.credit.values()) if row.worth is None else row.worth for row in self.rows)
             self._reward = np.fromiter(totals, np.float64, len(self))
         return self._reward
 

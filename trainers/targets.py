@@ -36,6 +36,8 @@ class Target:
     advantage: Floats32
     returns: Floats32 | None
     """What the critic should have said; None where nobody asked one."""
+    after: float | None = None
+    """What it should have said after the last token; None where nobody knows."""
 
 
 def summaries(samples: Sequence[Sample], discount: Discount) -> dict[str, ValueSummary]:
@@ -67,7 +69,7 @@ def _target(sample: Sample, signal: Signal, composed: NDArray[np.float64] | None
         advantage = np.full(n, signal.advantage, np.float64)
         if signal.target is not None:
             returns = np.full(n, signal.target, np.float32)
-    return Target(((advantage - signal.shift) * signal.scale).astype(np.float32), returns)
+    return Target(((advantage - signal.shift) * signal.scale).astype(np.float32), returns, signal.after)
 
 
 def _locals(

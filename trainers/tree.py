@@ -7,8 +7,9 @@
 A candidate is one round: where several agents are asked side by side, each of the K candidates holds one reply
 of each. The siblings of a set answer the same prompt in the same state, with the same chance to come, so their
 credits can be compared; that is all that AT-GRPO compares. Hence every sibling, the chosen one included, is
-credited with what was known *when it was scored*: what only the chosen one could still earn later stands in the
-episode's trace, not in the table.
+credited with what was known *when it was scored*, and that very number, after credit transforms, is what it is chosen
+by and what its advantage is made of. What only the chosen one could still earn later stands in the episode's trace;
+of the table it is part only as what a critic should have expected (`Decision.later`, `score="value"`).
 
 Names: the samples of a tree are kept under one episode, each under a node name of its own: `3~2` is candidate 2 of
 node 3. The line that is continued is one chain per agent; a candidate that is not ends a chain of its own.
@@ -21,8 +22,8 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..envs.branch import Branch
 from ..envs.drivers import derive
@@ -33,11 +34,17 @@ from .algorithms.base import Tree
 from .decisions import row_of
 from .table import Decision
 
+EXPECTED = "value"
+"""The component under which a candidate's expected later reward is shown."""
+
 LEAVES = 32
 """Most lines of one tree with `continuation="all"`; beyond it the tree goes on greedily."""
 
 Judge = Callable[[dict[str, list[str]]], Awaitable[dict[str, float]]]
 """Policy -> decision ids; gives for each what its critic expects once it is said (`score="value"`)."""
+
+Worth = Callable[[Sequence[Decision]], Mapping[str, float]]
+"""Decisions to their rewards, by id, as credit transforms make them of the credits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,7 @@ class _Candidate:
     asked: list[str]  # node ids of its round
     line: str | None = None  # the label of the line it was drawn on; None: alone, it has no siblings
     credit: dict[str, dict[str, float]] = field(default_factory=dict)  # node id -> component -> amount
+    rows: list[Decision] = field(default_factory=list)
     score: float = 0.0
 
 
@@ -80,13 +88,14 @@ class TreeSampler:
     """Grows the tree of one episode."""
 
     def __init__(
-        self, root: Branch, tree: Tree, trained: Collection[str], seed: int, judge: Judge | None = None
-    ) -> None:
+        self, root: Branch, tree: Tree, trained: Collection[str], seed: int, judge: Judge | None = None,
+        worth: Worth | None = None,
+    ) -> None:  # fmt: skip
         if tree.width < 2:
             raise ValueError(f"a tree of width {tree.width}: 2 or more candidates can be compared")
         if tree.score == "value" and judge is None:
             raise ValueError('tree score "value" needs a critic to ask')
-        self.root, self.tree, self.seed, self.judge = root, tree, seed, judge
+        self.root, self.tree, self.seed, self.judge, self.worth = root, tree, seed, judge, worth
         self.trained = trained
         self.grown = Grown(root)
         self._leaves = 1
@@ -103,7 +112,7 @@ class TreeSampler:
         chains = _Chains(self.root.episode, line.label)
         mine: list[Decision] = []
         if first is not None:  # the candidate that this line began with
-            mine += self._rows(first, chains)
+            mine += map(chains.add, first.rows)
         beside: list[asyncio.Task[Branch]] = []
         await line.tools()
         while not line.over:
@@ -114,24 +123,27 @@ class TreeSampler:
                 asked = [node.id for node in line.asked]
                 await line.round()
                 alone = _Candidate(line, asked, credit={n: line.credits(n) for n in asked})
-                mine += self._rows(alone, chains)
+                mine += map(chains.add, self._rows(alone))
                 continue
             candidates = await self._candidates(line)
             if not candidates:  # all failed alike: the episode did
                 break
-            await self._score(candidates)
+            await self._score(candidates, mine)
             ranked = self._ranked(candidates, line)
             kept = self._kept(len(ranked))
-            mine += self._rows(ranked[0], chains)
+            mine += map(chains.add, ranked[0].rows)
             beside += [asyncio.create_task(self._extend(other.branch, other)) for other in ranked[1:kept]]
             for lost in ranked[kept:]:
                 own = _Chains(self.root.episode, lost.branch.label)
-                self.grown.rows += own.end(self._rows(lost, own), lost.branch)
+                self.grown.rows += own.end([own.add(row) for row in lost.rows], lost.branch)
+                if lost.branch.over:
+                    self._look_back(lost.rows, lost.branch)
                 lost.branch.close()
             ranked[0].branch.label = line.label
             line = ranked[0].branch
         line.close()
         self.grown.rows += chains.end(mine, line)
+        self._look_back(mine, line)
         self.grown.leaves.append(line)
         await asyncio.gather(*beside)
         return line
@@ -159,18 +171,45 @@ class TreeSampler:
 
     # which one ---------------------------------------------------------------------------------------------
 
-    async def _score(self, candidates: list[_Candidate]) -> None:
-        """What each candidate is credited with and chosen by."""
+    async def _score(self, candidates: list[_Candidate], before: list[Decision]) -> None:
+        """What each candidate is credited with and chosen by; `before` is the line so far."""
         if self.tree.score == "rollout":
             await asyncio.gather(*(self._play_on(c) for c in candidates))
         else:
             for c in candidates:
                 c.credit = {node: c.branch.credits(node) for node in c.asked}
+        for c in candidates:
+            c.rows = self._rows(c)
+            self.grown.candidates.append(Candidate(_round_of(c), dict(c.branch.names)))
+        drawn = [row for c in candidates for row in c.rows]
+        worth = self._worths(drawn, before)
         if self.tree.score == "value":
             await self._foresee(candidates)
+        for row in drawn:
+            row.worth = worth[row.id] + row.credit.get(EXPECTED, 0.0)
         for c in candidates:
-            c.score = math.fsum(x for given in c.credit.values() for x in given.values())
-            self.grown.candidates.append(Candidate(_round_of(c), dict(c.branch.names)))
+            c.score = math.fsum(row.worth or 0.0 for row in c.rows)
+
+    def _worths(self, rows: Sequence[Decision], before: Sequence[Decision] = ()) -> Mapping[str, float]:
+        """The decisions' rewards; what they are made of may lie in decisions `before` them."""
+        if self.worth is None:
+            return {row.id: math.fsum(row.credit.values()) for row in rows}
+        alone = [
+            replace(row, chain=row.id, order=0, ended="terminal", worth=None) for row in (*before, *rows)
+        ]
+        return self.worth(alone)
+
+    def _look_back(self, rows: list[Decision], line: Branch) -> None:
+        """What each decision's chain earned after it was scored: what a critic should have expected there."""
+        if self.tree.score != "value":
+            return
+        ids, trace = {name: id for id, name in line.names.items()}, line.trace
+        whole = self._worths([replace(row, credit=trace.rewards(ids[row.node]), worth=None) for row in rows])
+        later: dict[str, float] = {}
+        for row in reversed(rows):  # of one chain the last first
+            known = 0.0 if row.worth is None else row.worth - row.credit.get(EXPECTED, 0.0)
+            row.later = later.get(row.chain, 0.0) + whole[row.id] - known
+            later[row.chain] = row.later + known
 
     async def _play_on(self, candidate: _Candidate) -> None:
         """Play a fork of the candidate to its end; what is said there is counted, and never trained."""
@@ -180,7 +219,7 @@ class TreeSampler:
         rest = [n for n in probe.play.canonical() if n.kind == "act" and n.id not in candidate.branch.names]
         said = _Candidate(probe, [n.id for n in rest], credit={n.id: probe.credits(n.id) for n in rest})
         own = _Chains(self.root.episode, label)
-        for row in own.end(self._rows(said, own), probe):
+        for row in own.end([own.add(row) for row in self._rows(said)], probe):
             row.trainable = False
             self.grown.rows.append(row)
 
@@ -188,16 +227,11 @@ class TreeSampler:
         """Add what the critic expects after each candidate; after the end there is nothing to expect."""
         assert self.judge is not None
         asked: dict[str, list[str]] = {}
-        where: dict[str, dict[str, float]] = {}
-        for c in candidates:
-            for node in c.asked:
-                policy = str(c.branch.play.node(node).meta.get("policy", ""))
-                id = f"{self.root.episode}/{c.branch.names[node]}"
-                if policy in self.trained and not c.branch.over:
-                    asked.setdefault(policy, []).append(id)
-                    where[id] = c.credit[node]
+        rows = {row.id: row for c in candidates if not c.branch.over for row in c.rows if row.trainable}
+        for row in rows.values():
+            asked.setdefault(row.policy, []).append(row.id)
         for id, expected in (await self.judge(asked)).items():
-            where[id]["value"] = expected
+            rows[id].credit = {**rows[id].credit, EXPECTED: expected}
 
     def _ranked(self, candidates: list[_Candidate], line: Branch) -> list[_Candidate]:
         """The candidates, the one to go on with first."""
@@ -220,8 +254,8 @@ class TreeSampler:
 
     # rows --------------------------------------------------------------------------------------------------
 
-    def _rows(self, c: _Candidate, chains: _Chains) -> list[Decision]:
-        """The decisions of a candidate's round."""
+    def _rows(self, c: _Candidate) -> list[Decision]:
+        """The decisions of a candidate's round; which chain they belong to is still to be said."""
         branch, rows = c.branch, []
         acts = [n for n in branch.play.canonical() if n.kind == "act" and n.agent]
         for id in c.asked:
@@ -234,7 +268,7 @@ class TreeSampler:
             row.credit, row.env_id = c.credit.get(id, {}), branch.arena.env_id
             if c.line is not None:
                 row.sibling_set = f"{self.root.episode}/{id}~{c.line}"
-            rows.append(chains.add(row))
+            rows.append(row)
         return rows
 
 

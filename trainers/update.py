@@ -195,11 +195,12 @@ class Learner:
     ) -> Batch:
         """The packed forward pass of one micro-batch, and everything its loss may look at."""
         critic, settings = self.parameters.is_critic, self.settings
-        rows = lay(samples, critic=critic)
+        ends = critic and any(target.after is not None for target in wanted)
+        rows = lay(samples, whole=ends, critic=critic)
         behaviour = _flat([sample.behaviour for sample in samples])
-        values = old_values = entropy = None
+        values = old_values = entropy = after = None
         if critic:
-            values, _ = self.parameters.values(rows, settings.dtype, settings.checkpointing)
+            values, after = self.parameters.values(rows, settings.dtype, settings.checkpointing)
             old_values = _flat([_known(sample, "values")[:-1] for sample in samples])
             logp = proximal = behaviour
         else:
@@ -219,6 +220,10 @@ class Learner:
             values=values,
             old_values=old_values,
             returns=_flat([_returns(s, t) for s, t in zip(samples, wanted, strict=True)]) if critic else None,
+            after=after if ends else None,
+            after_returns=torch.tensor([math.nan if t.after is None else t.after for t in wanted])
+            if ends
+            else None,
             ids=tuple(sample.id for sample in samples),
         )
 

@@ -1,6 +1,7 @@
 """Composed GAE against a flat one: plain loops in float64 over whole chains of tokens, as if nothing were split."""
 
 import math
+import random
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -18,25 +19,26 @@ UNHURRIED = settings(deadline=None, max_examples=25)
 RATES = st.sampled_from([0.0, 0.5, 0.9, 0.95, 1.0])
 
 
-def flat(play: Any, gamma: float, lam: float, horizon: str = "chain") -> dict[str, list[float]]:
-    """GAE over each chain's tokens in one go."""
+def flat(
+    play: Any, gamma: float, lam: float, horizon: str = "chain", unseen: Any = ()
+) -> dict[str, list[float]]:
+    """GAE over each chain's tokens in one go. What no critic saw (`unseen`) takes no step: its reward is laid on the
+    last token that one saw. A chain ends with its episode, whatever ended it."""
     chains = defaultdict(list)
     for row in play.rows:
         chains[row.id if horizon == "act" else row.chain].append(row)
     found: dict[str, list[float]] = {}
     for rows in chains.values():
-        rows.sort(key=lambda row: row.order)
         values, rewards, where = [], [], []
-        for row in rows:
-            n = row.n_tokens
-            values += play.values[row.id]
-            rewards += [
-                play.kl[row.id][i] + (sum(row.credit.values()) if i == n - 1 else 0) for i in range(n)
-            ]
-            where += [(row.id, i) for i in range(n)]
-            found[row.id] = [0.0] * n
-        cut = rows[-1].ended == "truncated" and horizon == "chain"
-        later, next_value = 0.0, play.after[rows[-1].id] if cut else 0.0
+        for row in sorted(rows, key=lambda row: row.order):
+            if row.id not in unseen:
+                values += play.values[row.id]
+                rewards += play.kl[row.id]
+                where += [(row.id, i) for i in range(row.n_tokens)]
+                found[row.id] = [0.0] * row.n_tokens
+            if rewards:
+                rewards[-1] += math.fsum(row.credit.values())
+        later = next_value = 0.0
         for value, reward, (name, i) in reversed(list(zip(values, rewards, where, strict=True))):
             later = reward + gamma * next_value - value + gamma * lam * later
             found[name][i] = later
@@ -67,15 +69,23 @@ def summarised(play: Any, gamma: float, lam: float) -> tuple[Table, dict[str, np
 def test_composed_equals_flat(
     ragged: Callable[..., Any], seed: int, gamma: float, lam: float, horizon: gae.Horizon
 ) -> None:
+    """… with frozen players' and forced acts in between, for every discount."""
     play = ragged(seed)
     table, local = summarised(play, gamma, lam)
-    expected = flat(play, gamma, lam, horizon)
-    tails = gae.tails(table, everything(table), gamma, lam, horizon)
+    chance = random.Random(seed)
+    unseen = {name for name in table.ids if chance.random() < 0.3}
+    for row in table.rows:
+        row.value = None if row.id in unseen else row.value
+    seen = np.array([i for i, name in enumerate(table.ids) if name not in unseen], np.int64)
+    expected = flat(play, gamma, lam, horizon, unseen)
+    tails = gae.tails(table, seen, gamma, lam, horizon)
     for name, tail in zip(table.ids, tails, strict=True):
+        if name in unseen:
+            continue
         found = gae.token_advantages(local[name], [len(local[name])], [tail], gamma, lam)
         assert found == pytest.approx(expected[name], abs=1e-6)
-    of = gae.moments(table, everything(table), tails, gamma * lam)
-    for row, name in enumerate(table.ids):
+    of = gae.moments(table, seen, tails, gamma * lam)
+    for row, name in zip(seen.tolist(), (table.ids[row] for row in seen), strict=True):
         assert of.n[row] == len(expected[name])
         assert of.total[row] == pytest.approx(sum(expected[name]), abs=1e-6)
         assert of.squares[row] == pytest.approx(sum(a * a for a in expected[name]), abs=1e-6)
@@ -110,24 +120,21 @@ def test_ppo_signals_are_whitened_flat_gae(ragged: Callable[..., Any], seed: int
 @UNHURRIED
 @given(seed=st.integers(0, 2**20), gamma=RATES, lam=RATES)
 def test_turn_level(ragged: Callable[..., Any], seed: int, gamma: float, lam: float) -> None:
-    """Acts as steps: the flat estimator on chains whose every decision is one step with the value of its first token."""
+    """Acts as steps: the flat estimator on chains whose every judged decision is one step with one value."""
     play = ragged(seed)
-    table, _ = summarised(play, gamma, lam)
-    advantage, target = gae.turn_level(table, everything(table), gamma, lam)
-    first = {row.id: play.values[row.id][0] for row in play.rows}
-    chains = defaultdict(list)
+    summarised(play, 1.0, 1.0)
+    chance = random.Random(seed)
+    unseen = {row.id for row in play.rows if chance.random() < 0.3}
     for row in play.rows:
-        chains[row.chain].append(row)
-    for rows in chains.values():
-        later, next_value = 0.0, play.after[max(rows, key=lambda r: r.order).id]
-        if max(rows, key=lambda r: r.order).ended == "terminal":
-            next_value = 0.0
-        for row in sorted(rows, key=lambda r: -r.order):
-            later = sum(row.credit.values()) + gamma * next_value - first[row.id] + gamma * lam * later
-            next_value = first[row.id]
-            index = table.index[row.id]
-            assert advantage[index] == pytest.approx(later, abs=1e-6)
-            assert target[index] == pytest.approx(later + first[row.id], abs=1e-6)
+        row.value = None if row.id in unseen else row.value
+        row.n_tokens, play.values[row.id], play.kl[row.id] = 1, play.values[row.id][:1], [0.0]
+    table = Table(play.rows)
+    seen = np.array([i for i, name in enumerate(table.ids) if name not in unseen], np.int64)
+    advantage, target = gae.turn_level(table, seen, gamma, lam)
+    for name, (expected,) in flat(play, gamma, lam, unseen=unseen).items():
+        row = table.index[name]
+        assert advantage[row] == pytest.approx(expected, abs=1e-6)
+        assert target[row] == pytest.approx(expected + play.values[name][0], abs=1e-6)
 
 
 def one(name: str, order: int, ended: str, reward: float = 1.0) -> Decision:
@@ -152,14 +159,17 @@ def test_missing_values_are_named() -> None:
 
 
 def test_a_row_that_no_critic_saw_passes_rewards_through() -> None:
-    """A frozen player's act between two of mine: a step with value 0."""
+    """A frozen player's act between two of mine: no step at all, whatever the discount."""
     rows = [one("a", 0, "no", 1.0), one("b", 1, "no", 0.0), one("c", 2, "terminal", 4.0)]
     for row, value in zip(
         (rows[0], rows[2]), gae.summarise([0.5, 3.0], [1, 1], [0.0, 0.0], 1.0, 1.0), strict=True
     ):
         row.value = value
-    tail = gae.tails(Table(rows), np.array([0, 2]))
-    assert tail.tolist() == [5.0, 4.0, 4.0]
+    mine = np.array([0, 2])
+    assert gae.tails(Table(rows), mine).tolist() == [5.0, 4.0, 4.0]
+    assert gae.tails(Table(rows), mine, 0.5, 0.2).tolist() == pytest.approx(
+        [1 + 0.5 * 3 + 0.1 * (4 - 3), 1.6, 4]
+    )
 
 
 def test_broken_chains_are_named() -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..groups import Groups, Score, partition
 from ..options import Aggregation
-from ..table import Ints, Signal, Table
+from ..table import Decision, Ints, Signal, Table
 from .base import GroupRelative, Metrics, Needs, Plan, Tree
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class ATGRPO(GroupRelative):
     tree_score: Literal["step", "rollout", "value"] = "step"
     """What a candidate is credited with and chosen by. step: what it earned at once. rollout: what it earned by the
     end of a fork that was played on (for rewards that come late; costs that many more acts, which are not trained).
-    value: what it earned at once and what the critic expects after it."""
+    value: what it earned at once and what the critic expects after it. The critic learns that from the candidates that
+    were continued: what their agent's chain earned later, late rewards included, and 0 where the episode was over."""
     continuation: Literal["greedy", "softmax", "random", "all"] = "greedy"
     """Which candidate the episode goes on with."""
     group: str = "agent-turn"
@@ -75,24 +76,28 @@ class ATGRPO(GroupRelative):
         signals = super().advantages(table, mine, state)
         if not self.needs.values:
             return signals
-        target = self.foreseeable(table)
-        return [s._replace(target=target[i]) for s, i in zip(signals, mine.tolist(), strict=True)]
+        score, rows = self.scores(table), [table.rows[i] for i in mine.tolist()]
+        targets = (self.foreseeable(row, score[i]) for row, i in zip(rows, mine.tolist(), strict=True))
+        return [
+            signal._replace(target=target, after=row.later)
+            for signal, target, row in zip(signals, targets, rows, strict=True)
+        ]
 
-    def foreseeable(self, table: Table) -> list[float]:
-        """What the critic should have said: an act's reward, and its value of the agent's next act, if there is one."""
-        found = self.scores(table).copy()
-        for row, after in enumerate(table.following.tolist()):
-            value = table.rows[after].value if after >= 0 else None
-            if value is not None:  # it was seen to go on: better than what the critic expected
-                found[row] += value.first - table.rows[row].credit.get("value", 0.0)
-        return [float(x) for x in found]
+    @staticmethod
+    def foreseeable(row: Decision, score: float) -> float:
+        """What the critic should have said during an act: its reward and all that came later. Of a candidate that was
+        not continued nobody knows that; what the critic expects after it stands in."""
+        if row.later is None:
+            return float(score)
+        return float(score) - row.credit.get("value", 0.0) + row.later
 
     def critic_loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
-        """Squared distance from what it should have said (`tree_score="value"`)."""
+        """Squared distance from what it should have said, at every token and after the last (`tree_score="value"`)."""
         from .. import losses
 
         if batch.values is None or batch.returns is None or batch.old_values is None:
             raise ValueError(f"{self.name}: a critic's batch needs values, old_values and returns")
         per_token = losses.value_loss(batch.values, batch.returns, batch.old_values, None)
         loss = losses.aggregate(per_token, batch, self.aggregation, denominators, self.length)
-        return loss, {"value_loss": loss.detach()}
+        after = losses.value_after_loss(batch, denominators)
+        return loss + after, {"value_loss": loss.detach(), "value_after_loss": after.detach()}
