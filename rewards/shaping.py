@@ -18,7 +18,8 @@ class TurnDelta:
     """What each turn changed: `score(trace, node, task)` of the measuring acts, as differences.
 
     `measure` is the role whose acts are scored; the difference to its previous act (the first: its score
-    itself) is paid to every act of `roles` that was said since then.
+    itself) is paid to every act of `roles` that was said since then. Of several instances each is compared with its
+    own previous act, and one that has none with the mean of those that measured last.
     """
 
     def __init__(self, score: NodeScore, measure: str, roles: tuple[str, ...], name: str = "delta") -> None:
@@ -28,14 +29,12 @@ class TurnDelta:
         if node.kind != "act" or node.role != self.measure:
             return
         earlier = [n for n in trace.acts(self.measure) if n.round < node.round]
-        own = [n for n in earlier if n.agent == node.agent]  # where several measure side by side
-        before = max(own or earlier, key=lambda n: n.round, default=None)
-        change = (self.score(trace, node, task) or 0.0) - (
-            self.score(trace, before, task) or 0.0 if before else 0.0
-        )
-        since = before.round if before else -1
+        earlier = [n for n in earlier if n.agent == node.agent] or earlier
+        since = max((n.round for n in earlier), default=-1)
+        reached = [self.score(trace, n, task) or 0.0 for n in earlier if n.round == since]
+        change = (self.score(trace, node, task) or 0.0) - (sum(reached) / len(reached) if reached else 0.0)
         for other in trace.acts():
-            if other.role in self.roles and since < other.round <= node.round and other is not before:
+            if other.role in self.roles and since < other.round <= node.round:
                 yield Credit(other.id, self.name, change)
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
