@@ -65,7 +65,12 @@ class LLMPolicy:
     async def act(self, call: Call) -> Answer:
         """Answer one call. A prompt that does not fit is an empty reply with the finish reason `overflow`."""
         answer, said = await self.say(call)
-        if self._tokens:
+        keep = call.keep_tokens or ("text" if self._tokens else "")
+        if keep == "ids":
+            answer.meta["tokens"] = {
+                "prompt_ids": list(said.prompt_ids), "ids": list(said.ids), "logprobs": list(said.logprobs),
+            }  # fmt: skip
+        elif keep:
             text = pieces(self.chat.tokenizer, said.ids)
             answer.meta["tokens"] = {"text": text, "logprob": [round(p, 4) for p in said.logprobs]}
         return answer

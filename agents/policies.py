@@ -32,6 +32,7 @@ class Call:
     node: str = ""
     task: Any = None  # the whole task, reference included, only for policies with `sees_reference`
     system: str = ""
+    keep_tokens: str = ""  # "ids" or "text": put the reply's tokens and log-probs into the answer's meta
 
 
 @dataclass(slots=True)

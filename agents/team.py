@@ -85,6 +85,7 @@ class BoundTeam:
 
     def __init__(self, policies: Mapping[str, Policy], names: Mapping[str, str]) -> None:
         self.policies, self.names = dict(policies), dict(names)
+        self.keep_tokens = ""  # what every call asks to be kept: "ids", "text", or nothing
         self._sees = {agent for agent, p in self.policies.items() if getattr(p, "sees_reference", False)}
 
     def sees(self, agent: str | None) -> bool:
@@ -93,6 +94,8 @@ class BoundTeam:
 
     def ask_any(self, call: Call) -> str | Answer | Awaitable[str | Answer]:
         """Ask; the answer may have to be awaited."""
+        if self.keep_tokens:
+            call.keep_tokens = self.keep_tokens
         return self.policies[call.agent].act(call)
 
     def ask(self, call: Call) -> str | Answer:

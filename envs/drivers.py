@@ -200,17 +200,25 @@ async def arollout(
     concurrency: int = 256,
     seed: int = 0,
     on_trace: Callable[[Trace], Any] | None = None,
+    keep_tokens: str | None = None,
     **make: Any,
 ) -> list[Trace]:
     """Play `k` episodes of each task with a team; the traces come in the order of tasks and samples.
 
     `env` is an id, or an environment. An episode's seed comes from (`seed`, task, sample) alone, so what
     else runs beside it changes nothing. `on_trace` gets each trace as its episode ends.
+
+    `keep_tokens="ids"` puts what local models saw and sampled into `node.meta["tokens"]`: `prompt_ids`, `ids` (the
+    closing token included) and their `logprobs`; `"text"` puts the tokens as text there, for the viewer.
     """
+    if keep_tokens not in (None, "ids", "text"):
+        raise ValueError(f"keep_tokens={keep_tokens!r}: use 'ids', 'text' or None")
     if k < 1 or concurrency < 1:
         raise ValueError(f"k and concurrency must be at least 1, got k={k}, concurrency={concurrency}")
     arena = arena_of(env, **make)
-    bound = Team.of(team).bind(arena.roles, expert=arena.expert)
+    team = Team.of(team)
+    bound = team.bind(arena.roles, expert=arena.expert)
+    bound.keep_tokens = keep_tokens or ""
     arena, chosen = select_tasks(arena, tasks)
     gate = asyncio.Semaphore(concurrency)
     traces: list[Trace | None] = [None] * (len(chosen) * k)
@@ -219,7 +227,7 @@ async def arollout(
         async with gate:
             execution = arena.start(task, derive(seed, task.id, sample))
             trace = await aplay(execution, bound, arena, f"{task.id}#{sample}")
-            trace.sample = sample
+            trace.sample, trace.origin = sample, (arena, team, task)
             traces[slot] = trace
             if on_trace is not None:
                 done = on_trace(trace)

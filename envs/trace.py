@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,16 @@ class Trace:
     nodes: list[Node] = field(default_factory=list)
     credits: list[Credit] = field(default_factory=list)
     tags: dict[str, Any] = field(default_factory=dict)  # timings, team, versions: not compared
+    origin: Any = field(default=None, repr=False, compare=False)
+    """(arena, team, task) of a trace that was played here; it stays in this process."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "origin"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.origin = None
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def acts(self, role: str | None = None) -> list[Node]:
         """The acts, all or of one role, in canonical order."""
@@ -77,6 +87,19 @@ class Trace:
             if credit.node == id:
                 table[credit.component] = table.get(credit.component, 0.0) + credit.amount
         return table
+
+    def reward_of(self, node: str, text: str | Sequence[str], **how: Any) -> Any:
+        """What a node would have earned with this text as its reply: the episode is played on from there.
+
+        Several texts give a list. `team` plays on (default: the one that played this trace), in `env` (default: where
+        this trace was played). `of="role"` counts all acts of the node's role, `of="team"` those of everybody;
+        `component` counts one component alone. Chance stays that of the episode, so that texts are compared fairly.
+        """
+        from .drivers import run_sync  # these two build on traces
+        from .substitute import areward_of
+
+        paid = run_sync(areward_of(self, node, [text] if isinstance(text, str) else text, **how))
+        return paid[0] if isinstance(text, str) else paid
 
     def to_dict(self, *, volatile: bool = True) -> dict[str, Any]:
         """Plain JSON. Without `volatile`, only what two runs of the same episode must share."""

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .envs.workflow import Outcome as Outcome
     from .envs.workflow import ToolError as ToolError
     from .envs.workflow import Workflow as Workflow
+    from .trainers.rows import to_hf_dataset as to_hf_dataset
     from .trainers.run import train as train
 
 __version__ = "0.1.0"
@@ -68,6 +69,7 @@ _HOME = {
     "envs.tools.base": ("Infrastructure", "Result", "Tool", "tool"),
     "envs.trace": ("Trace",),
     "envs.workflow": ("Episode", "Outcome", "ToolError", "Workflow"),
+    "trainers.rows": ("to_hf_dataset",),
     "trainers.run": ("train",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}

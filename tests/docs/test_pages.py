@@ -20,9 +20,21 @@ def forget():
         unregister(id)
 
 
-@pytest.mark.parametrize("page", ["docs/first-workflow.md", "README.md", "docs/concepts.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/first-workflow.md", "README.md", "docs/concepts.md", "docs/other-trainers.md"]
+)
 def test_page_runs(page, forget, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    module = run(page, monkeypatch)
+    if (
+        page == "docs/other-trainers.md"
+    ):  # what it defines, used: an optimizer step of TRL on a role's credits
+        pytest.importorskip("trl")
+        log = module.train(str(tmp_path / "trl"))
+        assert any("rewards/earned/mean" in row for row in log)
+
+
+def run(page, monkeypatch):
     blocks = BLOCK.findall((ROOT / page).read_text())
     assert blocks
     # as a module of its own, so that its classes can be pickled
@@ -33,6 +45,7 @@ def test_page_runs(page, forget, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "a_page", module)
     for number, block in enumerate(blocks, 1):
         exec(compile(block, f"{page}, block {number}", "exec"), module.__dict__)
+    return module
 
 
 def test_the_first_workflow_stays_short():

@@ -108,7 +108,7 @@ def valued(tree: Grown, headline: str) -> list[Trace]:
 
 def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float) -> list[dict[str, Any]]:
     """What TRL takes: good replies to imitate, or pairs on both sides of the threshold."""
-    from ..warmstart import rows as rows_of
+    from ..rows import rows as rows_of
 
     if kind == "sft":
         best = [t for t in traces if t.credits[0].amount > threshold]

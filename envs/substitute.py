@@ -1,0 +1,136 @@
+"""What an act would have earned, had it said something else.
+
+An episode is played again up to the node, with the replies and tool results of its trace; there the node says the
+substitute, and a team plays on to the end. That is a reward function for any trainer: it scores a role's text by what
+the whole team then earns (`Trace.reward_of`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ..agents.team import Team
+from .arena import Arena
+from .branch import Branch
+from .drivers import arena_of, take
+from .execution import Ended, Execution
+from .ledger import Credit
+from .tasks import Task
+from .trace import Trace, jsonable
+from .workflow import Node, WorkflowError
+
+Of = Literal["node", "role", "team"]
+_number = itertools.count()
+
+
+async def areward_of(
+    trace: Trace,
+    node: str,
+    texts: Sequence[str],
+    *,
+    team: Any = None,
+    env: Any = None,
+    of: Of = "node",
+    component: str | None = None,
+) -> list[float]:
+    """The credit of each text in the place of the node's reply; see `Trace.reward_of`."""
+    if of not in ("node", "role", "team"):
+        raise ValueError(f"of={of!r}: use 'node', 'role' or 'team'")
+    asked = trace.node(node)
+    if asked.kind != "act":
+        raise WorkflowError(
+            f"node {node} is a use of the tool {asked.tool!r}; only replies can be substituted"
+        )
+    arena, players = _where(trace, env), _who(trace, team)
+    bound = players.bind(arena.roles, expert=arena.expert)
+
+    async def one(text: str) -> float:
+        branch = await _played(trace, asked, text, arena, bound)
+        if branch.play.ended is Ended.ERROR:
+            raise WorkflowError(f"after {text!r:.60} at node {node} the episode failed: {branch.trace.error}")
+        paid = [c for c in branch.scorer.booked if component is None or c.component == component]
+        return float(sum(c.amount for c in paid if _counts(c, asked, branch.trace, of)))
+
+    async with bound:
+        return list(await asyncio.gather(*map(one, texts)))
+
+
+def _where(trace: Trace, env: Any) -> Arena:
+    if env is not None:
+        return arena_of(env)
+    if trace.origin is None:
+        raise ValueError(
+            f"this trace of {trace.env_id} was not played in this process; say where: reward_of(…, env=…, team=…)"
+        )
+    arena: Arena = trace.origin[0]
+    return arena
+
+
+def _who(trace: Trace, team: Any) -> Team:
+    if team is None and trace.origin is None:
+        raise ValueError("say who plays on after the substitute: reward_of(…, team=…)")
+    return Team.of(trace.origin[1] if team is None else team)
+
+
+def _counts(credit: Credit, asked: Node, trace: Trace, of: Of) -> bool:
+    if of == "role":
+        return trace.node(credit.node).role == asked.role
+    return of == "team" or credit.node == asked.id
+
+
+async def _played(trace: Trace, asked: Node, text: str, arena: Arena, bound: Any) -> Branch:
+    """The episode with `text` in the node's place, played to its end."""
+    task = _task(trace, arena)
+    play = arena.start(task, trace.seed)
+    recorded = {n.id: n for n in trace.nodes if n.round <= asked.round and n is not asked}
+    while pending := [n for n in play.pending if n.id in recorded]:
+        for node in pending:
+            _recall(play, node, recorded[node.id], trace)
+    try:
+        node = next(n for n in play.pending if n.id == asked.id)
+    except StopIteration:
+        raise _diverged(trace, asked) from None
+    _compare(trace, node, asked)
+    # a name that no other substitute has: what an engine keeps by episode and node is never mixed up
+    branch = Branch(
+        arena, bound, play, arena.scorer(task), f"{task.id}#{trace.sample}/{asked.id}/{next(_number)}"
+    )
+    take(play, node, text)
+    return await branch.finish()
+
+
+def _task(trace: Trace, arena: Arena) -> Task:
+    if trace.origin is not None and trace.origin[0] is arena and trace.origin[2] is not None:
+        task: Task = trace.origin[2]
+        return task
+    return arena.task(trace.task_id)
+
+
+def _recall(play: Execution, node: Node, known: Node, trace: Trace) -> None:
+    _compare(trace, node, known)
+    if node.kind == "act":
+        take(play, node, known.text or "")
+    elif known.error is not None:
+        play.fail(node, known.error)
+    else:
+        play.give(node, known.result, known.private)
+
+
+def _compare(trace: Trace, node: Node, known: Node) -> None:
+    same = node.agent == known.agent and node.tool == known.tool
+    if (
+        not same
+        or jsonable(node.messages) != jsonable(known.messages)
+        or jsonable(node.args) != jsonable(known.args)
+    ):
+        raise _diverged(trace, known)
+
+
+def _diverged(trace: Trace, node: Node) -> WorkflowError:
+    return WorkflowError(
+        f"the environment does not ask node {node.id} as the trace of task {trace.task_id!r} holds it; "
+        f"was it made with other arguments or data than {trace.env_id} then?"
+    )

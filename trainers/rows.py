@@ -1,0 +1,154 @@
+"""Traces as rows of a data set, for whoever trains elsewhere (TRL, or a trainer of one's own).
+
+`to_hf_dataset(traces, kind)` gives a `datasets.Dataset` that TRL's trainers take as it is:
+
+    prompt-completion    prompt and completion, conversational: only the reply is learned
+    sft                  messages: the prompt and the reply
+    dpo                  prompt, chosen, rejected: two replies of one agent to the same messages, the better-paid first
+    steps                one row an act, with its place in the graph, its rewards and its metrics
+
+Every row of an act has `credit` and `weight`, and where the traces carry token ids (`rollout(…, keep_tokens="ids")`)
+`prompt_ids`, `completion_ids` and `logprobs`: what the model saw and sampled, without another tokenisation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from ..envs.trace import Trace, jsonable
+from ..envs.workflow import Node
+from .decisions import prompt_hash
+
+Kind = Literal["sft", "prompt-completion", "dpo", "steps"]
+Row = dict[str, Any]
+TOKENS = {
+    "prompt_ids": "prompt_ids",
+    "completion_ids": "ids",
+    "logprobs": "logprobs",
+}  # column: name in the trace
+
+
+def rows(
+    traces: Iterable[Trace],
+    kind: Kind = "prompt-completion",
+    *,
+    roles: Collection[str] | str | None = None,
+    component: str | None = None,
+    min_credit: float | None = None,
+    keep: Callable[[Row], bool] | None = None,
+    weight: Literal["credit", "advantage"] | Callable[[Row], float] = "credit",
+) -> list[Row]:
+    """The rows of a data set, plain.
+
+    `roles` names those to learn from; `component` is the reward that counts as `credit` (default: the sum of all).
+    `min_credit` and `keep(row)` leave rows out. `weight` is the credit, the `"advantage"` (credit minus the mean of the
+    agent's credits on that task) or `weight(row)`. Episodes that ended in an error are left out.
+    """
+    found = [t for t in traces if str(t.ended) != "error"]
+    wanted = {roles} if isinstance(roles, str) else None if roles is None else set(roles)
+    if wanted is not None and (odd := wanted - {n.role for t in found for n in t.acts()}):
+        raise ValueError(f"no act of role {min(odd)!r} in these traces")
+    if kind == "dpo":
+        return [row for row in _pairs(found, component) if wanted is None or row["role"] in wanted]
+    makers = {"sft": _sft, "prompt-completion": _completion, "steps": _step}
+    if kind not in makers:
+        raise ValueError(f"unknown kind {kind!r}; choose sft, prompt-completion, dpo or steps")
+    made = []
+    tokens = any((n.meta.get("tokens") or {}).get("ids") for t in found for n in t.acts())
+    for trace in found:
+        for node in trace.acts():
+            if wanted is None or node.role in wanted:
+                made.append({**makers[kind](trace, node), **_common(trace, node, component, tokens)})
+    _weigh(made, weight)
+    return [
+        row
+        for row in made
+        if (min_credit is None or row["credit"] >= min_credit) and (keep is None or keep(row))
+    ]
+
+
+def to_hf_dataset(traces: Iterable[Trace], kind: Kind = "prompt-completion", **which: Any) -> Any:
+    """The same as a `datasets.Dataset`; `which` are the arguments of `rows`: roles, min_credit, keep, weight …"""
+    from datasets import Dataset
+
+    return Dataset.from_list(rows(traces, kind, **which))
+
+
+def _common(trace: Trace, node: Node, component: str | None, tokens: bool) -> Row:
+    row: Row = {
+        "env_id": trace.env_id, "task_id": trace.task_id, "sample": trace.sample, "node": node.id,
+        "role": node.role, "agent": node.agent, "credit": _credit(trace, node, component),
+    }  # fmt: skip
+    if tokens:  # of a player that keeps none (a scripted one) the columns are None
+        kept = node.meta.get("tokens") or {}
+        row |= {column: kept.get(name) for column, name in TOKENS.items()}
+    return row
+
+
+def _credit(trace: Trace, node: Node, component: str | None) -> float:
+    paid = trace.rewards(node.id)
+    return float(sum(paid.values()) if component is None else paid.get(component, 0.0))
+
+
+def _weigh(made: Sequence[Row], weight: Any) -> None:
+    """Write each row's weight into it."""
+    if callable(weight):
+        for row in made:
+            row["weight"] = float(weight(row))
+        return
+    if weight not in ("credit", "advantage"):
+        raise ValueError(f"weight={weight!r}: use 'credit', 'advantage' or a function of the row")
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for row in made:
+        groups.setdefault((row["env_id"], row["task_id"], row["agent"]), []).append(row["credit"])
+    for row in made:
+        peers = groups[row["env_id"], row["task_id"], row["agent"]]
+        row["weight"] = row["credit"] - (sum(peers) / len(peers) if weight == "advantage" else 0.0)
+
+
+def _messages(node: Node) -> list[dict[str, str]]:
+    return [{"role": m["role"], "content": str(m["content"])} for m in node.messages]
+
+
+def _said(node: Node) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": node.text or ""}]
+
+
+def _sft(trace: Trace, node: Node) -> Row:
+    return {"messages": _messages(node) + _said(node)}
+
+
+def _completion(trace: Trace, node: Node) -> Row:
+    return {"prompt": _messages(node), "completion": _said(node)}
+
+
+def _step(trace: Trace, node: Node) -> Row:
+    return {
+        **_completion(trace, node), "turn": node.turn, "parents": list(node.parents), "ok": node.ok,
+        "value": json.dumps(jsonable(node.value)), "rewards": json.dumps(trace.rewards(node.id)),
+        "metrics": json.dumps(trace.metrics), "ended": str(trace.ended),
+    }  # fmt: skip
+
+
+def _pairs(traces: Sequence[Trace], component: str | None) -> list[Row]:
+    """The best and the worst reply of an agent to the very same messages, where their credit differs."""
+    siblings: dict[str, list[tuple[float, Trace, Node]]] = {}
+    for trace in traces:
+        for node in trace.acts():
+            credit = _credit(trace, node, component)
+            siblings.setdefault(f"{trace.task_id}/{prompt_hash(node)}", []).append((credit, trace, node))
+    found: list[Row] = []
+    for members in siblings.values():
+        low, high = min(members, key=lambda m: m[0]), max(members, key=lambda m: m[0])
+        if high[0] > low[0]:
+            best: Mapping[str, Any] = {
+                "role": high[2].role,
+                "task_id": high[1].task_id,
+                "margin": high[0] - low[0],
+            }
+            found.append(
+                {"prompt": _messages(high[2]), "chosen": _said(high[2]), "rejected": _said(low[2]), **best}
+            )
+    return found
