@@ -7,7 +7,8 @@ exactly what that node was shown continues *those* ids: prompt, sampled ids, the
 is never tokenised again, and the turns of a conversation share an exact token prefix, in the engine and in training.
 
 Where a template rewrites earlier turns (some drop old thoughts), there is no such prefix; the conversation is then
-rendered anew, and `Prompt.continued` says so.
+rendered anew, and `Prompt.continued` says so. It is also rendered anew where one agent's reply, shown to another, holds
+control tokens that it sampled. For what is said is data: only the template writes control tokens (`plain.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from .plain import plain_of
 from .policies import Call, Message
 from .spoken import Spoken
 
@@ -37,10 +39,12 @@ class Prompt:
 class _Said:
     """What a node was shown, and what it sampled."""
 
+    agent: str
     shown: tuple[Turn, ...]
     ids: list[int]
     text: str
     closed: bool  # it sampled the closing token itself
+    controls: bool  # it sampled control tokens before that
 
 
 class Chat:
@@ -58,7 +62,7 @@ class Chat:
                 f"the tokenizer of {name} has no chat template: add chat_template.jinja to its directory, so that it "
                 "is known how a conversation becomes tokens"
             )
-        self.tokenizer = tokenizer
+        self.tokenizer, self.plain = tokenizer, plain_of(tokenizer)
         self.system = dict(system or {})
         self.stop_ids = frozenset(stop_ids)
         self._said: OrderedDict[str, dict[str, _Said]] = OrderedDict()  # episode -> node -> what it said
@@ -72,18 +76,26 @@ class Chat:
         for i in range(len(messages) - 1, -1, -1):
             node = getattr(messages[i].get("content"), "node", "")
             said = earlier.get(node)
-            if said is not None and said.shown == turns[:i] and said.text == messages[i]["content"]:
+            if said is None or (said.controls and said.agent != call.agent):
+                continue
+            if said.shown == turns[:i] and said.text == messages[i]["content"]:
                 rest = self._rest(turns, i, said)
                 if rest is not None:
                     return Prompt(said.ids + rest, turns, node)
         return Prompt(self._render(turns), turns)
+
+    def conversation(self, messages: Iterable[Message], *, ready: bool) -> list[int]:
+        """The tokens of a whole conversation; `ready` for a reply, or closed (an example to learn from)."""
+        return self._encode(self._text(tuple(map(_turn, self._with_tools(messages))), ready))
 
     def remember(self, call: Call, prompt: Prompt, ids: Sequence[int], text: str) -> None:
         """Keep what a node sampled, for a conversation that may go on from it."""
         if not call.node or not ids:
             return
         nodes = self._said.setdefault(call.episode, {})
-        nodes[call.node] = _Said(prompt.messages, prompt.ids + list(ids), text, ids[-1] in self.stop_ids)
+        closed = ids[-1] in self.stop_ids
+        controls = not self.plain.ids.isdisjoint(ids[:-1] if closed else ids)
+        nodes[call.node] = _Said(call.agent, prompt.messages, prompt.ids + list(ids), text, closed, controls)
         if len(self._said) > self.remembered:
             self._said.popitem(last=False)
 
@@ -93,14 +105,17 @@ class Chat:
 
     def _with_system(self, call: Call) -> list[Message]:
         system = self.system.get(call.agent) or self.system.get(call.role) or call.system
-        messages = list(call.messages)
-        if not self._knows_tools:
-            messages = [{**m, "role": "user"} if m["role"] == "tool" else m for m in messages]
+        messages = self._with_tools(call.messages)
         if not system:
             return messages
         if messages and messages[0]["role"] == "system":
             return [{"role": "system", "content": f"{system}\n\n{messages[0]['content']}"}, *messages[1:]]
         return [{"role": "system", "content": system}, *messages]
+
+    def _with_tools(self, messages: Iterable[Message]) -> list[Message]:
+        if self._knows_tools:
+            return list(messages)
+        return [{**m, "role": "user"} if m["role"] == "tool" else m for m in messages]
 
     @cached_property
     def _knows_tools(self) -> bool:
@@ -108,29 +123,30 @@ class Chat:
         said = [("user", "q"), ("assistant", "a"), ("tool", "what the tool gave")]
         turns = tuple((("role", role), ("content", content)) for role, content in said)
         try:
-            return said[-1][1] in self._text(turns, ready=True)
+            return said[-1][1] in self._text(turns)
         except ValueError:
             return False
 
     def _render(self, turns: tuple[Turn, ...]) -> list[int]:
         """Tokens of a conversation, ready for a reply. Samples of one prompt ask for the same again and again."""
         if turns not in self._rendered:
-            self._rendered[turns] = self._encode(self._text(turns, ready=True))
+            self._rendered[turns] = self._encode(self._text(turns))
             if len(self._rendered) > self.cached:
                 self._rendered.popitem(last=False)
         return list(self._rendered[turns])
 
     def _rest(self, turns: tuple[Turn, ...], i: int, said: _Said) -> list[int] | None:
         """Tokens of all that follows message i; None when the template does not leave the text before it alone."""
-        before = self._text(turns[:i], ready=True) + said.text
-        whole = self._text(turns, ready=True)
+        before = self._text(turns[:i]) + self.plain.hide_text(said.text, "assistant")
+        whole = self._text(turns)
         if not whole.startswith(before):
             return None
         rest = self._encode(whole[len(before) :])
         return rest[1:] if said.closed and rest and rest[0] in self.stop_ids else rest
 
-    def _text(self, turns: tuple[Turn, ...], ready: bool) -> str:
-        messages = [dict(turn) for turn in turns]
+    def _text(self, turns: Sequence[Turn], ready: bool = True) -> str:
+        """What the template makes of a conversation, its contents under cover."""
+        messages = self.plain.hide(map(dict, turns))
         try:
             text: str = self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=ready, tokenize=False
@@ -141,8 +157,7 @@ class Chat:
         return text
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return self.plain.encode(self.plain.show(text))
 
 
 def _turn(message: Message) -> Turn:

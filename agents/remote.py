@@ -6,6 +6,9 @@
 Only the standard library is needed: each request runs in a thread. What may pass (429, 5xx, a dropped connection) is
 tried again, after the time the server names or a growing pause, until the deadline; what cannot pass (a wrong key, a
 model nobody serves) is an error at once that says what the server said. The key comes from OPENAI_API_KEY.
+
+The server makes tokens of the messages. Contents go to it unchanged; that it does not read control tokens in them
+(`<|im_end|>` in a passage) cannot be promised from here, as it is for models in this process (`plain.py`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .plain import plain_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -89,9 +91,7 @@ class Tries:
         if choices not in self.known:
             if self.tokenizer is None or not self.stop_ids:
                 raise ValueError("choices need an engine with a tokenizer that has an end token")
-            self.known[choices] = Trie.of(
-                choices, lambda c: self.tokenizer.encode(c, add_special_tokens=False), min(self.stop_ids)
-            )
+            self.known[choices] = Trie.of(choices, plain_of(self.tokenizer).encode, min(self.stop_ids))
         return self.known[choices]
 
 

@@ -33,6 +33,7 @@ import torch
 
 from ..agents.engine import Generation
 from ..agents.pieces import pieces
+from ..agents.plain import plain_of
 from ..agents.policies import Answer, Call
 from ..agents.sampling import SamplingParams
 from ..agents.weights import load_model, save_adapter, save_model
@@ -366,7 +367,7 @@ class ModelGroup:
         """A context for the critic, cut at its beginning to what fits before the reply."""
         tokenizer = next(h.speaker.chat.tokenizer for h in self.hosted.values() if h.speaker)
         room = judge.parameters.model.shape.context - sample.n_tokens
-        return np.array(tokenizer.encode(text)[-room:], np.int64)
+        return np.array(plain_of(tokenizer).encode(text, add_special_tokens=True)[-room:], np.int64)
 
     async def _thread(self, work: Callable[[], T], policy: str | None = None) -> T:
         """Work on one policy, beside that on others; or (None) on all, alone."""

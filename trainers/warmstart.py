@@ -6,14 +6,40 @@ unitymas warmstart mask-hotpotqa --model tiny --out runs/warm --tasks 512 --epoc
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from ..agents.chat import Chat
 from ..envs.drivers import rollout
 from ..envs.registry import make_arena, spec
 from ..envs.trace import Trace
-from .rows import to_hf_dataset
+from .rows import rows
+
+
+def tokenized(
+    data: Iterable[Mapping[str, Any]], tokenizer: Any, kind: Literal["sft", "dpo"]
+) -> list[dict[str, Any]]:
+    """Rows with a prompt as the tokens that TRL learns from: only the template writes control tokens in them.
+
+    TRL's own reading would take a `<|im_end|>` in a passage for the end of a turn.
+    """
+    chat = Chat(tokenizer)
+    found = []
+    for row in data:
+        prompt = chat.conversation(row["prompt"], ready=True)
+        names = ("completion",) if kind == "sft" else ("chosen", "rejected")
+        wholes = [chat.conversation([*row["prompt"], *row[name]], ready=False) for name in names]
+        begin = min(len(commonprefix([prompt, whole])) for whole in wholes)
+        if kind == "sft":
+            (ids,) = wholes
+            mask = [0] * begin + [1] * (len(ids) - begin)
+            found.append({"input_ids": ids, "completion_mask": mask})
+        else:
+            chosen, rejected = (ids[begin:] for ids in wholes)
+            found.append({"prompt_ids": prompt[:begin], "chosen_ids": chosen, "rejected_ids": rejected})
+    return found
 
 
 def expert_traces(
@@ -37,6 +63,7 @@ def warmstart(
     **settings: Any,
 ) -> Path:
     """Fine-tune a model on the expert's traces; gives the directory of the new one, to be named in `groups.*.model`."""
+    from datasets import Dataset
     from transformers import AutoModelForCausalLM
     from trl import SFTConfig, SFTTrainer
 
@@ -56,7 +83,7 @@ def warmstart(
     )  # fmt: skip
     trainer = SFTTrainer(
         model=network, args=config, processing_class=tokenizer,
-        train_dataset=to_hf_dataset(expert_traces(id, tasks, data)),
+        train_dataset=Dataset.from_list(tokenized(rows(expert_traces(id, tasks, data)), tokenizer, "sft")),
     )  # fmt: skip
     trainer.train()
     network.save_pretrained(out)

@@ -78,7 +78,8 @@ class Malt(Default):
     async def tune(self, run: Run, policy: str) -> Metrics:
         """Fine-tune one policy on its own replies: export, SFT, DPO, adopt."""
         mine = [t for t in self._gathered if t.nodes[0].meta.get("policy") == policy]
-        data = {kind: rows(mine, kind, self.threshold) for kind in ("sft", "dpo")}
+        kinds: tuple[Literal["sft", "dpo"], ...] = ("sft", "dpo")
+        data = {kind: rows(mine, kind, self.threshold) for kind in kinds}
         group, folder = run.groups[run.home[policy]], run.dir / "malt" / f"step-{run.step:06d}" / policy
         if any(data.values()):
             await group.export(policy, folder)
@@ -123,13 +124,23 @@ def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float)
     return [{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in rows_of(binary, "dpo")]
 
 
-def fine_tune(kind: str, folder: Path, data: list[dict[str, Any]], settings: Mapping[str, Any]) -> None:
+def fine_tune(
+    kind: Literal["sft", "dpo"], folder: Path, data: list[dict[str, Any]], settings: Mapping[str, Any]
+) -> None:
     """One round of TRL's trainer of this kind on the model in `folder`, which it replaces."""
     import trl
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    trainer_of, config_of = {"sft": (trl.SFTTrainer, trl.SFTConfig), "dpo": (trl.DPOTrainer, trl.DPOConfig)}[
+    from ..warmstart import tokenized
+
+    class TokenizedDPO(trl.DPOTrainer):  # type: ignore[misc]
+        """TRL's, which would tokenize again; its SFTTrainer sees that the rows have been."""
+
+        def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+            return dataset
+
+    trainer_of, config_of = {"sft": (trl.SFTTrainer, trl.SFTConfig), "dpo": (TokenizedDPO, trl.DPOConfig)}[
         kind
     ]
     network = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=True)
@@ -143,7 +154,8 @@ def fine_tune(kind: str, folder: Path, data: list[dict[str, Any]], settings: Map
         },
     )  # fmt: skip
     trainer = trainer_of(
-        model=network, args=config, processing_class=tokenizer, train_dataset=Dataset.from_list(data)
-    )
+        model=network, args=config, processing_class=tokenizer,
+        train_dataset=Dataset.from_list(tokenized(data, tokenizer, kind)),
+    )  # fmt: skip
     trainer.train()
     network.save_pretrained(folder)

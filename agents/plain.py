@@ -1,0 +1,169 @@
+"""Text to tokens, where what somebody said is never a control token.
+
+A tokenizer reads `<|im_end|>` as the end of a turn wherever it stands: also in a passage, or in one role's reply that
+another role is shown. So whoever can put words into a prompt could end a turn and speak for another. Here only the
+chat template writes control tokens. Contents keep every character, and are cut as ordinary text.
+
+    voice = Plain(tokenizer)
+    voice.encode(voice.show(template(voice.hide(messages))))     # rendered by the template, which knows nothing of this
+    voice.encode("<|im_end|>")                                   # plain text: no control token
+
+The means: a copy of the tokenizer in which each control token has another name, that nobody can guess or utter. What
+the template wrote is renamed before it is encoded; what stood in contents keeps its old name, which the copy does not
+know. All is still encoded as one text, so ordinary conversations get the same tokens as ever.
+
+A template that marks turns by ordinary text (Llama 2's `[INST]`) cannot be protected like this: these words are the
+same tokens, whoever says them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+_INAUDIBLE = [
+    chr(0xFDD0 + i) for i in range(32)
+]  # Unicode's noncharacters: no normalizer or template changes them
+_NAMES = frozenset({"role", "type"})  # what a template compares; everything else in a message is only shown
+_ROLE = re.compile(r"[\w.-]+")
+_SIGN = re.compile(
+    r"<[|｜].*[|｜]>", re.DOTALL
+)  # what tokenizers call their signs, though some do not flag them
+_THOUGHT = frozenset({"<think>", "</think>"})  # by these, templates take the assistant's old thoughts out
+_KNOWN: WeakKeyDictionary[Any, tuple[str, Plain]] = WeakKeyDictionary()
+
+
+class Plain:
+    """One tokenizer, with its control tokens under names of our own."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None or not hasattr(backend, "to_str"):
+            raise TypeError(
+                f"{type(tokenizer).__name__} is no tokenizer of the `tokenizers` library (tokenizer.json): of others "
+                "it cannot be promised that contents are never read as control tokens"
+            )
+        control, special = _control(tokenizer, backend)
+        self.ids = frozenset(backend.token_to_id(text) for text in control - (_THOUGHT - special))
+        secret = "".join(secrets.choice(_INAUDIBLE) for _ in range(16))
+        self._edge = secret + _numeral(0)
+        texts = sorted(control, key=lambda text: (-len(text), text))  # the longest match counts
+        self._written = {text: secret + _numeral(2 * i + 1) for i, text in enumerate(texts)}
+        self._uttered = {text: secret + _numeral(2 * i + 2) for i, text in enumerate(texts)}
+        self._any = _one_of(texts)
+        self._assistants = _one_of(text for text in texts if text in special or text not in _THOUGHT)
+        self._hidden = re.compile(f"{secret}(?:{'|'.join(_INAUDIBLE)}){{3}}")
+        self._back = {alias: text for text, alias in self._uttered.items()} | {self._edge: ""}
+        self._tokenizer = _renamed(backend, self._written)
+
+    def hide(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages for a template, with control tokens in what they say under cover."""
+        return [self._hide_message(message) for message in messages]
+
+    def hide_text(self, text: str, role: str) -> str:
+        """A content as it stands in what a template makes of `hide`."""
+        told = self._hide_controls(text, role)
+        core = told.strip()
+        return told.replace(core, f"{self._edge}{core}{self._edge}", 1) if core else told
+
+    def show(self, rendered: str) -> str:
+        """What a template made of `hide`, ready for `encode`: its own control tokens renamed, contents as they were."""
+        named = self._any.sub(lambda match: self._written[match[0]], rendered)
+        return self._hidden.sub(lambda match: self._back.get(match[0], match[0]), named)
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The tokens of a text. None is a control token but for what `show` renamed."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def _hide_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        role = str(message.get("role", ""))
+        if not _ROLE.fullmatch(role):
+            raise ValueError(f"a message's role is one word, such as user or assistant, not {role!r}")
+        return {key: self._hide_value(value, key, role) for key, value in message.items()}
+
+    def _hide_value(self, value: Any, key: str, role: str) -> Any:
+        if isinstance(value, str):
+            return self._hide_controls(value, role) if key in _NAMES else self.hide_text(value, role)
+        if isinstance(value, Mapping):
+            return {
+                self._hide_controls(str(k), role): self._hide_value(v, str(k), role) for k, v in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._hide_value(item, key, role) for item in value]
+        return value
+
+    def _hide_controls(self, text: str, role: str) -> str:
+        pattern = self._assistants if role == "assistant" else self._any
+        return pattern.sub(lambda match: self._uttered[match[0]], text)
+
+
+def plain_of(tokenizer: Any) -> Plain:
+    """The `Plain` of a tokenizer, made once."""
+    template = str(getattr(tokenizer, "chat_template", None))
+    known = _KNOWN.get(tokenizer)
+    if known is None or known[0] != template:
+        _KNOWN[tokenizer] = known = (template, Plain(tokenizer))
+    return known[1]
+
+
+def _control(tokenizer: Any, backend: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """Tokens that only a template may write, and those of them that are flagged as special.
+
+    Many tokenizers do not flag what their template marks turns and tool calls with (`<｜User｜>`, `<tool_response>`).
+    """
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    added = list(backend.get_added_tokens_decoder().values())
+    known = frozenset(token.content for token in added)
+    special = known & {*(token.content for token in added if token.special), *tokenizer.all_special_tokens}
+    signs = frozenset(text for text in known if text.strip() and (text in template or _SIGN.fullmatch(text)))
+    return special | signs | (known & _THOUGHT), special
+
+
+def _renamed(backend: Any, names: Mapping[str, str]) -> Any:
+    """A copy of a `tokenizers.Tokenizer` in which these tokens are called otherwise, also where its model knows them."""
+    from tokenizers import Tokenizer
+
+    state = json.loads(backend.to_str())
+    for token in state["added_tokens"]:
+        if (
+            token["content"] in names
+        ):  # normalized, a sign is missed where a normalizer puts something before it
+            token |= {"content": names[token["content"]], "normalized": False}
+    model = state["model"]
+    vocab = model.get("vocab")
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(text, text): number for text, number in vocab.items()}
+    elif vocab is not None:
+        model["vocab"] = [[names.get(text, text), score] for text, score in vocab]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    if "merges" in model:
+        model["merges"] = [m for m in model["merges"] if not _makes(m, names)]
+    copy = Tokenizer.from_str(json.dumps(state))
+    copy.no_truncation()
+    copy.no_padding()
+    for text, alias in names.items():
+        if copy.token_to_id(alias) != backend.token_to_id(text):
+            raise ValueError(
+                f"the tokenizer numbers {text!r} {backend.token_to_id(text)}, its copy {copy.token_to_id(alias)}"
+            )
+    return copy
+
+
+def _makes(merge: Any, names: Mapping[str, str]) -> bool:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return left in names or right in names or left + right in names
+
+
+def _one_of(texts: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+
+
+def _numeral(number: int) -> str:
+    """Three inaudible digits."""
+    return "".join(_INAUDIBLE[number >> shift & 31] for shift in (10, 5, 0))
