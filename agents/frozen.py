@@ -73,5 +73,12 @@ def freeze(value: Any) -> Any:
     return value
 
 
+def thaw(value: Any) -> Any:
+    """Frozen JSON as JSON's own kinds, which may be changed: tuples to lists, deeply."""
+    if isinstance(value, Mapping):
+        return {key: thaw(item) for key, item in value.items()}
+    return [thaw(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 # kinds that `freeze` leaves as they are
 FROZEN = frozenset({str, int, float, bool, type(None), bytes, FrozenDict, View})

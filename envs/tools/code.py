@@ -13,7 +13,8 @@ import ast
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
@@ -30,10 +31,14 @@ from .code_checkers import (
 from .code_tests import Case, read_tests
 from .sandbox import Limits, Program, Result, resolve, submit
 from .sandbox_launch import Level
+from .sandbox_values import decode, encode
 
 __all__ = ["CaseReport", "Report", "Verdict", "averify_code", "extract_code", "verify_code"]
 
 CHECKERS = ("standard", "exact", "unordered")
+MOST_TESTS = 10_000  # of one verdict
+_AHEAD = 16  # cases that run, or have run, before the judge has compared those before them
+_OUTPUTS = 4  # times `output_mb`: what all outputs of one verdict may take together
 _SHOWN = 2000  # characters of a program's output that a report keeps
 
 
@@ -138,7 +143,12 @@ def verify_code(
     """
     limits = limits or Limits(time_limit=time_limit, memory_mb=memory_mb)
     judge = _Judge(program, tests, limits, fn_name, sandbox, checker, float_tolerance)
-    return judge.report([future.result() for future in judge.start()])
+    try:
+        return judge.report(
+            [judge.judge(case, None if run is None else run.result()) for case, run in judge.runs()]
+        )
+    finally:
+        judge.cancel()
 
 
 async def averify_code(
@@ -155,7 +165,17 @@ async def averify_code(
     """`verify_code` that waits without holding a thread; cancelling it drops the cases not yet begun."""
     limits = limits or Limits(time_limit=time_limit, memory_mb=memory_mb)
     judge = _Judge(program, tests, limits, fn_name, sandbox, checker, float_tolerance)
-    return judge.report(await asyncio.gather(*map(asyncio.wrap_future, judge.start())))
+    try:
+        reports = []
+        for case, run in judge.runs():
+            if run is None:
+                reports.append(judge.judge(case, None))
+            else:
+                result: Result = await asyncio.wrap_future(run)
+                reports.append(judge.judge(case, result))
+        return judge.report(reports)
+    finally:
+        judge.cancel()
 
 
 class _Judge:
@@ -176,39 +196,74 @@ class _Judge:
         self.program, self.limits = program, limits
         self.cases, self.fn_name = read_tests(tests, fn_name)
         self.checker, self.tolerance = checker, tolerance
+        if len(self.cases) > MOST_TESTS:
+            raise ValueError(
+                f"{len(self.cases)} tests for one verdict; at most {MOST_TESTS} are judged at once"
+            )
         self.sandbox = resolve(sandbox)
+        self.output_left = (
+            _OUTPUTS * limits.output_mb << 20
+        )  # characters of output that are read and compared
+        self.started: deque[tuple[Case, Future[Result] | None]] = deque()
 
-    def start(self) -> list[Future[Result]]:
-        return [submit(self._run(case), self.limits, self.sandbox) for case in self.cases]
+    def runs(self) -> Iterator[tuple[Case, Future[Result] | None]]:
+        """Cases in order, a few of them running ahead; None for one not run since all outputs are spent."""
+        waiting = iter(self.cases)
+        while True:
+            while len(self.started) < _AHEAD and (case := next(waiting, None)) is not None:
+                run = submit(self._run(case), self.limits, self.sandbox) if self.output_left > 0 else None
+                self.started.append((case, run))
+            if not self.started:
+                return
+            yield self.started.popleft()
 
-    def report(self, results: Sequence[Result]) -> Report:
-        judged = [self._judge(case, result) for case, result in zip(self.cases, results, strict=True)]
+    def cancel(self) -> None:
+        """Drop what has not begun: an error or a cancelled caller left it over."""
+        for _, run in self.started:
+            if run is not None:
+                run.cancel()
+
+    def report(self, judged: Sequence[CaseReport]) -> Report:
         return Report(tuple(judged), self.sandbox)
 
     def _run(self, case: Case) -> Program:
         if self.fn_name is None:
             return Program(self.program, stdin=case.input)
-        return Program(self.program, fn_name=self.fn_name, arguments=json.dumps(case.input))
+        return Program(self.program, fn_name=self.fn_name, arguments=encode(case.input))
 
-    def _judge(self, case: Case, result: Result) -> CaseReport:
-        verdict, error = Verdict.wrong_answer, result.error
+    def judge(self, case: Case, result: Result | None) -> CaseReport:
+        """Compare, and keep of the output only its head: thirty outputs of 16 MB would fill the host."""
+        if result is not None:
+            self.output_left -= len(result.stdout) + len(result.value or "")
+        if result is None or (result.ok and self.output_left <= 0):
+            error = f"all outputs together are past {_OUTPUTS * self.limits.output_mb} MB"
+            return CaseReport(Verdict.output_limit, error, "", "", None, 0, 0.0, 0.0, case)
+        verdict, error, value = Verdict.wrong_answer, result.error, None
         if not result.ok:
             verdict = Verdict(result.ended)
         else:
             try:
-                verdict = Verdict.accepted if self._right(case, result) else Verdict.wrong_answer
+                got: Any = result.stdout
+                if self.fn_name is not None:
+                    got = self._returned(case, result.value or "")
+                    value = written(got)[:_SHOWN]
+                verdict = Verdict.accepted if self._right(case, got) else Verdict.wrong_answer
             except Exception as fault:  # a hostile value, or the caller's checker: this case's fault alone
-                error = f"could not be compared: {type(fault).__name__}: {fault}"
-        value = None if result.value is None else result.value[:_SHOWN]
+                error = f"could not be compared: {type(fault).__name__}: {fault}"[:_SHOWN]
         stdout, stderr = result.stdout[:_SHOWN], result.stderr[-_SHOWN:]
         return CaseReport(
             verdict, error, stdout, stderr, value, result.exit_code, result.cpu, result.wall, case
         )
 
-    def _right(self, case: Case, result: Result) -> bool:
+    def _returned(self, case: Case, text: str) -> Any:
+        """What the function returned; a value much larger than the expected one is not read at all."""
+        if not callable(self.checker) and len(text) > (1 << 20) + 8 * len(encode(case.expected)):
+            raise ValueError(f"the value takes {len(text)} characters, far more than the expected one")
+        return decode(text)
+
+    def _right(self, case: Case, got: Any) -> bool:
         if self.fn_name is None:
-            return self._same_output(case, result.stdout)
-        got = json.loads(result.value or "null")
+            return self._same_output(case, got)
         if self._same_return(case, got, case.expected):
             return True
         unwrappable = case.wrapped and isinstance(case.expected, list) and len(case.expected) == 1
@@ -227,7 +282,7 @@ class _Judge:
         if callable(self.checker):
             return bool(self.checker(got, expected, case.input))
         if self.checker == "unordered":
-            return same_items_in_any_order(got, expected)
+            return same_items_in_any_order(got, expected, self.tolerance)
         return same_value(got, expected, 0.0 if self.checker == "exact" else self.tolerance)
 
 
@@ -254,5 +309,17 @@ def _parses(source: str) -> bool:
     return True
 
 
+def written(value: Any) -> str:
+    """A value as JSON where JSON has it, else as Python writes it."""
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        pass
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # an integer of too many digits; nested too deeply to be written
+        return f"<{type(value).__name__}>"
+
+
 def _show(value: Any) -> str:
-    return value.strip() if isinstance(value, str) else json.dumps(value)
+    return value.strip() if isinstance(value, str) else written(value)

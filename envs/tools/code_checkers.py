@@ -10,27 +10,36 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from itertools import zip_longest
 from typing import Any
 
 Checker = Callable[[Any, Any, Any], bool]
 """(got, expected, input) -> right? Texts for stdin programs, JSON values for function calls."""
 
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+_LINE, _TOKEN = re.compile(r"\S[^\n]*"), re.compile(r"\S+")
+_LONG = 1 << 16  # characters that are split at once
 _LONGEST_NUMBER = 400  # characters: beyond them only the same text is the same number
 
 
 def same_text(got: str, expected: str, tolerance: float) -> bool:
-    """Line by line, token by token; blank lines do not count."""
-    ours, theirs = _lines(got), _lines(expected)
-    return len(ours) == len(theirs) and all(
-        _same_line(a, b, tolerance) for a, b in zip(ours, theirs, strict=True)
+    """Line by line, token by token; blank lines do not count. Stops at the first difference."""
+    return all(
+        a is not None and b is not None and _same_line(a, b, tolerance)
+        for a, b in zip_longest(_lines(got), _lines(expected))
     )
 
 
 def same_tokens_in_any_order(got: str, expected: str) -> bool:
-    return Counter(got.split()) == Counter(expected.split())
+    missing = Counter(expected.split())
+    for token in _tokens(got):
+        if not missing[token]:
+            return False
+        missing[token] -= 1
+    return not +missing
 
 
 def same_bytes(got: str, expected: str) -> bool:
@@ -39,38 +48,107 @@ def same_bytes(got: str, expected: str) -> bool:
 
 
 def same_value(got: Any, expected: Any, tolerance: float) -> bool:
-    """Equality as the tests of published data sets mean it: Python's (true is 1, 2.0 is 2), floats by tolerance."""
-    if isinstance(expected, dict):
-        if not isinstance(got, dict) or got.keys() != expected.keys():
+    """Equality as the tests of published data sets mean it.
+
+    Python's own (true is 1, 2.0 is 2), but: floats by tolerance, nan is nan, and where a list is expected (all
+    that JSON can say) a tuple, a set in its order, or keys that JSON would write as text are the same.
+    """
+    pairs = [(got, expected)]
+    while pairs:  # no recursion: what a program returned may nest deeper than we may call
+        ours, theirs = pairs.pop()
+        if isinstance(theirs, Mapping):
+            inner = _by_key(ours, theirs)
+        elif isinstance(theirs, (list, tuple)):
+            inner = _by_place(ours, theirs)
+        elif isinstance(theirs, (set, frozenset)):
+            same = isinstance(ours, (set, frozenset)) and same_items_in_any_order(list(ours), list(theirs))
+            inner = [] if same else None
+        else:
+            inner = [] if _same_scalar(ours, theirs, tolerance) else None
+        if inner is None:
             return False
-        return all(same_value(got[key], value, tolerance) for key, value in expected.items())
-    if isinstance(expected, (list, tuple)):
-        if not isinstance(got, list) or len(got) != len(expected):
-            return False
-        return all(same_value(a, b, tolerance) for a, b in zip(got, expected, strict=True))
-    if isinstance(expected, float) and isinstance(got, (int, float)):
+        pairs += inner
+    return True
+
+
+def _by_key(got: Any, expected: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
+    if not isinstance(got, dict) or len(got) != len(expected):
+        return None
+    spelled = {_spelled(key): value for key, value in got.items() if not isinstance(key, str)}
+    pairs = []
+    for key, value in expected.items():
+        if key in got:
+            pairs.append((got[key], value))
+        elif key in spelled:
+            pairs.append((spelled[key], value))
+        else:
+            return None
+    return pairs
+
+
+def _spelled(key: Any) -> Any:
+    """A key as JSON writes it."""
+    return json.dumps(key) if key is None or isinstance(key, (bool, int, float)) else key
+
+
+def _by_place(got: Any, expected: Sequence[Any]) -> list[tuple[Any, Any]] | None:
+    if isinstance(got, (set, frozenset)):
+        try:
+            got = sorted(got)
+        except TypeError:
+            return [] if same_items_in_any_order(list(got), expected) else None
+    if not isinstance(got, (list, tuple)) or len(got) != len(expected):
+        return None
+    return list(zip(got, expected, strict=True))
+
+
+def _same_scalar(got: Any, expected: Any, tolerance: float) -> bool:
+    if isinstance(expected, float) and isinstance(got, (int, float, Decimal, Fraction)):
+        if got != got or expected != expected:
+            return got != got and expected != expected
         return _close(got, expected, tolerance)
-    return bool(got == expected)
+    return bool(got == expected) or (got != got and expected != expected)
 
 
-def same_items_in_any_order(got: Any, expected: Any) -> bool:
+def same_items_in_any_order(got: Any, expected: Any, tolerance: float = 0.0) -> bool:
     """Lists as multisets at the top level; anything else as it is."""
-    if not isinstance(got, list) or not isinstance(expected, (list, tuple)):
-        return same_value(got, expected, 0.0)
-    return Counter(map(_canonical, got)) == Counter(map(_canonical, expected))
+    if not isinstance(got, _LISTS) or not isinstance(expected, (list, tuple)):
+        return same_value(got, expected, tolerance)
+    if Counter(map(_canonical, got)) == Counter(map(_canonical, expected)):
+        return True
+    numbers = len(got) == len(expected) and all(isinstance(n, (int, float)) for n in (*got, *expected))
+    return numbers and same_value(sorted(got), sorted(expected), tolerance)
 
 
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+_LISTS = (list, tuple, set, frozenset)
 
 
-def _lines(text: str) -> list[list[str]]:
-    return [tokens for tokens in map(str.split, text.split("\n")) if tokens]
+def _canonical(value: Any) -> Any:
+    """Something hashable that is equal for equal values: 2.0 for 2, tuples for lists."""
+    if isinstance(value, (list, tuple)):
+        return ("list", *map(_canonical, value))
+    if isinstance(value, (set, frozenset)):
+        return ("set", frozenset(map(_canonical, value)))
+    if isinstance(value, Mapping):
+        return ("dict", frozenset((_spelled(key), _canonical(item)) for key, item in value.items()))
+    if isinstance(value, bytearray):
+        return bytes(value)
+    return value if value == value else "not a number"
 
 
-def _same_line(got: list[str], expected: list[str], tolerance: float) -> bool:
-    return len(got) == len(expected) and all(
-        _same_token(a, b, tolerance) for a, b in zip(got, expected, strict=True)
+def _lines(text: str) -> Iterator[str]:
+    """Lines that hold more than spaces, one at a time: a hostile output has millions."""
+    return (match.group() for match in _LINE.finditer(text))
+
+
+def _tokens(text: str) -> Iterator[str]:
+    return iter(text.split()) if len(text) < _LONG else (match.group() for match in _TOKEN.finditer(text))
+
+
+def _same_line(got: str, expected: str, tolerance: float) -> bool:
+    return got == expected or all(
+        a is not None and b is not None and _same_token(a, b, tolerance)
+        for a, b in zip_longest(_tokens(got), _tokens(expected))
     )
 
 
@@ -106,10 +184,11 @@ def _number(token: str) -> Decimal | None:
     return number if number.is_finite() else None
 
 
-def _close(got: float, expected: float, tolerance: float) -> bool:
+def _close(got: Any, expected: float, tolerance: float) -> bool:
     if got == expected:
         return True
     try:
+        got = float(got)
         finite = math.isfinite(got) and math.isfinite(expected)
         return finite and abs(got - expected) <= tolerance * max(1.0, abs(expected))
     except OverflowError:  # an integer beyond all floats

@@ -14,6 +14,7 @@ from typing import Any
 
 _INPUT = ("input", "stdin", "inputs")
 _OUTPUT = ("output", "stdout", "outputs", "expected_output", "expected")
+_MOST_TESTS, _MOST_WRITTEN = 64, 1 << 18  # of a role's own: tests, and characters of each
 _GROUPS = ("public_tests", "public_test_cases", "private_tests", "private_test_cases", "tests", "test_cases")
 
 
@@ -46,6 +47,32 @@ def read_tests(tests: Any, fn_name: str | None) -> tuple[list[Case], str | None]
             (test["fn_name"] for test in tests if isinstance(test, Mapping) and test.get("fn_name")), None
         )
     return [_one(test, index, fn_name) for index, test in enumerate(tests)], fn_name
+
+
+def named_function(tests: Any) -> str | None:
+    """The function that a data set's own tests name, if they do."""
+    return read_tests(tests, None)[1]
+
+
+def written_tests(tests: Sequence[Any], fn_name: str | None) -> list[dict[str, Any]]:
+    """The tests of a role's own that are tests: input and output alone, of a bounded size, and few.
+
+    Whatever else stands in them is dropped, a function's name first of all: how a program is judged
+    is the task's to say.
+    """
+    kept: list[dict[str, Any]] = []
+    for test in tests:
+        if len(kept) == _MOST_TESTS:
+            break
+        if isinstance(test, Mapping) and "input" in test and "output" in test:
+            plain = {"input": test["input"], "output": test["output"]}
+            try:
+                small = len(json.dumps(plain, default=dict)) <= _MOST_WRITTEN
+                read_tests([plain], fn_name)
+            except (TypeError, ValueError, RecursionError):
+                continue
+            kept += [plain] if small else []
+    return kept
 
 
 def _columns(tests: Mapping[str, Any], fn_name: str | None) -> list[Case]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from ...agents.frozen import thaw
 from ..tasks import DataSet
 from .base import Result, Tool
 
@@ -56,28 +57,38 @@ def verify(data: DataSet) -> Tool:
 
 
 def _verify(program: str, fn_name: str | None, task: Any, tests: Any = None) -> Result:
-    """With `tests` (a tester's own) those are the public ones, and the task's solution is tried on them too."""
-    from .code import verify_code
+    """The task's hidden tests judge alone. What roles are shown are its visible tests, or `tests` of a tester's own.
 
-    public = list(task.view["visible_tests"] if tests is None else tests)
-    hidden = list(task.reference["hidden_tests"])
-    report = verify_code(program, public + hidden, fn_name=fn_name)
-    shown, kept = report.cases[: len(public)], report.cases[len(public) :]
-    passed = sum(case.verdict == "accepted" for case in kept)
-    failure = next((case for case in shown if case.verdict != "accepted"), None)
+    A tester's tests are read by themselves and say nothing of how they are judged, so that no test that
+    a role wrote has a part in the hidden verdict. Those that are none, or that the task's own solution
+    fails, lower the tester's golden rate and nothing else.
+    """
+    from .code import verify_code
+    from .code_tests import named_function, written_tests
+
+    judging = thaw(task.reference["hidden_tests"])
+    hidden = verify_code(program, judging, fn_name=fn_name)
     private = {
-        "passed": passed,
-        "total": len(kept),
-        "pass_rate": passed / len(kept) if kept else 0.0,
-        "by": report.sandbox,
+        "passed": hidden.passed,
+        "total": hidden.total,
+        "pass_rate": hidden.pass_rate,
+        "by": hidden.sandbox,
     }
-    if tests and task.reference.get("solution"):
-        private["golden"] = verify_code(task.reference["solution"], public, fn_name=fn_name).pass_rate
+    public = thaw(task.view["visible_tests"])
+    if tests is not None:
+        fn_name = fn_name or named_function(judging)
+        tests = thaw(tests) if isinstance(tests, list | tuple) else []
+        public = written_tests(tests, fn_name)
+        if task.reference.get("solution"):
+            golden = verify_code(task.reference["solution"], public, fn_name=fn_name)
+            private["golden"] = golden.passed / len(tests) if tests else 0.0
+    shown = verify_code(program, public, fn_name=fn_name)
+    failure = next((case for case in shown.cases if case.verdict != "accepted"), None)
     return Result(
         {
-            "passed": sum(case.verdict == "accepted" for case in shown),
-            "total": len(public),
-            "verdicts": [str(case.verdict) for case in shown],
+            "passed": shown.passed,
+            "total": shown.total,
+            "verdicts": [str(verdict) for verdict in shown.verdicts],
             "first_failure": "" if failure is None else failure.explain(),
         },
         private,

@@ -78,7 +78,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one program ended. `value` is what the called function returned, as JSON text."""
+    """How one program ended. `value` is what the called function returned, as `sandbox_values` wrote it."""
 
     ended: Ended
     error: str
@@ -97,12 +97,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run: a script with its input, or with `fn_name` a call with `arguments` (a JSON list)."""
+    """What to run: a script with its input, or with `fn_name` a call with `arguments` (a list, `encode`d)."""
 
     source: str
     stdin: str = ""
     fn_name: str | None = None
-    arguments: str = "[]"
+    arguments: str = '[["list", 0]]'
 
 
 def run_python(source: str, stdin: str = "", *, limits: Limits = Limits(), sandbox: str = "auto") -> Result:

@@ -24,7 +24,13 @@ Level = Literal["bubblewrap", "namespaces", "unsafe"]
 PACKAGES = ("numpy",)  # what programs may import beyond the standard library, where the host has it
 
 _HERE = Path(__file__).parent
-_ROOM_FILES = ("sandbox_kernel.py", "sandbox_program.py", "sandbox_room.py", "sandbox_seccomp.py")
+_ROOM_FILES = (
+    "sandbox_kernel.py",
+    "sandbox_program.py",
+    "sandbox_room.py",
+    "sandbox_seccomp.py",
+    "sandbox_values.py",
+)
 _BOOT = (
     "import sys, types, json; room = types.ModuleType('room'); room.__path__ = [sys.argv[1]]; "
     "sys.modules['room'] = room; from room.sandbox_room import main; main(json.loads(sys.argv[2]))"

@@ -17,6 +17,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from .sandbox_values import decode, encode
+
 PROGRAM_FILE = "program.py"
 _RECURSION = 1000  # frames a program has under a bare interpreter
 
@@ -63,7 +65,7 @@ def run(source: str, fn_name: str | None, arguments: str, channel: Channel) -> i
             _offer_type_names(module)
             exec(code, module.__dict__)
             function = _find(module, fn_name)
-            channel.tell(value=_to_json(function(*json.loads(arguments))))
+            channel.tell(value=encode(function(*decode(arguments))))
 
     status = _guarded(work, channel)
     return _finish(channel) or status
@@ -165,26 +167,6 @@ def _find(module: types.ModuleType, fn_name: str) -> Callable[..., Any]:
         if isinstance(found, type) and name != names[-1]:
             found = found()
     return found  # type: ignore[no-any-return]
-
-
-def _to_json(value: Any) -> str:
-    if hasattr(sys, "set_int_max_str_digits"):
-        sys.set_int_max_str_digits(0)
-    return json.dumps(value, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    """numpy values and collections that JSON lacks, as lists."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, (set, frozenset)):
-        try:
-            return sorted(value)
-        except TypeError:
-            return list(value)
-    if hasattr(value, "__iter__"):
-        return list(value)
-    raise TypeError(f"the function returned a {type(value).__name__}, which has no JSON form")
 
 
 def _last_line(error: BaseException) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -165,6 +167,59 @@ def test_numpy() -> None:
 )  # fmt: skip
 def test_calls(program: str, arguments: list[Any], expected: Any, right: bool) -> None:
     assert (verdict(program, arguments, expected, fn_name="f") == "accepted") is right
+
+
+NESTED = json.loads("[" * 500 + "]" * 500)
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({1, 2}, {1, 2}),
+        (frozenset({"a"}), {"a"}),
+        ((1, (2, [3])), (1, (2, [3]))),
+        ({1: "a", None: "b", (2, 3): [4]}, {1: "a", None: "b", (2, 3): [4]}),
+        (math.nan, math.nan),
+        ([math.inf, -math.inf], [math.inf, -math.inf]),
+        (b"\x00\xff", b"\x00\xff"),
+        (Fraction(1, 3), Fraction(1, 3)),
+        (Decimal("0.10"), Decimal("0.1")),
+        (Fraction(1, 2), 0.5),
+        (1 + 2j, 1 + 2j),
+        (10**4000, 10**4000),
+        ("\ud800", "\ud800"),
+        (NESTED, NESTED),
+    ],
+)
+def test_any_plain_value_crosses_both_ways(given: Any, expected: Any) -> None:
+    same_kind = f"def f(x):\n    assert type(x).__name__ == {type(given).__name__!r}\n    return x"
+    assert verdict(same_kind, [given], expected, fn_name="f") == "accepted"
+    assert verdict(same_kind, [given], [given], fn_name="f") == "wrong_answer"
+
+
+def test_items_in_any_order_are_equal_as_in_python() -> None:
+    for returned, expected in (("[2.0, 1]", [1, 2]), ("[(1, 2), [3]]", [[3], [1, 2]]), ("{3, 1}", [1, 3])):
+        program = f"def f(): return {returned}"
+        assert verdict(program, [], expected, fn_name="f", checker="unordered") == "accepted"
+    assert verdict("def f(): return [1, 1, 2]", [], [1, 2, 2], fn_name="f", checker="unordered") != "accepted"
+
+
+def test_all_outputs_of_a_verdict_are_bounded() -> None:
+    """Nine outputs of 1 MB where 4 MB are read: the rest is neither compared nor run."""
+    report = verify_code("print('x' * 10**6)", [["", "x" * 10**6]] * 40, limits=Limits(output_mb=1))
+    assert report.verdicts == ["accepted"] * 4 + ["output_limit"] * 36
+    assert report.cases[-1].wall == 0.0 and "past 4 MB" in report.cases[-1].error
+
+
+def test_the_number_of_tests_is_bounded() -> None:
+    with pytest.raises(ValueError, match="at most 10000"):
+        verify_code("print()", [["", ""]] * 10_001)
+
+
+def test_a_value_of_colliding_keys_is_not_built() -> None:
+    """Thousands of integers with one hash would take the host minutes to put into a set."""
+    program = "import sys\ndef f(): return {k * sys.hash_info.modulus for k in range(200)}"
+    assert verdict(program, [], {1}, fn_name="f") == "wrong_answer"
 
 
 def test_a_call_that_never_returns_its_value() -> None:

@@ -1,0 +1,153 @@
+"""A fuzzer for tests that a role wrote: whatever they hold, the hidden verdict stays what it is without them.
+
+pytest tests/attacks/test_written_tests.py                        a fixed seed, some dozens
+python tests/attacks/test_written_tests.py --tries 5000 --seed 7  as long as one likes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from typing import Any
+
+import pytest
+
+from unitymas.envs.tasks import CODE, Task
+from unitymas.envs.tools.defaults import verify
+from unitymas.envs.tools.sandbox import SandboxError, resolve
+
+try:
+    resolve("auto")
+except SandboxError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+READ = "print(sum(map(int, input().split())))"
+CALL = "def add(a, b):\n    return a + b\ndef wrong(*rest):\n    return None"
+STDIN = {"input": "1 2\n", "output": "3\n"}
+ARGUMENTS = {"input": [1, 2], "output": 3}
+
+
+def task(fn_name: str | None) -> Task:
+    test = ARGUMENTS if fn_name else STDIN
+    solution = CALL if fn_name else READ
+    row = {
+        "id": "t",
+        "problem": "add",
+        "visible_tests": [test],
+        "hidden_tests": [test, test],
+        "solution": solution,
+    }
+    return Task.of(row | ({"fn_name": fn_name} if fn_name else {}), CODE)
+
+
+def judged(tests: Any, fn_name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The public and the private part of a verdict over a tester's tests."""
+    result = verify(None).fn(CALL if fn_name else READ, fn_name, task(fn_name), tests)  # type: ignore[arg-type]
+    json.dumps([result.public, result.private])
+    return result.public, result.private
+
+
+@pytest.mark.parametrize("fn_name", [None, "add"])
+@pytest.mark.parametrize(
+    "tests",
+    [
+        [{"input": "1 2", "output": "3", "fn_name": "wrong"}],
+        [{"input": [1, 2], "output": 3, "fn_name": "wrong"}],
+        [{"input": "\ud800", "output": "3"}],
+        [{"input": ["\ud800", 1], "output": "\udfff"}],
+        [{"input": {"a": 1}, "output": None}],
+        [{"stdin": "1", "stdout": "1"}],
+        {"public_tests": [STDIN], "fn_name": "wrong"},
+        "[]",
+        None,
+        [],
+        [None, 7, "x", []],
+        [{"input": "9" * 10**6, "output": "9"}],
+        [{"input": [float("nan"), float("inf")], "output": float("nan")}],
+    ],
+)
+def test_the_hidden_verdict_stands(tests: Any, fn_name: str | None) -> None:
+    _, private = judged(tests, fn_name)
+    assert (private["passed"], private["total"], private["pass_rate"]) == (2, 2, 1.0)
+
+
+def test_tests_that_are_none_cost_their_author_alone() -> None:
+    public, private = judged([STDIN, {"input": 1}, {"input": "\ud800", "output": "3", "fn_name": "f"}], None)
+    assert private["golden"] == pytest.approx(1 / 3) and private["pass_rate"] == 1.0
+    assert (public["passed"], public["total"]) == (1, 2)
+
+
+# --- the fuzzer -----------------------------------------------------------------------------------------
+
+KEYS = (
+    "input",
+    "output",
+    "stdin",
+    "outputs",
+    "fn_name",
+    "public_tests",
+    "checker",
+    "time_limit",
+    "\ud800",
+    "",
+)
+TEXTS = (
+    "",
+    "1 2\n",
+    "\ud800",
+    "\x00",
+    "\udc80",
+    "nan",
+    "é" * 99,
+    "[1, 2]",
+    "1\n2",
+    "wrong",
+    "add",
+    "__import__",
+    "\r",
+)
+NUMBERS = (0, -1, 10**40, 1e308, float("nan"), float("-inf"), True, None)
+
+
+def anything(chance: random.Random, depth: int = 0) -> Any:
+    """JSON data of every kind, most of it out of place."""
+    kind = chance.randrange(6 if depth < 3 else 4)
+    if kind < 2:
+        return chance.choice(TEXTS)
+    if kind < 4:
+        return chance.choice(NUMBERS)
+    items = [anything(chance, depth + 1) for _ in range(chance.randrange(4))]
+    return items if kind == 4 else {chance.choice(KEYS): item for item in items}
+
+
+def hostile(chance: random.Random) -> Any:
+    """A list of tests, some nearly right."""
+    tests = []
+    for _ in range(chance.randrange(4)):
+        test = dict(chance.choice((STDIN, ARGUMENTS)))
+        for _ in range(chance.randrange(3)):
+            test[chance.choice(KEYS)] = anything(chance)
+        tests.append(anything(chance) if chance.random() < 0.2 else test)
+    return anything(chance) if chance.random() < 0.1 else tests
+
+
+def fuzz(tries: int, seed: int) -> None:
+    chance = random.Random(seed)
+    for n in range(tries):
+        tests, fn_name = hostile(chance), chance.choice((None, "add"))
+        _, private = judged(tests, fn_name)
+        assert (private["passed"], private["total"]) == (2, 2), (n, seed, tests, fn_name)
+
+
+def test_fuzzed_lists_of_tests() -> None:
+    fuzz(25, seed=0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tries", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    fuzz(options.tries, options.seed)
+    print(f"{options.tries} lists of tests, seed {options.seed}: every hidden verdict stood")
