@@ -11,6 +11,7 @@ drawn and why stands in docs/viewer.md; the drawing itself in ``assets/viewer.js
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 import webbrowser
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,13 +20,14 @@ from typing import Any
 
 from .page import asset, data_block, page, write_page
 from .sources import labelled_episodes
+from .tours import tours
 
 TEXT_LIMIT = 100_000  # characters of one text that travel with the page; the trace file keeps them all
 BLOCK_EPISODES = 64
 BLOCK_CHARACTERS = 1_000_000
-SCRIPTS = tuple(f"viewer{part}.js" for part in ("-state", "-list", "-graph", "-node", ""))
+SCRIPTS = tuple(f"viewer{part}.js" for part in ("-state", "-list", "-graph", "-node", "-episode", ""))
 _SNIPPET = 160
-_COLUMNS = ("task", "env", "label", "title", "ended", "score", "credit", "acts", "tools", "tokens", "roles", "malformed",
+_COLUMNS = ("task", "env", "part", "label", "sample", "title", "ended", "score", "credit", "acts", "tools", "tokens", "roles", "malformed",
             "errors", "block")  # fmt: skip
 
 
@@ -53,15 +55,19 @@ def build_labelled(
 ) -> Path:
     """As `build`, with a label for each episode ("step 20", "before training") to filter and compare by."""
     index: dict[str, list[Any]] = {column: [] for column in _COLUMNS}
+    name = ""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as blocks:
         for number, block in enumerate(_blocks(episodes)):
             for label, episode in block:
+                name = name or headline_of(episode, headline)
                 for column, value in _row(episode, label, headline, number).items():
                     index[column].append(value)
             blocks.write(data_block([_clipped(episode) for _, episode in block], f"block{number}"))
         blocks.seek(0)
         head = page(title, asset("viewer.html"), style="viewer.css", scripts=SCRIPTS,
-                    before_script=data_block({"title": title, "columns": _coded(index)}, "index"))  # fmt: skip
+                    before_script=data_block(
+                        {"title": title, "headline": name, "tours": tours(index), "columns": _coded(index)}, "index"
+                    ))  # fmt: skip
         pieces = iter(lambda: blocks.read(1 << 20), "")
         return write_page(
             Path(out), (part for group in ([head], pieces, ["</body>\n</html>\n"]) for part in group)
@@ -76,11 +82,21 @@ def as_dict(episode: Any) -> dict[str, Any]:
     return plain
 
 
+def headline_of(episode: Mapping[str, Any], headline: str | None = None) -> str:
+    """The name of the metric that an episode is judged by: the one asked for, its own, else its first."""
+    return str(headline or episode.get("headline") or next(iter(episode.get("metrics") or {}), ""))
+
+
+def label_words(label: str) -> str:
+    """A label for people: a training run's files by their step, as the curves count it (from 1; 0: before training)."""
+    return re.sub(
+        r"\b(train|validation)-(\d{6})\b", lambda m: f"{m[1]} {int(m[2]) + (m[1] == 'train')}", label
+    )
+
+
 def score_of(episode: Mapping[str, Any], headline: str | None = None) -> float | None:
     """The number that an episode is judged by, or None where it never got one."""
-    metrics = episode.get("metrics") or {}
-    name = headline or episode.get("headline") or next(iter(metrics), None)
-    value = metrics.get(name)
+    value = (episode.get("metrics") or {}).get(headline_of(episode, headline))
     return float(value) if isinstance(value, (int, float)) else None
 
 
@@ -108,7 +124,9 @@ def _row(episode: dict[str, Any], label: str, headline: str | None, block: int) 
     return {
         "task": str(episode.get("task_id")),
         "env": str(episode.get("env_id")),
-        "label": label,
+        "part": str((episode.get("data") or {}).get("split") or ""),
+        "label": label_words(label),
+        "sample": episode.get("sample"),
         "title": title_of(episode),
         "ended": str(episode.get("ended")),
         "score": score_of(episode, headline),
@@ -127,7 +145,7 @@ def _coded(index: dict[str, list[Any]]) -> dict[str, Any]:
     """Columns of repeated words as a list of words and a list of positions in it."""
     coded: dict[str, Any] = {}
     for name, values in index.items():
-        if name in ("env", "label", "ended", "roles", "malformed", "task"):
+        if name in ("env", "part", "label", "ended", "roles", "malformed", "task"):
             words = {word: i for i, word in enumerate(dict.fromkeys(values))}
             coded[name] = {"words": list(words), "codes": [words[value] for value in values]}
         else:

@@ -60,3 +60,7 @@ function number(value, digits) {
     digits === undefined && text.includes('.') ? text.replace(/0+$/, '').replace(/\.$/, '') : text
   ).replace(/^-/, '−');
 }
+
+function counted(n, noun, plural) {
+  return `${number(n)} ${n === 1 ? noun : plural || noun + 's'}`;
+}

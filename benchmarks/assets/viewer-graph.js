@@ -1,14 +1,25 @@
-// One episode: its facts, and the graph of who was asked what, in lanes.
+// The graph of who was asked what, in lanes, as wide as the window lets it be; and as a list where that is narrow.
 
-const BOX = { w: 150, h: 42, step: 64, gapX: 22, gapY: 10, top: 26 };
+const BOX = { h: 42, gapX: 22, gapY: 10, top: 26 };
+const NARROW = 560;
+
+// The widest boxes that fit; where none do, the graph scrolls.
+function fitted(nodes, room) {
+  const size = (w) => ({ w, step: Math.round(0.42 * w) });
+  for (let w = 190; w >= 88 && nodes.length < 150; w -= 6) {
+    const made = layout(nodes, size(w));
+    if (made.width <= room) return made;
+  }
+  return layout(nodes, size(136));
+}
 
 // Lanes are roles and tools in order of first appearance; time runs left to right. A node stands a step right of its
 // parents when they are in other lanes, and clear of what it follows in its own; what is side by side gets its own track.
-function layout(nodes) {
+function layout(nodes, { w, step }) {
   const byId = new Map(nodes.map((n) => [n.id, n])),
     before = new Map(),
     lanes = new Map();
-  for (const n of nodes) {
+  for (const [at, n] of nodes.entries()) {
     const name = n.kind === 'use' ? n.tool : n.role,
       parents = (n.parents || [])
         .map((p) => byId.get(p))
@@ -17,14 +28,16 @@ function layout(nodes) {
     const lane = (n.lane = lanes.get(name)),
       earlier = new Set(parents.flatMap((p) => [p.id, ...before.get(p.id)]));
     before.set(n.id, earlier);
+    if (!lane.row) lane.row = lanes.size;
     n.x = Math.max(
       14,
-      ...parents.map((p) => p.x + (p.lane === lane ? BOX.w + BOX.gapX : BOX.step)),
-      ...lane.nodes.filter((o) => earlier.has(o.id)).map((o) => o.x + BOX.w + BOX.gapX),
+      ...parents.map((p) => p.x + (p.lane === lane ? w + BOX.gapX : step)),
+      ...lane.nodes.filter((o) => earlier.has(o.id)).map((o) => o.x + w + BOX.gapX),
     );
+    n.x = clearOf(n, parents, nodes.slice(0, at), w);
     n.track = lane.ends.findIndex((end) => end + 8 <= n.x);
     if (n.track < 0) n.track = lane.ends.length;
-    lane.ends[n.track] = n.x + BOX.w;
+    lane.ends[n.track] = n.x + w;
     lane.nodes.push(n);
   }
   let y = BOX.top;
@@ -34,18 +47,31 @@ function layout(nodes) {
   }
   for (const n of nodes) n.y = n.lane.y + BOX.gapY + n.track * (BOX.h + BOX.gapY);
   return {
+    w,
     byId,
     lanes: [...lanes.values()],
-    width: 14 + BOX.w + Math.max(14, ...nodes.map((n) => n.x)),
+    width: 14 + w + Math.max(14, ...nodes.map((n) => n.x)),
     height: y,
   };
 }
 
+// A line from a lane further away comes down left of the node: no box of the lanes between may stand there.
+function clearOf(n, parents, nodes, w) {
+  let x = n.x;
+  for (const p of parents) {
+    const [low, high] = [p.lane.row, n.lane.row].sort((a, b) => a - b);
+    for (const o of nodes)
+      if (o.x !== undefined && o !== n && o.lane.row > low && o.lane.row < high && o.x < x && o.x + w + BOX.gapX > x)
+        x = o.x + w + BOX.gapX;
+  }
+  return x;
+}
+
 // Close by: down (or up) from the parent and into the child's side. Far away: one soft curve.
-function route(from, to) {
+function route(from, to, w) {
   const x2 = to.x,
     y2 = to.y + BOX.h / 2,
-    right = from.x + BOX.w,
+    right = from.x + w,
     down = to.y > from.y;
   if (right + 10 > x2) {
     const x = Math.max(from.x + 10, x2 - 16),
@@ -57,6 +83,7 @@ function route(from, to) {
   return `M${right} ${y1}C${right + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`;
 }
 
+// All that led to a node.
 function ancestors(byId, id) {
   const seen = new Set(),
     todo = [id];
@@ -76,11 +103,14 @@ const short = (text, most) => {
 const plain = (value) =>
   typeof value === 'string' ? value : value === null || value === undefined ? '' : JSON.stringify(value);
 
-// A structured value as words: what is in it, without its punctuation.
+// A structured value as words: what is in it, without its punctuation. A flag is its name.
 function gist(value) {
   if (value === null || value === undefined) return '';
   if (typeof value !== 'object') return String(value);
-  return Object.values(value).map(gist).filter(Boolean).join(' · ');
+  return Object.entries(value)
+    .map(([k, v]) => (v === true ? words(k) : v === false ? '' : gist(v)))
+    .filter(Boolean)
+    .join(' · ');
 }
 
 function said(node) {
@@ -88,75 +118,60 @@ function said(node) {
   return (node.ok && gist(node.value)) || plain(node.reply) || '(empty)';
 }
 
-function drawGraph(nodes, selected, pick) {
-  const { byId, lanes, width, height } = layout(nodes);
-  const onPath = ancestors(byId, selected);
-  const edges = [],
-    boxes = [],
-    turns = [];
-  const most = Math.max(1e-9, ...nodes.map((n) => Math.abs(n.credit || 0)));
-  for (const n of nodes) {
-    for (const p of n.parents || []) {
-      const from = byId.get(p);
-      if (!from) continue;
-      edges.push(
-        h('path', { class: 'edge' + (onPath.has(p) && onPath.has(n.id) ? ' on' : ''), d: route(from, n) }),
-      );
-    }
-    const illegal = n.kind === 'act' && n.ok === false,
-      failed = Boolean(n.error);
-    const who = n.agent && n.agent !== n.role ? n.agent : n.kind === 'use' ? n.tool || n.role : n.role;
-    const credit = n.credit || 0,
-      bar = (Math.abs(credit) / most) * (BOX.w - 16);
-    boxes.push(
-      h(
-        'g',
-        {
-          class:
-            `node ${n.kind}` +
-            (n.id === selected ? ' on' : '') +
-            (illegal ? ' illegal' : '') +
-            (failed ? ' failed' : ''),
-          transform: `translate(${n.x} ${n.y})`,
-          tabindex: n.id === selected ? 0 : -1,
-          role: 'button',
-          'data-node': n.id,
-          'aria-label': `${who}${illegal ? ', malformed' : ''}${failed ? ', failed' : ''}: ${short(said(n), 60)}`,
-          onclick: () => pick(n.id),
-          onkeydown: (e) => {
-            if (e.key === 'Enter') pick(n.id);
-          },
-        },
-        h('title', {}, `${who} · node ${n.id}\n${short(said(n), 400)}`),
-        h('rect', { class: 'box', width: BOX.w, height: BOX.h, rx: n.kind === 'use' ? 12 : 4 }),
-        h('text', { x: 8, y: 17 }, short(said(n), 22)),
-        h(
-          'text',
-          { class: 'small', x: 8, y: 31 },
-          [
-            n.agent !== n.role && n.kind === 'act' ? n.agent : null,
-            n.meta && n.meta.tokens_out ? `${n.meta.tokens_out} tok` : null,
-            credit ? `${credit > 0 ? '+' : ''}${number(credit)}` : null,
-          ]
-            .filter(Boolean)
-            .join(' · '),
-        ),
-        illegal || failed
-          ? h('text', { class: 'flag', x: BOX.w - 7, y: 31 }, illegal ? 'malformed' : 'failed')
-          : null,
-        credit
-          ? h('rect', {
-              class: credit > 0 ? 'plus' : 'minus',
-              x: 8,
-              y: BOX.h - 5,
-              width: Math.max(2, bar),
-              height: 2,
-              rx: 1,
-            })
-          : null,
-      ),
-    );
-  }
+// What stands in a node's box besides its words.
+const speaker = (n) => (n.kind === 'use' ? n.tool || n.role : n.agent || n.role) || '?';
+const creditOf = (n) => (n.credit ? `${n.credit > 0 ? '+' : ''}${number(n.credit)}` : null);
+const sizeWords = (n) => (n.meta && n.meta.tokens_out ? `${n.meta.tokens_out} tok` : null);
+const flagOf = (n) => (n.kind === 'act' && n.ok === false ? 'malformed' : n.error ? 'failed' : '');
+const classOf = (n, selected) =>
+  `node ${n.kind}` +
+  (n.id === selected ? ' on' : '') +
+  (flagOf(n) === 'malformed' ? ' illegal' : '') +
+  (n.error ? ' failed' : '');
+const pickers = (n, pick) => ({
+  role: 'button',
+  'data-node': n.id,
+  'aria-label': [speaker(n), flagOf(n), short(said(n), 60)].filter(Boolean).join(', '),
+  onclick: () => pick(n.id),
+  onkeydown: (e) => {
+    if (e.key !== 'Enter' && e.key !== ' ') return;
+    e.preventDefault();
+    pick(n.id);
+  },
+});
+
+function drawBox(n, w, selected, most, pick) {
+  const letters = Math.floor((w - 16) / 6.1),
+    flag = flagOf(n),
+    small = [n.agent !== n.role && n.kind === 'act' ? n.agent : null, sizeWords(n), creditOf(n)].filter(Boolean);
+  return h(
+    'g',
+    {
+      class: classOf(n, selected),
+      transform: `translate(${n.x} ${n.y})`,
+      tabindex: n.id === selected ? 0 : -1,
+      ...pickers(n, pick),
+    },
+    h('title', {}, `${speaker(n)} · node ${n.id}\n${short(said(n), 400)}`),
+    h('rect', { class: 'box', width: w, height: BOX.h, rx: n.kind === 'use' ? 12 : 4 }),
+    h('text', { x: 8, y: 17 }, short(said(n), letters)),
+    h('text', { class: 'small', x: 8, y: 31 }, short(small.join(' · '), letters - flag.length)),
+    flag ? h('text', { class: 'flag', x: w - 7, y: 31 }, flag) : null,
+    n.credit
+      ? h('rect', {
+          class: n.credit > 0 ? 'plus' : 'minus',
+          x: 8,
+          y: BOX.h - 5,
+          width: Math.max(2, (Math.abs(n.credit) / most) * (w - 16)),
+          height: 2,
+          rx: 1,
+        })
+      : null,
+  );
+}
+
+function drawTurns(nodes) {
+  const turns = [];
   let last = null;
   for (const n of [...nodes].sort((x, y) => x.x - y.x)) {
     if (n.turn === null || n.turn === undefined || n.turn === last || (last !== null && n.turn < last))
@@ -167,29 +182,37 @@ function drawGraph(nodes, selected, pick) {
       h('text', { class: 'turn-name', x: n.x + 5, y: 14 }, `turn ${n.turn}`),
     );
   }
-  const lines = lanes
-    .slice(1)
-    .map((l) =>
-      h('line', {
-        class: 'lane-line',
-        x1: 0,
-        x2: Math.max(width, 4000),
-        y1: l.y + BOX.gapY / 2,
-        y2: l.y + BOX.gapY / 2,
-      }),
-    );
-  const names = Math.min(150, 30 + 7.2 * Math.max(...lanes.map((l) => l.name.length)));
+  return turns;
+}
+
+function drawGraph(nodes, selected, pick, room) {
+  const longest = Math.max(...nodes.map((n) => ((n.kind === 'use' ? n.tool : n.role) || '?').length)),
+    names = Math.min(150, 30 + 7.2 * longest);
+  const { byId, lanes, width, height, w } = fitted(nodes, room - names - 2);
+  const onPath = ancestors(byId, selected),
+    most = Math.max(1e-9, ...nodes.map((n) => Math.abs(n.credit || 0)));
+  const edges = nodes.flatMap((n) =>
+    (n.parents || [])
+      .filter((p) => byId.has(p))
+      .map((p) =>
+        h('path', {
+          class: 'edge' + (onPath.has(p) && onPath.has(n.id) ? ' on' : ''),
+          d: route(byId.get(p), n, w),
+        }),
+      ),
+  );
+  const lines = (end) =>
+    lanes.slice(1).map((l) => {
+      const y = l.y + BOX.gapY / 2;
+      return h('line', { class: 'lane-line', x1: 0, x2: end, y1: y, y2: y });
+    });
   return h(
     'div',
     { class: 'graph' },
     h(
       'svg',
       { width: names, height, 'aria-hidden': 'true' },
-      lanes
-        .slice(1)
-        .map((l) =>
-          h('line', { class: 'lane-line', x1: 0, x2: names, y1: l.y + BOX.gapY / 2, y2: l.y + BOX.gapY / 2 }),
-        ),
+      lines(names),
       lanes.map((l) =>
         h(
           'text',
@@ -204,138 +227,47 @@ function drawGraph(nodes, selected, pick) {
       h(
         'svg',
         { width, height, role: 'group', 'aria-label': 'graph of the episode' },
-        turns,
-        lines,
+        drawTurns(nodes),
+        lines(Math.max(width, 4000)),
         edges,
-        boxes,
+        nodes.map((n) => drawBox(n, w, selected, most, pick)),
       ),
     ),
   );
 }
 
-function drawEpisode(i, episode, side) {
-  const nodes = episode.nodes || [],
-    key = side === 'a' ? 'node' : 'nodeB';
-  let selected = nodes.some((n) => n.id === state[key])
-    ? state[key]
-    : nodes.length
-      ? (nodes.filter((n) => n.kind === 'act').pop() || nodes[0]).id
-      : '';
-  state[key] = selected;
-  const element = h('article', { class: 'episode', 'data-side': side, 'data-i': i });
-  const tokens = nodes.reduce((sum, n) => sum + ((n.meta && n.meta.tokens_out) || 0), 0);
-  const figure = (name, value, main) =>
-    h('div', { class: 'figure' + (main ? ' main' : '') }, h('b', {}, number(value)), h('span', {}, name));
-  const metrics = Object.entries(episode.metrics || {}).filter(
-    ([, v]) => typeof v === 'number' || typeof v === 'boolean',
-  );
-  const others = [];
-  for (let o = 0; o < columns.block.length && others.length < 12; o++)
-    if (
-      o !== i &&
-      columns.task.codes[o] === columns.task.codes[i] &&
-      columns.env.codes[o] === columns.env.codes[i]
-    )
-      others.push(o);
-  const paint = () => {
-    const node = nodes.find((n) => n.id === selected);
-    element.replaceChildren(
-      ...[
-        h('h2', {}, columns.title[i]),
+// The same from top to bottom, the chosen node's detail below it. What was asked side by side is set in, by the branches of its path.
+function drawSteps(nodes, selected, pick, detail) {
+  let turn = null;
+  return h(
+    'div',
+    { class: 'steps', role: 'group', 'aria-label': 'steps of the episode' },
+    nodes.flatMap((n) => {
+      const heading =
+        n.turn !== null && n.turn !== undefined && n.turn !== turn
+          ? h('div', { class: 'turn' }, `turn ${(turn = n.turn)}`)
+          : null;
+      return [
+        heading,
         h(
           'div',
-          { class: 'facts' },
-          [
-            ['environment', episode.env_id],
-            ['task', episode.task_id],
-            ['source', word('label', i)],
-            ['seed', episode.seed],
-            ['sample', episode.sample],
-            ['data', episode.data && (episode.data.name || plain(episode.data))],
-            ['ended', [episode.ended, episode.reason].filter(Boolean).join(', ')],
-            ['error', short(plain(episode.error), 200)],
-            ['outcome', short(plain(episode.outcome), 90)],
-          ]
-            .filter(([, v]) => v !== null && v !== undefined && v !== '')
-            .map(([k, v]) => h('span', {}, k + ' ', h('b', {}, v))),
-        ),
-        h(
-          'div',
-          { class: 'figures' },
-          metrics.slice(0, 6).map(([k, v], n) => figure(k, Number(v), n === 0)),
-          figure('credit', columns.credit[i]),
-          figure('acts', columns.acts[i]),
-          tokens ? figure('tokens', tokens) : null,
+          {
+            class: classOf(n, selected),
+            tabindex: n.id === selected ? 0 : -1,
+            style: { 'margin-left': Math.min(3, (String(n.id).split('.').length - 1) / 2) * 12 + 'px' },
+            ...pickers(n, pick),
+          },
+          h('b', {}, speaker(n)),
+          h('span', { class: 'words' }, short(said(n), 160)),
           h(
-            'div',
-            { class: 'actions' },
-            h('button', { id: 'back', onclick: () => $('app').classList.remove('reading') }, '← list'),
-            side === 'a'
-              ? h(
-                  'button',
-                  {
-                    'aria-pressed': String(picking),
-                    onclick: () => {
-                      picking = !picking;
-                      paint();
-                    },
-                  },
-                  picking ? 'pick one in the list…' : 'compare',
-                )
-              : h('button', { onclick: () => open(state.a, null) }, 'close'),
+            'span',
+            { class: 'small' },
+            flagOf(n) ? h('em', {}, flagOf(n)) : null,
+            [sizeWords(n), creditOf(n)].filter(Boolean).join(' · '),
           ),
         ),
-        side === 'a' && others.length
-          ? h(
-              'div',
-              { class: 'chips' },
-              h('span', { class: 'faint' }, 'same task:'),
-              others.map((o) =>
-                h(
-                  'button',
-                  { class: o === state.b ? 'on' : '', onclick: () => open(state.a, o) },
-                  `${word('label', o) || '#' + o} · ${number(columns.score[o])}`,
-                ),
-              ),
-            )
-          : null,
-        nodes.length
-          ? drawGraph(nodes, selected, (id) => {
-              selected = id;
-              state[key] = id;
-              keepScroll(element, paint);
-              remember();
-              element.querySelector('.node.on').focus({ preventScroll: true });
-            })
-          : h('p', { class: 'soft' }, 'No node: the episode ended before anyone acted.'),
-        node ? drawNode(node, nodes) : null,
-      ].filter(Boolean),
-    );
-  };
-  paint();
-  element.step = (delta) => {
-    const at = nodes.findIndex((n) => n.id === selected),
-      next = nodes[Math.max(0, Math.min(nodes.length - 1, at + delta))];
-    if (!next) return;
-    selected = next.id;
-    state[key] = next.id;
-    keepScroll(element, paint);
-    element.reveal();
-    remember();
-  };
-  element.reveal = () => {
-    const scroll = element.querySelector('.graph .scroll'),
-      node = nodes.find((n) => n.id === selected);
-    if (scroll && (node.x < scroll.scrollLeft || node.x + BOX.w > scroll.scrollLeft + scroll.clientWidth))
-      scroll.scrollLeft = node.x + BOX.w + 20 - scroll.clientWidth;
-  };
-  return element;
-}
-
-function keepScroll(element, paint) {
-  const before = element.querySelector('.graph .scroll'),
-    left = before ? before.scrollLeft : 0;
-  paint();
-  const after = element.querySelector('.graph .scroll');
-  if (after) after.scrollLeft = left;
+        n.id === selected ? detail : null,
+      ];
+    }),
+  );
 }

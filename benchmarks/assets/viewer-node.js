@@ -24,6 +24,43 @@ function longText(text, most = 6000) {
   return pre;
 }
 
+// A value that a program made, for reading: names and what they hold; passages as passages; JSON only where it is deep.
+function drawValue(value) {
+  if (typeof value === 'string') return longText(value);
+  const flat = (v) => v === null || typeof v !== 'object';
+  if (Array.isArray(value) && value.length && value.every((v) => v && typeof v.text === 'string'))
+    return h(
+      'div',
+      { class: 'passages' },
+      value.map((v) => h('div', {}, h('b', {}, plain(v.title) || plain(v.id)), longText(v.text))),
+    );
+  const entries = value && typeof value === 'object' && !Array.isArray(value) ? Object.entries(value) : null;
+  if (entries && entries.length && entries.every(([, v]) => flat(v)))
+    return h(
+      'dl',
+      { class: 'value' },
+      entries.map(([k, v]) => [
+        h('dt', {}, words(k)),
+        h('dd', {}, typeof v === 'string' && v.length > 400 ? longText(v) : spoken(v)),
+      ]),
+    );
+  return flat(value) ? h('p', {}, spoken(value)) : longText(JSON.stringify(value, null, 1));
+}
+
+const spoken = (v) =>
+  v === true ? 'yes' : v === false ? 'no' : v === null || v === undefined ? 'nothing' : typeof v === 'number' ? number(v) : v;
+
+// The same in a line.
+function told(value) {
+  if (value === null || typeof value !== 'object') return spoken(value);
+  if (Array.isArray(value)) return value.map(told).join(' · ');
+  return Object.entries(value)
+    .map(([k, v]) => (v === true ? words(k) : `${words(k)}: ${told(v)}`))
+    .join(' · ');
+}
+
+const tintName = (t) => (t === 'logprob' ? 'log-prob' : t);
+
 function tokenText(tokens, tint, biggest) {
   const values = tokens[tint] || [];
   return h(
@@ -72,7 +109,7 @@ function drawReply(node, nodes) {
                   paint();
                 },
               },
-              t === tint ? `coloured by ${t}` : t,
+              t === tint ? `coloured by ${tintName(t)}` : tintName(t),
             ),
           ),
         ),
@@ -86,7 +123,7 @@ function drawReply(node, nodes) {
             { class: 'mono' },
             node.value === null || node.value === undefined
               ? 'no value'
-              : `value: ${short(plain(node.value), 2000)}`,
+              : `read as ${short(told(node.value), 2000)}`,
           ),
         ),
       ],
@@ -185,7 +222,7 @@ function drawNode(node, nodes) {
         h(
           'div',
           { class: 'facts' },
-          meta.map(([k, v]) => h('span', {}, k + ' ', h('b', {}, number(v)))),
+          meta.map(([k, v]) => h('span', {}, words(k) + ' ', h('b', {}, number(v)))),
         ),
       )
     : null;
@@ -206,7 +243,7 @@ function drawNode(node, nodes) {
         'section',
         {},
         h('div', { class: 'label' }, 'Arguments'),
-        longText(JSON.stringify(node.args, null, 1) || ''),
+        drawValue(node.args),
       ),
       h(
         'div',
@@ -216,9 +253,9 @@ function drawNode(node, nodes) {
           'section',
           {},
           h('div', { class: 'label' }, 'Result'),
-          longText(
-            typeof node.result === 'string' ? node.result : JSON.stringify(node.result, null, 1) || '',
-          ),
+          node.result === null || node.result === undefined
+            ? h('p', { class: 'soft' }, 'none')
+            : drawValue(node.result),
         ),
         node.private === null || node.private === undefined
           ? null
@@ -226,7 +263,7 @@ function drawNode(node, nodes) {
               'section',
               {},
               h('div', { class: 'label' }, 'Seen by grading only'),
-              longText(JSON.stringify(node.private, null, 1)),
+              drawValue(node.private),
             ),
         facts,
       ),

@@ -1,4 +1,4 @@
-// The viewer's address, keys and start. The other parts: -state, -list, -graph, -node.
+// The viewer's address, keys and start. The other parts: -state, -list, -graph, -node, -episode.
 
 function remember() {
   const parts = remembered
@@ -53,11 +53,8 @@ async function open(a, b) {
 function move(delta) {
   if (!rows.length) return;
   const at = rows.indexOf(state.a),
-    next = Math.max(0, Math.min(rows.length - 1, at + delta)),
-    list = $('list');
-  if (next * ROW < list.scrollTop) list.scrollTop = next * ROW;
-  if ((next + 1) * ROW > list.scrollTop + list.clientHeight)
-    list.scrollTop = (next + 1) * ROW - list.clientHeight;
+    next = Math.max(0, Math.min(rows.length - 1, at + delta));
+  showRow(rows[next]);
   open(rows[next], state.b);
 }
 
@@ -95,6 +92,9 @@ function keys(event) {
 async function start() {
   const index = await unpack('index');
   columns = index.columns;
+  headline = index.headline || 'score';
+  tours = index.tours;
+  noteSamples();
   $('title').textContent = visible(index.title);
   recall();
   paintFilters();
@@ -130,7 +130,14 @@ async function start() {
     if ((e.shiftKey || picking) && state.a !== null && i !== state.a) open(state.a, i);
     else open(i, state.b === i ? null : state.b);
   });
-  window.addEventListener('resize', paintRows);
+  let resized = 0;
+  window.addEventListener('resize', () => {
+    paintRows();
+    clearTimeout(resized);
+    resized = setTimeout(() => {
+      for (const shown of document.querySelectorAll('.episode')) shown.paint();
+    }, 120);
+  });
   window.addEventListener('hashchange', () => {
     recall();
     paintFilters();
@@ -139,7 +146,10 @@ async function start() {
   });
   document.addEventListener('keydown', keys);
   if (location.hash.includes('a=')) $('app').classList.add('reading');
-  await open(state.a !== null ? state.a : rows.length ? rows[0] : null, state.b);
+  const first = tours.length ? tours[0].a : rows.length ? rows[0] : null;
+  await open(state.a !== null ? state.a : first, state.b);
+  if (state.a !== null) showRow(state.a);
+  paintRows();
   document.documentElement.dataset.ready = 'yes';
 }
 

@@ -13,6 +13,7 @@ import pytest
 import zstandard
 
 from unitymas.benchmarks import page, viewer
+from unitymas.benchmarks.tours import tours
 
 Make = Callable[..., dict[str, Any]]
 
@@ -58,6 +59,65 @@ def test_sources_label_by_file_and_skip_a_torn_tail(tmp_path: Path, episode: Mak
     assert labels == ["step-2"] * 3 + ["step-10"] * 2, (
         "files in numeric order, the torn last episode left out"
     )
+
+
+def opened(*rows: tuple[str, str, str, float]) -> list[tuple[Any, ...]]:
+    """The tours of episodes given as (part, label, task, score)."""
+    parts, labels, tasks, scores = zip(*rows, strict=True)
+    blank = [""] * len(rows)
+    index = {"part": parts, "label": labels, "task": tasks, "score": scores, "env": blank, "ended": blank,
+             "malformed": blank, "errors": [0] * len(rows), "acts": [1] * len(rows)}  # fmt: skip
+    return [(tour["name"], tour["a"], tour.get("b")) for tour in tours(index)]
+
+
+def test_the_page_opens_on_the_task_that_improved_most() -> None:
+    rows = [
+        ("train", "train 1", "x", 0.0), ("train", "train 9", "x", 1.0),
+        ("validation", "validation 0", "t", 0.5), ("validation", "validation 0", "u", 0.1), ("validation", "validation 0", "v", 1.0),
+        ("validation", "validation 4", "u", 1.0),
+        ("validation", "validation 8", "t", 0.8), ("validation", "validation 8", "u", 0.9), ("validation", "validation 8", "v", 0.0),
+    ]  # fmt: skip
+    assert opened(*rows) == [("improved most", 7, 3), ("worsened most", 8, 4), ("a failure", 8, None)]
+    assert opened(*rows[2:5]) == [("a success", 2, None)], "one validation: nothing to compare"
+    assert opened(("", "", "t", 1.0), ("", "", "t", 0.0)) == [("a failure", 1, None), ("a success", 0, None)]
+    assert opened(rows[0]) == []
+
+
+def test_of_failures_the_one_with_a_cause_is_shown() -> None:
+    index = {"part": [""] * 3, "label": [""] * 3, "task": list("tuv"), "score": [0.0, None, 0.0], "env": [""] * 3, "acts": [1] * 3,
+             "ended": ["terminal", "error", "terminal"], "malformed": ["", "", "planner"], "errors": [0, 0, 0]}  # fmt: skip
+    assert tours(index)[0]["a"] == 2
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        ("validation-000000", "validation 0"),
+        ("a train-000000", "a train 1"),
+        ("train-7", "train-7"),
+        ("", ""),
+    ],
+)
+def test_labels_count_steps_as_the_curves_do(label: str, words: str) -> None:
+    assert viewer.label_words(label) == words
+
+
+def test_text_has_contrast() -> None:
+    """WCAG 2.2 AA, 4.5 : 1, of every text colour on every ground, light and dark."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    css = page.asset("theme.css")
+    themes = [dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", part)) for part in css.split("@media")[:2]]
+    for theme in themes:
+        for ink in ("ink", "soft", "faint", "accent", "good", "bad", "warn", "violet", "teal"):
+            for ground in ("paper", "card", "wash", "accent-wash"):
+                dark, bright = sorted((light(theme[ink]), light(theme[ground])))
+                ratio = (bright + 0.05) / (dark + 0.05)
+                assert ratio >= 4.5, f"{ink} on {ground}: {ratio:.2f}"
 
 
 def test_a_source_without_traces_says_what_was_looked_for(tmp_path: Path) -> None:
@@ -218,3 +278,52 @@ def test_ten_thousand_episodes_paint_within_two_seconds(
     assert paint < 2000
     assert "10,000 of 10,000" in seen.text("#counts")
     assert seen.page.locator(".row").count() < 60, "rows outside the window are not in the document"
+
+
+@pytest.fixture
+def trained(tmp_path: Path, episode: Make) -> Path:
+    """Two validations of ten tasks, and a training step of two tasks with four samples each."""
+    pairs = []
+    for step in (0, 8):
+        for i in range(0, 20, 2):
+            made = episode(i, good=step == 8 and i == 6)
+            pairs.append(
+                (f"validation-{step:06d}", {**made, "data": {"name": "mini", "split": "validation"}})
+            )
+    for i in range(8):
+        made = {**episode(i), "task_id": f"train-{i // 4}", "sample": i % 4, "data": {"split": "train"}}
+        pairs.append(("train-000003", made))
+    return viewer.build_labelled(pairs, tmp_path / "trained.html", title="run")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1400, 400])
+def test_the_first_sight(visit: Callable[..., Any], trained: Path, width: int) -> None:
+    seen = visit(trained, viewport={"width": width, "height": 900})
+    seen.page.eval_on_selector("#list", "list => { list.scrollTop = 0; }")
+    seen.page.get_by_text("20 episodes, 10 tasks").wait_for()
+    assert seen.text(".head.part").startswith("Validation")
+    assert seen.text("#histogram").split()[:2] == ["19", "9"] and "episodes by f1" in seen.text("#histogram")
+    if width == 400:
+        seen.page.get_by_role("button", name="improved most").click()
+    seen.page.wait_for_selector(".episode[data-i='13']")
+    assert "Improved most from validation 0 to validation 8: 0.25 → 1." in seen.text(".why")
+    assert seen.text(".outcome").split("\n")[:2] == ["answer", "Ada Lorn"] and "{" not in seen.text(
+        ".episode"
+    )
+    fits = "[...document.querySelectorAll('.scroll')].every(e => e.scrollWidth <= e.clientWidth)"
+    assert seen.page.evaluate(fits) and seen.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert seen.page.locator(".graph" if width == 1400 else ".steps").count() == 1
+    seen.page.locator(".node[data-node='1']").press("Enter")
+    assert seen.text(".node-head h3") == "searcher"
+    seen.page.get_by_role("button", name="side by side").click()
+    seen.page.wait_for_selector(".episode[data-side=b][data-i='3']")
+
+
+@pytest.mark.browser
+def test_a_part_is_shown_alone(visit: Callable[..., Any], trained: Path) -> None:
+    seen = visit(trained)
+    seen.page.locator("#parts").get_by_role("button", name="train").click()
+    assert seen.text("#counts").startswith("8 of 28") and "part=train" in seen.page.url
+    assert seen.page.locator(".head.task").count() == 2 and seen.page.locator(".row.sample").count() == 8
+    assert "sample 4" in seen.text(".row[data-i='23']")

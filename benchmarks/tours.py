@@ -1,0 +1,61 @@
+"""Which episodes say most at first sight: what improved, what got worse, what fails, what works."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+
+def tours(index: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Episodes worth opening first, each with a name, a reason, and where there is one the episode to compare with.
+
+    Held-out episodes speak before training ones, and the newest source (the last validation) before older ones. The
+    page opens on the first tour.
+    """
+    known = [i for i, score in enumerate(index["score"]) if score is not None or index["ended"][i] == "error"]
+    rows = [i for i in known if index["part"][i] != "train"] or known
+    sources = list(dict.fromkeys(index["label"][i] for i in rows))
+    if len(known) < 2:
+        return []
+    newest = [i for i in rows if index["label"][i] == sources[-1]]
+    found = _changes(index, rows, sources[0], sources[-1]) if len(sources) > 1 else []
+    failed = [i for i in newest if index["ended"][i] == "error" or _score(index, i) <= 0]
+    if failed:
+        telling = max(failed, key=lambda i: (bool(index["malformed"][i] or index["errors"][i]), -i))
+        found.append({"name": "a failure", "why": "A failure of the newest episodes.", "a": telling})
+    if solved := [i for i in newest if _score(index, i) >= 1]:
+        longest = max(solved, key=lambda i: (index["acts"][i], -i))
+        found.append({"name": "a success", "why": "A success of the newest episodes.", "a": longest})
+    return found
+
+
+def _changes(
+    index: Mapping[str, Sequence[Any]], rows: Sequence[int], first: str, last: str
+) -> list[dict[str, Any]]:
+    """The tasks whose mean score rose and fell most between two sources."""
+    sides: dict[str, dict[tuple[str, str], list[int]]] = {s: defaultdict(list) for s in (first, last)}
+    for i in rows:
+        if index["label"][i] in sides:
+            sides[index["label"][i]][index["env"][i], index["task"][i]].append(i)
+    before, after = sides[first], sides[last]
+    gains = {
+        task: fmean(_score(index, i) for i in after[task]) - fmean(_score(index, i) for i in before[task])
+        for task in before
+        if task in after
+    }
+    found = []
+    for name, sign in (("improved most", 1), ("worsened most", -1)):
+        task = max(gains, key=lambda t: sign * gains[t], default=None)
+        if task is None or sign * gains[task] <= 0:
+            continue
+        a = max(after[task], key=lambda i: sign * _score(index, i))
+        b = min(before[task], key=lambda i: sign * _score(index, i))
+        why = f"{name.capitalize()} from {first} to {last}: {_score(index, b):.3g} → {_score(index, a):.3g}."
+        found.append({"name": name, "why": why, "a": a, "b": b})
+    return found
+
+
+def _score(index: Mapping[str, Sequence[Any]], i: int) -> float:
+    return float(index["score"][i] or 0.0)
