@@ -7,6 +7,7 @@ Where only some tokens were allowed (choices, top-k, top-p), these are recorded:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, fine, want in (
-            ("temperature", self.temperature >= 0, "0 (greedy) or more"),
+            ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or more"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
             ("top_k", self.top_k >= 0, "0 (no limit) or more"),
             ("max_tokens", self.max_tokens >= 1, "1 or more"),

@@ -19,11 +19,25 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from .counterfactual import Counterfactual
+from .options import COUNT, POSITIVE, OutOfRange, Range, check_ranges
 from .settings import Adapter, Learning, Sampling
 
 
 class ConfigError(ValueError):
     """A config that cannot be; the message gives the path of the key and what would fit."""
+
+
+RANGES: dict[str, Range] = {
+    **dict.fromkeys(
+        ("size", "slots", "context", "tasks", "k", "steps", "tasks_per_step", "minibatches", "epochs", "concurrency",
+         "patience", "checkpoints"), COUNT,
+    ),
+    **dict.fromkeys(
+        ("threads", "gpus", "every", "temperature", "traces_every", "retries", "staleness", "checkpoint_every"), Range(),
+    ),
+    "episode_seconds": POSITIVE,
+}  # fmt: skip
+"""What fits a number of the tree, by its key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +53,9 @@ class EnvConfig:
     reward: Any = "default"
     args: dict[str, Any] = field(default_factory=dict)
     """The workflow's own arguments (max_turns …)."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RANGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +80,9 @@ class GroupConfig:
     """Who generates (docs/engine.md)."""
     engine_options: dict[str, Any] = field(default_factory=dict)
     """Of vLLM: its engine arguments (gpu_memory_utilization, tensor_parallel_size, enforce_eager …)."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RANGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +121,9 @@ class EvalConfig:
     k: int = 1
     temperature: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_ranges(self, RANGES)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
@@ -114,6 +137,9 @@ class LogConfig:
     """Project of trackio. Empty: off."""
     traces_every: int = 10
     """Steps between those whose traces are kept; 0: none but validation's."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RANGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +190,9 @@ class RunConfig:
     checkpoints: int = 2
     """How many are kept."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, RANGES)
+
 
 # reading -----------------------------------------------------------------------------------------------
 
@@ -186,6 +215,10 @@ def build(kind: type[Any], given: Any, path: str = "") -> Any:
         return kind(**values)
     except ConfigError:
         raise
+    except OutOfRange as error:
+        key = error.name.rpartition(".")[2]
+        where = f"{path}.{key}" if path else key
+        raise ConfigError(f"{where}: must {error.refusal}, got {error.value}") from error
     except ValueError as error:
         raise ConfigError(f"{path}: {error}" if path else str(error)) from error
 

@@ -20,6 +20,7 @@ from ..envs.branch import Branch
 from ..envs.drivers import derive
 from ..envs.execution import Ended
 from ..envs.trace import Trace
+from .options import COUNT, check_ranges
 from .table import Decision
 
 
@@ -38,8 +39,7 @@ class Counterfactual:
     """The metric that is compared. Empty: the environment's headline, or all credits together if it has none."""
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or self.limit < 1:
-            raise ValueError(f"samples and limit must be at least 1, got {self.samples} and {self.limit}")
+        check_ranges(self, {"samples": COUNT, "limit": COUNT})
 
 
 async def question(

@@ -19,6 +19,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ..hints import nearest
+from .config import build
+from .options import SHARE, Range, check_ranges
 from .table import Floats, Table, total
 
 Transform = Callable[[Table, Floats], Floats]
@@ -33,6 +35,9 @@ class Mix:
     """Weight of the team's reward. Usual 0.5–1 (AT-GRPO: 1)."""
     beta: float = 1.0
     """Weight of the act's own."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"alpha": Range(), "beta": Range()})
 
     def __call__(self, table: Table, reward: Floats) -> Floats:
         team = sum((table.component(name) for name in self.team), np.zeros(len(table)))
@@ -73,6 +78,9 @@ class Shaping:
     scale: float = 1.0
     """Usual 0.1–1."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, {"gamma": SHARE, "scale": Range()})
+
     def __call__(self, table: Table, reward: Floats) -> Floats:
         potential = table.component(self.component)
         return reward - potential + self.scale * shaping(table, potential, self.gamma)
@@ -107,6 +115,9 @@ class Influence:
     outcome: float = 0.0
     """beta: also adds this times the episode's mean correctness in its last turn. Usual 0 or 0.5."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, {"alpha": Range(), "outcome": Range()})
+
     def __call__(self, table: Table, reward: Floats) -> Floats:
         correct, turn = table.component(self.component), table.numbers("turn")
         episode = table.codes("task", "episode")
@@ -137,6 +148,9 @@ class TreeCredit:
     scale: float = 1.0
     lam: float = 0.5
     """0: improve on what one was given; 1: be better than one's siblings."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"scale": Range(), "lam": SHARE})
 
     def __call__(self, table: Table, reward: Floats) -> Floats:
         parents, siblings = parent_mean(table, reward), sibling_mean(table, reward)
@@ -217,7 +231,7 @@ def _transform(role: str, entry: dict[str, Any]) -> Transform:
     for field in fields(cls):
         if field.default is MISSING and field.name not in entry:
             raise ValueError(f"credit.{role}: {name!r} needs {field.name!r}")
-    made: Transform = cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()})
+    made: Transform = build(cls, entry, f"credit.{role}")
     return made
 
 

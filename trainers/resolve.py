@@ -87,9 +87,6 @@ def spread(tree: dict[str, Any], section: str, alone: str) -> dict[str, Any]:
 
 def check(config: RunConfig) -> None:
     """What does not fit together."""
-    for name in ("steps", "tasks_per_step", "k", "minibatches", "epochs", "concurrency", "patience"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name}: must be at least 1, got {getattr(config, name)}")
     check_references(config)
     check_engines(config)
     try:
@@ -162,6 +159,11 @@ def check_algorithm(name: str, config: RunConfig) -> None:
         algorithm = make_algorithm(**{"name": "ppo", **policy.algorithm})
     except (ValueError, TypeError) as error:
         raise ConfigError(f"policies.{name}.algorithm: {error}") from error
+    if policy.sampling.temperature == 0:
+        raise ConfigError(
+            f"policies.{name}.sampling.temperature: at 0 a policy always says the same and learns nothing from comparing; "
+            "set it above 0 (eval.temperature is validation's), or frozen: true"
+        )
     wrong = algorithm.needs.unmet(
         f"policies.{name}.algorithm ({algorithm.name})",
         k=config.k, critic=policy.critic != "", reference=policy.reference,

@@ -7,8 +7,22 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from .options import COUNT, POSITIVE, SHARE, Range, check_ranges
+
 if TYPE_CHECKING:
     import torch
+
+
+LEARNING = {
+    "lr": Range(), "warmup": Range(), "horizon": Range(), "final": SHARE, "betas": Range(0.0, 1.0, below=True),
+    "eps": POSITIVE, "weight_decay": Range(), "clip_norm": Range(), "micro_tokens": COUNT,
+}  # fmt: skip
+SAMPLING = {
+    "temperature": Range(),
+    "top_p": Range(0.0, 1.0, above=True),
+    "top_k": Range(),
+    "max_tokens": COUNT,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +52,13 @@ class Learning:
     """Keep only each layer's input for the backward pass: less memory, a third more time."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, LEARNING, "learning.")
         if self.schedule not in ("constant", "linear", "cosine"):
             raise ValueError(f"learning.schedule is {self.schedule!r}: choose constant, linear or cosine")
         if self.schedule != "constant" and self.horizon and self.horizon <= self.warmup:
             raise ValueError(
                 f"learning.schedule={self.schedule} needs learning.horizon > warmup ({self.horizon} <= {self.warmup})"
             )
-        if self.lr < 0 or self.micro_tokens < 1:
-            raise ValueError("learning.lr must not be negative, and learning.micro_tokens must be at least 1")
         if self.precision not in ("float32", "bfloat16"):
             raise ValueError(f"learning.precision is {self.precision!r}: choose float32 or bfloat16")
 
@@ -78,6 +91,9 @@ class Adapter:
     rank: int = 8
     alpha: float = 16.0
 
+    def __post_init__(self) -> None:
+        check_ranges(self, {"rank": COUNT, "alpha": POSITIVE}, "adapter.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
@@ -87,6 +103,9 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        check_ranges(self, SAMPLING, "sampling.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ def test_unknown_names_and_keys_are_answered_with_the_nearest() -> None:
         ("grpo", {"clip_high": "1e-3"}, r"grpo.clip_high is '1e-3': expected float"),
         ("grpo", {"std": 1}, r"grpo.std is 1: expected bool"),
         ("grpo", {"aggregation": "mean"}, r"expected one of 'token-mean', 'sequence-mean'"),
-        ("grpo", {"dual_clip": 0.5}, r"dual_clip is 0.5: greater than 1, or null"),
+        ("grpo", {"dual_clip": 0.5}, r"dual_clip is 0.5: it must be greater than 1"),
         ("grpo", {"clip_low": -0.1}, r"clip_low is -0.1: it must not be negative"),
         ("ppo", {"role_weights": {"planner": -1}}, r"role_weights.planner is -1: expected a number from 0"),
         ("grpo", {"role_weights": {"planner": "much"}}, r"role_weights.planner is 'much'"),

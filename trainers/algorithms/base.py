@@ -19,15 +19,40 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from ...hints import nearest
 from .. import gae
-from ..groups import Groups, Score, partition, report, scores, zero_shares
-from ..options import Aggregation, Estimator, Importance
+from ..groups import GROUPS, Groups, Score, partition, report, scores, zero_shares
+from ..options import POSITIVE, SHARE, Aggregation, Estimator, Importance, Range, check_ranges
 from ..table import Bools, Floats, Ints, Signal, Table, make_signals
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..batch import Batch, Thin
+
+RANGES: dict[str, Range] = {
+    "gamma": SHARE,
+    "lam": SHARE,
+    "clip_low": SHARE,  # 1 - clip_low is the smallest ratio
+    "clip_high": Range(),
+    "dual_clip": Range(1.0, above=True),
+    "importance_cap": POSITIVE,
+    "kl_loss": Range(),
+    "kl_reward": Range(),
+    "entropy": Range(),
+    "length": POSITIVE,
+    "eps": Range(),
+    "whiten_floor": POSITIVE,
+    "value_clip": POSITIVE,
+    "value_coefficient": Range(),
+    "step_weight": Range(),
+    "tree": Range(),
+    "resample": Range(),
+    "max_tokens": Range(),
+    "overlong_buffer": Range(),
+    "overlong_penalty": Range(),
+}
+"""What fits a field, by its name, in whichever algorithm it stands. Any other number must be finite."""
 
 Metrics = dict[str, "Tensor"]
 Unit = Literal["decision", "chain", "episode"]
@@ -113,6 +138,7 @@ class Algorithm(ABC):
     recovered from (partial masking, as STeP, 2505.20023, does it in fine-tuning). Empty: off."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, RANGES, f"{self.name}: ")
         for role, weight in self.role_weights.items():
             if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
                 raise ValueError(f"{self.name}: role_weights.{role} is {weight!r}: expected a number from 0")
@@ -200,16 +226,6 @@ class PolicyGradient(Algorithm):
     length: float = 1.0
     """For `sequence-sum`: the constant that replaces a reply's length. Usual: the token limit."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("clip_low", "clip_high", "kl_loss", "entropy"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{self.name}: {name} is {getattr(self, name)}: it must not be negative")
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise ValueError(f"{self.name}: dual_clip is {self.dual_clip}: greater than 1, or null for off")
-        if self.importance_cap <= 0 or self.length <= 0:
-            raise ValueError(f"{self.name}: importance_cap and length must be greater than 0")
-
     @property
     def needs(self) -> Needs:
         return Needs(reference=self.kl_loss > 0, entropy=self.entropy > 0)
@@ -270,6 +286,11 @@ class GroupRelative(PolicyGradient):
     task_wise: bool = False
     """Several environments in one run: afterwards whiten over all tokens of each environment, so that none sets
     the scale for the others (AgentRL, 2510.04206). Rows that compare with nothing stay at 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.group not in GROUPS:
+            raise ValueError(f"{self.name}: unknown group {self.group!r}: {nearest(self.group, GROUPS)}")
 
     @property
     def needs(self) -> Needs:

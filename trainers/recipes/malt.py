@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...envs.ledger import Credit
 from ...envs.trace import Trace
 from ..algorithms.base import Plan, Tree
+from ..options import COUNT, check_ranges
 from ..step import Default, Metrics, collected
 from ..table import Table
 
@@ -45,6 +46,7 @@ class Malt(Default):
     def __post_init__(self) -> None:
         if self.width < 2:
             raise ValueError(f"recipe_args.width: 2 or more replies can be compared, got {self.width}")
+        check_ranges(self, {"every": COUNT}, "recipe_args.")
         self._gathered: list[Trace] = []
 
     def check(self, run: Run) -> None:
