@@ -14,6 +14,7 @@ from .page import escape
 
 Scale = Callable[[float], float]
 COLOURS = 6
+NARROW = 372  # the width that a phone leaves
 MOST_POINTS = 400
 """Longer lines are thinned to so many points for drawing."""
 
@@ -29,6 +30,12 @@ class Series:
     high: Sequence[float] = field(default=())
     dots: bool = False
 
+    @property
+    def constant(self) -> float | None:
+        """The value of a line that never moves."""
+        y = [v for v in self.y if math.isfinite(v)]
+        return y[0] if y and max(y) - min(y) <= 1e-12 * max(1.0, abs(y[0])) else None
+
 
 def chart(
     title: str,
@@ -36,14 +43,33 @@ def chart(
     *,
     width: int = 560,
     height: int = 210,
+    unit: str = "",
     marks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """A titled chart; ``marks`` are vertical lines with a tooltip (alarms)."""
+    """A titled chart over steps; ``marks`` are vertical lines with a tooltip (alarms).
+
+    It is drawn twice where it is wide: a narrow screen shows the second one, whose text stays readable there.
+    """
     series = [_finite(_thinned(s)) for s in series]
     series = [s for s in series if len(s.x)]
     if not series:
         return ""
-    left, top, bottom = 46, 10, 22
+    drawn = _svg(title, series, width, height, unit, marks, "wide" if width > NARROW else "")
+    if width > NARROW:
+        drawn += _svg(title, series, NARROW, 200, unit, marks, "narrow")
+    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{drawn}</figure>'
+
+
+def _svg(
+    title: str,
+    series: Sequence[Series],
+    width: int,
+    height: int,
+    unit: str,
+    marks: Sequence[tuple[float, str]],
+    kind: str,
+) -> str:
+    left, top, bottom = 46, 20, 34
     right = 12 + 6.4 * max(len(s.name) for s in series) if len(series) > 1 else 16
     x0, x1 = min(min(s.x) for s in series), max(max(s.x) for s in series)
     low, high = _extent(series)
@@ -51,20 +77,23 @@ def chart(
     y0, y1 = min(ticks[0], low), max(ticks[-1], high)
 
     def px(x: float) -> float:
-        return left + (x - x0) / ((x1 - x0) or 1) * (width - left - right)
+        return left + ((x - x0) / (x1 - x0) if x1 > x0 else 0.5) * (width - left - right)
 
     def py(y: float) -> float:
         return top + (y1 - min(y1, max(y0, y))) / ((y1 - y0) or 1) * (height - top - bottom)
 
+    ends = ", ".join(f"{s.name or 'value'} {s.y[0]:.4g} to {s.y[-1]:.4g}" for s in series)
     parts = [
-        f'<figure class="chart"><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+        f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(f"{title}, steps {short(x0)} to {short(x1)}: {ends}")}">'
+        f'<text class="axis" x="4" y="10">{escape("" if unit == title else unit)}</text>'
+        f'<text class="axis" x="{(left + width - right) / 2:.0f}" y="{height - 4}" text-anchor="middle">step</text>'
     ]
     for tick in ticks:
         parts.append(f'<line class="grid" x1="{left}" x2="{width - right:.0f}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>'
                      f'<text class="tick" x="{left - 6}" y="{py(tick) + 3.5:.1f}" text-anchor="end">{short(tick)}</text>')  # fmt: skip
-    for x in dict.fromkeys((x0, x1)):
+    for x in _steps(x0, x1):
         parts.append(
-            f'<text class="tick" x="{px(x):.1f}" y="{height - 6}" text-anchor="middle">{short(x)}</text>'
+            f'<text class="tick" x="{px(x):.1f}" y="{height - bottom + 14}" text-anchor="middle">{short(x)}</text>'
         )
     for x, words in marks:
         if x0 <= x <= x1:
@@ -75,7 +104,16 @@ def chart(
         parts.append(_line(s, i % COLOURS, px, py))
     if len(series) > 1:
         parts += _end_labels(series, px, py, top, height - bottom)
-    return "".join([*parts, "</svg></figure>"])
+    return "".join([*parts, "</svg>"])
+
+
+def _steps(first: float, last: float) -> list[float]:
+    """The ends of the axis, and the round whole numbers that stand well between them."""
+    room = 0.12 * (last - first)
+    between = [
+        tick for tick in nice_ticks(first, last) if tick == int(tick) and first + room < tick < last - room
+    ]
+    return list(dict.fromkeys((first, *between, last)))
 
 
 def nice_ticks(low: float, high: float, most: int = 4) -> list[float]:
@@ -98,7 +136,7 @@ def short(value: float) -> str:
         return "0"
     if abs(value) >= 10_000:
         return f"{value / 1000:g}k".replace("-", "−")
-    return f"{value:.4g}".replace("-", "−")
+    return f"{value:.3g}".replace("-", "−") if abs(value) < 1e-3 else f"{value:.4g}".replace("-", "−")
 
 
 def _line(s: Series, colour: int, px: Scale, py: Scale) -> str:

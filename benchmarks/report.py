@@ -16,13 +16,15 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from ..hints import counted
 from ..rewards.monitors import Alarm, Watch
 from . import viewer
-from .charts import Series, chart
+from .charts import Series, chart, short
 from .page import escape, page, write_page
 from .sources import labelled_episodes, trace_files
 from .stats import student_quantile
@@ -88,8 +90,8 @@ def build(runs: Sequence[str | Path], out: str | Path) -> Path:
     found = {history.folder.name: alarms(history) for history in histories}
     out = Path(out)
     sections = [
-        _head(histories), _alarms(found), _score(histories, found), _roles(histories), _drift(histories),
-        _groups(histories), _timeline(histories), _episodes(histories[-1], out),
+        _head(histories), _score(histories, found), _alarms(found), _episodes(histories[-1], out), _roles(histories),
+        _drift(histories), _groups(histories), _timeline(histories),
     ]  # fmt: skip
     title = f"{histories[0].begin.get('env_id', 'training')}: {', '.join(h.folder.name for h in histories)}"
     return write_page(out, [page(title, "\n".join(sections), style="report.css"), "</body>\n</html>\n"])
@@ -119,9 +121,39 @@ def over_seeds(name: str, tables: Sequence[Rows], key: str, **how: Any) -> Serie
     return Series(name, steps, means, low, high, **how)
 
 
-def _curve(title: str, histories: Sequence[History], keys: Mapping[str, str], **how: Any) -> str:
+@dataclass(frozen=True)
+class Panel:
+    """A chart to be: its title, its figures by name, and what its axis counts."""
+
+    title: str
+    keys: Mapping[str, str]
+    unit: str = ""
+
+
+def _panels(
+    panels: Sequence[Panel],
+    histories: Sequence[History],
+    grid: str = "grid2",
+    width: int = 560,
+    height: int = 210,
+) -> str:
+    """Charts of what moved; what never did is said in words."""
     tables = [h.steps for h in histories]
-    return chart(title, [over_seeds(name, tables, key) for key, name in keys.items()], **how)
+    charts, still = [], []
+    for panel in panels:
+        lines = [over_seeds(name, tables, key) for key, name in panel.keys.items()]
+        lines = [line for line in lines if line.y]
+        for line in lines:
+            if line.constant is not None and len(line.y) > 1:
+                name = ", ".join(
+                    dict.fromkeys(n for n in (panel.title, line.name if len(lines) > 1 else "") if n)
+                )
+                still.append(f"<span>{escape(name)} <b>{short(line.constant)}</b></span>")
+        moving = [line for line in lines if line.constant is None or len(line.y) == 1]
+        charts.append(chart(panel.title, moving, unit=panel.unit, width=width, height=height))
+    words = f"<details class='still'><summary>{counted(len(still), 'figure')} never changed</summary><p>{''.join(still)}</p></details>"
+    drawn = f"<div class='{grid}'>{''.join(charts)}</div>" if any(charts) else ""
+    return drawn + (words if still else "")
 
 
 def _keys(histories: Sequence[History], pattern: str) -> dict[str, tuple[str, ...]]:
@@ -137,17 +169,28 @@ def _keys(histories: Sequence[History], pattern: str) -> dict[str, tuple[str, ..
 def _head(histories: Sequence[History]) -> str:
     first = histories[0]
     steps = [len(h.steps) for h in histories]
-    hours = [
-        (h.steps[-1]["time"] - h.begin["time"]) / 3600 for h in histories if h.steps and "time" in h.begin
-    ]
+    seconds = [h.steps[-1]["time"] - h.begin["time"] for h in histories if h.steps and "time" in h.begin]
+    config = first.begin.get("config", {})
     facts = [
-        f"{len(histories)} run{'s' if len(histories) > 1 else ''}", f"{min(steps)} steps" if min(steps) == max(steps) else f"{min(steps)} to {max(steps)} steps",
-        f"data {first.begin.get('data')} ({first.begin.get('fingerprint')})", f"{fmean(hours):.2f} h each" if hours else "",
+        counted(len(histories), "run"),
+        counted(steps[0], "step") if min(steps) == max(steps) else f"{min(steps)} to {max(steps)} steps",
+        f"data {first.begin.get('data')} ({first.begin.get('fingerprint')})",
+        f"{_duration(fmean(seconds))}{' each' if len(seconds) > 1 else ''}" if seconds else "",
         *dict.fromkeys(h.ending for h in histories),
-    ]  # fmt: skip
-    config = json.dumps(first.begin.get("config", {}), indent=1, sort_keys=True)
-    return (f"<header><h1>{escape(first.begin.get('env_id', 'Training run'))}</h1><p class='soft'>{escape(' · '.join(f for f in facts if f))}</p>"
-            f"<details><summary>configuration</summary><pre>{escape(config, 40_000)}</pre></details></header>")  # fmt: skip
+    ]
+    tree = json.dumps(config, indent=1, sort_keys=True)
+    return (f"<header id='head'><h1>{escape(first.begin.get('env_id', 'Training run'))}</h1><p class='soft'>{escape(' · '.join(f for f in facts if f))}</p>"
+            f"<details><summary>configuration</summary><pre tabindex='0'>{escape(tree, 40_000)}</pre></details></header>")  # fmt: skip
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds / 3600:.1f} h"
+        if seconds >= 5400
+        else f"{seconds / 60:.1f} min"
+        if seconds >= 90
+        else f"{seconds:.0f} s"
+    )
 
 
 def _alarms(found: Mapping[str, list[Alarm]]) -> str:
@@ -156,7 +199,7 @@ def _alarms(found: Mapping[str, list[Alarm]]) -> str:
         for run, all_ in found.items() for alarm in all_
     ]  # fmt: skip
     body = f"<ul class='alarms'>{''.join(lines)}</ul>" if lines else "<p class='soft'>No monitor fired.</p>"
-    return f"<section><h2>Alarms</h2>{body}</section>"
+    return f"<section id='alarms'><h2>Alarms</h2>{body}</section>"
 
 
 def _score(histories: Sequence[History], found: Mapping[str, list[Alarm]]) -> str:
@@ -164,17 +207,19 @@ def _score(histories: Sequence[History], found: Mapping[str, list[Alarm]]) -> st
     train = over_seeds("training", [h.steps for h in histories], f"train/{headline}")
     held = over_seeds("held out", [h.validations for h in histories], headline, dots=True)
     marks = [(float(a.step), str(a)) for all_ in found.values() for a in all_]
-    drawn = chart(f"{headline}, by step", [train, held], width=1120, height=300, marks=marks)
-    last = (
-        ""
-        if not held.y
-        else (
-            f"<p>Held out, {escape(headline)}: <b>{held.y[0]:.3f}</b> before, <b>{held.y[-1]:.3f}</b> after the last step"
-            + (f" [{held.low[-1]:.3f}, {held.high[-1]:.3f}]" if held.low else "")
-            + ". <span class='soft'>The last point is the result; the best one would be chosen on the data it is measured on.</span></p>"
-        )
+    drawn = chart(f"{headline} by step", [train, held], width=1120, height=300, unit=headline, marks=marks)
+    if not held.y:
+        return f"<section id='score'><h2>Score</h2><p class='soft'>No validation yet.</p>{drawn}</section>"
+    interval = f"<span class='soft'>95% {held.low[-1]:.3f} to {held.high[-1]:.3f}</span>" if held.low else ""
+    last = max(int(row["step"]) for h in histories for row in h.validations)
+    cards = (
+        f"<div class='card'><b>{held.y[0]:.3f}</b><span>before training</span></div>"
+        f"<div class='card main'><b>{held.y[-1]:.3f}</b><span>after {counted(last, 'step')}</span>{interval}</div>"
+        f"<div class='card'><b>{held.y[-1] - held.y[0]:+.3f}</b><span>difference</span></div>"
     )
-    return f"<section><h2>Score</h2>{last}{drawn}</section>"
+    note = "The last point is the result; the best one would be chosen on the data it is measured on."
+    return (f"<section id='score'><h2>Score</h2><p class='soft'>Held-out {escape(headline)}</p><div class='cards'>{cards}</div>"
+            f"{drawn}<p class='faint'>{note}</p></section>")  # fmt: skip
 
 
 def _roles(histories: Sequence[History]) -> str:
@@ -182,49 +227,70 @@ def _roles(histories: Sequence[History]) -> str:
     for key, (role, component) in _keys(histories, r"role/([^/]+)/(.+)").items():
         if component not in ("acts", "tokens"):
             by_role[role][key] = component
-    charts = "".join(
-        _curve(f"{role}: credit a decision", histories, keys, height=190) for role, keys in by_role.items()
-    )
-    return (
-        f"<section><h2>Reward by role and component</h2><div class='grid2'>{charts}</div></section>"
-        if charts
-        else ""
-    )
+    panels = [Panel(f"{role}: credit a decision", keys, "credit") for role, keys in by_role.items()]
+    body = _panels(panels, histories, height=200)
+    return f"<section id='roles'><h2>Reward by role and component</h2>{body}</section>" if body else ""
 
 
 def _drift(histories: Sequence[History]) -> str:
     tokens = {key: role for key, (role,) in _keys(histories, r"role/([^/]+)/tokens").items()}
     form = {key: role for key, (role,) in _keys(histories, r"role/([^/]+)/format").items()}
     entropy = {key: policy for key, (policy,) in _keys(histories, r"policy/(.+)/entropy").items()}
-    charts = [
-        _curve("acts an episode", histories, {"acts": "acts"}),
-        _curve("tokens a reply", histories, tokens),
-        _curve("format credit (0: every reply is legal)", histories, form),
-        _curve("token entropy", histories, entropy),
-        _curve("share of episodes truncated", histories, {"truncated": "truncated"}),
-        _curve("failed episodes a step", histories, {"failures": "failures"}),
+    panels = [
+        Panel("acts an episode", {"acts": "acts"}, "acts"),
+        Panel("tokens a reply", tokens, "tokens"),
+        Panel("format credit (0: every reply is legal)", form, "credit"),
+        Panel("token entropy", entropy, "nats"),
+        Panel("share of episodes truncated", {"truncated": "truncated"}, "share"),
+        Panel("failed episodes a step", {"failures": "failures"}, "episodes"),
     ]
-    return f"<section><h2>Drift</h2><div class='grid2'>{''.join(charts)}</div></section>"
+    return f"<section id='drift'><h2>Drift</h2>{_panels(panels, histories)}</section>"
+
+
+_BOOKKEEPING = re.compile(r"(critic/)?(lr|steps|tokens|micro_batches|time/.*)")
+_MEANINGS = {
+    "approx_kl": "KL between the policies before and after the update",
+    "clipped": "share of tokens whose ratio was clipped",
+    "kl": "KL to the reference",
+    "grad_norm": "norm of the gradient",
+    "max_log_ratio": "largest |log ratio| of the update",
+    "mismatch_kl": "KL between engine and trainer",
+    "max_mismatch": "largest |log-prob difference|, engine and trainer",
+    "critic/explained_variance": "share of the return's variance that the critic explains",
+}
 
 
 def _groups(histories: Sequence[History]) -> str:
     by_figure: dict[str, dict[str, str]] = defaultdict(dict)
     for key, (policy, figure) in _keys(histories, r"policy/([^/]+)/(.+)").items():
-        if figure != "entropy":
+        whole, _, role = figure.partition("/")
+        if whole == "zero_advantages":
+            by_figure[whole][key] = role
+        elif figure != "entropy":
             by_figure[figure][key] = policy
-    charts = "".join(
-        _curve(figure, histories, keys, width=360, height=150) for figure, keys in sorted(by_figure.items())
-    )
-    if not charts:
+    if not by_figure:
         return ""
-    return f"<section><h2>Groups and updates</h2><details open><summary>{len(by_figure)} figures of the learners</summary><div class='grid3'>{charts}</div></details></section>"
+    panels = [
+        Panel(f"{figure}: {_MEANINGS[figure]}" if figure in _MEANINGS else figure, keys, figure)
+        for figure, keys in sorted(by_figure.items())
+    ]
+    told = [p for p in panels if not _BOOKKEEPING.fullmatch(p.unit)]
+    rest = [p for p in panels if _BOOKKEEPING.fullmatch(p.unit)]
+    draw = partial(_panels, histories=histories, grid="grid3", width=360, height=170)
+    more = (
+        f"<details id='books'><summary>rates, sizes and times of the learners</summary>{draw(rest)}</details>"
+    )
+    return f"<section id='learners'><h2>Groups and updates</h2>{draw(told)}{more if rest else ''}</section>"
 
 
 def _timeline(histories: Sequence[History]) -> str:
     times = {key: name for key, (name,) in _keys(histories, r"time/(.+)").items() if "per_second" not in key}
     speed = {key: "tokens a second" for key in _keys(histories, r"time/.*tokens_per_second")}
-    return (f"<section><h2>Timeline</h2><div class='grid2'>{_curve('seconds a step', histories, times)}"
-            f"{_curve('generated tokens a second', histories, speed)}</div></section>")  # fmt: skip
+    panels = [
+        Panel("seconds a step", times, "seconds"),
+        Panel("generated tokens a second", speed, "tokens/s"),
+    ]
+    return f"<section id='timeline'><h2>Timeline</h2>{_panels(panels, histories)}</section>"
 
 
 def _episodes(history: History, out: Path) -> str:
@@ -232,7 +298,9 @@ def _episodes(history: History, out: Path) -> str:
     report."""
     pairs = list(_kept(history.folder))
     if not pairs:
-        return "<section><h2>Episodes</h2><p class='soft'>No traces were kept.</p></section>"
+        return (
+            "<section id='episodes'><h2>Episodes</h2><p class='soft'>No traces were kept yet.</p></section>"
+        )
     page_ = out.with_name(f"{out.stem}-episodes.html")
     viewer.build_labelled(pairs, page_, title=history.folder.name, headline=history.headline)
     newest = [i for i, (label, _) in enumerate(pairs) if label == pairs[-1][0]]
@@ -246,7 +314,7 @@ def _episodes(history: History, out: Path) -> str:
             for i in chosen
         )
 
-    return (f"<section><h2>Episodes</h2><p class='soft'>From {escape(pairs[-1][0])}; <a href='{escape(page_.name)}'>all {len(pairs):,} kept episodes</a>.</p>"
+    return (f"<section id='episodes'><h2>Episodes</h2><p class='soft'>From {escape(viewer.label_words(pairs[-1][0]))}; <a href='{escape(page_.name)}'>all {counted(len(pairs), 'kept episode')}</a>.</p>"
             f"<div class='grid2'><table><caption>best</caption>{rows(best)}</table><table><caption>worst</caption>{rows(worst)}</table></div></section>")  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -63,6 +64,31 @@ def test_one_run(tmp_path: Path) -> None:
     assert "report-episodes.html#a=" in html and (run / "report-episodes.html").exists()
 
 
+def test_what_never_moved_is_said_in_words(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    html = report.build([run], run / "report.html").read_text()
+    captions = re.findall("<figcaption>(.*?)</figcaption>", html)
+    still = re.findall("<span>([^<]*) <b>([^<]*)</b></span>", html)
+    assert ("failed episodes a step", "0") in still and ("zero_share", "0.3") in still
+    assert ("planner: credit a decision, format", "−0.1") in still, "one line of a chart that moves"
+    assert not {name for name, _ in still} & set(captions)
+    assert html.count("<span>failed episodes") == 1 and "lr" not in captions
+
+
+def test_axes_are_labelled_and_a_phone_has_its_own_drawing(tmp_path: Path) -> None:
+    drawn = charts.chart("score", [charts.Series("f1", range(21), range(21))], unit="f1", width=1120)
+    assert drawn.count("<svg") == 2 and 'class="narrow" viewBox="0 0 372 ' in drawn
+    for svg in drawn.split("<svg")[1:]:
+        assert [*re.findall('class="axis"[^>]*>([^<]*)', svg)] == ["f1", "step"]
+        ticks = [*map(int, re.findall('text-anchor="middle">([0-9]+)<', svg))]
+        assert ticks == [0, 5, 10, 15, 20] or ticks == [0, 10, 20]
+    assert charts.chart("small", [charts.Series("a", [1, 2], [1, 2])], width=360).count("<svg") == 1
+    one = charts.chart("one", [charts.Series("a", [7], [1.0])])
+    assert re.findall('text-anchor="middle">([0-9]+)<', one) == ["7", "7"], (
+        "one step: one tick, in each drawing"
+    )
+
+
 def test_several_seeds_give_the_mean_and_its_t_interval(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"seed{i}", seed=i) for i in range(3)]
     histories = [report.read_run(run) for run in runs]
@@ -115,6 +141,9 @@ def test_in_the_browser(tmp_path: Path, browser: Any, width: int) -> None:
     page.on("console", lambda m: errors.append(m.text))
     page.goto((run / "report.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= width and not errors
+    sizes = """[...document.querySelectorAll('.chart svg')].filter(e => e.clientWidth).map(
+        e => parseFloat(getComputedStyle(e.querySelector('.tick')).fontSize) * e.getBoundingClientRect().width / e.viewBox.baseVal.width)"""
+    assert min(page.evaluate(sizes)) >= 9, "the text of a chart is readable at every width"
     page.click("text=all 8 kept episodes")
     page.wait_for_selector("html[data-ready]")
     page.close()
