@@ -8,26 +8,25 @@ in the value as the call's `error`, so that it can be told instead of being drop
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from .frozen import freeze
-from .roles import Format, Reply, _Base, is_shallow
+from .reading import between, is_shallow
+from .roles import Format, Reply, _Base
 
 OPEN, CLOSE = "<tool>", "</tool>"
 EXAMPLE = '<tool>{"name": "…", "arguments": {…}}</tool>'
 MOST = 16  # calls that one reply may make
-_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class ToolCalls(_Base):
     """Tool calls, or a final answer. The value is `{"calls": (…)}` or `{"final": …}`.
 
-    A call is `{"name", "arguments"}`, or `{"error"}`. Thinking aloud before the first call is legal, and so is
-    a leading `<think>…</think>`. Words after a call are not (there a model makes up the tool's result): the calls
-    still count, but the reply is not `ok`. With `several=False` sampling stops at the end of the first call.
+    A call is `{"name", "arguments"}`, or `{"error"}`. Thinking aloud before the first call is legal. Words after a call
+    are not (there a model makes up the tool's result): the calls still count, but the reply is not `ok`. With
+    `several=False` sampling stops at the end of the first call.
     """
 
     final: Format
@@ -37,15 +36,18 @@ class ToolCalls(_Base):
     def stop(self) -> tuple[str, ...]:
         return self.final.stop if self.several else (*self.final.stop, CLOSE)
 
-    def parse(self, text: str, node: str = "") -> Reply:
-        thought = _THOUGHT.match(text)
-        said = text[thought.end() :] if thought else text
-        if OPEN not in said:
-            final = self.final.parse(said)
+    def _read(self, text: str, node: str) -> Reply:
+        if OPEN not in text:
+            final = self.final.parse(text)
             return Reply(text, final.ok, freeze({"final": final.value}), node)
-        calls, nothing_else = read_calls(said)
+        calls, nothing_else = read_calls(text)
         legal = nothing_else and not any("error" in call for call in calls)
         return Reply(text, legal, freeze({"calls": calls}), node)
+
+    def within(self, text: str) -> str | None:
+        if OPEN in text:
+            return between(text, (OPEN,), (CLOSE,))
+        return self.final.within(text) if isinstance(self.final, _Base) else text
 
     def describe(self) -> str:
         return f"{EXAMPLE}, or {self.final.describe()}"

@@ -3,31 +3,61 @@
 A `Role` is a name, how many of it sit at the table, and a reply format. A format reads text and says
 whether it was *legal*: `Reply(text, ok, value)`. Illegal replies carry `value=None` unless the format
 declares `otherwise=`, so that a malformed reply can never count as approval by accident.
+
+Two things hold for every format. Thinking is set aside before a format reads (`reading.split_thinking`): it stays in
+`Reply.thinking`, and never in what other roles see. What may stand around the part that a format reads is settled by
+`Role.lenient`, for all formats alike:
+
+    None   as the format says: nothing around tags and choices, anything around JSON, boxes and plans
+    True   a preamble, words after it, and code fences are overlooked
+    False  nothing but blanks, JSON and plans included
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from .frozen import FROZEN, FrozenDict, freeze
+from .reading import (
+    MAX_REPLY,
+    between,
+    first_json_object,
+    is_shallow,
+    json_object,
+    last_boxed,
+    split_thinking,
+    tag_split,
+)
 from .spoken import Spoken
+
+__all__ = [
+    "MAX_REPLY", "Boxed", "Choice", "Custom", "Format", "FormatError", "Json", "Raw", "Reply", "Role", "Tags",
+    "first_json_object", "is_shallow", "last_boxed", "read_reply",
+]  # fmt: skip
 
 
 class Reply(NamedTuple):
     """What a role said, read by its format: the text, whether it was legal, and the value in it."""
 
     text: str
+    """What others may see: the reply without its thinking."""
     ok: bool
     value: Any
     node: str = ""
+    thinking: str = ""
+    """The thinking before the text, tags included."""
+
+    @property
+    def said(self) -> str:
+        """All of it, as it was sampled."""
+        return self.thinking + self.text
 
     def message(self) -> dict[str, str]:
-        """The reply as a chat message that remembers its node, so an engine can reuse its very tokens."""
-        return {"role": "assistant", "content": Spoken(self.text, self.node)}
+        """The reply as the role's own chat message that remembers its node, so an engine can reuse its very tokens."""
+        return {"role": "assistant", "content": Spoken(self.said, self.node)}
 
 
 _new: Callable[..., Reply] = tuple.__new__  # a named tuple's own constructor costs three times as much
@@ -53,9 +83,24 @@ class Format(Protocol):
 
 
 class _Base:
-    """The two hints, absent by default."""
+    """What formats share: thinking is set aside before they read; the two hints are absent by default."""
 
     __slots__ = ()
+
+    def parse(self, text: str, node: str = "") -> Reply:
+        """The reply in a text. Thinking that is never closed leaves nothing to read."""
+        thinking, said, closed = split_thinking(text)
+        if not thinking:
+            return self._read(text, node)
+        reply = self._read(said, node)
+        return reply._replace(ok=reply.ok and closed, thinking=thinking)
+
+    def _read(self, text: str, node: str) -> Reply:
+        raise NotImplementedError
+
+    def within(self, text: str) -> str | None:
+        """The part of a text that this format is about, without what stands around it; None where there is none."""
+        return text
 
     @property
     def choices(self) -> tuple[str, ...] | None:
@@ -72,7 +117,7 @@ class Raw(_Base):
 
     otherwise: Any = None
 
-    def parse(self, text: str, node: str = "") -> Reply:
+    def _read(self, text: str, node: str) -> Reply:
         stripped = text.strip()
         return Reply(text, True, stripped, node) if stripped else Reply(text, False, self.otherwise, node)
 
@@ -82,7 +127,7 @@ class Raw(_Base):
 
 @dataclass(frozen=True, init=False)
 class Tags(_Base):
-    """Each tag exactly once, in order, not empty, nothing outside: `<answer>Paris</answer>`.
+    """Each tag exactly once, in order, not empty, nothing outside or between: `<answer>Paris</answer>`.
 
     One tag gives its content as value; several give a dict by tag. `enums` restricts a tag's content
     (compared case-folded). Tag names are matched without regard to case and told in lower case.
@@ -91,7 +136,8 @@ class Tags(_Base):
     names: tuple[str, ...]
     enums: Mapping[str, tuple[str, ...]]
     otherwise: Any
-    _whole: re.Pattern[str] = field(repr=False, compare=False)
+    _order: list[str] = field(repr=False, compare=False)
+    _marks: tuple[str, ...] = field(repr=False, compare=False)
 
     def __init__(self, *names: str, otherwise: Any = None, **enums: tuple[str, ...]) -> None:
         if not names:
@@ -101,39 +147,43 @@ class Tags(_Base):
             raise ValueError(
                 f"Tags: values were given for {unknown}, which are not among the tags {list(names)}"
             )
-        whole = r"\s*".join(rf"<{re.escape(n)}>(?P<{n}>.*?)</{re.escape(n)}>" for n in names)
         set_ = object.__setattr__
         set_(self, "names", tuple(names))
         set_(self, "enums", freeze({k: tuple(v) for k, v in enums.items()}))
         set_(self, "otherwise", freeze(otherwise))
-        set_(self, "_whole", re.compile(rf"\s*{whole}\s*", re.DOTALL | re.IGNORECASE))
+        set_(self, "_order", [mark for n in names for mark in (n.lower(), f"/{n.lower()}")])
+        set_(self, "_marks", tuple(map(re.escape, names)))
 
     @property
     def stop(self) -> tuple[str, ...]:
         return (f"</{self.names[-1]}>",)
 
-    def parse(self, text: str, node: str = "") -> Reply:
-        match = self._whole.fullmatch(text)
-        if match is None:
+    def _read(self, text: str, node: str) -> Reply:
+        tags, around = tag_split(text, *self._marks, most=len(self._order) + 1)
+        if tags != self._order or any(gap and not gap.isspace() for gap in around[::2]):
             return Reply(text, False, self.otherwise, node)
         values: dict[str, str] = {}
-        for name, value in match.groupdict().items():
+        for name, value in zip(self.names, around[1::2], strict=True):
             value = value.strip()
-            if not value or "<" in value and f"<{name}>" in value.lower():
-                return Reply(text, False, self.otherwise, node)
             allowed = self.enums.get(name)
             if allowed is not None:
-                if value.casefold() not in allowed:
-                    return Reply(text, False, self.otherwise, node)
                 value = value.casefold()
+            if not value or (allowed is not None and value not in allowed):
+                return Reply(text, False, self.otherwise, node)
             values[name] = value
         value = values[self.names[0]] if len(values) == 1 else freeze(values)
-        return _new(Reply, (text, True, value, node))
+        return _new(Reply, (text, True, value, node, ""))
+
+    def within(self, text: str) -> str | None:
+        return between(text, (f"<{self.names[0]}>",), (f"</{self.names[-1]}>",))
 
     def describe(self) -> str:
         return " ".join(
             f"<{n}>{'|'.join(self.enums[n]) if n in self.enums else '…'}</{n}>" for n in self.names
         )
+
+
+_MARKUP = " \t\r\n`*_\"'.!"
 
 
 @dataclass(frozen=True)
@@ -153,12 +203,16 @@ class Choice(_Base):
     def choices(self) -> tuple[str, ...] | None:
         return self.options
 
-    def parse(self, text: str, node: str = "") -> Reply:
+    def _read(self, text: str, node: str) -> Reply:
         said = text.strip().casefold()
         for option in self.options:
             if said == option.casefold():
                 return Reply(text, True, option, node)
         return Reply(text, False, self.otherwise, node)
+
+    def within(self, text: str) -> str | None:
+        """The last line without its markup: an option named in a sentence ("I do not approve") is none."""
+        return (text.strip(_MARKUP).splitlines() or [""])[-1].strip(_MARKUP) or None
 
     def describe(self) -> str:
         return " | ".join(self.options)
@@ -175,7 +229,7 @@ class Json(_Base):
     most: int | None = None
     otherwise: Any = None
 
-    def parse(self, text: str, node: str = "") -> Reply:
+    def _read(self, text: str, node: str) -> Reply:
         found = first_json_object(text)
         if found is None:
             return Reply(text, False, self.otherwise, node)
@@ -189,6 +243,9 @@ class Json(_Base):
             return Reply(text, False, self.otherwise, node)
         return Reply(text, True, freeze(value), node)
 
+    def within(self, text: str) -> str | None:
+        return json_object(text)[1] or None
+
     def describe(self) -> str:
         return "a JSON object" if self.key is None else f'{{"{self.key}": …}}'
 
@@ -199,7 +256,7 @@ class Boxed(_Base):
 
     otherwise: Any = None
 
-    def parse(self, text: str, node: str = "") -> Reply:
+    def _read(self, text: str, node: str) -> Reply:
         value = last_boxed(text)
         return Reply(text, True, value, node) if value else Reply(text, False, self.otherwise, node)
 
@@ -217,65 +274,47 @@ class Custom(_Base):
     read: Callable[[str], Any]
     says: str = ""
     ends: tuple[str, ...] = ()
+    """What a legal reply ends in: sampling may stop there."""
+    starts: tuple[str, ...] = ()
+    """What it begins with; by default the tags that `ends` closes."""
 
     @property
     def stop(self) -> tuple[str, ...]:
         return self.ends
 
-    def parse(self, text: str, node: str = "") -> Reply:
+    def _read(self, text: str, node: str) -> Reply:
         read = self.read
         try:
             value = read(text)
         except FormatError as error:
             return Reply(text, False, freeze(error.args[1]) if len(error.args) > 1 else None, node)
-        return _new(Reply, (text, True, value if type(value) in FROZEN else freeze(value), node))
+        return _new(Reply, (text, True, value if type(value) in FROZEN else freeze(value), node, ""))
+
+    def within(self, text: str) -> str | None:
+        if not self.ends:
+            return text
+        return between(text, self.starts or tuple(end.replace("</", "<") for end in self.ends), self.ends)
 
     def describe(self) -> str:
         return self.says or (self.read.__doc__ or self.read.__name__).strip().splitlines()[0]
 
 
-def first_json_object(text: str) -> dict[str, Any] | None:
-    """The first balanced JSON object anywhere in the text, or None."""
-    decoder = json.JSONDecoder()
-    start = text.find("{")
-    for _ in range(64):  # a hostile reply of a million braces must not cost a million attempts
-        if start < 0:
-            return None
-        try:
-            found, _end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, dict) and is_shallow(found):
-            return found
-        start = text.find("{", start + 1)
-    return None
-
-
-def is_shallow(value: Any, most: int = 50) -> bool:
-    """Whether plain data nests at most so deep; a hostile reply nests until recursion fails."""
-    level = [value]
-    for _ in range(most):
-        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
-        level = [child for values in inner for child in values]
-        if not level:
-            return True
-    return False
-
-
-def last_boxed(text: str) -> str | None:
-    """The content of the last `\\boxed{…}`, or None where there is none or its braces do not close."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth = 0
-    for i in range(start + 6, len(text)):
-        if text[i] == "{":
-            depth += 1
-        elif text[i] == "}":
-            depth -= 1
-            if depth == 0:
-                return text[start + 7 : i].strip()
-    return None
+def read_reply(format: Format, text: str, node: str = "", lenient: bool | None = None) -> Reply:
+    """What a role said, read by its format, with its role's rule for what may stand around (see above)."""
+    reply = format.parse(text, node)
+    if not reply.thinking and "think>" in text.lower() and not isinstance(format, _Base):
+        thinking, said, closed = split_thinking(text)  # a format of somebody's own, which knows no thinking
+        reply = format.parse(said, node)
+        reply = reply._replace(text=said, thinking=thinking, ok=reply.ok and closed)
+    if lenient is None or reply.ok == lenient or not reply.text or not hasattr(format, "within"):
+        return reply
+    part = format.within(reply.text)
+    if lenient:
+        inner = format.parse(part, node) if part else reply
+        return reply._replace(ok=inner.ok, value=inner.value) if inner.ok else reply
+    if part is None or part == reply.text.strip():
+        return reply
+    return reply._replace(ok=False, value=format.parse("", node).value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +326,8 @@ class Role:
     reply: Format = Raw()
     system: str = ""
     description: str = ""
+    lenient: bool | None = None
+    """What may stand around the part of a reply that its format reads: see the top of this module."""
     opening: tuple[Mapping[str, str], ...] = field(init=False, repr=False, compare=False)
     """What stands before every prompt of this role: its system message, if it has one."""
 

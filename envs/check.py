@@ -18,9 +18,10 @@ from typing import Any
 
 from ..agents.frozen import FrozenDict
 from ..agents.policies import Call, ExpertPolicy, FoolPolicy, RandomPolicy
+from ..agents.reading import MAX_REPLY
 from ..agents.team import BoundTeam
 from .arena import Arena
-from .drivers import MAX_REPLY, aplay, arena_of, call_for, derive, run_sync, take
+from .drivers import aplay, arena_of, call_for, derive, run_sync, take
 from .env import WorkflowEnv
 from .execution import Ended
 from .tasks import Task

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ..agents.policies import Answer, Call
+from ..agents.roles import Reply
 from ..agents.team import BoundTeam, Team
 from .arena import Arena
 from .execution import Ended, Execution
@@ -26,7 +27,7 @@ from .workflow import Act, Node
 
 T = TypeVar("T")
 
-MAX_REPLY = 1_000_000  # characters: what is longer is cut and counts as malformed
+LONG_REPLY = 100_000  # characters; longer ones are read in a thread, beside the event loop
 
 
 def call_for(execution: Execution, node: Node, episode: str, *, reference: bool = False) -> Call:
@@ -40,15 +41,12 @@ def call_for(execution: Execution, node: Node, episode: str, *, reference: bool 
     )  # fmt: skip
 
 
-def take(execution: Execution, node: Node, said: str | Answer) -> None:
-    """Hand a policy's answer to the execution; a reply of absurd length is cut and counts as malformed."""
+def take(execution: Execution, node: Node, said: str | Answer, reply: Reply | None = None) -> None:
+    """Hand a policy's answer to the execution, and what it reads as where that is known."""
     text, meta = (said.text, said.meta) if isinstance(said, Answer) else (said, {})
     if not isinstance(text, str):
         raise TypeError(f"{node.agent}: a reply must be a string, got {type(text).__name__} {text!r:.60}")
-    if len(text) > MAX_REPLY:
-        meta = {**meta, "cut": len(text)}
-        text = ""
-    execution.answer(node, text, meta)
+    execution.answer(node, text, meta, reply)
 
 
 # one at a time ----------------------------------------------------------------------------------------
@@ -166,8 +164,14 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
     except Exception as error:  # a policy failed, not the workflow
         execution.abort(error, "model")
         return
+    text = said if isinstance(said, str) else said.text
+    reply = None
+    if (
+        isinstance(text, str) and len(text) > LONG_REPLY
+    ):  # up to a quarter of a second, which others need not wait
+        reply = await asyncio.to_thread(execution.read, node, text)
     if execution.ended is Ended.NO:
-        take(execution, node, said)
+        take(execution, node, said, reply)
 
 
 def derive(*parts: object) -> int:

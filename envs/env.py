@@ -14,8 +14,8 @@ from typing import Any
 
 from pettingzoo import AECEnv
 
+from ..agents.reading import MAX_REPLY
 from .arena import Arena
-from .drivers import MAX_REPLY
 from .execution import Ended, Execution
 from .ledger import Credit, Scorer
 from .render import episode_text

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..agents.frozen import freeze
+from ..agents.reading import MAX_REPLY
 from ..agents.roles import Reply
 from .rounds import Budget, Ended, ReplayDivergence, Rounds, path_key, tokens_of
 from .tasks import Task
@@ -29,12 +30,18 @@ class Execution(Rounds):
 
     # what drivers do -----------------------------------------------------------------------------
 
-    def answer(self, node: Node, text: str, meta: Mapping[str, Any] | None = None) -> Reply:
-        """An agent said `text`. Parsed by its format; when it was the round's last answer, `run` goes on."""
+    def answer(
+        self, node: Node, text: str, meta: Mapping[str, Any] | None = None, reply: Reply | None = None
+    ) -> Reply:
+        """An agent said `text`. Parsed by its format; when it was the round's last answer, `run` goes on.
+
+        `reply` is what `read` has made of the text, where a driver had it read elsewhere.
+        """
         if node.state != PENDING or node.kind != "act":
             raise WorkflowError(f"node {node.id} waits for no reply")
-        reply: Reply = node.format.parse(text, node.id)  # type: ignore[attr-defined]
-        node.reply = reply
+        if len(text) > MAX_REPLY:
+            meta = {**(meta or {}), "cut": len(text)}
+        node.reply = reply = reply or self.read(node, text, meta)
         if meta:
             node.meta = meta
             self.tokens += tokens_of(meta)

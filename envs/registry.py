@@ -90,10 +90,13 @@ class EnvSpec:
         """The workflow, configured; an unknown argument is answered with the nearest."""
         kind = resolve(self.workflow)
         settings = {**self.config, **config}
+        lenient = settings.pop("lenient", None)
         try:
             workflow: Workflow = kind(**settings)
         except TypeError as error:
             raise TypeError(f"{self.id}: {_argument_hint(kind, settings, error)}") from error
+        if lenient is not None:
+            workflow.lenient = _by_role(self.id, lenient, workflow)
         return workflow
 
 
@@ -162,8 +165,8 @@ def make(
     """Make an environment: `unitymas.make("mask-hotpotqa", split="validation", data="mini", max_turns=3)`.
 
     `tasks` are one's own rows (then neither `split` nor `data`); `reward` is `"default"`, None, a rule, a
-    plain function or a list of them; `tools` replace the default ones by name; whatever else is given
-    configures the workflow.
+    plain function or a list of them; `tools` replace the default ones by name; `lenient` (True, False, or a mapping
+    by role) says what may stand around a reply, as `Role.lenient`; whatever else is given configures the workflow.
     """
     from .env import WorkflowEnv
 
@@ -237,6 +240,20 @@ def resolve(target: Any) -> Any:
         raise ValueError(f"entry point {target!r}: {error}") from error
     except AttributeError:
         raise ValueError(f"entry point {target!r}: module {module!r} has no {attribute!r}") from None
+
+
+def _by_role(id: str, lenient: Any, workflow: Workflow) -> dict[str, bool]:
+    """`lenient=` as a mapping from roles; an unknown role is answered with the nearest."""
+    table = dict(lenient) if isinstance(lenient, Mapping) else {"*": lenient}
+    names = [role.name for role in workflow.roles]
+    for name, value in table.items():
+        if name not in (*names, "*"):
+            near = difflib.get_close_matches(str(name), names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"its roles are {', '.join(names)}"
+            raise ValueError(f"{id}: lenient: there is no role {name!r}; {hint}")
+        if not isinstance(value, bool):
+            raise TypeError(f"{id}: lenient of {name!r} must be true or false, got {value!r}")
+    return table
 
 
 def _parse(id: str) -> tuple[str, int | None]:
@@ -358,7 +375,7 @@ def _argument_hint(kind: Any, settings: Mapping[str, Any], error: TypeError) -> 
     for key in settings:
         if key not in names:
             near = difflib.get_close_matches(
-                key, [*names, "split", "data", "tasks", "reward", "tools", "budget"], n=1
+                key, [*names, "split", "data", "tasks", "reward", "tools", "budget", "lenient"], n=1
             )
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names) or 'none'}"
             return f"unknown argument {key!r}; {hint}"

@@ -14,6 +14,8 @@ from enum import Enum
 from typing import Any
 
 from ..agents.frozen import freeze
+from ..agents.reading import MAX_REPLY, split_thinking
+from ..agents.roles import Format, Reply, read_reply
 from ..hints import counted
 from .tasks import Task
 from .trace import Trace
@@ -155,6 +157,15 @@ class Rounds:
         nodes = [n for n in self.nodes if n.state == ANSWERED]
         return sorted(nodes, key=path_key) if self._joins else nodes
 
+    def read(self, node: Node, text: str, meta: Mapping[str, Any] | None = None) -> Reply:
+        """A text as the node's format reads it; one that is (or was) cut at `MAX_REPLY` is malformed."""
+        format: Format = node.format  # type: ignore[attr-defined]
+        if len(text) > MAX_REPLY or (meta and "cut" in meta):
+            blank = format.parse("", node.id)
+            thinking, said, _ = split_thinking(text[:MAX_REPLY])
+            return blank._replace(text=said, ok=False, thinking=thinking)
+        return read_reply(format, text, node.id, self.roles[node.agent or ""].lenient)
+
     def _settle(self, node: Node) -> None:
         """A request is answered; after the round's last one, `run` goes on."""
         node.state = ANSWERED
@@ -289,7 +300,9 @@ class Rounds:
             return known if same else asked
         if same and text is None:
             return known
-        asked.reply = asked.format.parse(known.text if text is None else text, asked.id)  # type: ignore[attr-defined]
+        asked.reply = (
+            self.read(asked, known.text or "", known.meta) if text is None else self.read(asked, text)
+        )
         asked.meta = freeze({"forced": True, "changed": not same})
         asked.state = ANSWERED
         return asked

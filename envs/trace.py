@@ -175,6 +175,8 @@ def _node_dict(node: Node, rewards: Mapping[str, float], volatile: bool) -> dict
         "rewards": dict(rewards),
         "credit": sum(rewards.values()),
     }
+    if node.thinking:
+        plain["thinking"] = len(node.thinking)
     if node.anchor is not None:
         plain["anchor"] = node.anchor
     if volatile:
@@ -188,7 +190,11 @@ def _node_from(row: Mapping[str, Any]) -> Node:
     node: Node
     if row["kind"] == "act":
         node = new_act(row["agent"], row["role"], tuple(row["messages"]), None)  # type: ignore[arg-type]
-        node.reply = Reply(row["reply"], row["ok"], row["value"], row["id"])
+        said, thinking = (
+            row["reply"] or "",
+            row.get("thinking", 0),
+        )  # of the reply's characters, the first so many
+        node.reply = Reply(said[thinking:], row["ok"], row["value"], row["id"], said[:thinking])
         node.turn, node.anchor = row["turn"], row.get("anchor")
     else:
         node = new_use(row["tool"], row["args"])

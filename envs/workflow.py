@@ -20,6 +20,7 @@ import difflib
 import hashlib
 import random
 from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..agents.frozen import FrozenDict, View, freeze
@@ -111,8 +112,13 @@ class Node:
 
     @property
     def text(self) -> str | None:
-        """The reply as it was said."""
-        return None if self.reply is None else self.reply.text
+        """The reply as it was said, thinking included."""
+        return None if self.reply is None else self.reply.said
+
+    @property
+    def thinking(self) -> str:
+        """What of the reply is thinking: it stands first in `text`, and no other role sees it."""
+        return "" if self.reply is None else self.reply.thinking
 
     def __repr__(self) -> str:
         return f"<{self.kind} {getattr(self, 'id', '?')} {self.agent or self.tool}>"
@@ -318,6 +324,8 @@ class Workflow:
     roles: tuple[Role, ...] = ()
     tools: tuple[str, ...] = ()
     schema: Schema = QA
+    lenient: Mapping[str, bool] = EMPTY
+    """Role (or "*") -> `Role.lenient`, where an environment was made with it."""
 
     async def run(self, ep: Episode) -> Outcome | None:
         """The program. Only `ep`'s requests may be awaited."""
@@ -346,6 +354,9 @@ class Workflow:
             raise WorkflowError(f"{type(self).__name__} declares no roles")
         table: dict[str, Role] = {}
         for role in self.roles:
+            lenient = self.lenient.get(role.name, self.lenient.get("*"))
+            if lenient is not None:
+                role = replace(role, lenient=lenient)
             for agent in role.agents:
                 if agent in table:
                     raise WorkflowError(f"{type(self).__name__}: two agents are called {agent!r}")

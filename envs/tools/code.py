@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from ...agents.reading import first_tagged, split_thinking
 from .code_checkers import (
     Checker,
     same_bytes,
@@ -286,19 +287,29 @@ class _Judge:
         return same_value(got, expected, 0.0 if self.checker == "exact" else self.tolerance)
 
 
-_CODE_TAG = re.compile(r"<code>(.*?)</code>", re.DOTALL | re.IGNORECASE)
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n]*$", re.MULTILINE)
+_MOST_PARSED = 200_000  # characters of fences that are tried as Python, from the last back
 
 
 def extract_code(text: str) -> str:
     """The program in a model's reply: the first <code>, else the last fence that parses, else the text."""
-    tag = _CODE_TAG.search(text)
-    text = text if tag is None else str(tag.group(1))
-    fences: list[str] = [
-        body for language, body in _FENCE.findall(text) if language.lower() in ("", "py", "python", "python3")
+    text = split_thinking(text)[1]
+    tagged = first_tagged(text, "code", strip=False)
+    text = text if tagged is None else tagged
+    marks = list(_FENCE.finditer(text))
+    fences = [
+        text[opening.end() + 1 : closing.start()]
+        for opening, closing in zip(marks[::2], marks[1::2], strict=False)
+        if opening[1].lower() in ("", "py", "python", "python3")
     ]
-    valid = [body for body in fences if _parses(body)]
-    return (valid or fences or [text])[-1].strip("\r\n")
+    left = _MOST_PARSED
+    for body in reversed(fences):
+        left -= len(body) + 1000  # a thousand empty ones cost, too
+        if left < 0:
+            break
+        if _parses(body):
+            return body.strip("\r\n")
+    return (fences or [text])[-1].strip("\r\n")
 
 
 def _parses(source: str) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...agents.policies import Call
+from ...agents.reading import between, tag_split
 from ...agents.roles import Custom, FormatError, Role
 from ..tasks import CODE
 from ..workflow import Episode, Outcome, Workflow
@@ -28,12 +29,14 @@ class ReadTag:
     name: str
 
     def __call__(self, text: str) -> str:
-        low, opening, closing = text.lower(), f"<{self.name}>", f"</{self.name}>"
-        start, end = low.find(opening), low.rfind(closing)
-        inside = (text[start + len(opening) : end] if 0 <= start < end else text).strip("\n").rstrip()
-        bare = low.strip()
-        once = low.count(opening) == low.count(closing) == 1
-        if once and bare.startswith(opening) and bare.endswith(closing) and inside.strip():
+        opening, closing = f"<{self.name}>", f"</{self.name}>"
+        tags, around = tag_split(text, self.name, most=3)
+        alone = tags == [self.name, f"/{self.name}"] and not (around[0] + around[2]).strip()
+        loose = around[1] if alone else between(text, (opening,), (closing,))
+        if not alone and loose is not None:
+            loose = loose[len(opening) : -len(closing)]
+        inside = (text if loose is None else loose).strip("\n").rstrip()
+        if alone and inside:
             return inside
         raise FormatError(f"one {opening}…{closing}", inside)
 

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from ...agents.frozen import FrozenDict
 from ...agents.policies import Call
+from ...agents.reading import first_tagged, tag_split, tagged
 from ...agents.roles import Custom, FormatError, Role
 from ..workflow import Episode, Outcome, Workflow
-from .parts import ANSWER, UNKNOWN, enclosed, first_line, passages_text
+from .parts import ANSWER, UNKNOWN, first_line, passages_text
 
 NOTHING = "No useful information"
 
@@ -31,37 +32,42 @@ class Step(NamedTuple):
 
 # rules and parsing: pure functions ---------------------------------------------------------------------
 
-_PAIR = re.compile(r"\s*<q(\d)>(.*?)</q\1>\s*<a\1>(.*?)</a\1>", re.DOTALL)
-_FINAL = re.compile(r"\s*<final_answer>(.*?)</final_answer>\s*", re.DOTALL)
-_END = re.compile(r"\s*<end\s*/?>(\s*</end>)?\s*")
-_FILE = re.compile(r"\s*<(update|add)>\s*t(\d+)\s*</\1>\s*")
+_END = re.compile(r"\s*<end\s*/?>(\s*</end>)?\s*", re.IGNORECASE)
+_FILED = re.compile(r"(?:(?:next )?step ?:? ?)?t?([0-9]{1,4})(?: ?[:.|].*)?", re.IGNORECASE)
 _STEP = re.compile(r"^t\d+: (.*) \| (.*)$", re.MULTILINE)
 
 
 def read_plan(text: str) -> FrozenDict:
     """<q1>…</q1><a1>…</a1> up to five times, then <final_answer>…</final_answer>"""
+    tags, around = tag_split(text, "[qa][0-9]", "final_answer")
     steps: list[Step] = []
     at, numbered = 0, True
-    for count, match in enumerate(_PAIR.finditer(text[:20_000]), 1):
-        number, question, answer = match.groups()
-        numbered = numbered and number == str(count)
-        if match.start() == at:  # after a gap, none does any more
-            steps.append(Step(question.strip(), answer.strip() or UNKNOWN))
-            at = match.end()
-    final = _FINAL.fullmatch(text, at)
+    while (
+        at < len(tags)
+        and tags[at : at + 4] == _pair(tags[at][1:])
+        and not (around[at] + around[at + 2]).strip()
+    ):
+        numbered = numbered and tags[at][1:] == str(len(steps) + 1)
+        steps.append(Step(around[at + 1].strip(), around[at + 3].strip() or UNKNOWN))
+        at += 4
     questions = {s.question for s in steps}
     distinct = numbered and "" not in questions and len(questions) == len(steps)
-    if final and final[1].strip() and 1 <= len(steps) <= 5 and distinct:
-        return FrozenDict(steps=tuple(steps), final=final[1].strip())
-    loose = _FINAL.search(text[:20_000])
+    final = around[at + 1].strip() if tags[at:] == ["final_answer", "/final_answer"] else ""
+    if final and 1 <= len(steps) <= 5 and distinct and not (around[at] + around[-1]).strip():
+        return FrozenDict(steps=tuple(steps), final=final)
+    loose = first_tagged(text, "final_answer")
     kept = [s for s in steps if s.question][:5]
-    answer = loose[1].strip() if loose else kept[-1].answer if kept else UNKNOWN
+    answer = loose if loose is not None else kept[-1].answer if kept else UNKNOWN
     raise FormatError("a plan is 1–5 numbered q/a pairs and a final answer", {"steps": kept, "final": answer})
+
+
+def _pair(number: str) -> list[str]:
+    return [f"q{number}", f"/q{number}", f"a{number}", f"/a{number}"]
 
 
 def read_search(text: str) -> FrozenDict:
     """<search>query</search> or <end>"""
-    query = enclosed(text, "<search>", "</search>")
+    query = tagged(text, "search")
     if query and "<" not in query:
         return FrozenDict(search=query)
     if _END.fullmatch(text):
@@ -72,20 +78,28 @@ def read_search(text: str) -> FrozenDict:
 
 def read_evidence(text: str) -> str:
     """<evidence>at most 75 words</evidence> or No useful information"""
-    said = enclosed(text, "<evidence>", "</evidence>")
-    if said and len(said.split()) <= 75 and "<evidence>" not in said:
-        return said
+    evidence = tagged(text, "evidence")
+    if evidence and len(evidence.split()) <= 75:
+        return evidence
     if text.strip().rstrip(".").casefold() == NOTHING.casefold():
         return NOTHING
     raise FormatError("evidence of at most 75 words", first_line(text) or NOTHING)
 
 
 def read_filing(text: str) -> FrozenDict:
-    """<update>tK</update> or <add>tK</add>"""
-    whole = _FILE.fullmatch(text)
-    if whole is None:
-        raise FormatError("one <update>tK</update> or <add>tK</add>", {"kind": "add", "step": 0})
-    return FrozenDict(kind=whole[1], step=int(whole[2]))
+    """<update>tK</update> or <add>tK</add>
+
+    The prompt asks for a step, so "2", "step 2" and the step's whole line "t2: … | …" name it as well as "t2" does;
+    what is added needs no number.
+    """
+    for kind in ("update", "add"):
+        place = " ".join((tagged(text, kind) or "")[:400].split())
+        number = _FILED.fullmatch(place)
+        if number is not None:
+            return FrozenDict(kind=kind, step=int(number[1]))
+        if kind == "add" and place.casefold() == "next step":
+            return FrozenDict(kind=kind, step=0)
+    raise FormatError("one <update>tK</update> or <add>tK</add>", {"kind": "add", "step": 0})
 
 
 def filed(steps: Sequence[Step], filing: Mapping[str, Any], new: Step) -> list[Step]:
@@ -132,7 +146,7 @@ def updater_prompt(known: str, steps: Sequence[Step], new: Step) -> str:
 ROLES = (
     Role(
         "planner",
-        reply=Custom(read_plan, ends=("</final_answer>",)),
+        reply=Custom(read_plan, ends=("</final_answer>",), starts=("<q1>",)),
         system="Split the question into steps. Write <q1>step</q1><a1>answer</a1> for each step, then "
         "<final_answer>answer</final_answer>. Write unknown where you do not know.",
     ),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from ...agents.reading import first_tagged, tagged
 from ...agents.roles import Custom, FormatError
 
 UNKNOWN = "unknown"
-_FINAL = re.compile(r"\s*<final_answer>(.*?)</final_answer>\s*", re.DOTALL)
 _TAG = re.compile(r"</?\w+\s*/?>")
 
 
@@ -18,22 +18,13 @@ def first_line(text: str, most: int = 200) -> str:
     return " ".join(lines[0].split())[:most] if lines else ""
 
 
-def enclosed(text: str, opening: str, closing: str) -> str:
-    """What stands between two tags when nothing else is in the text; otherwise nothing."""
-    said = text.strip()
-    if said.startswith(opening) and said.endswith(closing):
-        return said[len(opening) : -len(closing)].strip()
-    return ""
-
-
 def read_answer(text: str) -> str:
     """<final_answer>…</final_answer>"""
-    answer = enclosed(text, "<final_answer>", "</final_answer>")
-    if answer and "<final_answer>" not in answer:
+    answer = tagged(text, "final_answer")
+    if answer:
         return answer
-    inside = _FINAL.search(text[:20_000])
     raise FormatError(
-        "answer inside <final_answer>", (inside[1].strip() if inside else first_line(text)) or UNKNOWN
+        "answer inside <final_answer>", first_tagged(text, "final_answer") or first_line(text) or UNKNOWN
     )
 
 

@@ -28,7 +28,7 @@ from .game import GAME_TASK, Game, Solution, data_set
 from .world import walk
 
 APPROVE = "approve"
-_PLAN = re.compile(r"<plan>((?:(?!<plan>).)*?)</plan>\s*\Z", re.DOTALL | re.IGNORECASE)
+_PLAN = re.compile(r"<plan>([^<]*)</plan>\s*\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

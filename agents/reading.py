@@ -1,0 +1,149 @@
+"""How a reply's text is taken apart, in time linear in its length: thinking, tags, JSON, boxes.
+
+Replies are hostile input: a model under training tries everything. Nothing here backtracks over the text, and what
+is longer than `MAX_REPLY` is cut before anybody reads it.
+
+`<think>` and `</think>` are reserved words of a reply. All up to the last `</think>` is thinking, so a block may stand
+first, after a greeting, several times or nested, and the opening tag may be missing (some chat templates open the
+block in the prompt). A `<think>` that is never closed leaves no reply at all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NoReturn
+
+MAX_REPLY = 1_000_000
+"""Characters of a reply that are kept. A longer one is cut there, counts as malformed, and its node says how long it
+was (`meta["cut"]`)."""
+
+_THINK = re.compile(r"<(/?)think>", re.IGNORECASE)
+_BOX = "\\boxed{"
+_BRACE = re.compile(r"[{}]")
+_OBJECT = re.compile(r"\{(?=\s*[\"}])")  # where a JSON object may begin
+_ATTEMPTS = 200
+
+
+def split_thinking(text: str) -> tuple[str, str, bool]:
+    """What is thinking, what is said after it, and whether the thinking was closed; the two parts make up the text."""
+    if "think>" not in text.lower():
+        return "", text, True
+    end, closed = 0, True
+    for mark in _THINK.finditer(text):
+        closed = mark[1] == "/"
+        if closed:
+            end = mark.end()
+    if not closed:
+        return text, "", False
+    end = len(text) - len(text[end:].lstrip()) if end else 0
+    return text[:end], text[end:], True
+
+
+def tag_split(text: str, *names: str, most: int = 64) -> tuple[list[str], list[str]]:
+    """The first `most` tags in a text (in lower case, "/" before a closing one), and what stands around them.
+
+    `names` are regular expressions. There is one more text than tags; the last holds all that is left.
+    """
+    parts = _tags(names).split(text, maxsplit=most)
+    return [tag.lower() for tag in parts[1::2]], parts[::2]
+
+
+def tagged(text: str, name: str) -> str | None:
+    """The content of `<name>…</name>` where the text is that and nothing else; None if it is not."""
+    tags, around = tag_split(text, name, most=3)
+    if tags != [name, f"/{name}"] or around[0].strip() or around[2].strip():
+        return None
+    return around[1].strip()
+
+
+def first_tagged(text: str, name: str, strip: bool = True) -> str | None:
+    """The content of the first `<name>` that is closed at once, wherever it stands; None where none is."""
+    tags, around = tag_split(text, name)
+    for place in range(len(tags) - 1):
+        if tags[place] == name and tags[place + 1] == f"/{name}":
+            return around[place + 1].strip() if strip else around[place + 1]
+    return None
+
+
+def between(text: str, starts: tuple[str, ...], ends: tuple[str, ...]) -> str | None:
+    """From the first of `starts` to the last of `ends`, both included; None where that is nothing."""
+    first = _any(starts).search(text)
+    last = deque(_any(ends).finditer(text), maxlen=1)
+    if first is None or not last or last[0].end() <= first.start():
+        return None
+    return text[first.start() : last[0].end()]
+
+
+@lru_cache(maxsize=512)
+def _tags(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"<(/?(?:{'|'.join(names)}))>", re.IGNORECASE)
+
+
+@lru_cache(maxsize=512)
+def _any(words: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
+
+
+def json_object(text: str) -> tuple[dict[str, Any] | None, str]:
+    """The first balanced JSON object anywhere in the text, and its own text; None where there is none.
+
+    The search gives up after some attempts, and when it has read the text some four times over: a reply of a million
+    braces, or of nested objects that never close, must not cost a million attempts.
+    """
+    decoder = json.JSONDecoder(parse_constant=_no_number)
+    spent = 0
+    for brace in islice(_OBJECT.finditer(text), _ATTEMPTS):
+        start = brace.start()
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except json.JSONDecodeError as error:
+            spent += error.pos - start
+        except (
+            ValueError,
+            RecursionError,
+        ):  # a number of a thousand digits, or too deep: who knows how far it read
+            spent += len(text) - start
+        else:
+            if isinstance(value, dict) and is_shallow(value):
+                return value, text[start:end]
+            spent += end - start
+        if spent > 4 * len(text):
+            break
+    return None, ""
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON number")
+
+
+def first_json_object(text: str) -> dict[str, Any] | None:
+    """The first balanced JSON object anywhere in the text, or None."""
+    return json_object(text)[0]
+
+
+def is_shallow(value: Any, most: int = 50) -> bool:
+    """Whether plain data nests at most so deep; a hostile reply nests until recursion fails."""
+    level = [value]
+    for _ in range(most):
+        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        level = [child for values in inner for child in values]
+        if not level:
+            return True
+    return False
+
+
+def last_boxed(text: str) -> str | None:
+    """The content of the last `\\boxed{…}`, or None where there is none or its braces do not close."""
+    start = text.rfind(_BOX)
+    if start < 0:
+        return None
+    begin, depth = start + len(_BOX), 1
+    for brace in _BRACE.finditer(text, begin):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[begin : brace.start()].strip()
+    return None

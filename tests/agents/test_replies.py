@@ -1,0 +1,228 @@
+"""Replies as data: read in linear time whatever they hold, thinking set aside, and what may stand around them."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import unitymas
+from unitymas.agents.calls import ToolCalls
+from unitymas.agents.policies import Answer
+from unitymas.agents.reading import MAX_REPLY, first_json_object, split_thinking
+from unitymas.agents.roles import Boxed, Choice, Custom, Json, Raw, Reply, Role, Tags, read_reply
+from unitymas.envs.drivers import arena_of, take
+from unitymas.envs.trace import Trace
+from unitymas.envs.workflow import Episode, Outcome, Workflow
+from unitymas.envs.workflows.code import one_tag
+from unitymas.envs.workflows.mask import ROLES, read_filing, read_plan
+
+PLANNER, SEARCHER, SUMMARIZER, UPDATER, ANSWERER = (role.reply for role in ROLES)
+THOUGHT = "<think>\nIs it <answer>Rome</answer>?\n</think>\n\n"
+
+# format, a legal reply, its value
+LEGAL = [
+    (Raw(), "Paris", "Paris"),
+    (Tags("answer"), "<answer>Paris</answer>", "Paris"),
+    (Tags("verify", verify=("approve", "reject"), otherwise="reject"), "<verify>approve</verify>", "approve"),
+    (Choice("approve", "reject"), "approve", "approve"),
+    (Json("queries"), '{"queries": ["a"]}', ("a",)),
+    (Boxed(), "so \\boxed{7}", "7"),
+    (one_tag("code"), "<code>\n  print(1)\n</code>", "  print(1)"),
+    (ToolCalls(Tags("answer")), "<answer>Paris</answer>", {"final": "Paris"}),
+    (PLANNER, "<q1>a</q1><a1>b</a1><final_answer>c</final_answer>", {"steps": (("a", "b"),), "final": "c"}),
+    (SEARCHER, "<search>who</search>", {"search": "who"}),
+    (SEARCHER, "<end>", {"end": True}),
+    (SUMMARIZER, "<evidence>Paris</evidence>", "Paris"),
+    (UPDATER, "<update>t2</update>", {"kind": "update", "step": 2}),
+    (ANSWERER, "<final_answer>Paris</final_answer>", "Paris"),
+]
+
+
+@pytest.mark.parametrize("form, text, value", LEGAL, ids=lambda x: type(x).__name__)
+def test_thinking_before_a_reply_is_set_aside_by_every_format(form, text, value):
+    assert form.parse(text)[:3] == (text, True, value)
+    for thought in (THOUGHT, "hm</think>", "Well. <think>a</think>\n<think>b<think>c</think>d</think> "):
+        reply = form.parse(thought + text, "0")
+        assert reply == Reply(text, True, value, "0", thought)
+        assert reply.said == thought + text == reply.message()["content"]
+
+
+@pytest.mark.parametrize("form, text, _", LEGAL, ids=lambda x: type(x).__name__)
+def test_thinking_that_is_never_closed_is_malformed(form, text, _):
+    for said in (
+        f"<think>hm {text}",
+        f"{text}<think>",
+        f"Sure! <think>{text}",
+        f"<THINK>x</Think><think>{text}",
+    ):
+        for lenient in (None, True, False):
+            reply = read_reply(form, said, "0", lenient)
+            assert not reply.ok and reply.text == "" and reply.said == said
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "a", "\n ", "<answer>", "</answer>", "İ"])).map("".join)
+)
+def test_the_parts_make_up_the_text_and_no_thinking_is_left(text):
+    thinking, said, closed = split_thinking(text)
+    assert thinking + said == text and "think>" not in said and closed == (not text or "<think>" not in text[text.rfind("</think>") :] if "</think>" in text else "<think>" not in text)  # fmt: skip
+
+
+AROUND = ["Sure! Here it is:\n\n{}", "```xml\n{}\n```", "{}\n\nI hope this helps.", "```\n{}\n```\nDone."]
+
+
+@pytest.mark.parametrize("form, text, value", LEGAL, ids=lambda x: type(x).__name__)
+def test_what_stands_around_is_overlooked_by_all_formats_or_by_none(form, text, value):
+    """Raw text and a boxed solution are what stands around; all else has a part that can be told from it."""
+    for around in AROUND[: 2 if isinstance(form, Choice) else 4]:
+        said = around.format(text)
+        free = isinstance(form, Json | Boxed | Raw)
+        assert read_reply(form, said).ok == free
+        assert read_reply(form, said, lenient=False).ok == isinstance(form, Boxed | Raw)
+        reply = read_reply(form, said, lenient=True)
+        assert reply.ok and reply.text == said and (reply.value == value or isinstance(form, Raw))
+    assert read_reply(form, text, lenient=False).value == value
+
+
+def test_being_lenient_never_guesses_between_two():
+    verdict = Tags("verify", verify=("approve", "reject"), otherwise="reject")
+    for said in (
+        "I won't say <verify>approve</verify>, I say <verify>reject</verify>",
+        "<verify>approve</verify><verify>approve</verify>",
+        "approve",
+    ):
+        assert read_reply(verdict, said, lenient=True)[1:3] == (False, "reject")
+    for said in ("I do not approve", "approve or reject", "reject\nno: approve it"):
+        assert not read_reply(Choice("approve", "reject"), said, lenient=True).ok
+
+
+def test_each_tag_stands_once():
+    form = Tags("a", "b")
+    assert form.parse(" <A>1</a>\n<b>2</b> ").value == {"a": "1", "b": "2"}
+    for text in ("<a>1</a>x<b>2</b>", "<a>1</a>2</a><b>3</b>", "<a><b>1</b></a><b>2</b>", "<b>1</b><a>2</a>"):
+        assert not form.parse(text).ok
+    assert not Tags("a").parse("<a>1</a>2</a>").ok
+
+
+@pytest.mark.parametrize(
+    "text, filing",
+    [
+        ("<update>t2</update>", ("update", 2)),
+        ("<update>2</update>", ("update", 2)),
+        ("<Update> step 2 </Update>", ("update", 2)),
+        ("<update>t2: Who directed it? | unknown</update>", ("update", 2)),
+        ("<add>t3</add>", ("add", 3)),
+        ("<add>next step</add>", ("add", 0)),
+        ("<add>Next step: t3</add>", ("add", 3)),
+    ],
+)
+def test_the_updater_may_say_what_its_prompt_says(text, filing):
+    assert tuple(read_filing(text).values()) == filing
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<update>step</update>", "<update>t</update>", "<update>t1</update><add>t2</add>", "<add></add>", "t2",
+     f"<update>t{'9' * 5000}</update>"],
+)  # fmt: skip
+def test_what_names_no_step_is_malformed(text):
+    assert UPDATER.parse(text)[1:3] == (False, {"kind": "add", "step": 0})
+
+
+def test_a_malformed_plan_keeps_what_can_be_read():
+    said = "<q1>a</q1><a1></a1><q3>b</q3><a3>c</a3> so <final_answer>d</final_answer>"
+    with pytest.raises(ValueError) as failed:
+        read_plan(said)
+    assert failed.value.args[1] == {"steps": [("a", "unknown"), ("b", "c")], "final": "d"}
+
+
+def test_the_first_object_that_is_json():
+    assert first_json_object('\\frac{1}{2} {x} {"a": NaN} {"b": 1} {"c": 2}') == {"b": 1}
+    assert first_json_object("{" * 1000 + '{"b": 1}') == {"b": 1}
+
+
+# in an episode -----------------------------------------------------------------------------------------
+
+
+class Pair(Workflow):
+    """The second reads what the first said, and the first goes on with its own words."""
+
+    roles = (Role("first", reply=Tags("answer", otherwise="none")), Role("second"))
+
+    async def run(self, ep: Episode) -> Outcome:
+        memory = ep.memory("first")
+        said = await memory.act("go")
+        heard = await ep.act("second", f"It said: {said.text} ({said.value})")
+        await memory.act("on")
+        return Outcome(answer=said.value, heard=heard.text)
+
+
+@pytest.fixture
+def pair():
+    unitymas.register("test-pair", workflow=Pair, tasks=[{"id": "t", "question": "?", "answers": ["Paris"]}])
+    yield "test-pair"
+    unitymas.envs.registry.unregister("test-pair")
+
+
+def thinker(agent, messages):
+    return f"{THOUGHT}<answer>Paris</answer>"
+
+
+def test_thinking_stays_in_its_node_and_with_its_author(pair):
+    (trace,) = unitymas.rollout(pair, thinker)
+    first, second, again = trace.acts()
+    assert "<think>" not in second.messages[-1]["content"] and "Rome" not in str(trace.outcome)
+    assert again.messages[1]["content"] == first.text == f"{THOUGHT}<answer>Paris</answer>"
+    assert first.thinking == THOUGHT and first.ok and first.value == "Paris"
+    plain = trace.to_dict()
+    assert [n["thinking"] for n in plain["nodes"]] == [len(THOUGHT)] * 3
+    assert plain["nodes"][0]["reply"] == first.text
+    assert Trace.from_dict(plain).to_dict() == plain
+    assert pickle.loads(pickle.dumps(Trace.from_dict(plain).nodes[0].reply)) == first.reply
+
+
+def test_a_setting_by_role_for_a_whole_environment(pair):
+    said = "Sure:\n```\n<answer>Paris</answer>\n```"
+    outcomes = []
+    for lenient in (None, True, {"first": True}, {"second": True}):
+        how = {} if lenient is None else {"lenient": lenient}
+        env = unitymas.make(pair, **how)
+        (trace,) = unitymas.rollout(env, lambda agent, messages: said)
+        assert trace.nodes[0].text == said
+        assert trace.config["modified"] == ([] if lenient is None else ["lenient"])
+        outcomes.append(trace.outcome["answer"])
+        execution = pickle.loads(pickle.dumps(env.arena.start(env.arena.task("t"), 0)))
+        take(execution, execution.pending[0], said)
+        assert execution.nodes[0].value == outcomes[-1]
+    assert outcomes == ["none", "Paris", "Paris", "none"]
+    with pytest.raises(ValueError, match="did you mean 'first'"):
+        unitymas.make(pair, lenient={"frist": True})
+
+
+def test_a_long_reply_is_cut_recorded_and_malformed(pair):
+    arena = arena_of(pair)
+    said = "<answer>Paris</answer>" + " " * MAX_REPLY
+    (trace,) = unitymas.rollout(pair, lambda agent, messages: said)
+    node = trace.nodes[0]
+    assert not node.ok and node.value == "none" and node.meta["cut"] == len(said)
+    assert node.text == said[:MAX_REPLY]
+    execution = arena.start(arena.task("t"), 0)
+    take(
+        execution, execution.pending[0], Answer(node.text, dict(node.meta))
+    )  # as a recorded episode is replayed
+    assert not execution.nodes[0].ok
+    assert read_reply(Tags("answer"), said[:MAX_REPLY]).ok  # one character less would have been legal
+
+
+def test_long_replies_are_read_beside_the_event_loop(pair, monkeypatch):
+    import threading
+
+    seen = []
+    form = Custom(lambda text: seen.append(threading.current_thread()) or text)
+    monkeypatch.setattr(Pair, "roles", (Role("first", reply=form), Role("second")))
+    asyncio.run(unitymas.arollout(pair, lambda agent, messages: "x" * 200_000))
+    assert threading.main_thread() not in seen and len(seen) == 2
