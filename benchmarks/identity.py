@@ -22,6 +22,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from ..agents.roles import Role
 from ..agents.team import BoundTeam
 from ..envs.arena import Arena
 from ..envs.tasks import Task
@@ -70,10 +71,15 @@ def role_config(team: BoundTeam, arena: Arena) -> dict[str, Any]:
         agent: {
             "role": role.name,
             **who(team.policies[agent], team.names[agent]),
-            "prompt_sha": digest({"system": role.system, "reply": role.reply.describe()}),
+            "prompt_sha": prompt_sha(role),
         }
         for agent, role in arena.roles.items()
     }
+
+
+def prompt_sha(role: Role) -> str:
+    """A hash of what a role is always told: its system message, and how it shall reply."""
+    return digest({"system": role.system, "reply": role.reply.describe()})
 
 
 def players_hash(players: Mapping[str, Mapping[str, Any]]) -> str:

@@ -2,16 +2,19 @@
 
     unitymas leaderboard build submissions -o site
 
-Every submission is checked before it is shown. One whose figures do not follow from its traces is left out
-and named; one that could also be played again from its replies on this machine is called *verified*.
-Results on different data, tasks or settings never share a table: there is one for each. Every row leads to
-its episodes.
+Every submission is checked and played again from its replies before it is shown, each within limits of time and
+memory in a process of its own (`guard`). One that fails is left out and named. One that nobody could play again here
+(own code, data that is not there) is listed apart, without a rank. Results on different data, tasks or settings never
+share a table: there is one for each. Every row leads to its episodes.
+
+    unitymas leaderboard rerun submissions/theirs --team hf:their/model     plays a random tenth again (`rerun`)
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,15 +23,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..envs.trace import read_dicts
+from ..envs.untrusted import json_value, open_regular, packed_lines
 from ..hints import counted
-from . import viewer
+from . import rerun, viewer
+from .guard import MEMORY_MB, SECONDS, Guard
 from .identity import digest
 from .page import escape, page, printable, write_page
-from .submission import check, read_submission
 
 SHOWN_EPISODES = 2_000
 """Episodes of an entry that its page of traces carries."""
+_DEEPEST = 4  # folders between the board's and an entry's
 _WIDTH = 180  # of the drawn interval, in its own units
 
 
@@ -39,7 +43,13 @@ class Entry:
     slug: str
     metadata: Mapping[str, Any]
     results: Mapping[str, Any]
-    verified: bool
+    unverified: tuple[str, ...] = ()
+    """Why it could not be played again here."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verified(self) -> bool:
+        return not self.unverified
 
     @property
     def figures(self) -> Mapping[str, Any]:
@@ -51,27 +61,37 @@ class Entry:
         """What has to be equal for two scores to stand in one table."""
         data, env = self.results["provenance"]["data"], self.results["provenance"]["env"]
         return digest([
-            env["env_id"], env["code_hash"], env["config"], env["budget"], data["name"], data["split"], data["tasks_hash"],
+            self.verified, env["env_id"], env["code_hash"], env["config"], env["budget"], data["name"], data["split"], data["tasks_hash"],
             self.results["measure"],
         ])  # fmt: skip
 
 
 def build(
-    folder: str | Path, out: str | Path, *, title: str = "unitymas leaderboard"
+    folder: str | Path,
+    out: str | Path,
+    *,
+    title: str = "unitymas leaderboard",
+    seconds: float = SECONDS,
+    memory_mb: int = MEMORY_MB,
 ) -> tuple[list[Entry], dict[str, list[str]]]:
-    """Build the site; gives the entries that are on it, and the problems of those that are not."""
+    """Build the site; gives the entries that are on it, and the problems of those that are not.
+
+    No entry gets more than `seconds` and `memory_mb`.
+    """
     folder, out = Path(folder), Path(out)
     entries: list[Entry] = []
     rejected: dict[str, list[str]] = {}
-    for path in sorted({p.parent for p in folder.glob("**/metadata.yaml")}):
-        name = str(path.relative_to(folder))
-        if problems := check(path):
-            rejected[name] = problems
-            continue
-        results, metadata = read_submission(path)
-        verified = not check(path, verify=True)
-        entries.append(Entry(_slug(name), metadata, results, verified))
-        _write_traces(path, out, entries[-1])
+    with Guard(seconds=seconds, memory_mb=memory_mb) as guard:
+        for path in found_in(folder):
+            name = str(path.relative_to(folder))
+            page_of = out / "traces" / f"{_slug(name)}.html"
+            verdict = guard.check(path, verify=True, page=page_of)
+            if verdict.problems:
+                rejected[name] = verdict.problems
+            else:
+                entries.append(
+                    Entry(_slug(name), verdict.metadata, verdict.results, tuple(verdict.unverified), tuple(verdict.notes))
+                )  # fmt: skip
     groups = _grouped(entries)
     write_page(
         out / "index.html",
@@ -85,12 +105,27 @@ def build(
     return entries, rejected
 
 
-def _write_traces(path: Path, out: Path, entry: Entry) -> None:
-    traces = islice(read_dicts(path / "traces.jsonl.zst"), SHOWN_EPISODES)
-    viewer.build(
-        traces, out / "traces" / f"{entry.slug}.html", title=f"{entry.metadata['name']} on {entry.results['env_id']}",
-        headline=entry.figures["headline"],
-    )  # fmt: skip
+def found_in(folder: Path) -> list[Path]:
+    """The submissions below a folder, at most a few levels deep; links to other folders are not followed."""
+    found = []
+    for path, inner, files in os.walk(folder):
+        if "metadata.yaml" in files or "metadata.yaml" in inner:
+            found.append(Path(path))
+        if len(Path(path).relative_to(folder).parts) >= _DEEPEST:
+            inner.clear()
+    return sorted(found)
+
+
+def write_traces(
+    folder: Path, metadata: Mapping[str, Any], results: Mapping[str, Any], page_of: Path
+) -> None:
+    """The page of an entry's episodes."""
+    with open_regular(folder / "traces.jsonl.zst") as file:
+        lines = islice(packed_lines(file, "traces.jsonl.zst", whole=True), SHOWN_EPISODES)
+        viewer.build(
+            (json_value(line, "traces.jsonl.zst") for line in lines), page_of,
+            title=f"{metadata['name']} on {results['env_id']}", headline=results["figures"]["headline"],
+        )  # fmt: skip
 
 
 def _grouped(entries: Iterable[Entry]) -> list[list[Entry]]:
@@ -98,8 +133,10 @@ def _grouped(entries: Iterable[Entry]) -> list[list[Entry]]:
     for entry in entries:
         groups[entry.group].append(entry)
     for group in groups.values():
-        group.sort(key=lambda e: (-e.figures["score"]["value"], e.slug))
-    return sorted(groups.values(), key=lambda g: (g[0].results["env_id"], -len(g), g[0].group))
+        group.sort(key=lambda e: (-e.figures["score"]["value"] if e.verified else 0.0, e.slug))
+    return sorted(
+        groups.values(), key=lambda g: (not g[0].verified, g[0].results["env_id"], -len(g), g[0].group)
+    )
 
 
 def _summary(entry: Entry) -> dict[str, Any]:
@@ -109,6 +146,7 @@ def _summary(entry: Entry) -> dict[str, Any]:
         "data": entry.results["provenance"]["data"], "score": figures["score"], "headline": figures["headline"],
         "success": figures["success"], "pass_at": figures["pass_at"], "pass_hat": figures["pass_hat"], "k": figures["k"],
         "roles": entry.results["provenance"]["roles"], "per_episode": figures["per_episode"], "verified": entry.verified,
+        "unverified": list(entry.unverified), "notes": list(entry.notes),
         "date": entry.results["run"]["date"], "traces": f"traces/{entry.slug}.html",
     }  # fmt: skip
 
@@ -123,7 +161,9 @@ def _body(title: str, groups: Sequence[Sequence[Entry]], rejected: Mapping[str, 
     )
     return f"""<header class="top"><h1>{escape(title)}</h1>
 <p class="soft">{count} {"entry" if count == 1 else "entries"}. Every figure here was recomputed from the entry's own episodes when this page was built;
-<b class="good">verified</b> entries were also played again from their replies. Bars show the score with its 95% interval over tasks.</p>
+<b class="good">verified</b> entries were also played again from their replies. That proves what the environment makes of these replies,
+not which model wrote them, nor that they were its first: for that the board's keeper plays a tenth again (<code>unitymas leaderboard rerun</code>).
+Bars show the score with its 95% interval over tasks.</p>
 <label class="find"><span class="label">Filter</span><input id="query" type="search" placeholder="team, model, environment  ( / )" autocomplete="off" spellcheck="false"></label>
 <ul class="contents">{contents}</ul></header>
 <main>{"".join(map(_table, groups)) or '<p class="soft">No entry yet.</p>'}{_rejections(rejected)}</main>
@@ -150,7 +190,8 @@ def _table(group: Sequence[Entry]) -> str:
                ("pass^k", "n"), ("failed", "n"), ("acts", "n"), ("tokens", "n"), ("date", "n"), ("episodes", ""))  # fmt: skip
     head = "".join(_heading(i, name, kind) for i, (name, kind) in enumerate(columns))
     rows = "".join(_row(rank, entry, len(columns)) for rank, entry in enumerate(group, start=1))
-    return f"""<section id="{first.group}"><h2>{escape(_name(first))}</h2><p class="facts">{" · ".join(map(escape, facts))}</p>
+    apart = "" if first.verified else "Not verified, not ranked: "
+    return f"""<section id="{first.group}"><h2>{apart}{escape(_name(first))}</h2><p class="facts">{" · ".join(map(escape, facts))}</p>
 <div class="scroll"><table><thead><tr>{head}</tr></thead>{rows}</table></div></section>"""
 
 
@@ -168,10 +209,12 @@ def _row(rank: int, entry: Entry, width: int) -> str:
     mark = (
         '<b class="good" title="played again from its replies on this machine">verified</b>'
         if entry.verified
-        else '<span class="faint" title="figures recomputed from the traces">recomputed</span>'
+        else f'<span class="bad">{escape("; ".join(entry.unverified), 300)}</span>'
     )
+    if entry.notes:
+        mark += f' <span class="faint">{escape("; ".join(entry.notes), 300)}</span>'
     cells = [
-        (rank, f'<td class="n faint">{rank}</td>'),
+        (rank, f'<td class="n faint">{rank if entry.verified else "–"}</td>'),
         (printable(entry.metadata["name"]).lower(), f'<td class="team"><button class="more" aria-expanded="false">{escape(entry.metadata["name"], 80)}</button> {mark}'
          f'<div class="faint">{escape(", ".join(_players(entry)), 120)}</div></td>'),
         (score["value"], f'<td class="n score"><b>{score["value"]:.3f}</b>{_interval(score)}</td>'),
@@ -237,7 +280,7 @@ def _rejections(rejected: Mapping[str, list[str]]) -> str:
         return ""
     items = "".join(f"<li><b>{escape(name)}</b>: {escape(problems[0], 300)}{f' (and {len(problems) - 1} more)' if len(problems) > 1 else ''}</li>"
                     for name, problems in rejected.items())  # fmt: skip
-    return f'<section id="rejected"><h2>Not listed</h2><p class="facts">Their figures do not follow from their traces.</p><ul>{items}</ul></section>'
+    return f'<section id="rejected"><h2>Not listed</h2><p class="facts">What they claim is not what the harness would have written.</p><ul>{items}</ul></section>'
 
 
 def _point(table: Mapping[str, Any], k: str) -> float:
@@ -249,18 +292,45 @@ def _slug(name: str) -> str:
 
 
 def leaderboard_main(argv: list[str] | None = None) -> int:
-    """``unitymas leaderboard build DIR -o SITE``."""
+    """``unitymas leaderboard build DIR -o SITE``, and ``unitymas leaderboard rerun ENTRY``."""
     parser = argparse.ArgumentParser(
-        prog="unitymas leaderboard", description="Build the static leaderboard site."
+        prog="unitymas leaderboard", description="Build the static leaderboard site, or play entries again."
     )
-    parser.add_argument("action", choices=["build"])
-    parser.add_argument("folder", type=Path, help="folder of submissions")
-    parser.add_argument("-o", "--out", type=Path, default=Path("site"))
-    parser.add_argument("--title", default="unitymas leaderboard")
+    actions = parser.add_subparsers(dest="action", required=True)
+    site = actions.add_parser("build", help="the static site of a folder of submissions")
+    site.add_argument("folder", type=Path, help="folder of submissions")
+    site.add_argument("-o", "--out", type=Path, default=Path("site"))
+    site.add_argument("--title", default="unitymas leaderboard")
+    site.add_argument(
+        "--seconds", type=float, default=SECONDS, help="time for checking one entry (default: %(default)s)"
+    )
+    site.add_argument(
+        "--memory-mb",
+        type=int,
+        default=MEMORY_MB,
+        help="memory for checking one entry (default: %(default)s)",
+    )
+    rerun.add_arguments(
+        actions.add_parser("rerun", help="play a random tenth of an entry again, and compare")
+    )
     given = parser.parse_args(argv)
-    entries, rejected = build(given.folder, given.out, title=given.title)
+    if given.action == "rerun":
+        return rerun.rerun_command(given)
+    if not given.folder.is_dir():
+        raise FileNotFoundError(f"{given.folder} is no folder; give one that holds submissions")
+    if not found_in(given.folder):
+        raise ValueError(
+            f"{given.folder} holds no submission (a folder with metadata.yaml); pack one with: "
+            f"unitymas submit EVALUATION --name NAME -o {given.folder}/NAME"
+        )
+    entries, rejected = build(
+        given.folder, given.out, title=given.title, seconds=given.seconds, memory_mb=given.memory_mb
+    )
     for name, problems in rejected.items():
         print(f"not listed: {printable(name)}: {printable(problems[0], 300)}")
+    for entry in entries:
+        for why in entry.unverified:
+            print(f"not ranked: {printable(entry.slug)}: {printable(why, 300)}")
     print(
         f"{given.out / 'index.html'}  ({counted(len(entries), 'entry', 'entries')}, {sum(e.verified for e in entries)} verified, {len(rejected)} not listed)"
     )

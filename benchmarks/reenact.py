@@ -8,23 +8,42 @@ environment's own, so whatever somebody changed in a trace shows as a difference
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..envs.arena import Arena
-from ..envs.drivers import take
+from ..envs.drivers import MAX_REPLY, call_for, take
 from ..envs.execution import Ended, Execution
+from ..envs.tools.base import Infrastructure
 from ..envs.trace import Trace
 from ..envs.workflow import Node
 
-_COMPARED = ("ended", "outcome", "grade", "metrics", "nodes")
+if TYPE_CHECKING:
+    from ..agents.policies import Policy
+
+_COMPARED = ("env_id", "config", "code_hash", "task_id", "data", "ended", "outcome", "grade", "metrics")
+OUTSIDE = ("model", "tool")
+"""Reasons of an error that came from outside of the environment, which therefore cannot tell it again."""
 
 
 class Mismatch(ValueError):
     """The recording answers another question than the environment asks."""
 
 
-def reenact(arena: Arena, recorded: Mapping[str, Any], *, tools_again: bool = False) -> Trace:
-    """The trace that the environment makes of the recorded replies; tools are recalled, or called again."""
+class ToolDown(RuntimeError):
+    """A tool failed here that the recording could use: nothing follows about the recording."""
+
+
+def reenact(
+    arena: Arena,
+    recorded: Mapping[str, Any],
+    *,
+    tools_again: bool = False,
+    players: Mapping[str, Policy] | None = None,
+) -> Trace:
+    """The trace that the environment makes of the recorded replies; tools are recalled, or called again.
+
+    `players` are asked again, by agent: what they say must be what is recorded.
+    """
     task = arena.task(str(recorded["task_id"]))
     execution = arena.start(task, int(recorded["seed"]))
     answers = {node["id"]: node for node in recorded["nodes"]}
@@ -32,36 +51,52 @@ def reenact(arena: Arena, recorded: Mapping[str, Any], *, tools_again: bool = Fa
     try:
         while execution.ended is Ended.NO:
             pending = execution.pending
-            if any(node.id not in answers for node in pending):
-                _end_as_recorded(execution, recorded, [n.id for n in pending if n.id not in answers])
-                break
+            missing = [node.id for node in pending if node.id not in answers]
             for node in pending:
-                _answer(arena, execution, node, answers[node.id], tools_again)
+                if node.id in answers and execution.ended is Ended.NO:
+                    _answer(arena, execution, node, answers[node.id], tools_again, players or {})
+            if missing and execution.ended is Ended.NO:
+                _end_as_recorded(execution, recorded, missing)
             scorer.advance(execution.trace)
     finally:
         arena.toolbox.close(execution)
     trace = execution.trace
     scorer.advance(trace)
-    trace = arena.label(trace, int(recorded.get("sample", 0)))
-    return trace
+    if isinstance(execution.exception, Infrastructure) and recorded["ended"] != "error":
+        raise ToolDown(str(trace.error))
+    return arena.label(trace, int(recorded.get("sample", 0)))
 
 
 def differences(recorded: Mapping[str, Any], again: Trace) -> Iterator[str]:
     """Where a recording and its re-enactment differ, each with both values."""
     ours = again.to_dict(volatile=False)
-    for name in _COMPARED:
-        if name != "nodes":
-            yield from _difference(name, recorded.get(name), ours[name])
+    outside = ours["ended"] == "error" and ours["reason"] in OUTSIDE
+    for name in (*_COMPARED, "reason", *(() if outside else ("error",))):
+        yield from _difference(name, recorded.get(name), ours[name])
     theirs, mine = {n["id"]: n for n in recorded["nodes"]}, {n["id"]: n for n in ours["nodes"]}
+    if len(theirs) < len(recorded["nodes"]):
+        ids = [n["id"] for n in recorded["nodes"]]
+        yield f"node {next(id for id in ids if ids.count(id) > 1)} stands there twice"
     for id in sorted(theirs.keys() ^ mine.keys()):
         yield f"node {id} is {'not asked by the environment' if id in theirs else 'missing'}"
-    for id in theirs.keys() & mine.keys():
+    if list(theirs) != list(mine) and theirs.keys() == mine.keys():
+        yield "its nodes do not stand in their order"
+    for id in [id for id in mine if id in theirs]:
         for field in mine[id]:
             yield from _difference(f"node {id}, {field}", theirs[id].get(field), mine[id][field])
+        for field in sorted(theirs[id].keys() - mine[id].keys() - {"meta"}):
+            yield f"node {id} has {field!r:.60}, which no node has"
+    for field in sorted(recorded.keys() - ours.keys() - {"tags"}):
+        yield f"it has {field!r:.60}, which no trace has"
 
 
 def _answer(
-    arena: Arena, execution: Execution, node: Node, row: Mapping[str, Any], tools_again: bool
+    arena: Arena,
+    execution: Execution,
+    node: Node,
+    row: Mapping[str, Any],
+    tools_again: bool,
+    players: Mapping[str, Policy],
 ) -> None:
     if row["kind"] != node.kind:
         raise Mismatch(
@@ -70,6 +105,8 @@ def _answer(
     if node.kind == "act":
         from ..agents.policies import Answer
 
+        if (player := players.get(node.agent or "")) is not None:
+            _asked_again(execution, node, row, player)
         take(execution, node, Answer(row["reply"] or "", dict(row.get("meta") or {})))
     elif tools_again:
         arena.toolbox.call(execution, node)
@@ -79,15 +116,25 @@ def _answer(
         execution.give(node, row["result"], row["private"])
 
 
+def _asked_again(execution: Execution, node: Node, row: Mapping[str, Any], player: Policy) -> None:
+    episode = f"{execution.task.id}#"
+    said = player.act(call_for(execution, node, episode, reference=getattr(player, "sees_reference", False)))
+    if isinstance(said, str) and (said if len(said) <= MAX_REPLY else "") != row["reply"]:
+        raise Mismatch(
+            f"node {node.id}, reply: recorded {row['reply']!r:.60}, but {node.agent} as it is named says {said!r:.60}"
+        )
+
+
 def _end_as_recorded(execution: Execution, recorded: Mapping[str, Any], asked: list[str]) -> None:
     """A recording may stop before the environment does, when a deadline or a failing model ended it."""
-    if recorded["ended"] == "truncated":
-        execution.truncate(str(recorded.get("reason") or "recorded"))
-    elif recorded["ended"] == "error":
-        execution.abort(RuntimeError(str(recorded.get("error"))), str(recorded.get("reason") or "recorded"))
+    ended, reason = recorded["ended"], str(recorded.get("reason"))
+    if ended == "truncated" and execution.budget.seconds is not None:
+        execution.truncate(f"more than {execution.budget.seconds} s")
+    elif ended == "error" and reason in OUTSIDE:
+        execution.abort(RuntimeError(str(recorded.get("error"))), reason)
     else:
         raise Mismatch(
-            f"the environment asks for node {asked[0]}, which the recording of a finished episode lacks"
+            f"the environment asks for node {asked[0]}, which a recording that ended as {ended!r} ({reason:.60}) lacks"
         )
 
 
@@ -97,6 +144,8 @@ def _difference(name: str, theirs: Any, ours: Any) -> Iterator[str]:
 
 
 def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         return a == b or abs(a - b) <= 1e-9 * max(1.0, abs(a), abs(b)) or (a != a and b != b)
     if isinstance(a, Mapping) and isinstance(b, Mapping):

@@ -1,13 +1,15 @@
 """The part of JSON Schema that our published schemas use, so that checking a submission needs no extra
 package.
 
-``type, const, enum, pattern, required, properties, additionalProperties, items, $ref`` into ``$defs``; an
-unknown keyword is an error in the schema, not silence. The tests hold it against the reference
-implementation.
+``type, const, enum, pattern, required, properties, additionalProperties, items, $ref`` into ``$defs``, and bounds
+(``minimum, maximum, maxLength, minItems, maxItems, maxProperties``); an unknown keyword is an error in the schema,
+not silence. The tests hold it against the reference implementation. Stricter than that: an integer is written
+without a point, a number is finite, and the end of a pattern is the end of the text.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,7 +22,12 @@ _TYPES: dict[str, Any] = {
     "null": type(None),
 }
 _KNOWN = {"$schema", "$defs", "$ref", "title", "type", "const", "enum", "pattern", "required", "properties",
-          "additionalProperties", "items"}  # fmt: skip
+          "additionalProperties", "items", "minimum", "maximum", "maxLength", "minItems", "maxItems", "maxProperties"}  # fmt: skip
+_SIZES = (
+    ("maxLength", str, "characters"),
+    ("maxItems", list, "items"),
+    ("maxProperties", Mapping, "entries"),
+)
 
 
 def violations(
@@ -38,19 +45,34 @@ def violations(
     if types is not None and not any(
         _is(value, name) for name in ([types] if isinstance(types, str) else types)
     ):
-        yield f"{where} must be {types}, got {type(value).__name__}"
+        yield f"{where} must be {types}, got {_said(value)}"
         return
+    yield from _beyond(value, schema, where)
     if "const" in schema and value != schema["const"]:
         yield f"{where} must be {schema['const']!r}, got {value!r:.60}"
     if "enum" in schema and value not in schema["enum"]:
         yield f"{where} must be one of {schema['enum']}, got {value!r:.60}"
-    if "pattern" in schema and isinstance(value, str) and not re.search(schema["pattern"], value):
+    if "pattern" in schema and isinstance(value, str) and not re.search(_ended(schema["pattern"]), value):
         yield f"{where} must match {schema['pattern']}, got {value!r:.60}"
     if isinstance(value, Mapping):
         yield from _inside(value, schema, root, at)
     elif isinstance(value, list) and "items" in schema:
         for i, item in enumerate(value):
             yield from violations(item, schema["items"], root, f"{at}[{i}]")
+
+
+def _beyond(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
+    """Where a value breaks a bound."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if value < schema.get("minimum", value):
+            yield f"{where} must be at least {schema['minimum']}, got {_said(value)}"
+        if value > schema.get("maximum", value):
+            yield f"{where} must be at most {schema['maximum']}, got {_said(value)}"
+    for name, kind, of in _SIZES:
+        if name in schema and isinstance(value, kind) and len(value) > schema[name]:
+            yield f"{where} has {len(value):,} {of}; at most {schema[name]:,} are allowed"
+    if isinstance(value, list) and len(value) < schema.get("minItems", 0):
+        yield f"{where} has {len(value)} items; at least {schema['minItems']} are wanted"
 
 
 def _inside(
@@ -62,14 +84,27 @@ def _inside(
     listed = schema.get("properties", {})
     for name, item in value.items():
         rule = listed.get(name, schema.get("additionalProperties"))
-        if rule is not None:
-            yield from violations(item, rule, root, f"{at}.{name}" if at else str(name))
+        if rule is False:
+            yield f"{at or 'the whole'} has {name!r:.60}, which does not belong there"
+        elif rule is not None:
+            yield from violations(item, rule, root, f"{at}.{name:.60}" if at else f"{name:.60}")
 
 
 def _is(value: Any, name: str) -> bool:
-    if name in ("number", "integer"):
-        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        return not isinstance(value, bool) and (
-            whole if name == "integer" else isinstance(value, (int, float))
-        )
+    if name == "integer":
+        return isinstance(value, int) and not isinstance(value, bool)
+    if name == "number":
+        return _is(value, "integer") or (isinstance(value, float) and math.isfinite(value))
     return isinstance(value, _TYPES[name])
+
+
+def _said(value: Any) -> str:
+    """A value of the wrong kind, shortly."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value}" if value.bit_length() < 200 else f"a number of {value.bit_length():,} bits"
+    return f"{value!r}" if isinstance(value, (bool, float)) else type(value).__name__
+
+
+def _ended(pattern: str) -> str:
+    """In Python `$` also stands before a last newline."""
+    return f"{pattern[:-1]}\\Z" if pattern.endswith("$") else pattern

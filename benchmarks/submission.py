@@ -5,15 +5,15 @@
     unitymas submit --check --verify submissions/my-team   also plays every episode again from its replies
 
 `check` gives the problems it finds, each with the name of the file, episode or figure. Without ``verify``
-it proves that figures, traces and hashes belong together. With it, it also proves that prompts, parsed
-values, tool results and metrics are the environment's own; only such an entry is called *verified* on the
-board. What no check can prove is that a model wrote the replies: that takes its weights.
+it proves that figures, traces and hashes belong together, and that each sample of each task is there once. With it,
+it also proves that provenance, keys, prompts, parsed values, tool results and metrics are the environment's own; only
+such an entry is called *verified* on the board. What no check can prove is that a model wrote the replies: that takes
+its weights, and `unitymas leaderboard rerun`.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,25 +21,16 @@ from typing import Any
 
 import yaml
 
-from ..envs.arena import Arena
-from ..envs.registry import make_arena, spec
 from ..envs.trace import Trace, read_dicts, write
 from ..hints import counted
-from . import tables
+from . import guard, tables
+from .checking import FILES, Verdict, measure_of, read_submission, sha256
 from .evaluate import saved_results
-from .identity import tasks_hash, world
-from .page import asset, printable, write_page
-from .reenact import Mismatch, differences, reenact
-from .results import EpisodeRow, Measure, episode_list, episode_row, figures
-from .schema import violations
-from .stats import Success
+from .page import printable, write_page
+from .results import episode_list, episode_row, figures
 
+__all__ = ["FILES", "SCHEMA", "check", "inspect", "measure_of", "pack", "read_submission", "sha256"]
 SCHEMA = "unitymas.submission/1"
-FILES = ("results.json", "metadata.yaml", "traces.jsonl.zst", "README.md")
-MAX_BYTES = {"traces.jsonl.zst": 2_000_000_000, "results.json": 200_000_000, "metadata.yaml": 1_000_000}
-MAX_LINE = 200_000_000
-"""Larger files, and longer episodes, are refused before they are read: a board's builder reads what
-strangers send."""
 
 
 def pack(
@@ -80,195 +71,15 @@ def pack(
 
 
 def check(folder: str | Path, *, verify: bool = False) -> list[str]:
-    """Every problem of a submission; an empty list means that all its figures follow from its traces."""
-    return list(_problems(Path(folder), verify))
+    """Every problem of a submission; an empty list means that all its figures follow from its traces, and with
+    `verify` that the environment here tells the same story."""
+    verdict = inspect(folder, verify=verify)
+    return verdict.problems + verdict.unverified
 
 
-def measure_of(results: Mapping[str, Any]) -> Measure:
-    """The measure that a result was computed by."""
-    told = results["measure"]
-    return Measure(told["headline"], told["success_metric"], Success(told["relation"], told["threshold"]))
-
-
-def sha256(path: Path) -> str:
-    """Of a file's bytes."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def longest_line(path: Path) -> int:
-    """How long the longest line of a compressed file is, without ever holding one (beyond `MAX_LINE` it
-    stops)."""
-    import zstandard
-
-    longest = current = 0
-    with (
-        open(path, "rb") as file,
-        zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as plain,
-    ):
-        try:
-            while longest <= MAX_LINE and (block := plain.read(1 << 20)):
-                *whole, rest = block.split(b"\n")
-                for piece in whole:
-                    longest, current = max(longest, current + len(piece)), 0
-                current += len(rest)
-                longest = max(longest, current)
-        except zstandard.ZstdError:  # torn or no zstandard file; whoever reads it says so
-            pass
-    return longest
-
-
-def read_submission(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Its results and metadata, as they claim."""
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    text = (folder / "metadata.yaml").read_text(encoding="utf-8")
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-        raise ValueError("metadata.yaml uses aliases, which can make a small file mean an enormous one")
-    return results, yaml.safe_load(text)
-
-
-def _problems(folder: Path, verify: bool) -> Iterator[str]:
-    if missing := [name for name in FILES if not (folder / name).is_file()]:
-        yield f"{folder} lacks {', '.join(missing)}"
-        return
-    for name, most in MAX_BYTES.items():
-        if (folder / name).stat().st_size > most:
-            yield f"{name} is larger than {most:,} bytes"
-            return
-    if (length := longest_line(folder / "traces.jsonl.zst")) > MAX_LINE:
-        yield f"traces.jsonl.zst: one episode has more than {length:,} bytes; at most {MAX_LINE:,} are read"
-        return
-    try:
-        results, metadata = read_submission(folder)
-    except (ValueError, yaml.YAMLError) as error:
-        yield f"results.json or metadata.yaml cannot be read: {error}"
-        return
-    broken = list(
-        violations({"results": results, "metadata": metadata}, json.loads(asset("submission.schema.json")))
-    )
-    if broken:
-        yield from broken
-        return
-    for name, told in metadata["files"].items():
-        if name in FILES and (found := sha256(folder / name)) != told:
-            yield f"{name}: its SHA-256 is {found[:16]}…, but metadata.yaml says {told[:16]}…"
-    if metadata["env_id"] != results["env_id"]:
-        yield f"metadata.yaml is about {metadata['env_id']}, results.json about {results['env_id']}"
-    yield from _recompute(folder, results, verify)
-
-
-def _recompute(folder: Path, results: dict[str, Any], verify: bool) -> Iterator[str]:
-    measure, price = measure_of(results), tuple(results["price"])
-    try:
-        declared = Measure.of_spec(spec(results["env_id"]))
-    except KeyError:
-        declared = None
-    if declared is not None and measure != declared:
-        yield f"measure: the environment is ranked by {declared.headline} ({declared}), not by {measure.headline} ({measure})"
-    claimed = {(e["task"], e["sample"]): e for e in results["episodes"]}
-    rows: list[EpisodeRow] = []
-    arena = _arena(results) if verify else None
-    if isinstance(arena, str):
-        yield f"cannot be verified here: {arena}"
-        arena = None
-    try:
-        for trace in read_dicts(folder / "traces.jsonl.zst"):
-            row = episode_row(trace, measure, price)
-            rows.append(row)
-            yield from _episode_problems(trace, row, claimed.pop((row.task, row.sample), None), results)
-            if arena is not None:
-                yield from _reenacted(arena, trace)
-    except (KeyError, TypeError, ValueError) as error:
-        yield f"traces.jsonl.zst: episode {len(rows) + 1} is no trace ({type(error).__name__}: {error})"
-        return
-    for task, sample in claimed:
-        yield f"episode {task}#{sample} is in results.json but has no trace"
-    if rows:
-        yield from _compare("figures", results["figures"], figures(rows, measure, results["figures"]["k"]))
-    else:
-        yield "traces.jsonl.zst holds no episode"
-
-
-def _episode_problems(
-    trace: Mapping[str, Any], row: EpisodeRow, claim: Mapping[str, Any] | None, results: Mapping[str, Any]
-) -> Iterator[str]:
-    name = f"episode {row.task}#{row.sample}"
-    if claim is None:
-        yield f"{name} has a trace but is not in results.json (or is there twice)"
-        return
-    for key, found in (
-        ("digest", row.digest),
-        ("score", row.score),
-        ("solved", row.solved),
-        ("key", row.key),
-    ):
-        if claim[key] != found:
-            yield f"{name}, {key}: results.json says {claim[key]!r:.40}, its trace gives {found!r:.40}"
-    env, data = results["provenance"]["env"], results["provenance"]["data"]
-    for key, told, found in (
-        ("env_id", env["env_id"], trace["env_id"]), ("code_hash", env["code_hash"], trace["code_hash"]),
-        ("data", {k: data[k] for k in ("name", "split", "fingerprint")}, trace["data"]), ("config", env["config"], trace["config"]),
-    ):  # fmt: skip
-        if told != found:
-            yield f"{name}, {key}: the provenance says {told!r:.60}, its trace {found!r:.60}"
-
-
-def _compare(name: str, told: Any, found: Any) -> Iterator[str]:
-    """Every leaf that differs, by its path; timings are compared too, for they come from the same traces."""
-    if isinstance(told, Mapping) and isinstance(found, Mapping):
-        for key in sorted({*told, *found}):
-            if key not in told or key not in found:
-                yield f"{name}.{key} is {'missing' if key in found else 'not a figure that the traces give'}"
-            else:
-                yield from _compare(f"{name}.{key}", told[key], found[key])
-    elif isinstance(told, (int, float)) and isinstance(found, (int, float)):
-        if abs(told - found) > 1e-9 * max(1.0, abs(found)):
-            yield f"{name}: results.json says {told}, the traces give {found}"
-    elif told != found:
-        yield f"{name}: results.json says {told!r:.60}, the traces give {found!r:.60}"
-
-
-def _arena(results: Mapping[str, Any]) -> Arena | str:
-    """The environment of a submission on this machine, or why it is not there."""
-    env, data = results["provenance"]["env"], results["provenance"]["data"]
-    # settings of the workflow are in the config and can be made again; exchanged tools, rewards and tasks cannot
-    modified = [name for name in env["config"].get("modified", []) if name not in env["config"]]
-    if modified:
-        return f"the environment was modified ({', '.join(modified)})"
-    config = {name: value for name, value in env["config"].items() if name != "modified"}
-    try:
-        own = spec(env["env_id"]).tasks is not None
-        where = {"split": data["split"]} | ({} if own else {"data": data["name"]})
-        arena = make_arena(env["env_id"], **where, **config)
-    except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    if arena.data.fingerprint != data["fingerprint"]:
-        return f"this machine's {data['name']} has fingerprint {arena.data.fingerprint}, the submission's {data['fingerprint']}"
-    if world(arena)["code_hash"] != env["code_hash"]:
-        return f"the environment's code is {arena.code_hash} here, and was {env['code_hash']}"
-    chosen = [arena.task(id) for id in dict.fromkeys(e["task"] for e in results["episodes"])]
-    in_order = (
-        sorted(chosen, key=lambda task: list(arena.task_ids).index(task.id))
-        if len(chosen) < 10_000
-        else chosen
-    )
-    if tasks_hash(in_order) != data["tasks_hash"]:
-        return "the tasks of its episodes are not the tasks that its provenance names"
-    return arena
-
-
-def _reenacted(arena: Arena, trace: Mapping[str, Any]) -> Iterator[str]:
-    name = f"episode {trace['task_id']}#{trace.get('sample', 0)}"
-    try:
-        yield from (
-            f"{name}, {difference}"
-            for difference in differences(trace, reenact(arena, trace, tools_again=True))
-        )
-    except Mismatch as error:
-        yield f"{name}: {error}"
+def inspect(folder: str | Path, *, verify: bool = False) -> Verdict:
+    """What checking finds, in a process of its own within limits; nothing that the entry names is run."""
+    return guard.shared().check(Path(folder), verify=verify)
 
 
 def _readme(metadata: Mapping[str, Any], results: Mapping[str, Any]) -> str:
@@ -318,11 +129,14 @@ def _evaluations(folders: list[Path]) -> Iterator[Path]:
 
 
 def _check_aloud(folder: Path, verify: bool) -> int:
-    problems = check(folder, verify=verify)
+    verdict = inspect(folder, verify=verify)
+    problems = verdict.problems + verdict.unverified
     for problem in problems[:50]:
         print(f"{folder}: {printable(problem, 400)}")
     if len(problems) > 50:
         print(f"{folder}: {counted(len(problems) - 50, 'more problem')}")
+    for note in verdict.notes:
+        print(f"{folder}: note: {printable(note, 400)}")
     if not problems:
         print(
             f"{folder}: every figure follows from the traces"

@@ -6,7 +6,6 @@ in one zstandard-compressed JSONL file that stays readable however the writer di
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agents.roles import Reply
 from .ledger import Credit
+from .untrusted import Refused, json_value, open_regular, packed_lines
 
 if TYPE_CHECKING:
     from .workflow import Node
@@ -130,9 +130,18 @@ class Trace:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Trace:
-        """The inverse of `to_dict`; an unknown schema is an error."""
+        """The inverse of `to_dict`; an unknown schema, or a field that is missing or of another shape, is an error."""
         if plain.get("schema") != SCHEMA:
-            raise ValueError(f"this is no trace of schema {SCHEMA!r}: its schema is {plain.get('schema')!r}")
+            raise ValueError(
+                f"this is no trace of schema {SCHEMA!r}: its schema is {plain.get('schema')!r:.60}"
+            )
+        try:
+            return cls._of(plain)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"this is no trace: {type(error).__name__}: {str(error):.100}") from error
+
+    @classmethod
+    def _of(cls, plain: Mapping[str, Any]) -> Trace:
         known = (
             "env_id",
             "config",
@@ -257,27 +266,12 @@ def read(path: str | Path) -> Iterator[Trace]:
 
 
 def read_dicts(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The same as plain dicts."""
-    import zstandard
-
+    """The same as plain dicts. A line longer or deeper than `untrusted` allows is an error with its number."""
     path = Path(path)
-    with open(path, "rb") as raw:
-        source: Any = raw
-        if path.suffix == ".zst":
-            source = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        lines = io.BufferedReader(source) if path.suffix == ".zst" else raw
-        number = 0
-        while True:
-            number += 1
-            try:
-                line = lines.readline()
-            except zstandard.ZstdError:
-                return  # a torn frame at the end
-            if not line:
-                return
-            if not line.endswith(b"\n"):
-                return  # a torn line at the end
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: this is not a line of JSON ({error})") from error
+    with open_regular(path, links=True) as file:
+        for number, line in enumerate(packed_lines(file, path.name, whole=False), start=1):
+            where = f"{path}, line {number}"
+            value = json_value(line, where, twins=True)
+            if not isinstance(value, dict):
+                raise Refused(f"{where}: wanted an object, got {type(value).__name__}")
+            yield value

@@ -160,16 +160,14 @@ def test_hostile_and_broken_folders_only_give_problems(copy: Path, tmp_path: Pat
     assert submission.submit_main(["--check", str(copy)]) == 1
 
 
-def test_files_that_unfold_without_end_are_refused_unread(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_unfold_without_end_are_refused_unread(copy: Path) -> None:
     bomb = zstandard.compress(b"[" + b" " * 50_000_000 + b"]\n")
     assert len(bomb) < 10_000
     whole = (copy / "traces.jsonl.zst").read_bytes()
     (copy / "traces.jsonl.zst").write_bytes(whole + bomb)
-    monkeypatch.setattr(submission, "MAX_LINE", 10_000_000)
-    (problem,) = submission.check(copy)
+    *signed, problem = submission.check(copy)
     assert "one episode has more than" in problem
+    assert all("its SHA-256 is" in line for line in signed)
     (copy / "traces.jsonl.zst").write_bytes(whole)
     (copy / "metadata.yaml").write_text("a: &a [x, x]\nb: [*a, *a]\n")
     assert "aliases" in submission.check(copy)[0]
@@ -177,7 +175,7 @@ def test_files_that_unfold_without_end_are_refused_unread(
 
 def test_traces_that_are_no_traces(copy: Path) -> None:
     edit_traces(copy, lambda traces: traces.__setitem__(0, {"hello": 1}))
-    assert any("episode 1 is no trace (KeyError" in p for p in submission.check(copy))
+    assert any("episode 1 is no trace (the whole lacks 'schema'" in p for p in submission.check(copy))
 
 
 def test_unfinished_evaluations_are_not_packed(packed: Path, tmp_path: Path) -> None:
@@ -200,7 +198,11 @@ def test_reenacting_every_recorded_ending(packed: Path) -> None:
     shorter = {**trace, "nodes": trace["nodes"][:2]}
     with pytest.raises(reenact.Mismatch, match="lacks"):
         reenact.reenact(arena, shorter)
-    cut = reenact.reenact(arena, {**shorter, "ended": "truncated", "reason": "more than 3 s"})
+    late = {**shorter, "ended": "truncated", "reason": "more than 3 s"}
+    with pytest.raises(reenact.Mismatch, match="lacks"):  # nobody set it a time limit
+        reenact.reenact(arena, late)
+    hurried = make_arena("mask-hotpotqa", split="test", data="mini", budget={"seconds": 3})
+    cut = reenact.reenact(hurried, late)
     assert str(cut.ended) == "truncated" and cut.reason == "more than 3 s" and len(cut.nodes) == 2
     assert (
         str(reenact.reenact(arena, {**shorter, "ended": "error", "error": "down", "reason": "model"}).ended)

@@ -1,0 +1,139 @@
+"""Reading files that a stranger sent: within stated bounds of size and depth, and never by running anything.
+
+A name may be a link, a pipe or a device; a small archive may unfold to terabytes; a short text may nest deep
+enough to end the interpreter. Each is refused with the file's name and the bound it breaks.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+LONGEST_LINE = 200_000_000
+"""Bytes of one line of traces, unpacked."""
+LARGEST_WINDOW = 1 << 27
+"""Bytes that unpacking one frame may hold in memory."""
+DEEPEST = 200
+"""Levels of lists and objects in one JSON value."""
+
+
+class Refused(ValueError):
+    """A file that breaks a bound, or is not what its name says."""
+
+
+def open_regular(path: Path, most: int | None = None, *, links: bool = False) -> BinaryIO:
+    """A file for reading; pipes, devices, more than `most` bytes, and links unless allowed, are refused unread."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        handle = os.open(path, flags if links else flags | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if path.is_symlink() and not links:
+            raise Refused(f"{path.name} is a link; only regular files are read") from None
+        raise Refused(f"{path.name} cannot be opened: {error.strerror or error}") from None
+    told = os.fstat(handle)
+    if not stat.S_ISREG(told.st_mode):
+        os.close(handle)
+        raise Refused(f"{path.name} is no regular file")
+    if most is not None and told.st_size > most:
+        os.close(handle)
+        raise Refused(f"{path.name} is larger than {most:,} bytes")
+    return os.fdopen(handle, "rb")
+
+
+def read_text(path: Path, most: int) -> str:
+    """A whole file of UTF-8 text."""
+    with open_regular(path, most) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise Refused(f"{path.name} is larger than {most:,} bytes")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refused(f"{path.name} is not UTF-8 at byte {error.start}") from None
+
+
+def json_value(text: str | bytes, where: str, *, deepest: int = DEEPEST, twins: bool = False) -> Any:
+    """One JSON value, nothing in it nested beyond `deepest`, and without `twins` no key twice in one object.
+
+    NaN and the infinities stay what they are: a model may have said them. Figures are checked by their schema.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=None if twins else _without_twins)
+    except RecursionError:
+        raise Refused(f"{where}: nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise Refused(f"{where}: not UTF-8 at byte {error.start}") from None
+    except Refused as error:
+        raise Refused(f"{where}: {error}") from None
+    except ValueError as error:
+        raise Refused(f"{where}: not JSON ({error})") from None
+    if _deeper_than(value, deepest):
+        raise Refused(f"{where}: nested more than {deepest} levels deep")
+    return value
+
+
+def packed_lines(
+    file: BinaryIO, name: str, *, whole: bool, most: int | None = None, longest: int = LONGEST_LINE
+) -> Iterator[bytes]:
+    """The lines of a JSONL file, unpacked when its name says ``.zst``.
+
+    A torn end (its writer was killed) is left out, or with `whole` refused; so is more than `most` bytes in all.
+    """
+    import zstandard
+
+    source: Any = file
+    if name.endswith(".zst"):
+        unpack = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
+        source = io.BufferedReader(unpack.stream_reader(file, read_across_frames=True), 1 << 16)
+    number = total = 0
+    while True:
+        number += 1
+        try:
+            line = source.readline(longest + 1)
+        except zstandard.ZstdError as error:
+            if whole:
+                raise Refused(f"{name}, line {number}: cannot be unpacked ({error})") from None
+            return
+        total += len(line)
+        if len(line) > longest:
+            raise Refused(f"{name}, line {number}: one episode has more than {longest:,} bytes")
+        if most is not None and total > most:
+            raise Refused(f"{name}: unfolds to more than {most:,} bytes")
+        if not line:
+            return
+        if not line.endswith(b"\n"):
+            if whole:
+                raise Refused(f"{name}, line {number}: cut off in the middle")
+            return
+        yield line
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twin = next(name for name in names if names.count(name) > 1)
+        raise Refused(f"the key {twin[:60]!r} stands there twice")
+    return table
+
+
+def _deeper_than(value: Any, deepest: int) -> bool:
+    level = [value]
+    for _ in range(deepest):
+        inner: list[Any] = []
+        for item in level:
+            if type(item) is dict:
+                inner.extend(v for v in item.values() if type(v) in (dict, list))
+            elif type(item) is list:
+                inner.extend(v for v in item if type(v) in (dict, list))
+        if not inner:
+            return False
+        level = inner
+    return True
