@@ -41,7 +41,7 @@ class Letters:
             yield node.id, "letters", sum(w[-1] in "02468" for w in words) / max(1, len(words))
 
     def metrics(self, trace, task):
-        return {"score": sum(c.amount for c in trace.credits) if trace.credits else 0.0}
+        return {"score": sum(c.amount for c in trace.credits) / max(1, len(trace.credits))}
 
 
 ROWS = [{"id": str(i), "question": "w1 w2 w3"[: 2 + 3 * (i % 3)], "answers": ["w2"]} for i in range(12)]
@@ -172,7 +172,7 @@ def test_the_whole_loop_learns_and_a_control_does_not(algorithm, tiny_llama, tmp
         common |= {"policies": {"*": policy}, "log": {"console": "off", "traces_every": 0}, "starved": False}
         run = train("pair-test", preset="shared", directory=tmp_path / name, **common)
         steps = [row for row in run.history if row["kind"] == "step"]
-        # as played, before any exchange; a random listener never hits the format, so this is the speaker's
+        # as played, before any exchange: the mean of speaker and listener
         return [row["train/score"] for row in (steps[0], steps[-1])]
 
     first, last = gain("signal")
