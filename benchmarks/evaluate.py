@@ -26,7 +26,7 @@ from ..envs.tasks import Task
 from ..envs.trace import Trace
 from . import identity, stats, tables
 from .page import write_page
-from .results import SCHEMA, EpisodeRow, Measure, episode_list, episode_row, figures, per_task
+from .results import SCHEMA, EpisodeRow, Measure, episode_list, episode_row, figures, per_task, ranked
 from .stats import Difference, Estimate
 from .store import Store
 
@@ -213,14 +213,14 @@ class Evaluation:
 
     def result(self) -> Result:
         """All figures over the wanted episodes that are there; also written to ``results.json``."""
-        rows = [self.rows[key] for key in self.wanted if key in self.rows]
+        rows, measure = ranked([self.rows[key] for key in self.wanted if key in self.rows], self.measure)
         plain = {
             "schema": SCHEMA,
             "env_id": self.arena.env_id,
-            "figures": figures(rows, self.measure, self.k),
+            "figures": figures(rows, measure, self.k),
             "measure": {
-                "headline": self.measure.headline, "success_metric": self.measure.success_metric,
-                "relation": self.measure.success.relation, "threshold": self.measure.success.threshold,
+                "headline": measure.headline, "success_metric": measure.success_metric,
+                "relation": measure.success.relation, "threshold": measure.success.threshold,
             },
             "complete": len(rows) == len(self.wanted),
             "price": list(self.price),
@@ -324,16 +324,25 @@ def _arena(env: Any, make: Mapping[str, Any]) -> tuple[Arena, Measure]:
     """The arena to play in and what to measure; of an arena or environment that is already made, as it
     stands."""
     if isinstance(env, str):
-        return make_arena(env, **make), Measure.of_spec(spec(env))
+        return _measured(make_arena(env, **make))
     if make:
         raise TypeError(
             f"{', '.join(make)}: these are arguments of make, and the environment is already made"
         )
-    arena = arena_of(env)
+    return _measured(arena_of(env))
+
+
+def _measured(arena: Arena) -> tuple[Arena, Measure]:
+    if not arena.rules:
+        raise ValueError(
+            f"no episode has the headline metric {arena.score!r}: {arena.env_id} was made without a reward, so nothing "
+            "measures it; give one with make(…, reward=…) or register(…, reward=…)"
+        )
     try:
-        return arena, Measure.of_spec(spec(arena.env_id))
+        known = spec(arena.env_id)
     except UnknownEnv:  # somebody's own, not registered
         return arena, Measure(arena.headline)
+    return arena, Measure.of_spec(known)
 
 
 def saved_results(folder: str | Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -149,7 +149,6 @@ def figures(rows: Sequence[EpisodeRow], measure: Measure, k: int, *, seed: int =
     if not rows:
         raise ValueError("an evaluation without a single episode has no figures")
     rows = sorted(rows, key=lambda row: (row.task, row.sample))
-    _check_headline(rows, measure)
     by_task: dict[str, list[EpisodeRow]] = defaultdict(list)
     for row in rows:
         by_task[row.task].append(row)
@@ -217,14 +216,17 @@ def _cause(trace: Mapping[str, Any]) -> str:
     return f"{ended}: {trace.get('reason')}" if trace.get("reason") else ended
 
 
-def _check_headline(rows: Sequence[EpisodeRow], measure: Measure) -> None:
+def ranked(rows: Sequence[EpisodeRow], measure: Measure) -> tuple[list[EpisodeRow], Measure]:
+    """The rows and what they are ranked by: `score`, where the reward in force computes no headline metric."""
     finished = [row for row in rows if not row.failed]
-    if finished and not any(measure.headline in row.metrics for row in finished):
-        known = sorted({name for row in finished for name in row.metrics})
-        raise ValueError(
-            f"no episode has the headline metric {measure.headline!r}; the metrics are {', '.join(known) or 'none'} "
-            "(they are computed by the environment's reward rules: was it made with reward=None?)"
-        )
+    if not finished or any(measure.headline in row.metrics for row in finished):
+        return list(rows), measure
+    own = Measure(success=measure.success)
+    made = []
+    for row in rows:
+        score = 0.0 if row.failed else row.metrics.get("score", 0.0)
+        made.append(replace(row, score=score, solved=not row.failed and own.success(score)))
+    return made, own
 
 
 def _powers(k: int) -> list[int]:
@@ -234,6 +236,8 @@ def _powers(k: int) -> list[int]:
 
 def _metrics(by_task: Mapping[str, list[EpisodeRow]], measure: Measure, seed: int) -> dict[str, Any]:
     names = sorted({name for group in by_task.values() for row in group for name in row.metrics})
+    if measure.headline != "score":  # the same figure under its own name
+        names = [name for name in names if name != "score"]
     table = {
         name: [[row.metrics.get(name, 0.0) for row in group] for group in by_task.values()] for name in names
     }

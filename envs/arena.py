@@ -49,11 +49,13 @@ class Arena:
         config: Mapping[str, Any] | None = None,
         expert: Any = None,
         headline: str = "score",
+        score: str = "",
     ) -> None:
         self.workflow = workflow.seal()
         self.env_id, self.data, self.budget = env_id, data, budget or Budget()
         self.config = dict(config or {})
         self.expert, self.headline = expert, headline
+        self.score = score or headline  # the metric that an episode's `score` is, where a rule computes it
         self.roles: dict[str, Role] = workflow.agents()
         self.toolbox = Toolbox(tools or {})
         self.toolbox.check(workflow.tools, type(workflow).__name__)
@@ -97,7 +99,7 @@ class Arena:
 
     def scorer(self, task: Task) -> Scorer:
         """The ledger keeper of one episode."""
-        return Scorer(self.rules, task)
+        return Scorer(self.rules, task, self.score)
 
     def label(self, trace: Trace, sample: int = 0) -> Trace:
         """Write the provenance onto a trace."""

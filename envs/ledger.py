@@ -34,7 +34,8 @@ class RewardError(ValueError):
 class Rule(Protocol):
     """What a reward is: a name, and credits while the episode runs or when it is over.
 
-    A rule may also have `metrics(trace, task) -> dict[str, float]`: figures to report, not to learn from.
+    A rule may also have `metrics(trace, task) -> dict[str, float]`: figures to report, not to learn from. One that has
+    none gives a metric of its own name: what it paid an act, the mean over the agents that it paid.
     """
 
     name: str
@@ -96,11 +97,12 @@ def as_rule(given: Any) -> Rule:
 class Scorer:
     """Applies rules to one episode and books what they give; the same whoever drives the episode."""
 
-    __slots__ = ("booked", "ended", "ids", "metrics", "rules", "seen", "task")
+    __slots__ = ("booked", "ended", "headline", "ids", "metrics", "paid", "rules", "seen", "task")
 
-    def __init__(self, rules: Sequence[Rule], task: Task) -> None:
-        self.rules, self.task = rules, task
+    def __init__(self, rules: Sequence[Rule], task: Task, headline: str = "score") -> None:
+        self.rules, self.task, self.headline = rules, task, headline
         self.booked: list[Credit] = []
+        self.paid: dict[str, list[Credit]] = {r.name: [] for r in rules if not hasattr(r, "metrics")}
         self.metrics: dict[str, float] = {}
         self.seen: set[str] = set()
         self.ids: set[str] = set()
@@ -108,7 +110,8 @@ class Scorer:
 
     def fork(self) -> Scorer:
         """The books so far, to be kept on for a fork of the episode."""
-        twin = Scorer(self.rules, self.task)
+        twin = Scorer(self.rules, self.task, self.headline)
+        twin.paid = {name: list(credits) for name, credits in self.paid.items()}
         twin.booked, twin.metrics = list(self.booked), dict(self.metrics)
         twin.seen, twin.ids, twin.ended = set(self.seen), set(self.ids), self.ended
         return twin
@@ -154,9 +157,12 @@ class Scorer:
             if hasattr(rule, "on_end"):
                 self._book(rule, rule.on_end(trace, self.task), fresh)
         for rule in self.rules:
-            metrics = getattr(rule, "metrics", None)
-            if metrics is not None:
-                self.metrics.update(metrics(trace, self.task))
+            if rule.name in self.paid:
+                self.metrics[rule.name] = _per_agent(trace, self.paid[rule.name])
+            else:
+                self.metrics.update(rule.metrics(trace, self.task))  # type: ignore[attr-defined]
+        first = next(iter(self.metrics.values()), 0.0)
+        self.metrics.setdefault("score", self.metrics.get(self.headline, first))
         self.booked.extend(fresh)
 
     def show(self, trace: Trace) -> Trace:
@@ -165,6 +171,7 @@ class Scorer:
         return trace
 
     def _book(self, rule: Rule, given: Iterable[Credit] | None, fresh: list[Credit]) -> None:
+        before = len(fresh)
         for credit in given or ():
             if not isinstance(credit, tuple) or len(credit) != 3:
                 raise RewardError(
@@ -184,6 +191,21 @@ class Scorer:
                 )
             booked = plain and type(credit) is Credit  # a copy would be the same
             fresh.append(credit if booked else Credit(node, component, float(amount)))
+        if rule.name in self.paid:
+            self.paid[rule.name] += fresh[before:]
+
+
+def _per_agent(trace: Trace, paid: Iterable[Credit]) -> float:
+    """What an act was paid: the mean over the agents that were paid, each of its own acts' mean."""
+    by_node: dict[str, float] = {}
+    for credit in paid:
+        by_node[credit.node] = by_node.get(credit.node, 0.0) + credit.amount
+    by_agent: dict[str | None, list[float]] = {}
+    for node in trace.nodes:
+        if node.id in by_node:
+            by_agent.setdefault(node.agent, []).append(by_node[node.id])
+    means = [math.fsum(amounts) / len(amounts) for amounts in by_agent.values()]
+    return math.fsum(means) / len(means) if means else 0.0
 
 
 def check_names(rules: Sequence[Rule]) -> None:

@@ -219,7 +219,8 @@ def make_arena(
     )
     return Arena(
         workflow, found, env_id=known.id, tools=box, rules=[_rule(rule) for rule in rules],
-        budget=_budget(known, budget), expert=resolve(known.expert), headline=known.headline,
+        budget=_budget(known, budget), expert=resolve(known.expert),
+        headline=known.headline if _is(reward, "default") else "score", score=known.headline,
         config={**known.config, **config, "modified": modified},
     )  # fmt: skip
 

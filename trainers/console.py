@@ -11,7 +11,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..envs.registry import spec
 from .config import RunConfig
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -20,9 +19,8 @@ BARS = " ▁▂▃▄▅▆▇█"
 class Console:
     """Shows a run's figures as they come."""
 
-    def __init__(self, config: RunConfig, live: bool) -> None:
-        self.config = config
-        self.headline = spec(config.env.id).headline
+    def __init__(self, config: RunConfig, headline: str, live: bool) -> None:
+        self.config, self.headline = config, headline
         self.rich = Rich()
         self.train: list[float] = []
         self.valid: list[tuple[int, float]] = []

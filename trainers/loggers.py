@@ -35,7 +35,7 @@ class Logbook:
     def __init__(self, directory: Path, config: RunConfig, arena: Arena) -> None:
         self.path, self.config, self.arena = directory / "metrics.jsonl", config, arena
         directory.mkdir(parents=True, exist_ok=True)
-        self.sinks: list[Sink] = _sinks(directory, config)
+        self.sinks: list[Sink] = _sinks(directory, config, arena.headline)
 
     def begin(self, *, fresh: bool, step: int = 0) -> None:
         """Open the book. A resumed run forgets the lines after its checkpoint: those steps come again."""
@@ -90,14 +90,14 @@ class Logbook:
             file.write(json.dumps(row) + "\n")
 
 
-def _sinks(directory: Path, config: RunConfig) -> list[Sink]:
+def _sinks(directory: Path, config: RunConfig, headline: str) -> list[Sink]:
     log = config.log
     sinks: list[Sink] = []
     if log.console != "off":
         from .console import Console
 
         live = log.console == "live" or (log.console == "auto" and sys.stdout.isatty())
-        sinks.append(Console(config, live=live))
+        sinks.append(Console(config, headline, live=live))
     if log.tensorboard:
         sinks.append(_TensorBoard(directory / "tensorboard"))
     if log.wandb:

@@ -222,6 +222,18 @@ def test_own_rows_and_ready_environments() -> None:
         ev.evaluate(registry.make("two-minds"), Knower(), k=1, max_turns=3)
 
 
+class Halves:
+    """A rule with metrics of its own, none of which is the headline."""
+
+    name = "halves"
+
+    def on_end(self, trace: Any, task: Any) -> list[Any]:
+        return []
+
+    def metrics(self, trace: Any, task: Any) -> dict[str, float]:
+        return {"half": 0.5}
+
+
 def test_different_data_is_not_compared() -> None:
     ours = ev.evaluate("two-minds", Knower(), k=1)
     theirs = ev.evaluate("two-minds", Knower(), k=1, tasks=TASKS[:2])
@@ -229,9 +241,19 @@ def test_different_data_is_not_compared() -> None:
         ours.minus(theirs)
 
 
-def test_a_headline_that_nobody_computes_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no episode has the headline metric 'accuracy'"):
+def test_without_any_reward_nothing_is_measured() -> None:
+    with pytest.raises(
+        ValueError, match="headline metric 'accuracy': two-minds-v0 was made without a reward"
+    ):
         ev.evaluate("two-minds", Knower(), k=1, reward=None)
+
+
+@pytest.mark.parametrize("own", [lambda trace, task: 0.5, Halves()])
+def test_an_own_reward_ranks_by_its_score(own: Any, tmp_path: Any) -> None:
+    result = ev.evaluate("two-minds", Knower(), k=1, reward=own, out=tmp_path)
+    assert result.score.value == 0.5 and result.figures["headline"] == "score"
+    assert result.figures["success"] == "score >= 1" and result.rows[0].score == 0.5
+    assert ev.evaluate("two-minds", Knower(), k=1, reward=own, out=tmp_path, rescore=True).score.value == 0.5
 
 
 def test_keys_change_with_all_that_an_episode_depends_on() -> None:

@@ -21,14 +21,19 @@ def forget():
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/first-workflow.md", "README.md", "docs/concepts.md", "docs/other-trainers.md"]
+    "page",
+    [
+        "docs/first-workflow.md",
+        "README.md",
+        "docs/concepts.md",
+        "docs/other-trainers.md",
+        "docs/metrics-and-grading.md",
+    ],
 )
 def test_page_runs(page, forget, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     module = run(page, monkeypatch)
-    if (
-        page == "docs/other-trainers.md"
-    ):  # what it defines, used: an optimizer step of TRL on a role's credits
+    if page.endswith("other-trainers.md"):  # what it defines, used: TRL's optimizer step on a role's credits
         pytest.importorskip("trl")
         log = module.train(str(tmp_path / "trl"))
         assert any("rewards/earned/mean" in row for row in log)

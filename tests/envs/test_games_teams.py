@@ -137,7 +137,7 @@ def test_rewards_by_hand():
         ("critic", {**moved, "goal": 1.0, "own": pytest.approx(0.0)}),
     ]
     assert trace.metrics == {
-        "solved": 1.0, "steps": 4.0, "optimal_ratio": 0.75, "format_ok": 7 / 8,
+        "solved": 1.0, "steps": 4.0, "optimal_ratio": 0.75, "format_ok": 7 / 8, "score": 1.0,
     }  # fmt: skip
 
 

@@ -143,6 +143,22 @@ def test_a_turn_reward_may_pay_the_other_arm_of_its_round(order):
         assert {n.agent: trace.rewards(n.id) for n in trace.acts("c")} == {a: {"pair": 1.0} for a in order}
 
 
+def test_at_the_end_a_rule_sees_what_every_round_has_earned():
+    class Counted:
+        name = "counted"
+
+        def on_end(self, trace, task):
+            return [Credit(n.id, "counted", float(len(trace.credits))) for n in trace.acts("last")]
+
+        def metrics(self, trace, task):
+            return {"credits": float(len(trace.credits))}
+
+    arena = arena_of(AGENTS, dict.fromkeys(AGENTS, 1))
+    arena.rules = [TurnReward(lambda trace, node, task: 0.5), Counted()]
+    trace = unitymas.rollout(arena, say)[0]
+    assert trace.rewards("1")["counted"] == 4.0 and trace.metrics["credits"] == 4.0  # the last round's, too
+
+
 def test_nobody_is_paid_in_the_middle_of_a_round():
     env = WorkflowEnv(arena_of(AGENTS, dict.fromkeys(AGENTS, 1)))
     env.reset(seed=0)
@@ -170,3 +186,41 @@ def test_a_node_that_nobody_has_answered_yet_cannot_be_paid():
         unitymas.rollout(arena, say)
     with pytest.raises(RewardError, match="no answered act"):  # the whole trace is there, and it was not then
         arena.rescore(whole)
+
+
+@pytest.mark.parametrize(
+    ("reward", "metric"),
+    [
+        (lambda trace, task: 0.25, 0.25),
+        (lambda trace, task: True, 1.0),
+        (lambda trace, task: {"c": 1.0, "last": 0.0}, 0.75),  # three agents of `c`, and one
+        (lambda trace, task: {"c_1": 0.5}, 0.5),
+        (lambda trace, task: [Credit(n.id, "mine", 2.0) for n in trace.acts("last")], 2.0),
+        (lambda trace, task: [], 0.0),
+    ],
+)
+def test_a_plain_function_gives_a_metric_of_its_own_name_and_the_score(reward, metric):
+    reward.__name__ = "mine"
+    arena = arena_of(AGENTS, {"c_1": 3, "c_2": 1, "c_3": 1})  # who speaks more does not count more
+    arena.rules = []
+    arena.add_rule(reward)
+    env = WorkflowEnv(arena)
+    env.reset(seed=0)
+    for trace in (unitymas.rollout(arena, say)[0], stepped(env)[0]):
+        assert trace.metrics == {"mine": metric, "score": metric}
+
+
+def test_score_is_the_headline_where_a_rule_computes_it_and_the_first_metric_else():
+    how = {"data": "mini", "tasks": 1}
+    mask = unitymas.rollout("mask-hotpotqa", "scripted", **how)[0].metrics
+    assert mask["score"] == mask["f1"] == 1.0
+    own = unitymas.rollout("mask-hotpotqa", "scripted", reward=lambda trace, task: 0.5, **how)[0].metrics
+    assert own == {"lambda": 0.5, "score": 0.5}
+    both = unitymas.rollout(
+        "mask-hotpotqa",
+        "scripted",
+        reward=[lambda trace, task: 0.5, "unitymas.rewards.outcome:AnswerF1"],
+        **how,
+    )[0].metrics
+    assert both["score"] == both["f1"] == 1.0 and both["lambda"] == 0.5
+    assert unitymas.rollout("mask-hotpotqa", "scripted", reward=None, **how)[0].metrics == {"score": 0.0}
