@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..agents.roles import MAX_REPLY
 from ..envs.arena import Arena
-from ..envs.drivers import MAX_REPLY, call_for, take
+from ..envs.drivers import call_for, take
 from ..envs.execution import Ended, Execution
 from ..envs.tools.base import Infrastructure
 from ..envs.trace import Trace
