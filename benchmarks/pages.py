@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..envs.commands import info_text
-from ..envs.registry import list_envs, resolve, spec
+from ..envs.registry import PACKAGE, list_envs, resolve, spec
 from ..hints import counted
 
 
@@ -27,15 +27,21 @@ def main(argv: Sequence[str]) -> int:
 
 def pages() -> dict[str, str]:
     """The path of each generated page under ``docs/``, and its text."""
-    texts = {f"environments/{id}.md": page(id) for id in list_envs()}
+    texts = {f"environments/{id}.md": page(id) for id in ours()}
     return {"environments.md": contents(), **texts}
+
+
+def ours() -> list[str]:
+    """The ids that come with the package; what a plug-in or a notebook registered has pages elsewhere."""
+    home = f"{PACKAGE}.envs."
+    return [id for id in list_envs() if isinstance(w := spec(id).workflow, str) and w.startswith(home)]
 
 
 def contents() -> str:
     """The table of all environments."""
     rows = ["# Environments", "", "Written by `make docs` from the environments themselves.", ""]
     rows += ["| id | roles | headline | |", "|---|---|---|---|"]
-    for id in list_envs():
+    for id in ours():
         known = spec(id)
         roles = ", ".join(r.name + (f" × {r.instances}" if r.instances > 1 else "") for r in known.roles)
         rows.append(f"| [{id}](environments/{id}.md) | {roles} | {known.headline} | {known.description} |")
