@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from . import model_path
 from .chat import Chat
+from .manifest import Damaged, read_signed
 from .pieces import pieces
 from .policies import Answer, Call
 from .sampling import SamplingParams
@@ -188,10 +189,13 @@ class RunPolicy:
     def __init__(self, run: Path, **how: Any) -> None:
         import yaml
 
-        self.run = run
-        if not (run / "config.yaml").is_file():
+        self.run, config = run, run / "config.yaml"
+        if not config.is_file():
             raise FileNotFoundError(f"{run} is no run directory: it holds no config.yaml")
-        self.map: dict[str, str] = yaml.safe_load((run / "config.yaml").read_text())["map"]
+        tree = yaml.safe_load(read_signed(config))
+        if not isinstance(tree, dict) or not isinstance(tree.get("map"), dict):
+            raise Damaged(f"{config} is no run's config: it has no map of who plays whom")
+        self.map: dict[str, str] = tree["map"]
         exported = {name: run / "policies" / name for name in sorted(set(self.map.values()))}
         self.policies = {
             name: load_model_policy(path, name=f"run:{run.name}/{name}", **how)

@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .policies import Answer, Call, Message
+from .threads import contained
 
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 REASONS = {"stop": "stop", "length": "length", "content_filter": "stop", "tool_calls": "stop"}
@@ -91,7 +92,7 @@ class OpenAIPolicy:
         loop = asyncio.get_running_loop()
         for attempt in range(1_000_000):
             left = ends - time.monotonic()
-            outcome = await loop.run_in_executor(self._threads, self._post, body, max(left, 0.1))
+            outcome = await loop.run_in_executor(self._threads, contained(self._post), body, max(left, 0.1))
             if isinstance(outcome, dict):
                 return self._answer(call, outcome)
             pause = (

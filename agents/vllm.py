@@ -37,6 +37,7 @@ from ..hints import nearest
 from .engine import Generation, Versioned, closing_ids
 from .llama import Llama
 from .sampling import SamplingParams, Tries, uniform
+from .threads import contained_async
 from .weights import load_tokenizer, save_adapter, save_model
 
 T = TypeVar("T")
@@ -123,7 +124,7 @@ class VLLMEngine(Versioned):
 
     def _there(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """In vLLM's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asyncio.run_coroutine_threadsafe(contained_async(work), self._loop)
 
     async def _answer(self, prompt: list[int], params: SamplingParams, adapter: str | None) -> Generation:
         """One request, under one version of the weights from its first token to its last."""

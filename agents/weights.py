@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .llama import Linear, Llama, LowRank
+from .manifest import MANIFEST, Damaged, check
 from .shape import Shape, shape_of
 
 # our name of a layer's part -> its name in a Hugging Face file; several names are stacked in that order
@@ -43,6 +44,8 @@ def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtyp
         )
     if gguf_file is None and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} holds no config.json: it is no Hugging Face model directory")
+    if (path / MANIFEST).is_file():  # a run's policy
+        check(path)
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path, **({"gguf_file": gguf_file} if gguf_file else {}))
@@ -153,18 +156,27 @@ def _layer_names(shape: Shape) -> Iterator[tuple[str, list[str], list[int]]]:
                 yield f"layers.{layer}.{ours}", [f"model.layers.{layer}.{n}" for n in names], sizes[ours]
 
 
+def _load_file(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except SafetensorError as error:
+        raise Damaged(f"{path} cannot be read: {error}") from error
+    return tensors
+
+
 def _read(path: Path, gguf_file: str | None) -> dict[str, Tensor]:
     """All tensors of a directory, by their Hugging Face names."""
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
     if gguf_file is None and (index.is_file() or single.is_file()):
-        from safetensors.torch import load_file
-
         files = (
             sorted(set(json.loads(index.read_text())["weight_map"].values()))
             if index.is_file()
             else [single.name]
         )
-        return {name: tensor for file in files for name, tensor in load_file(path / file).items()}
+        return {name: tensor for file in files for name, tensor in _load_file(path / file).items()}
     from transformers import AutoModelForCausalLM
 
     extra = {"gguf_file": gguf_file} if gguf_file else {}

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from ..agents.manifest import read_signed
 from ..hints import counted
 from . import submission
 from .evaluate import evaluate
@@ -51,7 +52,7 @@ def tables(envs: list[str], teams: dict[str, tuple[str, str]], runs: list[Path])
     for run in runs:
         if not (run / "config.yaml").is_file():
             raise SystemExit(f"{run} is no run directory: it holds no config.yaml")
-        config = yaml.safe_load((run / "config.yaml").read_text())
+        config = yaml.safe_load(read_signed(run / "config.yaml"))
         env, args = config["env"]["id"], config["env"]["args"]
         found = next((table for table in made if (table.env, table.args) == (env, args)), None)
         if found is None:

@@ -249,8 +249,11 @@ def rollout(env: Any, team: Any, **how: Any) -> list[Trace]:
     return traces
 
 
-def run_sync(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end: here, or in a thread of its own where a loop is already running."""
+def run_sync(work: Coroutine[Any, Any, Any], interrupted: Callable[[], None] | None = None) -> Any:
+    """Run a coroutine to its end: here, or in a thread of its own where a loop is already running.
+
+    A Ctrl-C while that thread runs calls `interrupted`, which sees to it that the work ends.
+    """
     if asyncio._get_running_loop() is None:
         return asyncio.run(work)
     box: list[Any] = []
@@ -263,7 +266,13 @@ def run_sync(work: Coroutine[Any, Any, Any]) -> Any:
 
     thread = threading.Thread(target=inside)
     thread.start()
-    thread.join()
+    while thread.is_alive():
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            if interrupted is None:
+                raise
+            interrupted()
     worked, value = box[0]
     if not worked:
         raise value

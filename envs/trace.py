@@ -7,7 +7,7 @@ in one zstandard-compressed JSONL file that stays readable however the writer di
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,11 +237,9 @@ def dumps(trace: Trace) -> bytes:
 
 def write(traces: Iterable[Trace], path: str | Path, *, append: bool = False) -> int:
     """Write traces to a `.jsonl` or `.jsonl.zst` file; returns how many. Each is a frame of its own."""
-    import zstandard
-
     path, count = Path(path), 0
     path.parent.mkdir(parents=True, exist_ok=True)
-    compress = zstandard.ZstdCompressor(level=3).compress if path.suffix == ".zst" else bytes
+    compress = _compressor() if path.suffix == ".zst" else bytes
     with open(path, "ab" if append else "wb") as file:
         for trace in traces:
             file.write(compress(dumps(trace) + b"\n"))
@@ -251,18 +249,29 @@ def write(traces: Iterable[Trace], path: str | Path, *, append: bool = False) ->
 
 def write_lines(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
     """Plain records as compressed JSON lines, a frame each."""
-    import zstandard
-
-    compress = zstandard.ZstdCompressor(level=3).compress
+    compress = _compressor()
     with open(path, "wb") as file:
         for row in rows:
             file.write(compress(json.dumps(row, separators=(",", ":")).encode() + b"\n"))
 
 
+def _compressor() -> Callable[[bytes], bytes]:
+    import zstandard
+
+    compressor: Any = zstandard.ZstdCompressor(level=3, write_checksum=True)
+    return lambda data: bytes(compressor.compress(data))
+
+
 def read(path: str | Path) -> Iterator[Trace]:
-    """The traces of a file, in order. A torn last line (its writer was killed) is left out."""
-    for row in read_dicts(path):
-        yield Trace.from_dict(row)
+    """The traces of a file, in order. A torn last line (its writer was killed) is left out; damage is an error."""
+    for number, row in enumerate(read_dicts(path), 1):
+        try:
+            trace = Trace.from_dict(row)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{path}, line {number}: this is no trace ({type(error).__name__}: {error})"
+            ) from error
+        yield trace
 
 
 def read_dicts(path: str | Path) -> Iterator[dict[str, Any]]:

@@ -84,7 +84,7 @@ def packed_lines(
 ) -> Iterator[bytes]:
     """The lines of a JSONL file, unpacked when its name says ``.zst``.
 
-    A torn end (its writer was killed) is left out, or with `whole` refused; so is more than `most` bytes in all.
+    A torn end (its writer was killed) is left out, or with `whole` refused. Damage is refused, and more than `most` bytes.
     """
     import zstandard
 
@@ -98,9 +98,7 @@ def packed_lines(
         try:
             line = source.readline(longest + 1)
         except zstandard.ZstdError as error:
-            if whole:
-                raise Refused(f"{name}, line {number}: cannot be unpacked ({error})") from None
-            return
+            raise Refused(f"{name}, line {number}: damaged, cannot be unpacked ({error})") from None
         total += len(line)
         if len(line) > longest:
             raise Refused(f"{name}, line {number}: one episode has more than {longest:,} bytes")

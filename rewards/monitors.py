@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any, Protocol
 
@@ -243,6 +243,15 @@ class Watch:
                 fresh.append(Alarm(int(figures["step"]), monitor.name, *found))
         self.alarms += fresh
         return fresh
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has seen, as plain data: a run keeps it in its checkpoints."""
+        alarms = [asdict(alarm) for alarm in self.alarms]
+        return {"history": list(self.history), "alarms": alarms, "firing": sorted(self._firing)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history, self.alarms = list(state["history"]), [Alarm(**alarm) for alarm in state["alarms"]]
+        self._firing = set(state["firing"])
 
 
 def _early_and_late(

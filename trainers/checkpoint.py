@@ -1,8 +1,9 @@
 """Checkpoints that are whole or absent.
 
 A checkpoint is a folder. It is written under another name beside its place, every file is synced, a manifest of
-sizes goes in last, and one rename puts it there. So at any moment, a kill or a full disk included, what stands
-under a checkpoint's name is complete, and the one before it is untouched:
+checksums goes in last, and one rename puts it there. So at any moment, a kill or a full disk included, what stands
+under a checkpoint's name is complete, and the one before it is untouched. Damage that comes later is found by the
+checksums, and reading runs no code, whoever wrote the files:
 
     with writing(run / "checkpoints" / "step-000012") as folder:       # composed: controller and groups
         write_json(folder / "controller.json", {...})
@@ -16,17 +17,20 @@ import errno
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-MANIFEST = "MANIFEST.json"
+from ..agents.manifest import MANIFEST, Damaged, check, manifest
+
 _UNFINISHED = ".writing-"
 _REPLACED = ".replaced"
+_DAMAGED = ".damaged"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(Damaged):
     """A checkpoint could not be written or is not whole; the message says which, and what is left."""
 
 
@@ -39,7 +43,7 @@ def writing(target: str | Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         yield draft
-        _write_synced(draft / MANIFEST, json.dumps(_sizes(draft), indent=1).encode())
+        _write_synced(draft / MANIFEST, manifest(draft))
         _sync(draft)
         _put_in_place(draft, target)
     except OSError as error:
@@ -47,7 +51,7 @@ def writing(target: str | Path) -> Iterator[Path]:
         cause = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else str(error)
         raise CheckpointError(
             f"checkpoint {target} was not written: {cause}. Earlier checkpoints are untouched; "
-            "free some space (or set checkpoint.keep lower) and resume."
+            "free some space (or keep fewer: checkpoints=1), and resume."
         ) from error
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -57,13 +61,12 @@ def writing(target: str | Path) -> Iterator[Path]:
 def verify(folder: str | Path) -> Path:
     """The folder, if everything its manifest lists is there in full; else a CheckpointError naming the file."""
     folder = Path(folder)
-    manifest = folder / MANIFEST
-    if not manifest.is_file():
+    if not (folder / MANIFEST).is_file():
         raise CheckpointError(f"{folder} is no finished checkpoint: it has no {MANIFEST}")
-    for name, size in json.loads(manifest.read_text()).items():
-        file = folder / name
-        if not file.is_file() or file.stat().st_size != size:
-            raise CheckpointError(f"checkpoint {folder} is damaged: {name} is missing or cut short")
+    try:
+        check(folder)
+    except (Damaged, OSError) as error:
+        raise CheckpointError(f"checkpoint {folder} is damaged: {error}") from error
     return folder
 
 
@@ -78,13 +81,30 @@ def finished(root: str | Path) -> list[Path]:
         replaced = found.pop(name)
         if plain not in found:  # killed between the two renames of a replacement: put the old one back
             found[plain] = replaced.rename(root / plain)
-    return [found[name] for name in sorted(found) if _UNFINISHED not in name]
+    return [found[name] for name in sorted(found) if _UNFINISHED not in name and not name.endswith(_DAMAGED)]
 
 
 def latest(root: str | Path) -> Path | None:
-    """The newest finished checkpoint under `root`, checked, or None."""
-    folders = finished(root)
-    return verify(folders[-1]) if folders else None
+    """The newest checkpoint under `root` that is as it was written, or None where none was finished.
+
+    Newer ones that are damaged are named, and set aside under another name; where all are, that is an error.
+    """
+    folders, errors = finished(root), list[CheckpointError]()
+    for folder in reversed(folders):
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            errors.append(error)
+            continue
+        for cause, damaged in zip(errors, reversed(folders), strict=False):
+            print(f"unitymas: {cause}. Going back to {folder}", file=sys.stderr, flush=True)
+            shutil.rmtree(aside := damaged.with_name(damaged.name + _DAMAGED), ignore_errors=True)
+            damaged.rename(aside)
+        return folder
+    if errors:
+        others = f" So are {len(errors) - 1} before it." if len(errors) > 1 else ""
+        raise CheckpointError(f"{errors[0]}. No whole checkpoint is left to go back to.{others}")
+    return None
 
 
 def prune(root: str | Path, keep: int) -> None:
@@ -103,11 +123,15 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
+    """What `write_json` wrote; an error names the file."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def write_tensors(path: Path, value: Any) -> None:
-    """Anything torch can save, synced."""
+    """Tensors and plain data, however nested, synced."""
     import torch
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,10 +145,32 @@ def write_tensors(path: Path, value: Any) -> None:
 
 
 def read_tensors(path: Path) -> Any:
-    """What `write_tensors` wrote. The file is our own: it may hold plain Python objects besides tensors."""
+    """What `write_tensors` wrote: tensors and plain data. A file with anything else in it is refused, and runs nothing."""
     import torch
 
-    return torch.load(path, map_location="cpu", weights_only=False)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many kinds: unpickling, archive, index, value …
+        raise CheckpointError(f"{path} cannot be read: {str(error).splitlines()[0]:.200}") from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Any]:
+    """What `write_json` or `write_tensors` wrote; if the block cannot use it, the error names the file."""
+    state = read_json(path) if path.suffix == ".json" else read_tensors(path)
+    try:
+        yield state
+    except Damaged:
+        raise
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise CheckpointError(f"{path} holds something else than is needed here: {error}") from error
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A file that is the old one or the new one at any moment."""
+    draft = path.with_name(f"{path.name}{_UNFINISHED}{os.getpid()}")
+    _write_synced(draft, data)
+    os.replace(draft, path)
 
 
 def _write_synced(path: Path, data: bytes) -> None:
@@ -133,11 +179,6 @@ def _write_synced(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.stat().st_size for path in files}
 
 
 def _sync(folder: Path) -> None:

@@ -30,6 +30,7 @@ from .counterfactual import Counterfactual, question
 from .decisions import decisions_of
 from .table import Decision
 from .tree import Grown, Judge, TreeSampler, Worth
+from .watchdog import Watchdog
 
 
 class Seat:
@@ -129,7 +130,9 @@ class Collector:
         concurrency: int,
         retries: int = 2,
         counterfactual: Mapping[str, Counterfactual] | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
+        self.watchdog = watchdog or Watchdog(0)
         self.arena, self.team, self.groups, self.home = arena, team, groups, home
         self.trained, self.retries = trained, retries
         self.counterfactual = counterfactual or {}
@@ -180,12 +183,14 @@ class Collector:
                 chance = derive(seed, label, index, task.id, sample)
                 if grow is None:
                     execution = self.arena.start(task, chance)
-                    trace = await aplay(execution, self.team, self.arena, name)
+                    with self.watchdog.episode(name, execution):
+                        trace = await aplay(execution, self.team, self.arena, name)
                     rows = decisions_of(trace, name, self.trained)
                 else:
                     root = Branch.begin(self.arena, self.team, task, chance, name)
                     tree, judge, worth = grow
-                    grown = await TreeSampler(root, tree, self.trained, chance, judge, worth).grow()
+                    with self.watchdog.episode(name, root.play):
+                        grown = await TreeSampler(root, tree, self.trained, chance, judge, worth).grow()
                     execution, trace, rows = grown.line.play, grown.trace, grown.rows
                     harvest.grown.append(grown)
                     harvest.failures += grown.lost

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .presets import PRESETS
+
+if TYPE_CHECKING:
+    from .run import Run
 
 
 def train_main(argv: Sequence[str], report: Callable[[Path], object] | None = None) -> int:
@@ -20,6 +25,11 @@ def train_main(argv: Sequence[str], report: Callable[[Path], object] | None = No
     parser.add_argument(
         "--resume", type=Path, metavar="DIR", help="go on with a run from its newest checkpoint"
     )
+    parser.add_argument(
+        "--anew",
+        action="store_true",
+        help="with --resume: begin again where the run ended before a checkpoint",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the resolved config and stop")
     args = parser.parse_intermixed_args(argv)
     if args.id is not None and "=" in args.id:
@@ -28,8 +38,12 @@ def train_main(argv: Sequence[str], report: Callable[[Path], object] | None = No
     from .resolve import resolve
     from .run import train
 
+    if args.anew and args.resume is None:
+        parser.error("--anew goes with --resume DIR")
     if args.resume is not None:
-        run = train(directory=args.resume, resume=True, overrides=args.overrides)
+        if args.dir is not None and args.dir != args.resume:
+            parser.error("--dir: a run that goes on stays in its directory; leave it out")
+        run = _resume(args)
     else:
         preset = args.preset or (None if args.config else "shared")
         if args.dry_run:
@@ -42,3 +56,22 @@ def train_main(argv: Sequence[str], report: Callable[[Path], object] | None = No
         report(run.dir)
     print(f"run directory: {run.dir}   (report.html; unitymas view {run.dir}; --team run:{run.dir})")
     return 0
+
+
+def _resume(args: argparse.Namespace) -> Run:
+    """Go on with a run; where there is nothing to go on from, ask whether to begin it anew."""
+    from .resume import NothingToResume
+    from .run import train
+
+    how: dict[str, Any] = {
+        "preset": args.preset, "file": args.config, "overrides": args.overrides, "directory": args.resume, "resume": True,
+    }  # fmt: skip
+    try:
+        return train(args.id, **how, anew=args.anew)
+    except NothingToResume as error:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        print(f"unitymas: {error}", file=sys.stderr)
+        if input("Begin it anew now? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise SystemExit(1) from None
+        return train(args.id, **how, anew=True)

@@ -179,6 +179,8 @@ class RunConfig:
     shuffle_rewards: bool = False
     """A control: credits are exchanged between episodes, and brought to mean 0 for each agent and turn, before advantages
     are made. There is nothing to learn."""
+    watchdog: float = 300.0
+    """Seconds in which nothing ends, after which the run says who waits for whom; 0: never. It only tells."""
     patience: int = 3
     """Stop with the cause after so many steps in a row without one usable sample."""
     starved: bool = True

@@ -36,11 +36,12 @@ from ..agents.pieces import pieces
 from ..agents.plain import plain_of
 from ..agents.policies import Answer, Call
 from ..agents.sampling import SamplingParams
+from ..agents.threads import in_thread
 from ..agents.weights import load_model, save_adapter, save_model
 from ..hints import nearest
 from . import checkpoint
 from .algorithms.base import Algorithm, Needs
-from .hosting import Hosted, host, merged
+from .hosting import Hosted, host, merged, vocabulary
 from .parameters import Parameters
 from .samples import Sample, SampleStore
 from .settings import GroupSpec
@@ -64,7 +65,7 @@ class ModelGroup:
         self.spec = spec
         if spec.threads:
             torch.set_num_threads(spec.threads)
-        self.hosted = host(spec)
+        self.hosted, self.tokenizer = host(spec)
         self.store = SampleStore()
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._at_work = {name: asyncio.Lock() for name in self.hosted}
@@ -264,6 +265,11 @@ class ModelGroup:
         for hosted in self.hosted.values():
             await self._thread(hosted.close)
 
+    def abandon(self) -> None:
+        """End engines that live in processes of their own, without waiting for what is under way."""
+        for hosted in self.hosted.values():
+            hosted.close()
+
     # -- keeping --------------------------------------------------------------------------------------------------
 
     async def save(self, path: str | Path) -> None:
@@ -297,18 +303,22 @@ class ModelGroup:
         return await self._thread(lambda: self._load(checkpoint.verify(path)))
 
     def _load(self, path: Path) -> dict[str, int]:
-        state = checkpoint.read_tensors(path / "policies.pt")
-        if state.keys() != self.hosted.keys():
-            raise ValueError(f"{path} holds policies {sorted(state)}, this group has {sorted(self.hosted)}")
-        for name, hosted in self.hosted.items():
-            hosted.parameters.load_state_dict(state[name]["parameters"])
-            if hosted.learner is not None and state[name]["learner"] is not None:
-                hosted.learner.load_state_dict(state[name]["learner"])
-            hosted.version = state[name]["version"]
+        with checkpoint.reading(path / "group.json") as about:
+            held = list(about["policies"])
+        if held != sorted(self.hosted):
+            raise ValueError(f"{path} holds policies {held}, this group has {sorted(self.hosted)}")
+        with checkpoint.reading(path / "policies.pt") as state:
+            for name, hosted in self.hosted.items():
+                hosted.parameters.load_state_dict(state[name]["parameters"])
+                if hosted.learner is not None and state[name]["learner"] is not None:
+                    hosted.learner.load_state_dict(state[name]["learner"])
+                hosted.version = state[name]["version"]
         for hosted in self.hosted.values():
             hosted.publish()
-        self.store.load_state_dict(checkpoint.read_tensors(path / "samples.pt"))
-        torch.set_rng_state(checkpoint.read_tensors(path / "chance.pt"))
+        with checkpoint.reading(path / "samples.pt") as state:
+            self.store.load_state_dict(state)
+        with checkpoint.reading(path / "chance.pt") as state:
+            torch.set_rng_state(state)
         return {name: hosted.version for name, hosted in self.hosted.items()}
 
     async def export(self, policy: str, path: str | Path) -> str:
@@ -321,9 +331,11 @@ class ModelGroup:
 
     @staticmethod
     def _export(parameters: Parameters, path: Path, tokenizer: Any) -> Path:
-        if parameters.adapter is not None:
-            save_adapter(parameters.model, parameters.adapter, path / "adapter")
-        return save_model(merged(parameters), path, tokenizer)
+        with checkpoint.writing(path) as folder:
+            if parameters.adapter is not None:
+                save_adapter(parameters.model, parameters.adapter, folder / "adapter")
+            save_model(merged(parameters), folder, tokenizer)
+        return path
 
     async def adopt(self, policy: str, path: str | Path) -> None:
         """Take over the parameters of an exported policy or any model of the same shape; publish makes it speak."""
@@ -347,7 +359,10 @@ class ModelGroup:
         """Samples by state and cause, engine counters, versions."""
         engines = {name: dict(h.engine.counts) for name, h in self.hosted.items() if h.engine}
         versions = {name: hosted.version for name, hosted in self.hosted.items()}
-        return {"samples": self.store.summary(), "engines": engines, "versions": versions, "at": time.time()}
+        return {
+            "samples": self.store.summary(), "engines": engines, "versions": versions, "at": time.time(),
+            "vocabulary": vocabulary(self.tokenizer),
+        }  # fmt: skip
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -365,16 +380,15 @@ class ModelGroup:
 
     def _encode(self, text: str, judge: Hosted, sample: Sample) -> Any:
         """A context for the critic, cut at its beginning to what fits before the reply."""
-        tokenizer = next(h.speaker.chat.tokenizer for h in self.hosted.values() if h.speaker)
         room = judge.parameters.model.shape.context - sample.n_tokens
-        return np.array(plain_of(tokenizer).encode(text, add_special_tokens=True)[-room:], np.int64)
+        return np.array(plain_of(self.tokenizer).encode(text, add_special_tokens=True)[-room:], np.int64)
 
     async def _thread(self, work: Callable[[], T], policy: str | None = None) -> T:
         """Work on one policy, beside that on others; or (None) on all, alone."""
         async with AsyncExitStack() as stack:
             for name in [policy] if policy is not None else self._at_work:
                 await stack.enter_async_context(self._at_work[name])
-            return await asyncio.get_running_loop().run_in_executor(HEAVY, work)
+            return await in_thread(HEAVY, work)
 
 
 def _sample(policy: str, call: Call, said: Generation, temperature: float) -> Sample:

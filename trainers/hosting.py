@@ -12,6 +12,8 @@ Engines hold a copy of the weights as last published, so learning never changes 
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +78,8 @@ class Hosted:
             self.engine.close()
 
 
-def host(spec: GroupSpec) -> dict[str, Hosted]:
-    """Load the base and build every policy of a group."""
+def host(spec: GroupSpec) -> tuple[dict[str, Hosted], Any]:
+    """Load the base and build every policy of a group. -> policies, and the tokenizer that they share."""
     if not spec.policies:
         raise ValueError(f"group {spec.name!r} has no policies: map a role to one, or leave the group out")
     models = _Models(spec)
@@ -102,7 +104,13 @@ def host(spec: GroupSpec) -> dict[str, Hosted]:
             if id(model) not in engines:
                 engines[id(model)] = _engine(spec, policy, tokenizer)
             policy.speaker = _speaker(policy, engines[id(model)], tokenizer)
-    return hosted
+    return hosted, tokenizer
+
+
+def vocabulary(tokenizer: Any) -> str:
+    """Which words its ids stand for, as a hash."""
+    words = json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class _Models:

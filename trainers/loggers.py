@@ -11,9 +11,11 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..agents.manifest import Damaged, checksum
 from ..rewards.monitors import Alarm
 from .config import RunConfig, to_dict
 
@@ -37,27 +39,33 @@ class Logbook:
         directory.mkdir(parents=True, exist_ok=True)
         self.sinks: list[Sink] = _sinks(directory, config, arena.headline)
 
-    def begin(self, *, fresh: bool, step: int = 0) -> None:
-        """Open the book. A resumed run forgets the lines after its checkpoint: those steps come again."""
-        if not fresh and self.path.exists():
-            lines = [json.loads(line) for line in self.path.read_text().splitlines() if line.endswith("}")]
-            kept = [
-                row
-                for row in lines
-                if row["kind"] not in ("step", "validation", "alarm", "end") or row["step"] <= step
-            ]
-            kept = [row for row in kept if row["kind"] != "end"]
-            draft = self.path.with_suffix(".draft")
-            draft.write_text("".join(json.dumps(row) + "\n" for row in kept))
-            os.replace(draft, self.path)
+    def begin(self, step: int = 0, mark: Mapping[str, Any] | None = None) -> None:
+        """Open the book. A resumed run forgets what came after its checkpoint's `mark`: those steps come again."""
+        if mark is None:
+            self.path.unlink(missing_ok=True)  # a run that ended before its first checkpoint is begun anew
+        elif not self.path.exists():
+            print(f"unitymas: {self.path} is gone; the curves begin at step {step}", file=sys.stderr)
+        elif self.path.stat().st_size < mark["bytes"] or checksum(self.path, mark["bytes"]) != mark["sha256"]:
+            raise Damaged(
+                f"{self.path} is damaged: it is not what the checkpoint of step {step} was written beside. Move it away "
+                "to go on without the curves so far"
+            )
+        else:
+            os.truncate(self.path, mark["bytes"])
         data = self.arena.data
         self._line(
             "begin", step,
             {
                 "env_id": self.arena.env_id, "data": data.name, "fingerprint": data.fingerprint,
-                "headline": self.arena.headline, "resumed": not fresh, "config": to_dict(self.config),
+                "headline": self.arena.headline, "resumed": mark is not None, "config": to_dict(self.config),
             },
         )  # fmt: skip
+
+    def mark(self) -> dict[str, Any]:
+        """Where the book ends now, for a checkpoint."""
+        with open(self.path, "rb+") as file:
+            os.fsync(file.fileno())
+        return {"bytes": self.path.stat().st_size, "sha256": checksum(self.path)}
 
     def stepped(self, step: int, figures: Mapping[str, float]) -> None:
         """A step's figures."""
@@ -80,7 +88,8 @@ class Logbook:
 
     def finish(self, ending: str) -> None:
         """How it ended."""
-        self._line("end", -1, {"ending": ending})
+        with suppress(OSError):  # on a full disk, what went wrong is told all the same
+            self._line("end", -1, {"ending": ending})
         for sink in self.sinks:
             sink.close(ending)
 

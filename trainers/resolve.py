@@ -37,6 +37,11 @@ def resolve(
         tree = merge(tree, {"env": {"id": id}})
     if preset_name is not None:
         tree = over_preset(preset_name, tree)
+    return settled(tree)
+
+
+def settled(tree: dict[str, Any]) -> RunConfig:
+    """A whole tree as a config that can run."""
     for section, alone in (("groups", "main"), ("policies", "team")):
         tree = spread(tree, section, alone)
     config = with_horizons(build(RunConfig, tree))
@@ -44,9 +49,14 @@ def resolve(
     return config
 
 
+def optimiser_steps(steps: int, epochs: int, minibatches: int) -> int:
+    """How many a policy takes in a whole run."""
+    return steps * epochs * minibatches
+
+
 def with_horizons(config: RunConfig) -> RunConfig:
     """A falling learning rate whose end is not said falls over the whole run."""
-    updates = config.steps * config.epochs * config.minibatches
+    updates = optimiser_steps(config.steps, config.epochs, config.minibatches)
 
     def told(learning: Learning, name: str) -> Learning:
         if learning.schedule == "constant" or learning.horizon:

@@ -11,33 +11,40 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..agents.manifest import signed
 from ..agents.team import BoundTeam, Team, TeamError
+from ..agents.threads import together
 from ..envs.arena import Arena
 from ..envs.branch import check_forks
 from ..envs.drivers import run_sync
 from ..envs.registry import make_arena
 from ..envs.trace import Trace, write, write_lines
-from ..hints import counted, nearest
+from ..hints import counted
 from ..rewards.monitors import Watch
 from . import checkpoint
 from .algorithms import Algorithm, make_algorithm
 from .collect import Collector, Cursor, Seat
-from .config import ConfigError, RunConfig, build, dump, override, read_yaml
+from .config import ConfigError, RunConfig, dump, merge
 from .credit import Transform, apply_credit, credit_from_config
+from .interrupt import Interrupts
 from .loggers import Logbook
+from .plan import check_roles, group_specs
 from .recipes import make_recipe
 from .resolve import fresh_directory, resolve
-from .settings import GroupSpec, PolicySpec
+from .resume import newest, resumed
+from .settings import PolicySpec
 from .step import Default, Stopped
 from .table import Decision, Signal, Table, ValueSummary
+from .watchdog import Watchdog
 
 __all__ = ["Run", "Stopped", "train"]
 
@@ -45,8 +52,10 @@ __all__ = ["Run", "Stopped", "train"]
 class Run:
     """The controller of one training run."""
 
-    def __init__(self, config: RunConfig, directory: str | Path, *, resume: bool = False) -> None:
-        self.config, self.dir = config, Path(directory)
+    def __init__(
+        self, config: RunConfig, directory: str | Path, *, resume: bool = False, changes: Sequence[str] = ()
+    ) -> None:
+        self.config, self.dir, self.changes = config, Path(directory), changes
         self.step = 0
         self.state: dict[str, dict[str, Any]] = defaultdict(dict)  # the algorithms', kept in checkpoints
         self.algorithms: dict[str, Algorithm] = {}
@@ -59,6 +68,8 @@ class Run:
         self.played: dict[str, Trace] = {}  # this step's episodes
         self.versions: dict[str, int] = {}  # of each policy, as last published
         self.last_cause = ""  # of a step without usable samples
+        self.watch, self.watchdog = Watch(), Watchdog(config.watchdog)
+        self.interrupts = Interrupts()
         self._empty = 0
         self._starved: dict[str, int] = defaultdict(int)
         self._resume = resume
@@ -105,6 +116,11 @@ class Run:
             self.algorithms[name] = algorithm
             if algorithm.needs.values:
                 critic = policy.critic if policy.critic != "auto" else f"{name}-critic"
+                if critic in used:
+                    raise ConfigError(
+                        f"policies.{name}.critic: {critic!r} plays a role, and a critic only judges; name a policy that "
+                        "no role is mapped to, or use critic: auto"
+                    )
                 self.critics[name] = critic
                 if policy.critic == "auto":
                     self.home[critic] = policy.group
@@ -117,43 +133,18 @@ class Run:
         if config.counterfactual:
             check_forks(self.arena, "counterfactual")
         known = [role.name for role in self.arena.workflow.roles]
-        self._check_roles("counterfactual", config.counterfactual, ["*", *known])
+        check_roles("counterfactual", config.counterfactual, ["*", *known])
         for name, algorithm in self.algorithms.items():
-            self._check_roles(f"policies.{name}.algorithm.role_weights", algorithm.role_weights, known)
+            check_roles(f"policies.{name}.algorithm.role_weights", algorithm.role_weights, known)
             if credit := config.policies[name].credit:
-                self._check_roles(f"policies.{name}.credit", credit, ["*", *known])
+                check_roles(f"policies.{name}.credit", credit, ["*", *known])
                 self.credits[name] = credit_from_config(credit)
         try:
             self.recipe.check(self)
             self.recipe.plan(self)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self.specs = {
-            name: GroupSpec(
-                name=name,
-                model=group.model,
-                policies=specs[name],
-                slots=group.slots,
-                context=group.context,
-                precision=group.precision,
-                device=group.device,
-                gpus=group.gpus if group.gpus is not None else float(group.device.startswith("cuda")),
-                engine=group.engine,
-                engine_options=group.engine_options,
-                deterministic=config.deterministic,
-                seed=config.seed,
-                threads=group.threads or (1 if config.deterministic else 0),
-                folder=str(self.dir / "inspection"),
-            )  # fmt: skip
-            for name, group in config.groups.items()
-        }
-
-    @staticmethod
-    def _check_roles(where: str, given: Iterable[str], known: Sequence[str]) -> None:
-        """What is told by role names roles that are there."""
-        for role in given:
-            if role not in known:
-                raise ConfigError(f"{where}.{role}: no role is called {role!r}; {nearest(role, known)}")
+        self.specs = group_specs(config, specs, self.dir / "inspection")
 
     def player(self, agent: str, arena: Arena | None = None) -> str:
         """The map's entry of an agent: its own, its role's, or "*"."""
@@ -168,10 +159,16 @@ class Run:
 
         self.dir.mkdir(parents=True, exist_ok=True)
         try:
-            self.groups = await start_groups(self.specs, self.config.runtime)
+            groups = await start_groups(self.specs, self.config.runtime)
         except BaseException:
             with suppress(OSError):
                 self.dir.rmdir()  # nothing has begun; a directory that holds something stays
+            raise
+        self.groups = {name: self.watchdog.over(group, name) for name, group in groups.items()}
+        try:
+            await self._check_groups()
+        except BaseException:
+            await together(*(group.close() for group in self.groups.values()))
             raise
         self.collector = self._collector(self.arena, None)
         self.evaluator = self._collector(self.validation, self.config.eval.temperature)
@@ -181,7 +178,7 @@ class Run:
         return Collector(
             arena, self.team({}, temperature, arena), self.groups, self.home,
             trained=set(self.algorithms), concurrency=self.config.concurrency, retries=self.config.retries,
-            counterfactual=questions,
+            counterfactual=questions, watchdog=self.watchdog,
         )  # fmt: skip
 
     def team(
@@ -206,42 +203,20 @@ class Run:
     # the loop ----------------------------------------------------------------------------------------
 
     async def train(self) -> Run:
-        """Run all steps; the directory says how it went."""
+        """Run all steps, or until interrupted; the directory says how it went."""
         await self._start()
-        book = Logbook(self.dir, self.config, self.arena)
-        watch = Watch()
+        self.watchdog.start()
+        self.book = book = Logbook(self.dir, self.config, self.arena)
         try:
-            began = self._resume and await self._load(checkpoint.latest(self.dir / "checkpoints"))
-            if not began:
-                book.begin(fresh=True)
-                (self.dir / "config.yaml").write_text(dump(self.config))
-                book.validated(self.step, await self.validate())
+            with self.interrupts.heeded(self):
+                await self._begin()
+                while self.step < self.config.steps and not self.interrupts:
+                    await self._advance()
+            if self.step < self.config.steps:
+                book.finish(f"interrupted after step {self.step}")
             else:
-                book.begin(fresh=False, step=self.step)
-            while self.step < self.config.steps:
-                started = time.perf_counter()
-                metrics = await self.recipe.step(self)
-                self.step += 1
-                metrics["time/step"] = time.perf_counter() - started
-                book.stepped(self.step, metrics)
-                self._stop_rules(metrics)
-                every, held_out = self.config.eval.every, None
-                if self.step == self.config.steps or (every and self.step % every == 0):
-                    found = await self.validate()
-                    held_out = found.get(self.arena.headline, 0.0)
-                    book.validated(self.step, found)
-                seen = {
-                    **metrics,
-                    "step": self.step,
-                    "train": metrics.get(f"train/{self.arena.headline}", 0.0),
-                }
-                for alarm in watch.see(seen if held_out is None else {**seen, "held_out": held_out}):
-                    book.alarmed(alarm)
-                last = self.step == self.config.steps
-                if last or (self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0):
-                    await self.save()
-            await self.export()
-            book.finish("done")
+                await self.export()
+                book.finish("done")
         except Stopped as stop:
             book.finish(f"stopped: {stop}")
             raise
@@ -254,7 +229,51 @@ class Run:
         finally:
             for group in self.groups.values():
                 await group.close()
+            self.watchdog.stop()
         return self
+
+    async def _begin(self) -> None:
+        """From the newest checkpoint, or from the first validation."""
+        mark = await self._load(newest(self.dir)) if self._resume else None
+        self.book.begin(self.step, mark)
+        checkpoint.write_whole(self.dir / "config.yaml", signed(dump(self.config)))
+        if mark is None:
+            self.book.validated(self.step, await self.validate())
+            if self.interrupts:
+                await self.save()
+
+    async def _advance(self) -> None:
+        """One step, with all that is written of it."""
+        started = time.perf_counter()
+        metrics = await self.recipe.step(self)
+        self.step += 1
+        metrics["time/step"] = time.perf_counter() - started
+        self.book.stepped(self.step, metrics)
+        self._stop_rules(metrics)
+        every, held_out = self.config.eval.every, None
+        last = self.step == self.config.steps
+        if last or (every and self.step % every == 0):
+            found = await self.validate()
+            held_out = found.get(self.arena.headline, 0.0)
+            self.book.validated(self.step, found)
+        seen = {**metrics, "step": self.step, "train": metrics.get(f"train/{self.arena.headline}", 0.0)}
+        for alarm in self.watch.see(seen if held_out is None else {**seen, "held_out": held_out}):
+            self.book.alarmed(alarm)
+        every = self.config.checkpoint_every
+        if last or self.interrupts or (every and self.step % every == 0):
+            await self.save()
+
+    async def _check_groups(self) -> None:
+        """A critic in another group must read the ids of the policy that it judges."""
+        words = {name: (await group.report())["vocabulary"] for name, group in self.groups.items()}
+        for policy, critic in self.critics.items():
+            if words[self.home[policy]] != words[self.home[critic]]:
+                theirs = self.config.groups[self.home[critic]].model
+                raise ConfigError(
+                    f"policies.{policy}.critic: {critic!r} lives in group {self.home[critic]!r}, whose model ({theirs}) "
+                    f"has another tokenizer than that of group {self.home[policy]!r}, and would misread every token; "
+                    "put it into a group with the same tokenizer, or use critic: auto"
+                )
 
     def _stop_rules(self, metrics: Mapping[str, float]) -> None:
         self._empty = self._empty + 1 if not metrics.get("usable") else 0
@@ -325,30 +344,30 @@ class Run:
 
     async def foresee(self, wanted: Mapping[str, list[str]]) -> dict[str, float]:
         """What critics expect once these decisions (by policy) are said: for trees that choose by it, and train it."""
-        found = await asyncio.gather(*(self.values(p, ids) for p, ids in wanted.items()))
+        found = await together(*(self.values(p, ids) for p, ids in wanted.items()))
         return {id: value.after for values in found for id, value in values.items()}
 
     async def update(self, policy: str, signals: list[Signal], batches: list[list[str]]) -> dict[str, float]:
         """One policy's update, and its critic's beside it."""
         learners = [name for name in (policy, self.critics.get(policy)) if name is not None]
         algorithm = self.algorithms[policy]
-        found: list[dict[str, float]] = await asyncio.gather(
+        found: list[dict[str, float]] = await together(
             *(self.groups[self.home[name]].update(name, algorithm, signals, batches) for name in learners)
         )
         return found[0] | {f"critic/{name}": value for own in found[1:] for name, value in own.items()}
 
     async def publish(self) -> None:
         """New weights to the engines: once per group and step, when all have updated."""
-        for found in await asyncio.gather(*(group.publish() for group in self.groups.values())):
+        for found in await together(*(group.publish() for group in self.groups.values())):
             self.versions |= found
 
     async def retire(self, episodes: list[str]) -> None:
         """The step is over for these episodes."""
-        await asyncio.gather(*(group.retire(episodes) for group in self.groups.values()))
+        await together(*(group.retire(episodes) for group in self.groups.values()))
 
     async def drop(self, episode: str, cause: str) -> None:
         """Discard an episode's samples everywhere."""
-        await asyncio.gather(*(group.drop(episode, cause) for group in self.groups.values()))
+        await together(*(group.drop(episode, cause) for group in self.groups.values()))
 
     def credit(self, table: Table, policy: str) -> Table:
         """The table as this policy's credit settings see it."""
@@ -393,23 +412,42 @@ class Run:
         with checkpoint.writing(target) as folder:
             for name, group in self.groups.items():
                 await group.save(folder / name)
-            state = {"step": self.step, "cursor": self.cursor.state_dict(), "state": self.state}
-            checkpoint.write_json(folder / "controller.json", state)
+            checkpoint.write_json(folder / "controller.json", self._state())
+            checkpoint.write_json(folder / "recipe.json", self.recipe.state_dict())
         checkpoint.prune(self.dir / "checkpoints", self.config.checkpoints)
         return target
 
-    async def _load(self, folder: Path | None) -> bool:
-        """Go on from a checkpoint; without one, begin anew."""
-        if folder is None:
-            return False
-        state = checkpoint.read_json(folder / "controller.json")
-        self.step = state["step"]
-        self.cursor.load_state_dict(state["cursor"])
-        self.state = defaultdict(dict, state["state"])
+    def _state(self) -> dict[str, Any]:
+        """The controller's own, as plain data."""
+        return {
+            "step": self.step, "cursor": self.cursor.state_dict(), "state": self.state,
+            "watch": self.watch.state_dict(), "empty": self._empty, "starved": self._starved,
+            "last_cause": self.last_cause, "data": self.arena.data.fingerprint, "book": self.book.mark(),
+        }  # fmt: skip
+
+    async def _load(self, folder: Path) -> Mapping[str, Any]:
+        """Go on from a checkpoint. -> the mark of the book as it was then."""
+        with checkpoint.reading(folder / "controller.json") as state:
+            data = self.arena.data
+            if state["data"] != data.fingerprint:
+                raise ConfigError(
+                    f"env.data: the run's tasks were others (fingerprint {state['data']}) than {data.name!r} gives here "
+                    f"({data.fingerprint}); give it the data that it began with"
+                )
+            self.step, self.last_cause, self._empty = state["step"], state["last_cause"], state["empty"]
+            self.cursor.load_state_dict(state["cursor"])
+            self.watch.load_state_dict(state["watch"])
+            self.state = defaultdict(dict, state["state"])
+            self._starved = defaultdict(int, state["starved"])
+            mark: Mapping[str, Any] = state["book"]
+        with checkpoint.reading(folder / "recipe.json") as state:
+            self.recipe.load_state_dict(state)
         loads = (group.load(folder / name) for name, group in self.groups.items())
-        for found in await asyncio.gather(*loads):
+        for found in await together(*loads):
             self.versions |= found
-        return True
+        changed = f"; changed: {', '.join(self.changes)}" if self.changes else ""
+        print(f"unitymas: resumed from {folder}{changed}", file=sys.stderr, flush=True)
+        return mark
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -430,17 +468,33 @@ def train(
     overrides: Sequence[str] = (),
     directory: str | Path | None = None,
     resume: bool = False,
+    anew: bool = False,
     **fields: Any,
 ) -> Run:
-    """Train a team; gives the finished `Run`. Keywords are fields of the config tree (`steps=20`, …)."""
+    """Train a team; gives the finished `Run`. Keywords are fields of the config tree (`steps=20`, …).
+
+    `resume` goes on with the run in `directory`; `anew` begins it again where it ended before its first checkpoint.
+    A Ctrl-C finishes the step, writes a checkpoint and raises `KeyboardInterrupt`; a second one stops at once.
+    """
     if resume:
         if directory is None:
             raise ConfigError("resume: say which run, directory=…")
-        config = build(RunConfig, override(read_yaml(Path(directory) / "config.yaml"), list(overrides)))
+        if preset is not None:
+            raise ConfigError(f"preset {preset!r}: a run that goes on has its policies already; leave it out")
+        if id is not None:
+            fields = merge(fields, {"env": {"id": id}})
+        config, changes = resumed(directory, file=file, overrides=overrides, **fields)
+        if not anew:
+            newest(directory)
     else:
-        config = resolve(id, preset_name=preset, file=file, overrides=overrides, **fields)
+        config, changes = resolve(id, preset_name=preset, file=file, overrides=overrides, **fields), []
     where = Path(directory) if directory is not None else fresh_directory(config)
     if not resume and (where / "metrics.jsonl").exists():
         raise ConfigError(f"{where} already holds a run; resume it (--resume), or name another directory")
-    run: Run = run_sync(Run(config, where, resume=resume).train())
+    run = Run(config, where, resume=resume and not anew, changes=changes)
+    run_sync(run.train(), interrupted=run.interrupts)
+    if run.step < config.steps:
+        raise KeyboardInterrupt(
+            f"{where} stands at step {run.step}; go on with: unitymas train --resume {where}"
+        )
     return run

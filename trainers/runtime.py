@@ -59,6 +59,10 @@ class RayGroup:
 
     async def close(self) -> None:
         """End the actor and give back its memory."""
+        self.abandon()
+
+    def abandon(self) -> None:
+        """The same, without waiting."""
         import ray
 
         ray.kill(self.actor)

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 State = Literal["open", "sealed", "taken"]
 TOMBSTONES = 100_000
@@ -55,6 +57,17 @@ class Sample:
     """What the critic sees in place of the prompt, if it sees more than the policy did."""
     state: State = "open"
 
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Sample:
+        """The inverse of `plain`."""
+        own: dict[str, Any] = {n: x.numpy() if isinstance(x, Tensor) else x for n, x in plain.items()}
+        return cls(**own)
+
+    def plain(self) -> dict[str, Any]:
+        """Tensors and plain data, for a checkpoint."""
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in own.items()}
+
     @property
     def id(self) -> str:
         return f"{self.episode}/{self.node}"
@@ -87,14 +100,16 @@ class SampleStore:
     def __init__(self) -> None:
         self._samples: dict[str, dict[str, Sample]] = {}  # episode -> node -> sample
         self._closed: dict[str, frozenset[str]] = {}  # episode -> nodes it was sealed with (empty: dropped)
+        self._guests: dict[str, dict[str, Sample]] = {}  # other groups' samples: their episodes go on there
         self.counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return sum(len(nodes) for nodes in self._samples.values())
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Sample]:
-        for nodes in self._samples.values():
-            yield from nodes.values()
+        for samples in (self._samples, self._guests):
+            for nodes in samples.values():
+                yield from nodes.values()
 
     def put(self, sample: Sample) -> bool:
         """Store a fresh sample. False, and counted, when its episode is already closed."""
@@ -135,7 +150,7 @@ class SampleStore:
 
     def drop(self, episode: str, cause: str) -> int:
         """Discard all of an episode's samples, in whatever state, counted under `cause`. Says how many went."""
-        gone = self._samples.pop(episode, {})
+        gone = [*self._samples.pop(episode, {}).values(), *self._guests.pop(episode, {}).values()]
         self.counts[f"discarded/{cause}"] += len(gone)
         if episode not in self._closed:
             self._close(episode, frozenset())
@@ -155,20 +170,19 @@ class SampleStore:
     def retire(self, episodes: Iterable[str]) -> None:
         """The step is over: forget these episodes' samples. Taken ones were trained, the others never were."""
         for episode in episodes:
-            for sample in self._samples.pop(episode, {}).values():
+            own, guests = self._samples.pop(episode, {}), self._guests.pop(episode, {})
+            for sample in (*own.values(), *guests.values()):
                 self.counts["trained" if sample.state == "taken" else "discarded/unused"] += 1
             if episode not in self._closed:
                 self._close(episode, frozenset())
 
     def admit(self, sample: Sample) -> None:
         """Take over a sealed sample of another group (for a critic that lives here), or news about a known one."""
-        known = self._samples.get(sample.episode, {}).get(sample.node)
+        known = self._find(sample.id)
         if known is None:
             self.counts["put"] += 1
             sample.state = "sealed"
-            self._samples.setdefault(sample.episode, {})[sample.node] = sample
-            nodes = self._closed.get(sample.episode, frozenset())
-            self._close(sample.episode, nodes | {sample.node})
+            self._guests.setdefault(sample.episode, {})[sample.node] = sample
             return
         for news in ("values", "proximal", "reference"):
             if getattr(sample, news) is not None:
@@ -176,9 +190,9 @@ class SampleStore:
 
     def get(self, id: str) -> Sample:
         """One sample by decision id; an error that says what became of it."""
-        episode, _, node = id.rpartition("/")
-        sample = self._samples.get(episode, {}).get(node)
+        sample = self._find(id)
         if sample is None:
+            episode = id.rpartition("/")[0]
             fate = (
                 "its episode is closed: it was dropped or retired"
                 if episode in self._closed
@@ -193,11 +207,25 @@ class SampleStore:
         return {**{f"held/{state}": states[state] for state in ("open", "sealed", "taken")}, **self.counts}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"samples": self._samples, "closed": self._closed, "counts": dict(self.counts)}
+        """Tensors and plain data."""
+        return {
+            "samples": [s.plain() for nodes in self._samples.values() for s in nodes.values()],
+            "guests": [s.plain() for nodes in self._guests.values() for s in nodes.values()],
+            "closed": {episode: sorted(nodes) for episode, nodes in self._closed.items()},
+            "counts": dict(self.counts),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._samples, self._closed = state["samples"], state["closed"]
+        self._samples, self._guests = {}, {}
+        for name, store in (("samples", self._samples), ("guests", self._guests)):
+            for sample in map(Sample.of, state[name]):
+                store.setdefault(sample.episode, {})[sample.node] = sample
+        self._closed = {episode: frozenset(nodes) for episode, nodes in state["closed"].items()}
         self.counts = Counter(state["counts"])
+
+    def _find(self, id: str) -> Sample | None:
+        episode, _, node = id.rpartition("/")
+        return self._samples.get(episode, {}).get(node) or self._guests.get(episode, {}).get(node)
 
     def _close(self, episode: str, nodes: frozenset[str]) -> None:
         self._closed[episode] = nodes

@@ -6,11 +6,12 @@ A *recipe* is what a step does. `Default` is the plain one, and reads top to bot
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from ..agents.threads import together
 from ..rewards.monitors import measure
 from .algorithms.base import Plan
 from .collect import Collector, Cursor, Harvest, minibatches_of
@@ -34,6 +35,13 @@ class Default:
 
     def check(self, run: Run) -> None:
         """Raise what does not fit the run's environment and map, before anything is loaded."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it keeps from step to step, as plain JSON: a checkpoint holds it."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave; `check` has been called."""
 
     def trains(self, run: Run) -> list[str]:
         """The policies that learn in this step."""
@@ -128,11 +136,9 @@ class Default:
             p: [table.ids[i] for i in table.mine(p)] for p, a in run.algorithms.items() if a.needs.summaries
         }
         early = [p for p in wanted if run.algorithms[p].needs.reference and p in self.trains(run)]
-        found, _ = await asyncio.gather(
-            asyncio.gather(*(run.values(p, ids) for p, ids in wanted.items() if ids)),
-            asyncio.gather(*(run.prepare(p, wanted[p]) for p in early)),
-        )
-        by_id = {id: value for values in found for id, value in values.items()}
+        judging = [run.values(p, ids) for p, ids in wanted.items() if ids]
+        found = await together(*judging, *(run.prepare(p, wanted[p]) for p in early))
+        by_id = {id: value for values in found if values for id, value in values.items()}
         for row in table.rows:
             row.value = by_id.get(row.id)
         return table
@@ -162,7 +168,7 @@ class Default:
             ids = {s.id for s in own}
             cut = [[id for id in batch if id in ids] for batch in batches]
             jobs[policy] = [b for _ in range(run.config.epochs) for b in cut if b]
-        done = await asyncio.gather(*(run.update(p, signals[p], jobs[p]) for p in signals if jobs[p]))
+        done = await together(*(run.update(p, signals[p], jobs[p]) for p in signals if jobs[p]))
         await run.publish()
         metrics = {"usable": float(sum(map(len, signals.values())))}
         for policy, figures in zip([p for p in signals if jobs[p]], done, strict=True):

@@ -268,7 +268,12 @@ class Learner:
         return {"optimiser": self.optimiser.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        settings = [
+            {k: v for k, v in group.items() if k != "params"} for group in self.optimiser.param_groups
+        ]
         self.optimiser.load_state_dict(state["optimiser"])
+        for group, own in zip(self.optimiser.param_groups, settings, strict=True):
+            group.update(own)  # as configured now: a run that is resumed may have changed them
         self.steps = state["steps"]
 
 

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from ...agents.threads import contained, contained_async
 from ..execution import Execution
 from ..workflow import TOOLS, Node, ToolError, WorkflowError, unknown
 
@@ -154,7 +155,7 @@ class Toolbox:
                 given = await asyncio.wait_for(waiting, found.deadline)
             elif found.blocking:
                 loop = asyncio.get_running_loop()
-                waiting = loop.run_in_executor(_threads(), functools.partial(call, **args))
+                waiting = loop.run_in_executor(_threads(), functools.partial(contained(call), **args))
                 given = await asyncio.wait_for(waiting, found.deadline)
             else:
                 given = call(**args)
@@ -230,7 +231,7 @@ def background(work: Coroutine[Any, Any, Any]) -> Any:
             loop = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="unitymas-tools", daemon=True).start()
             _loop = (os.getpid(), loop)
-        return asyncio.run_coroutine_threadsafe(work, _loop[1])
+        return asyncio.run_coroutine_threadsafe(contained_async(work), _loop[1])
 
 
 def _threads() -> ThreadPoolExecutor:

@@ -54,8 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         command = getattr(importlib.import_module(f".{module}", __package__), function)
         return int(command(rest) or 0)
-    except KeyboardInterrupt:
-        print("\nunitymas: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"\nunitymas: interrupted{f': {stop}' if str(stop) else ''}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `unitymas list | head`
         return 0

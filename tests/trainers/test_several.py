@@ -110,7 +110,7 @@ def test_a_resumed_run_is_the_undisturbed_one(tiny_llama, tmp_path):
     rest = train(directory=half.dir, resume=True, overrides=["steps=3"])
     one, two = ([r["role/stranger/credit"] for r in x.history if r["kind"] == "step"] for x in (whole, rest))
     assert one == two
-    assert whole.state["recipe several"] == rest.state["recipe several"] != {}
+    assert whole.recipe.state_dict() == rest.recipe.state_dict() != {}
 
 
 def test_useful_tasks_are_told_by_environment_too(tiny_llama, tmp_path):

@@ -11,13 +11,15 @@ Paper: Motwani et al., MALT: Improving Reasoning with Multi-Agent LLM Training, 
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...agents.manifest import MANIFEST
+from ...agents.threads import in_thread
 from ...envs.ledger import Credit
 from ...envs.trace import Trace
 from ..algorithms.base import Plan, Tree
@@ -77,6 +79,12 @@ class Malt(Default):
             self._gathered = []
         return metrics
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"gathered": [trace.to_dict() for trace in self._gathered]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._gathered = [Trace.from_dict(trace) for trace in state["gathered"]]
+
     async def tune(self, run: Run, policy: str) -> Metrics:
         """Fine-tune one policy on its own replies: export, SFT, DPO, adopt."""
         mine = [t for t in self._gathered if t.nodes[0].meta.get("policy") == policy]
@@ -87,7 +95,7 @@ class Malt(Default):
             await group.export(policy, folder)
             for kind, found in data.items():
                 if found:
-                    await asyncio.to_thread(fine_tune, kind, folder, found, getattr(self, kind))
+                    await in_thread(None, partial(fine_tune, kind, folder, found, getattr(self, kind)))
             await group.adopt(policy, folder)
         return {f"policy/{policy}/{kind}_rows": float(len(found)) for kind, found in data.items()}
 
@@ -160,4 +168,5 @@ def fine_tune(
         train_dataset=Dataset.from_list(tokenized(data, tokenizer, kind)),
     )  # fmt: skip
     trainer.train()
+    (folder / MANIFEST).unlink(missing_ok=True)  # what lies there is no longer what was exported
     network.save_pretrained(folder)

@@ -55,15 +55,18 @@ class Several(Default):
 
     async def collect(self, run: Run) -> Harvest:
         harvest = await super().collect(run)
-        kept = run.state["recipe several"]  # saved with every checkpoint
         for number, (arena, cursor) in enumerate(self.places, 1):
-            if arena.env_id in kept:
-                cursor.load_state_dict(kept[arena.env_id])
             collector = Collector(
                 arena, run.team(arena=arena), run.groups, run.home, trained=set(self.trains(run)),
-                concurrency=run.config.concurrency, retries=run.config.retries,
+                concurrency=run.config.concurrency, retries=run.config.retries, watchdog=run.watchdog,
             )  # fmt: skip
             tasks = self.tasks or run.config.tasks_per_step
             harvest.add(await self.gather(run, collector, cursor, tasks, place=f"@{number}"))
-            kept[arena.env_id] = cursor.state_dict()
         return harvest
+
+    def state_dict(self) -> dict[str, Any]:
+        return {arena.env_id: cursor.state_dict() for arena, cursor in self.places}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for arena, cursor in self.places:
+            cursor.load_state_dict(state[arena.env_id])

@@ -20,6 +20,8 @@ from typing import NamedTuple, TypedDict, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ....agents.threads import contained
+
 T = TypeVar("T")
 IntArray = npt.NDArray[np.integer]
 
@@ -71,7 +73,7 @@ class Index(ABC):
         return [[self.passage(hit.position) for hit in hits] for hits in self.search_many(queries, k)]
 
     async def aretrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        return await asyncio.to_thread(self.retrieve_many, queries, k)
+        return await asyncio.to_thread(contained(self.retrieve_many), queries, k)
 
 
 def check_k(k: int) -> None:

@@ -1,0 +1,93 @@
+"""Whether files are as they were written: checksums of a folder in its manifest, of a text in its last line.
+
+They tell damage (a torn write, a flipped bit, a swapped file), not malice: whoever can write a file can write its
+checksum. So nothing that is read here or behind it can run code either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+MANIFEST = "MANIFEST.json"
+_HEAD = (
+    b"# The last line is a checksum: give changes as a.b=c, or remove both comments to vouch for the file.\n"
+)
+_TAIL = b"# sha256 of all above: "
+
+
+class Damaged(RuntimeError):
+    """A file is not what was written; the message names it."""
+
+
+def manifest(folder: Path) -> bytes:
+    """Size and checksum of every file below; of a folder with a manifest of its own, that of the manifest."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    within = [path.parent for path in files if path.name == MANIFEST]
+    own = [p for p in files if p.name == MANIFEST or not any(w in p.parents for w in within)]
+    return _dumps({p.relative_to(folder).as_posix(): [p.stat().st_size, checksum(p)] for p in own})
+
+
+def check(folder: str | Path) -> None:
+    """Raise `Damaged`, naming the file, unless everything that the folder's manifest lists is as it was written."""
+    folder = Path(folder)
+    path = folder / MANIFEST
+    data = path.read_bytes()
+    try:
+        listed = json.loads(data)
+        sound = data == _dumps(listed) and all(
+            isinstance(size, int) and isinstance(digest, str) for size, digest in listed.values()
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        sound = False
+    if not sound:
+        raise Damaged(f"{path} is damaged: it is no manifest")
+    for name, (size, digest) in listed.items():
+        file = folder / name
+        if ".." in Path(name).parts or file.is_symlink() or not file.is_file():
+            raise Damaged(f"{file} is missing")
+        if file.stat().st_size != size:
+            raise Damaged(f"{file} is damaged: it has {file.stat().st_size} bytes of {size}")
+        if checksum(file) != digest:
+            raise Damaged(f"{file} is damaged: its checksum is not the one in {path}")
+        if file.name == MANIFEST:
+            check(file.parent)
+
+
+def checksum(path: Path, size: int | None = None) -> str:
+    """SHA-256 of a file, or of its first `size` bytes."""
+    digest, left = hashlib.sha256(), path.stat().st_size if size is None else size
+    with path.open("rb") as file:
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()
+
+
+def signed(text: str) -> bytes:
+    """A text between two comments, of which the last is its checksum."""
+    body = _HEAD + text.encode()
+    return body + _TAIL + hashlib.sha256(body).hexdigest().encode() + b"\n"
+
+
+def read_signed(path: str | Path) -> str:
+    """What `signed` made, checked; a text that has neither of its comments as it is."""
+    path = Path(path)
+    data = path.read_bytes()
+    body, tail, _ = data.rpartition(_TAIL)
+    if tail and data != body + _TAIL + hashlib.sha256(body).hexdigest().encode() + b"\n":
+        raise Damaged(
+            f"{path} is not as the run wrote it: it was damaged, or changed by hand. Give changes as a.b=c; "
+            "or remove its first and its last line to vouch for it as it is"
+        )
+    if not tail and data.startswith(_HEAD[:16]):
+        raise Damaged(f"{path} is cut short: its last line, the checksum, is missing")
+    try:
+        return (body or data).decode()
+    except UnicodeDecodeError as error:
+        raise Damaged(f"{path} is damaged: {error}") from error
+
+
+def _dumps(listed: object) -> bytes:
+    return json.dumps(listed, indent=1, sort_keys=True).encode()

@@ -1,0 +1,63 @@
+"""Ctrl-C in a training run: the first finishes the step and writes a checkpoint, the second stops at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .run import Run
+
+STOPPED = 130
+"""The exit status of a process that a Ctrl-C ended."""
+
+
+class Interrupts:
+    """Counts them, and knows how to stop at once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._stop: Callable[[], object] = lambda: None
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def __call__(self) -> None:
+        """One more."""
+        self.count += 1
+        if self.count > 1:
+            self._stop()
+            return
+        text = "interrupted: the step is finished and a checkpoint written; Ctrl-C again stops at once"
+        print(f"\nunitymas: {text}", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def heeded(self, run: Run) -> Iterator[None]:
+        """While the block runs, the signal comes here; in a thread (a notebook) whoever waits for it calls."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        try:
+            loop.add_signal_handler(signal.SIGINT, self)
+        except (NotImplementedError, RuntimeError, ValueError):
+            self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
+            yield
+            return
+        self._stop = lambda: _exit(run)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+def _exit(run: Run) -> None:
+    """End this process, computing threads included. What a kill may leave behind, a resume can go on from."""
+    run.book.finish("stopped at once")
+    for group in run.groups.values():
+        group.abandon()
+    sys.stdout.flush()
+    os._exit(STOPPED)
