@@ -1,7 +1,8 @@
 """Keys and values of what an engine has read: a slot for each running request, and blocks of shared prefixes.
 
 A request owns one slot, contiguous in memory, for as long as it runs. Running requests always occupy the first
-slots, so that a step reads one dense slice. Beside the slots stands a pool of *blocks* (a few tokens each): the keys
+slots, so that a step reads one dense slice. There are as many slots, and as long ones, as requests have needed so far:
+what is not used is not reserved. Beside the slots stands a pool of *blocks* (a few tokens each): the keys
 and values of prompts seen before. A block is known by its tokens and by the block before it, so equal means equal
 and there is nothing to collide. New requests copy the blocks they share into their slots; of the rest, what several
 of them have in common is computed once and written into the slot of each.
@@ -20,18 +21,57 @@ from torch import Tensor
 
 from .attention import Buckets, Span
 from .llama import Attention
+from .memory import available
 from .prompts import Piece
 from .shape import Shape
 
 
 class Cache:
-    """The slots: [2, L, S, K, C, D]."""
+    """The slots: [2, L, S, K, C, D]. They grow as requests come and replies get longer, up to a part of what is free."""
 
-    def __init__(
-        self, shape: Shape, slots: int, context: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        size = (2, shape.layers, slots, shape.kv_heads, context, shape.head_width)
-        self.both = torch.zeros(size, dtype=dtype, device=device)
+    grain = 64  # tokens by which slots grow
+    share = 0.5  # of the free memory; while they grow, the slots stand there twice
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self.both = torch.zeros(
+            2, shape.layers, 0, shape.kv_heads, 0, shape.head_width, dtype=dtype, device=device
+        )
+        self.token = 2 * shape.layers * shape.kv_heads * shape.head_width * self.both.element_size()  # bytes
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Slots, and tokens in each, that there is memory for."""
+        return self.both.shape[2], self.both.shape[4]
+
+    def limit(self) -> int:
+        """Tokens that all slots together may hold."""
+        return int((available(self.both.device) + self.both.nbytes) * self.share) // self.token
+
+    def hold(self, slots: int, length: int, promised: int, most: int) -> None:
+        """See to it that `slots` slots have `length` tokens each; they will not need more than `promised`.
+
+        There will never be more than `most` slots. Where there is memory, it grows to double, so that it seldom grows.
+        """
+        had, width = self.size
+        if slots <= had and length <= width:
+            return
+        if length > width:
+            width = self.round(min(promised, max(length, 2 * width)))
+        had = had if slots <= had else min(most, max(slots, 2 * had))
+        if had * width > self.limit():
+            had, width = slots, self.round(promised)
+        self.lay_out(had, width)
+
+    def lay_out(self, slots: int, width: int) -> None:
+        """Have this many slots of this width, and in them what they held so far."""
+        old, (two, layers, _, heads, _, depth) = self.both, self.both.shape
+        self.both = old.new_zeros(two, layers, slots, heads, width, depth)
+        slots, width = min(slots, old.shape[2]), min(width, old.shape[4])
+        self.both[:, :, :slots, :, :width] = old[:, :, :slots, :, :width]
+
+    def round(self, tokens: int) -> int:
+        """To whole grains: a step reads slots in such pieces."""
+        return -(-tokens // self.grain) * self.grain
 
     def rows(self, slot: Tensor, position: Tensor) -> Tensor:
         """Where `write` puts the heads of tokens at (slot [T], position [T]): [T * K]."""
@@ -49,22 +89,28 @@ class Cache:
 
 
 class Prefixes:
-    """The pool of blocks, least recently used first out."""
+    """The pool of blocks, least recently used first out. It grows to `most` blocks where memory allows."""
 
-    def __init__(self, cache: Cache, blocks: int, size: int) -> None:
-        self.size = size
-        self.blocks = blocks
-        self.slots = cache.both.unflatten(4, (-1, size))  # [2, L, S, K, blocks of a slot, size, D]
-        two, layers, _, heads, _, _, width = self.slots.shape
-        self.pool = cache.both.new_empty(blocks, two, layers, heads, size, width)
+    share = 0.25  # of the free memory
+
+    def __init__(self, cache: Cache, most: int, size: int) -> None:
+        self.cache, self.most, self.size = cache, most, size
+        two, layers, _, heads, _, width = cache.both.shape
+        self.pool = cache.both.new_empty(0, two, layers, heads, size, width)
         self.clear()
+
+    @property
+    def slots(self) -> Tensor:
+        """The slots, cut into blocks: [2, L, S, K, blocks of a slot, size, D]."""
+        return self.cache.both.unflatten(4, (-1, self.size))  # type: ignore[no-any-return]
 
     def clear(self) -> None:
         """Forget everything: the weights have changed."""
         self.known: OrderedDict[tuple[object, tuple[int, ...]], tuple[int, int]] = (
             OrderedDict()
         )  # -> serial, place
-        self.free = list(range(self.blocks))
+        self.free = list(range(len(self.pool)))
+        self.end = self.most  # blocks, until memory is found short
         self.serial = 0
 
     def find(self, ids: Sequence[int], salt: object) -> list[int]:
@@ -113,11 +159,27 @@ class Prefixes:
 
     def _place(self, keep: int) -> int | None:
         """A free place; the oldest block gives way, but never one of the `keep` most recent (this prompt's own)."""
-        if self.free:
+        if self.free or self._grow():
             return self.free.pop()
         if len(self.known) <= keep:
             return None
         return self.known.popitem(last=False)[1][1]
+
+    def _grow(self) -> bool:
+        """Make room for twice as many blocks, where there may be more and memory allows."""
+        had = len(self.pool)
+        if had >= self.end:
+            return False
+        room = int((available(self.pool.device) + self.pool.nbytes) * self.share) // (
+            self.size * self.cache.token
+        )
+        self.end = max(had, min(self.most, room))
+        blocks = min(self.end, max(256, 2 * had))
+        grown = self.pool.new_empty(blocks, *self.pool.shape[1:])
+        grown[:had] = self.pool
+        self.pool = grown
+        self.free += range(had, blocks)
+        return bool(self.free)
 
 
 class Reading:

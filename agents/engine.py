@@ -21,8 +21,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -30,55 +29,12 @@ import torch
 from torch import Tensor
 
 from .cache import Beside, Cache, Prefixes, Reading, Speaking
+from .generation import Generation as Generation
+from .generation import Request as Request
 from .llama import Llama, Route
 from .prompts import Piece, cut, groups
-from .sampling import Draw, SamplingParams, Trie, Tries, draw
+from .sampling import Draw, SamplingParams, Tries, draw
 from .stopping import Stopper, closing_tokens, pieces_within
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What came of one request."""
-
-    prompt_ids: list[int]
-    ids: list[int]  # exactly what was sampled, the closing token included
-    logprobs: list[float]  # under the distribution each token was drawn from
-    finish_reason: str  # stop | length | overflow (the prompt did not fit) | cancelled
-    text: str = ""
-    support: list[tuple[int, ...] | None] | None = (
-        None  # allowed tokens of each id; None where (or if) all were
-    )
-    version: int = 0  # of the weights the request began with
-    cached: int = 0  # prompt tokens that were not computed again
-
-
-class Request:
-    """A request while it waits and runs; `result` is there once `done`."""
-
-    __slots__ = (
-        "adapter", "cached", "ids", "key", "logprobs", "node", "on_done", "params", "prompt", "result", "stopper",
-        "support", "version",
-    )  # fmt: skip
-
-    def __init__(self, prompt: list[int], params: SamplingParams, key: Any, adapter: str | None) -> None:
-        self.prompt, self.params, self.key, self.adapter = prompt, params, key, adapter
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.support: list[tuple[int, ...] | None] = []
-        self.node: Trie | None = None
-        self.stopper: Stopper | None = None
-        self.result: Generation | BaseException | None = None
-        self.on_done: Callable[[Request], None] | None = None
-        self.version = self.cached = 0
-
-    @property
-    def done(self) -> bool:
-        return self.result is not None
-
-    @property
-    def length(self) -> int:
-        """Tokens whose keys and values stand in the cache: all but the last one sampled."""
-        return len(self.prompt) + max(0, len(self.ids) - 1)
 
 
 class Versioned:
@@ -142,11 +98,26 @@ class Engine(Versioned):
         self._driver: asyncio.Task[None] | None = None
 
     def _lay_out(self) -> None:
-        """The slots, and the pool of blocks beside them."""
+        """The slots, and the pool of blocks beside them. They grow with use, but for slots of a fixed shape."""
         size = self.fixed_block if self.deterministic else self.block
         of_a_slot = -(-self.context // size)
-        self.cache = Cache(self.model.shape, self.slots, of_a_slot * size, self.dtype, self.device)
+        self.cache = Cache(self.model.shape, self.dtype, self.device)
+        if self.deterministic:
+            if self.slots * of_a_slot * size > self.cache.limit():
+                raise self._too_large(
+                    f"{self.slots} slots of {self.context} tokens", self.slots * self.context
+                )
+            self.cache.lay_out(self.slots, of_a_slot * size)
         self.prefixes = Prefixes(self.cache, self.slots * of_a_slot if self.share_prefixes else 0, size)
+
+    def _too_large(self, what: str, tokens: int) -> MemoryError:
+        """What needs how much, what there is, and which settings change it."""
+        wanted, most = (n * self.cache.token / 2**30 for n in (tokens, self.cache.limit()))
+        return MemoryError(
+            f"{what} need {wanted:.3g} GiB for keys and values, and {self.device} has {most:.3g} GiB for them (half of "
+            f"what is free); lower groups.*.context ({self.context}), groups.*.slots ({self.slots}) or "
+            f"policies.*.sampling.max_tokens, or set groups.*.precision=bfloat16 ({self.dtype} now)"
+        )
 
     def fix_shapes(self) -> None:
         """Be deterministic from now on, as if made so."""
@@ -251,9 +222,11 @@ class Engine(Versioned):
         spoken = len(self.running)  # slots
         free = self.slots - spoken
         if self.waiting and free >= min(len(self.waiting), max(1, self.slots // 8)):
-            self.running += [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+            self._let_in(min(free, len(self.waiting)))
         if not self.running:
             return
+        if not self.deterministic:
+            self._make_room()
         work = groups(self._join(spoken), self.fixed_rows if self.deterministic else self.reading_rows)
         if spoken and (self.deterministic or not work):
             work.insert(0, [])
@@ -270,6 +243,38 @@ class Engine(Versioned):
         if spoken:
             self.counts.update(steps=1, tokens_spoken=spoken)
         self._say(torch.stack([state[slot] for slot in range(len(self.running))]))
+
+    def _let_in(self, most: int) -> None:
+        """Let up to `most` waiting requests run, in order, and only such that memory is there for to their ends."""
+        had, width = self.cache.size
+        limit = had * width  # tokens; the memory is asked for only where this is not enough
+        need = max(map(self._need, self.running), default=0)
+        for _ in range(most):
+            need = max(need, self.cache.round(self._need(self.waiting[0])))
+            wanted = (len(self.running) + 1) * need
+            if (
+                not self.deterministic
+                and wanted > limit
+                and wanted > (limit := max(limit, self.cache.limit()))
+            ):
+                if self.running:
+                    return  # until some have left
+                refused, need = self.waiting.popleft(), 0
+                what = f"a prompt of {len(refused.prompt)} tokens and a reply of up to {refused.params.max_tokens}"
+                self._end(refused, self._too_large(what, wanted))
+                continue
+            self.running.append(self.waiting.popleft())
+
+    def _make_room(self) -> None:
+        """Slots for all who run, long enough for this step."""
+        had, width = self.cache.size
+        longest = 1 + max(r.length for r in self.running)
+        if len(self.running) > had or longest > width:
+            self.cache.hold(len(self.running), longest, max(map(self._need, self.running)), self.slots)
+
+    def _need(self, request: Request) -> int:
+        """Tokens that a request can come to."""
+        return min(self.context, len(request.prompt) + request.params.max_tokens)
 
     def _join(self, first: int) -> list[Piece]:
         """Copy what is known of the prompts in slots from `first` on. -> the rest, what they share but once."""
@@ -370,7 +375,7 @@ class Engine(Versioned):
 
     def _finish(self, request: Request, reason: str) -> None:
         self.counts[f"finish_{reason}"] += 1
-        request.result = Generation(
+        result = Generation(
             prompt_ids=request.prompt,
             ids=request.ids,
             logprobs=request.logprobs,
@@ -380,17 +385,19 @@ class Engine(Versioned):
             version=request.version,
             cached=request.cached,
         )
-        if request.on_done:
-            request.on_done(request)
+        self._end(request, result)
 
     def _fail(self, error: Exception) -> None:
         """A step failed: everyone who waits for the engine is told so."""
         requests, self.running = [*self.running, *self.waiting], []
         self.waiting.clear()
         for request in requests:
-            request.result = error
-            if request.on_done:
-                request.on_done(request)
+            self._end(request, error)
+
+    def _end(self, request: Request, result: Generation | BaseException) -> None:
+        request.result = result
+        if request.on_done:
+            request.on_done(request)
 
     # -- words
 

@@ -65,7 +65,7 @@ class GroupConfig:
     model: str = "tiny"
     """Of the Llama family: "tiny" (embedded), "hf:PATH" or PATH, a directory or a .gguf file."""
     slots: int = 128
-    """Requests that are generated side by side."""
+    """Requests that are generated side by side, at most; keys and values take the memory that they need."""
     context: int | None = None
     """Longest prompt and reply together. null: the model's own."""
     threads: int = 0

@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    except (ValueError, KeyError, TypeError, OSError, RuntimeError, ImportError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
         if "--debug" in args:
             raise
         text = error.args[0] if isinstance(error, KeyError) and error.args else error

@@ -1,0 +1,55 @@
+"""A request to an engine, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .sampling import SamplingParams, Trie
+from .stopping import Stopper
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What came of one request."""
+
+    prompt_ids: list[int]
+    ids: list[int]  # exactly what was sampled, the closing token included
+    logprobs: list[float]  # under the distribution each token was drawn from
+    finish_reason: str  # stop | length | overflow (the prompt did not fit) | cancelled
+    text: str = ""
+    support: list[tuple[int, ...] | None] | None = (
+        None  # allowed tokens of each id; None where (or if) all were
+    )
+    version: int = 0  # of the weights the request began with
+    cached: int = 0  # prompt tokens that were not computed again
+
+
+class Request:
+    """A request while it waits and runs; `result` is there once `done`."""
+
+    __slots__ = (
+        "adapter", "cached", "ids", "key", "logprobs", "node", "on_done", "params", "prompt", "result", "stopper",
+        "support", "version",
+    )  # fmt: skip
+
+    def __init__(self, prompt: list[int], params: SamplingParams, key: Any, adapter: str | None) -> None:
+        self.prompt, self.params, self.key, self.adapter = prompt, params, key, adapter
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.support: list[tuple[int, ...] | None] = []
+        self.node: Trie | None = None
+        self.stopper: Stopper | None = None
+        self.result: Generation | BaseException | None = None
+        self.on_done: Callable[[Request], None] | None = None
+        self.version = self.cached = 0
+
+    @property
+    def done(self) -> bool:
+        return self.result is not None
+
+    @property
+    def length(self) -> int:
+        """Tokens whose keys and values stand in the cache: all but the last one sampled."""
+        return len(self.prompt) + max(0, len(self.ids) - 1)
