@@ -104,6 +104,7 @@ class LLMPolicy:
             "template_sha": hashlib.sha256(template.encode()).hexdigest()[:16],
             "adapter": self.adapter,
             "sampling": asdict(self.sampling),
+            **({"dtype": "bfloat16"} if "bfloat16" in str(getattr(self.engine, "dtype", "")) else {}),
             **({"deterministic": True} if getattr(self.engine, "deterministic", False) else {}),
         }
 
@@ -132,28 +133,39 @@ def load_policy(name: str, **how: Any) -> LLMPolicy | RunPolicy:
 
 
 def load_model_policy(
-    path: Path, *, name: str = "", slots: int = 32, dtype: str = "float32", **sampling: Any
+    path: Path,
+    *,
+    name: str = "",
+    slots: int = 32,
+    dtype: str = "float32",
+    device: str = "",
+    threads: int | None = None,
+    **sampling: Any,
 ) -> LLMPolicy:
-    """A model directory with an engine of its own. `sampling`: fields of `SamplingParams`."""
+    """A model directory with an engine of its own, on a GPU where there is one. `sampling`: fields of `SamplingParams`."""
     import torch
 
     from .engine import Engine
+    from .machine import device_of, use_threads
     from .weights import load_model, load_tokenizer
 
+    place = device_of(device)
     model, tokenizer = load_model(path), load_tokenizer(path)
+    use_threads(threads, sum(p.numel() for p in model.parameters()))
     context = min(model.shape.context, 4096)
-    engine = Engine(model, tokenizer, slots=slots, context=context, dtype=getattr(torch, dtype))
+    engine = Engine(model.to(place), tokenizer, slots=slots, context=context, dtype=getattr(torch, dtype))
     return LLMPolicy(
         engine, tokenizer, name=name or str(path), sampling=SamplingParams(**sampling), source=path
     )
 
 
-def load_vllm_policy(model: str, *, name: str = "", **sampling: Any) -> LLMPolicy:
+def load_vllm_policy(model: str, *, name: str = "", dtype: str | None = None, **sampling: Any) -> LLMPolicy:
     """A model served by vLLM in this process. What is sampled so is for evaluation."""
     from .vllm import VLLMEngine
 
     path = model_path(model)
-    engine = VLLMEngine(str(path), untracked_truncation=True)
+    options: dict[str, Any] = {"dtype": dtype} if dtype else {}
+    engine = VLLMEngine(str(path), untracked_truncation=True, **options)
     return LLMPolicy(
         engine,
         engine.tokenizer,

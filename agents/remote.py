@@ -70,14 +70,14 @@ class OpenAIPolicy:
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="openai")
 
     @classmethod
-    def of(cls, name: str) -> OpenAIPolicy:
+    def of(cls, name: str, **how: Any) -> OpenAIPolicy:
         """From `openai:MODEL@URL`; the URL may be left out."""
         model, _, url = name.removeprefix("openai:").partition("@")
         if not model or (url and not url.startswith(("http://", "https://"))):
             raise ValueError(
                 f"{name!r} is not of the form openai:MODEL@URL, with an http(s) URL such as http://host/v1"
             )
-        return cls(model, url or "https://api.openai.com/v1")
+        return cls(model, url or "https://api.openai.com/v1", **how)
 
     def fix_shapes(self) -> None:
         """What an evaluation asks of its players that should be the same, bit for bit, when played again."""
@@ -120,7 +120,7 @@ class OpenAIPolicy:
             **self.options,
         }
         if call.max_tokens:
-            body["max_tokens"] = call.max_tokens
+            body["max_tokens"] = min(call.max_tokens, self.options.get("max_tokens", call.max_tokens))
         if call.stop:
             body["stop"] = list(call.stop)[:4]  # the protocol's limit
         if call.choices and self.choices == "guided":

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ..hints import nearest
+from .model_settings import ModelSettings
 from .policies import Answer, Call, ExpertPolicy, FoolPolicy, HumanPolicy, Policy, RandomPolicy, as_policy
 from .roles import Role
 
@@ -31,13 +32,21 @@ class TeamError(ValueError):
 class Team:
     """A map from agents, roles or `"*"` to who plays them."""
 
-    def __init__(self, seats: Mapping[str, Any] | Any) -> None:
+    def __init__(self, seats: Mapping[str, Any] | Any, **settings: Any) -> None:
+        """`settings`: of all its models that are given by name (`temperature`, `device` …: `ModelSettings`)."""
         self.seats: dict[str, Any] = dict(seats) if isinstance(seats, Mapping) else {"*": seats}
         if not self.seats:
             raise TeamError('an empty team; give at least {"*": …}')
         self._loaded: dict[str, Policy] = {}
         for seat, given in self.seats.items():
             _check_seat(seat, given)
+        self.settings = ModelSettings(**settings)
+        names = [given for given in self.seats.values() if isinstance(given, str)]
+        for key in self.settings.told():
+            if not any(key in self.settings.of(name) for name in names):
+                raise TeamError(
+                    f"{key} was given, but nobody in {self!r} takes it: it is a setting of models by name"
+                )
 
     @classmethod
     def of(cls, given: Any) -> Team:
@@ -65,7 +74,7 @@ class Team:
                 if given.partition(":")[0] in LOADED:
                     shared[given] = self._load(given)
                 elif given not in shared:
-                    shared[given] = _named(given, expert)
+                    shared[given] = _named(given, expert, self.settings)
                 seated[agent], labels[agent] = shared[given], given
             else:
                 seated[agent], labels[agent] = as_policy(given), repr(given)
@@ -73,7 +82,7 @@ class Team:
 
     def _load(self, name: str) -> Policy:
         if name not in self._loaded:
-            self._loaded[name] = _named(name, None)
+            self._loaded[name] = _named(name, None, self.settings)
         return self._loaded[name]
 
     def __repr__(self) -> str:
@@ -132,7 +141,7 @@ def _check_seat(seat: str, given: Any) -> None:
     raise TeamError(f"seat {seat!r}: unknown policy {given!r}; {hint}")
 
 
-def _named(name: str, expert: Any) -> Policy:
+def _named(name: str, expert: Any, settings: ModelSettings) -> Policy:
     if name == "scripted":
         if expert is None:
             raise TeamError("this environment has no scripted expert; give each role a policy")
@@ -142,7 +151,7 @@ def _named(name: str, expert: Any) -> Policy:
     if name.startswith("openai:"):
         from .remote import OpenAIPolicy
 
-        return OpenAIPolicy.of(name)
+        return OpenAIPolicy.of(name, **settings.of(name))
     from .llm import load_policy  # torch comes in here, and only here
 
-    return load_policy(name)
+    return load_policy(name, **settings.of(name))

@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from ..agents.model_settings import add_arguments, settings_of
+from ..agents.team import Team
 from ..hints import counted
 from . import identity, tables
 from .console import Board
@@ -35,6 +37,18 @@ def parse_team(text: str) -> Any:
     return seats
 
 
+def _team(text: str, given: argparse.Namespace, strict: bool = True) -> Team:
+    """A team with the command line's settings; if not `strict`, only those that its models take."""
+    seats = parse_team(text)
+    names = [seats] if isinstance(seats, str) else list(seats.values())
+    settings = settings_of(given)
+    taken = {key for name in names for key in settings.of(name)}
+    asked = {
+        key for key in settings.told() if strict and key != "concurrency"
+    }  # that is also of the episodes
+    return Team(seats, **{key: value for key, value in settings.told().items() if key in taken | asked})
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="unitymas eval",
@@ -52,7 +66,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--split", help="default: test")
     made.add_argument("--data", help="'mini', a prepared data set, or a file")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--concurrency", type=int, default=256, help="episodes at once")
+    made.add_argument(
+        "--concurrency",
+        type=int,
+        help="episodes at once (default 256), and requests to an endpoint (default 32)",
+    )
+    add_arguments(made)
     made.add_argument(
         "--out", type=Path, help="folder that keeps the episodes (default: evaluations/ENV-TEAM)"
     )
@@ -97,7 +116,7 @@ def eval_main(argv: list[str] | None = None) -> int:
         make[name] = yaml.safe_load(value)
     if (given.ablate or given.swap) and not given.baseline:
         parser().error("--ablate and --swap exchange roles with a baseline: name one, e.g. --baseline random")
-    team = parse_team(given.team)
+    team = _team(given.team, given)
     out = given.out or Path("evaluations") / f"{given.env.replace(':', '-')}-{_slug(given.team)}"
     price = tuple(float(p) for p in given.price.split(","))
     if len(price) != 2:
@@ -111,7 +130,7 @@ def eval_main(argv: list[str] | None = None) -> int:
     result = _run(given, played)
     _print(result, given.format)
     if given.baseline:
-        _compare(given, result, team, out, how | {"concurrency": given.concurrency})
+        _compare(given, result, team, out, how | {"concurrency": given.concurrency or 256})
     print(f"episodes and figures: {out}   (look: unitymas view {out})", file=sys.stderr)
     return 0
 
@@ -132,7 +151,7 @@ def _run(given: argparse.Namespace, played: dict[str, Evaluation]) -> Result | S
         for env, evaluation in played.items():
             results[env] = (
                 evaluation.rescore() if given.rescore
-                else evaluation.run(concurrency=given.concurrency, on_episode=board.episode)
+                else evaluation.run(concurrency=given.concurrency or 256, on_episode=board.episode)
             )  # fmt: skip
     return SuiteResult(suite(given.env), results) if given.env.startswith("suite:") else results[given.env]
 
@@ -156,7 +175,7 @@ def _say_plans(played: dict[str, Evaluation], out: Path) -> int:
 def _compare(given: argparse.Namespace, result: Any, team: Any, out: Path, how: dict[str, Any]) -> None:
     if not isinstance(result, Result):
         raise SystemExit("--baseline compares on one environment; name one instead of a suite")
-    rival = parse_team(given.baseline)
+    rival = _team(given.baseline, given, strict=False)
     base = evaluate(given.env, rival, out=out / "baseline", **how)
     print(tables.difference_markdown(f"{given.team} minus {given.baseline}", result.minus(base)))
     if given.ablate:

@@ -304,7 +304,8 @@ def exchange(host: Any, guest: Any, role: str, roles: Mapping[str, Any]) -> Team
     """The host's team with one role played by the guest's."""
     host, guest = Team.of(host), Team.of(guest)
     return Team(
-        {agent: _seat(guest if r.name == role else host, agent, r.name) for agent, r in roles.items()}
+        {agent: _seat(guest if r.name == role else host, agent, r.name) for agent, r in roles.items()},
+        **(guest.settings.told() | host.settings.told()),
     )
 
 

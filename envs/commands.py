@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ..agents.model_settings import add_arguments, settings_of
+from ..agents.team import Team
 from ..hints import counted
 from .drivers import arena_of, call_for, rollout
 from .env import WorkflowEnv
@@ -92,10 +94,18 @@ def play_main(argv: Sequence[str]) -> int:
     parser.add_argument("--data", default=None)
     parser.add_argument("--split", default=None)
     parser.add_argument("--watch", type=float, default=0.0, metavar="SECONDS", help="pause between turns")
+    parser.add_argument("--concurrency", type=int, help="requests at once to an endpoint (default 32)")
+    add_arguments(parser)
     args = parser.parse_args(argv)
     given = {k: v for k, v in (("data", args.data), ("split", args.split)) if v is not None}
     env = make(args.id, **given)
-    play_episode(env, team_of(args.team), task=args.task, seed=args.seed, pause=args.watch)
+    play_episode(
+        env,
+        Team(team_of(args.team), **settings_of(args).told()),
+        task=args.task,
+        seed=args.seed,
+        pause=args.watch,
+    )
     return 0
 
 
@@ -109,7 +119,6 @@ def team_of(text: str) -> Any:
 def play_episode(env: WorkflowEnv, team: Any, task: str | None, seed: int, pause: float = 0.0) -> None:
     """Drive the AEC face, printing each node as it is answered."""
     from ..agents.policies import Answer
-    from ..agents.team import Team
 
     bound = Team.of(team).bind(env.arena.roles, expert=env.arena.expert)
     env.reset(seed=seed, options={"task_id": task} if task else None)

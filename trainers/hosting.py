@@ -27,6 +27,7 @@ from ..agents import model_path
 from ..agents.engine import Engine
 from ..agents.llama import Linear, Llama, LowRank
 from ..agents.llm import LLMPolicy
+from ..agents.machine import device_of
 from ..agents.sampling import SamplingParams
 from ..agents.vllm import VLLMEngine
 from ..agents.weights import load_model, load_tokenizer, save_model
@@ -148,14 +149,10 @@ class _Models:
 
 def _device(spec: GroupSpec) -> torch.device:
     """Where a group computes, or an error that names the key."""
-    key = f"groups.{spec.name}.device"
     try:
-        device = torch.device(spec.device)
-    except RuntimeError as error:
-        raise ValueError(f"{key}: {spec.device!r} is no device; give cpu, cuda or cuda:1") from error
-    if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
-        raise ValueError(f"{key}: {spec.device!r} is not there: torch sees {torch.cuda.device_count()} GPUs")
-    return device
+        return device_of(spec.device)
+    except ValueError as error:
+        raise ValueError(f"groups.{spec.name}.device: {error}") from error
 
 
 def _load(key: str, model: str) -> Llama:

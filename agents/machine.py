@@ -1,0 +1,41 @@
+"""What the machine offers: where to compute, and with how many threads."""
+
+from __future__ import annotations
+
+import torch
+
+SMALL = 30_000_000  # parameters: below, the products are too short to be worth a second thread
+_ALL = torch.get_num_threads()
+_chosen = 0  # threads, by the models loaded so far
+
+
+def default_device() -> torch.device:
+    """A GPU where there is one."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def device_of(name: str) -> torch.device:
+    """A device by its name ("": the default), or an error that says what there is."""
+    if not name:
+        return default_device()
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"{name!r} is no device; give cpu, cuda, cuda:1 or mps") from error
+    if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
+        raise ValueError(f"{name!r} is not there: torch sees {torch.cuda.device_count()} GPUs")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("'mps' is not there: torch sees no Apple GPU")
+    return device
+
+
+def use_threads(wanted: int | None, parameters: int) -> None:
+    """Threads for a model that joins: those wanted, else one for small models, and torch's number once a large one comes.
+
+    More threads make the short products of a small model slower, tenfold where other programs are busy.
+    """
+    global _chosen
+    _chosen = wanted or max(_chosen, 1 if parameters < SMALL else _ALL)
+    torch.set_num_threads(_chosen)
