@@ -79,9 +79,17 @@ def make(out: Path, made: list[Table], *, tasks: int, k: int) -> list[Path]:
             configured = "-".join(f"{key}-{value}" for key, value in sorted(table.args.items()))
             folder = re.sub(r"[^a-z0-9]+", "-", f"{name} {table.env} {configured}".lower()).strip("-")
             kept = out / "evaluations" / folder
+            size = "2.06M" if name.startswith("Tiny") else ""
             evaluate(table.env, player, k=k, tasks=tasks, data="mini", out=kept, **table.args)
             packed.append(
-                submission.pack(kept, out / folder, name=name, authors="unitymas", description=description)
+                submission.pack(
+                    kept,
+                    out / folder,
+                    name=name,
+                    authors="unitymas",
+                    description=description,
+                    parameters=size,
+                )
             )
             print(packed[-1], flush=True)
     return packed

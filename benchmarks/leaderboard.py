@@ -144,11 +144,41 @@ def _summary(entry: Entry) -> dict[str, Any]:
     return {
         "name": entry.metadata["name"], "authors": entry.metadata["authors"], "env_id": entry.results["env_id"],
         "data": entry.results["provenance"]["data"], "score": figures["score"], "headline": figures["headline"],
-        "success": figures["success"], "pass_at": figures["pass_at"], "pass_hat": figures["pass_hat"], "k": figures["k"],
+        "success": figures["success"], "parameters": parameters(entry), "pass_at": figures["pass_at"], "pass_hat": figures["pass_hat"], "k": figures["k"],
         "roles": entry.results["provenance"]["roles"], "per_episode": figures["per_episode"], "verified": entry.verified,
         "unverified": list(entry.unverified), "notes": list(entry.notes),
         "date": entry.results["run"]["date"], "traces": f"traces/{entry.slug}.html",
     }  # fmt: skip
+
+
+_SIZE = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)\s?([BbMm])(?![A-Za-z0-9])")
+_KNOWN_SIZES = {"tiny": "2.06M"}
+
+
+def parameters(entry: Entry) -> str:
+    """How large the entry's models are: as its metadata declare, else as the models' names say ("Qwen3-0.6B")."""
+    if declared := entry.metadata.get("parameters"):
+        return printable(declared, 24)
+    sizes = list(dict.fromkeys(map(_size_of, _models(entry))))
+    if not sizes:
+        return "no model"
+    return "unknown" if sizes == ["?"] else " + ".join(sizes)
+
+
+def _size_of(model: str) -> str:
+    named = _SIZE.search(model)
+    return _KNOWN_SIZES.get(model) or (f"{named[1]}{named[2].upper()}" if named else "?")
+
+
+def _models(entry: Entry) -> list[str]:
+    """The names of the models that play."""
+    seats = entry.results["provenance"]["roles"].values()
+    players = [
+        p
+        for s in seats
+        for p in ([*s["policies"].values()] if isinstance(s.get("policies"), Mapping) else [s])
+    ]
+    return list(dict.fromkeys(str(p["model"]) for p in players if isinstance(p, Mapping) and p.get("model")))
 
 
 # the page ---------------------------------------------------------------------------------------------
@@ -163,12 +193,23 @@ def _body(title: str, groups: Sequence[Sequence[Entry]], rejected: Mapping[str, 
 <p class="soft">{count} {"entry" if count == 1 else "entries"}. Every figure here was recomputed from the entry's own episodes when this page was built;
 <b class="good">verified</b> entries were also played again from their replies. That proves what the environment makes of these replies,
 not which model wrote them, nor that they were its first: for that the board's keeper plays a tenth again (<code>unitymas leaderboard rerun</code>).
-Bars show the score with its 95% interval over tasks.</p>
+Lines show the score with its 95% interval over tasks.</p>
+<p class="soft">These figures differ from the README's and the training pages': entries here are sampled (ours at temperature 1) on <em>test</em> tasks,
+k times each; a training run is followed by greedy replies to <em>validation</em> tasks, which score higher.</p>
 <label class="find"><span class="label">Filter</span><input id="query" type="search" placeholder="team, model, environment  ( / )" autocomplete="off" spellcheck="false"></label>
 <ul class="contents">{contents}</ul></header>
-<main>{"".join(map(_table, groups)) or '<p class="soft">No entry yet.</p>'}{_rejections(rejected)}</main>
+<main>{"".join(map(_table, groups)) or '<p class="soft">No entry yet.</p>'}{_rejections(rejected)}{_SUBMIT}</main>
 <footer class="soft">Tables hold only results on the same tasks, settings and code. avg@k counts failures as 0.
 pass@k and pass^k are the unbiased estimators. The figures as data: <a href="leaderboard.json">leaderboard.json</a>.</footer>"""
+
+
+_SUBMIT = """<section id="submit"><h2>Submit an entry</h2><p>Any team, any model. Evaluate it with its episodes, pack them, check the package, and send the folder:</p>
+<pre tabindex="0">unitymas eval rag-nq --data mini --team tiny --tasks 64 -k 4 --out evaluations/mine
+unitymas submit evaluations/mine --name "My team" -o submissions/mine
+unitymas submit --check --verify submissions/mine
+unitymas leaderboard build submissions -o site</pre>
+<p class="soft">What a package holds, and what the check can and cannot show, stands in docs/evaluation.md. Where a model's name does
+not say how large it is, <code>unitymas submit … --parameters 7B</code> does.</p></section>"""
 
 
 def _name(entry: Entry) -> str:
@@ -186,25 +227,39 @@ def _table(group: Sequence[Entry]) -> str:
         f"tasks {data['tasks_hash']}", f"code {env['code_hash']}",
         *([f"modified: {', '.join(map(str, modified))}"] if modified else []),
     ]  # fmt: skip
-    columns = (("", ""), ("team", ""), (f"{figures['headline']} avg@k", "n"), ("k", "n"), ("pass@1", "n"), ("pass@k", "n"),
-               ("pass^k", "n"), ("failed", "n"), ("acts", "n"), ("tokens", "n"), ("date", "n"), ("episodes", ""))  # fmt: skip
+    columns = (("", ""), ("team", ""), ("size", "n"), (f"{figures['headline']} avg@k", "n"), ("k", "n"), ("pass@1", "n"), ("pass@k", "n"),
+               ("pass^k", "n"), ("failed", "n"), ("acts", "n"), ("tokens", "n"), ("cost", "n"), ("date", "n"), ("episodes", ""))  # fmt: skip
     head = "".join(_heading(i, name, kind) for i, (name, kind) in enumerate(columns))
-    rows = "".join(_row(rank, entry, len(columns)) for rank, entry in enumerate(group, start=1))
+    names = [name for name, _ in columns]
+    rows = "".join(_row(rank, entry, names) for rank, entry in enumerate(group, start=1))
     apart = "" if first.verified else "Not verified, not ranked: "
     return f"""<section id="{first.group}"><h2>{apart}{escape(_name(first))}</h2><p class="facts">{" · ".join(map(escape, facts))}</p>
 <div class="scroll"><table><thead><tr>{head}</tr></thead>{rows}</table></div></section>"""
 
 
+_COLUMNS = {
+    "size": "parameters of the models that play",
+    "failed": "share of episodes that ended in an error",
+    "acts": "replies an episode",
+    "tokens": "generated tokens an episode",
+    "cost": "dollars an episode, where the endpoint has a price",
+    "pass@k": "at least one of k samples succeeds",
+    "pass^k": "all of k samples succeed",
+}
+
+
 def _heading(index: int, name: str, kind: str) -> str:
     if not name or name == "episodes":
         return f"<th>{name}</th>"
-    order = ' aria-sort="descending"' if index == 2 else ""
-    return f'<th class="{kind}"{order}><button data-column="{index}">{escape(name)}</button></th>'
+    order = ' aria-sort="descending"' if "avg@k" in name else ""
+    about = f' title="{_COLUMNS[name]}"' if name in _COLUMNS else ""
+    return f'<th class="{kind}" scope="col"{order}><button data-column="{index}"{about}>{escape(name)}</button></th>'
 
 
-def _row(rank: int, entry: Entry, width: int) -> str:
+def _row(rank: int, entry: Entry, columns: Sequence[str]) -> str:
     figures, per = entry.figures, entry.figures["per_episode"]
     k, score = str(figures["k"]), figures["score"]
+    size, cost = parameters(entry), per.get("cost") or 0.0
     failed = figures["endings"].get("error", 0) / figures["episodes"]
     mark = (
         '<b class="good" title="played again from its replies on this machine">verified</b>'
@@ -217,6 +272,7 @@ def _row(rank: int, entry: Entry, width: int) -> str:
         (rank, f'<td class="n faint">{rank if entry.verified else "–"}</td>'),
         (printable(entry.metadata["name"]).lower(), f'<td class="team"><button class="more" aria-expanded="false">{escape(entry.metadata["name"], 80)}</button> {mark}'
          f'<div class="faint">{escape(", ".join(_players(entry)), 120)}</div></td>'),
+        (_magnitude(size), f'<td class="n">{escape(size)}</td>'),
         (score["value"], f'<td class="n score"><b>{score["value"]:.3f}</b>{_interval(score)}</td>'),
         (figures["k"], f'<td class="n">{figures["k"]}</td>'),
         *((value, f'<td class="n">{value:.3f}</td>') for value in (
@@ -224,11 +280,21 @@ def _row(rank: int, entry: Entry, width: int) -> str:
         (failed, f'<td class="n{" bad" if failed else ""}">{failed:.1%}</td>'),
         (per["acts"], f'<td class="n">{per["acts"]:.1f}</td>'),
         (per["tokens_out"], f'<td class="n">{per["tokens_out"]:,.0f}</td>'),
+        (cost, f'<td class="n">{f"${cost:.4f}" if cost else "–"}</td>'),
         (entry.results["run"]["date"], f'<td class="n faint">{escape(str(entry.results["run"]["date"])[:10])}</td>'),
         ("", f'<td><a href="traces/{entry.slug}.html">look</a></td>'),
     ]  # fmt: skip
-    with_keys = "".join(html.replace("<td", f'<td data-value="{escape(value)}"', 1) for value, html in cells)
-    return f'<tbody><tr class="entry">{with_keys}</tr><tr class="detail" hidden><td colspan="{width}">{_detail(entry)}</td></tr></tbody>'
+    with_keys = "".join(
+        html.replace("<td", f'<td data-label="{escape(name)}" data-value="{escape(value)}"', 1)
+        for (value, html), name in zip(cells, columns, strict=True)
+    )
+    return f'<tbody><tr class="entry">{with_keys}</tr><tr class="detail" hidden><td colspan="{len(columns)}">{_detail(entry)}</td></tr></tbody>'
+
+
+def _magnitude(size: str) -> float:
+    """A size for sorting; what is unknown comes last."""
+    found = _SIZE.search(size)
+    return float(found[1]) * (1e9 if found[2] in "Bb" else 1e6) if found else 0.0
 
 
 def _interval(score: Mapping[str, Any]) -> str:

@@ -34,7 +34,14 @@ SCHEMA = "unitymas.submission/1"
 
 
 def pack(
-    run: str | Path, out: str | Path, *, name: str, authors: str = "", description: str = "", url: str = ""
+    run: str | Path,
+    out: str | Path,
+    *,
+    name: str,
+    authors: str = "",
+    description: str = "",
+    url: str = "",
+    parameters: str = "",
 ) -> Path:
     """Pack an evaluation's folder into a submission. The figures are computed afresh from exactly the
     packed traces."""
@@ -64,6 +71,7 @@ def pack(
         "schema": SCHEMA, "name": name, "authors": authors, "description": description, "url": url,
         "env_id": plain["env_id"],
         "files": {file: sha256(out / file) for file in ("results.json", "traces.jsonl.zst")},
+        **({"parameters": parameters} if parameters else {}),
     }  # fmt: skip
     write_page(out / "metadata.yaml", [yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)])
     write_page(out / "README.md", [_readme(metadata, plain)])
@@ -103,6 +111,7 @@ def submit_main(argv: list[str] | None = None) -> int:
     parser.add_argument("--authors", default="")
     parser.add_argument("--description", default="")
     parser.add_argument("--url", default="")
+    parser.add_argument("--parameters", default="", help="how large its models are, such as 7B")
     parser.add_argument("-o", "--out", type=Path, help="default: submissions/NAME")
     parser.add_argument("--check", action="store_true", help="recompute every figure from the traces")
     parser.add_argument(
@@ -116,7 +125,15 @@ def submit_main(argv: list[str] | None = None) -> int:
     for run in _evaluations(given.folders):
         slug = "".join(c if c.isalnum() else "-" for c in given.name.lower()).strip("-")
         out = given.out or Path("submissions") / f"{slug}-{saved_results(run)['env_id']}"
-        pack(run, out, name=given.name, authors=given.authors, description=given.description, url=given.url)
+        pack(
+            run,
+            out,
+            name=given.name,
+            authors=given.authors,
+            description=given.description,
+            url=given.url,
+            parameters=given.parameters,
+        )
         print(out)
     return 0
 

@@ -119,3 +119,34 @@ def test_our_own_entries_are_verified_and_in_the_order_one_expects(tmp_path: Pat
     (group,) = leaderboard._grouped(made)
     assert group[0].metadata["name"] == "Scripted expert" and all(entry.verified for entry in group)
     assert {entry.metadata["name"] for entry in group} == {"Scripted expert", "Fool", "Half"} and not rejected
+
+
+def entry(metadata: dict[str, Any], *models: str | None) -> leaderboard.Entry:
+    seats = {str(i): {"player": "p", **({"model": m} if m else {})} for i, m in enumerate(models)}
+    return leaderboard.Entry("slug", metadata, {"provenance": {"roles": seats}})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "models", "size"),
+    [
+        ({}, [None], "no model"),
+        ({}, ["tiny"], "2.06M"),
+        ({}, ["Qwen/Qwen3-0.6B", "tiny", "tiny"], "0.6B + 2.06M"),
+        ({}, ["meta-llama/Llama-3.1-8b-Instruct"], "8B"),
+        ({}, ["gpt-5-mini"], "unknown"),
+        ({}, ["model-v2B2"], "unknown"),
+        ({}, ["tiny", "gpt-5-mini"], "2.06M + ?"),
+        ({"parameters": "7B"}, ["gpt-5-mini"], "7B"),
+        ({"parameters": "\x1b" * 99}, ["tiny"], None),
+    ],
+)
+def test_the_size_of_a_team(metadata: dict[str, Any], models: list[str | None], size: str | None) -> None:
+    shown = leaderboard.parameters(entry(metadata, *models))
+    assert shown == size if size else len(shown) < 80 and "\x1b" not in shown
+
+
+def test_the_board_says_what_it_costs_and_how_to_submit(site: Path) -> None:
+    html = site.read_text()
+    assert 'title="dollars an episode' in html and ">size<" in html and "no model" in html
+    assert "unitymas submit --check --verify" in html and "differ from the README" in html
+    assert re.search(r"data-label=\"date\" data-value=\"\d{4}-\d\d-\d\d", html)
