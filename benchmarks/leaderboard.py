@@ -158,7 +158,7 @@ _KNOWN_SIZES = {"tiny": "2.06M"}
 def parameters(entry: Entry) -> str:
     """How large the entry's models are: as its metadata declare, else as the models' names say ("Qwen3-0.6B")."""
     if declared := entry.metadata.get("parameters"):
-        return printable(declared, 24)
+        return printable(declared)[:24]
     sizes = list(dict.fromkeys(map(_size_of, _models(entry))))
     if not sizes:
         return "no model"
