@@ -27,7 +27,7 @@ from functools import cache
 from typing import Literal
 
 from .base import Infrastructure
-from .sandbox_launch import ENVIRONMENT, PACKAGES, Level, room_command
+from .sandbox_launch import PACKAGES, Level, room_command, room_environment
 
 Ended = Literal[
     "finished",
@@ -44,6 +44,7 @@ _ADVICE = (
     "kernel.apparmor_restrict_unprivileged_userns; in a container: --security-opt seccomp=unconfined). "
     "sandbox='unsafe' runs programs with limits but without isolation: only for programs that you trust."
 )
+STARVED = 10  # times `wall`: a bound on time by the clock, waiting for a processor included
 _START_SECONDS = 30.0
 _GRACE_SECONDS = 30.0  # past a case's own limits, before its room is taken to be stuck
 
@@ -74,6 +75,11 @@ class Limits:
     @property
     def wall(self) -> float:
         return 4 * self.time_limit + 2 if self.wall_limit is None else self.wall_limit
+
+    @property
+    def longest(self) -> float:
+        """By the clock, on a machine so busy that a program waits for a processor most of the time."""
+        return STARVED * self.wall
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +242,9 @@ class _Room:
             self._process = subprocess.Popen(
                 room_command(level),
                 stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,  # of the kind that programs have; nothing comes through it
                 stderr=self._log,
-                env=ENVIRONMENT,
+                env=room_environment(level),
                 close_fds=True,
             )
         except OSError as error:
@@ -259,10 +265,10 @@ class _Room:
             "stdin": program.stdin,
             "fn_name": program.fn_name,
             "arguments": program.arguments,
-            "limits": asdict(limits) | {"wall_limit": limits.wall},
+            "limits": asdict(limits) | {"wall_limit": limits.wall, "longest": limits.longest},
         }
         payload = json.dumps(case).encode()
-        self._socket.settimeout(limits.wall + _GRACE_SECONDS)
+        self._socket.settimeout(limits.longest + _GRACE_SECONDS)
         try:
             self._preload(program.source)
             self._socket.sendall(b"c" + struct.pack("I", len(payload)) + payload)
@@ -279,6 +285,8 @@ class _Room:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._log.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
         try:
             self._process.wait(2)
         except subprocess.TimeoutExpired:

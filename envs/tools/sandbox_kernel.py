@@ -131,13 +131,24 @@ def _build_root(binds: list[list[str]], links: list[list[str]], masks: list[str]
         _bind(f"/old/dev/{device}", f"/new/dev/{device}", 0)
     for folder in ("/new/dev/shm", "/new/tmp", "/new/proc"):
         os.makedirs(folder, exist_ok=True)
-    os.symlink("/proc/self/fd/0", "/new/dev/stdin")
+    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{target}", f"/new/dev/{name}")
     _show_processes()
     os.makedirs("/new/.old")
     _pivot("/new", "/new/.old")
     _check(_libc.umount2(b"/.old", MNT_DETACH), "leaving the old root")
     os.rmdir("/.old")
     mount("none", "/", flags=MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def show_again(source: str, target: str) -> None:
+    """What a fresh mount has covered, from where it was kept."""
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        open(target, "w").close()
+    mount(source, target, flags=MS_BIND | MS_REC)
 
 
 def _show_processes() -> None:

@@ -18,24 +18,30 @@ from dataclasses import dataclass
 from functools import cache
 from glob import glob
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 Level = Literal["bubblewrap", "namespaces", "unsafe"]
 PACKAGES = ("numpy",)  # what programs may import beyond the standard library, where the host has it
 
 _HERE = Path(__file__).parent
+_START = _HERE / "sandbox_start"
+_ROOM = "/room"  # where a room has our files, and PACKAGES
 _ROOM_FILES = (
     "sandbox_kernel.py",
     "sandbox_program.py",
     "sandbox_room.py",
     "sandbox_seccomp.py",
+    "sandbox_tree.py",
     "sandbox_values.py",
+    "sandbox_start/sitecustomize.py",
 )
-_BOOT = (
-    "import sys, types, json; room = types.ModuleType('room'); room.__path__ = [sys.argv[1]]; "
-    "sys.modules['room'] = room; from room.sandbox_room import main; main(json.loads(sys.argv[2]))"
+_COVERED = ("/tmp/", "/dev/shm/")  # a program has its own of these: what lies there is shown to it again
+_ENTER = (  # for rooms that we build ourselves: build, then become what bubblewrap would have started
+    "import sys, types, json, os; room = types.ModuleType('room'); room.__path__ = [sys.argv[1]]; "
+    "sys.modules['room'] = room; from room.sandbox_kernel import enter_room; "
+    "enter_room(*json.loads(sys.argv[2])); os.execv(sys.argv[3], sys.argv[3:])"
 )
-ENVIRONMENT = {
+_ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",  # a program that prints a set has one verdict
@@ -48,19 +54,45 @@ ENVIRONMENT = {
 def room_command(level: Level) -> list[str]:
     """The command whose process is a room, with the fork server at its standard input."""
     view = _view()
-    config: dict[str, Any] = {
+    folder = "/tmp" if level != "unsafe" else f"/tmp/unitymas-room-{os.urandom(8).hex()}"
+    python = [view.interpreter, "-s", "-B", "-X", "utf8", f"{folder}/program.py"]
+    if level == "bubblewrap":
+        return [*_bubblewrap(view), "--", *python]
+    if level == "namespaces":
+        room = [[*_same(view.binds), *_own_files(view)], view.links, view.masks, _privileged()]
+        return [view.interpreter, "-I", "-S", "-B", "-c", _ENTER, str(_HERE), json.dumps(room), *python]
+    return python
+
+
+def room_environment(level: Level) -> dict[str, str]:
+    """What that process finds in its environment: what programs shall find, and the server's settings."""
+    view = _view()
+    isolated = level != "unsafe"
+    config = {
         "level": level,
-        "path": view.path,
-        "binds": [[path, path] for path in view.binds],
-        "links": view.links,
-        "masks": view.masks,
+        "room": _ROOM if isolated else str(_HERE),
+        "path": view.path if isolated else view.host_path,
+        "hidden": [path for path in view.binds if path.startswith(_COVERED)],
         "privileged": _privileged(),
-        "threads_only": level == "unsafe" or not _can_count_processes(),
+        "threads_only": not isolated or not _can_count_processes(),
     }
-    python = [view.interpreter, "-s", "-S", "-B", "-X", "utf8", "-c", _BOOT]
-    if level != "bubblewrap":
-        return [*python, str(_HERE), json.dumps(config)]
-    return [*_bubblewrap(view), "--", *python, "/room", json.dumps(config)]
+    return {
+        **_ENVIRONMENT,
+        "PYTHONPATH": _ROOM if isolated else str(_START),
+        "PYTHONINSPECT": "1",  # the interpreter then tells `sys.excepthook` of SystemExit too
+        "UNITYMAS_ROOM": json.dumps(config),
+    }
+
+
+def _same(paths: list[str]) -> list[list[str]]:
+    return [[path, path] for path in paths]
+
+
+def _own_files(view: _View) -> list[list[str]]:
+    """[source, target] of what a room has in a place of its own."""
+    ours = [[str(_HERE / name), f"{_ROOM}/{os.path.basename(name)}"] for name in _ROOM_FILES]
+    stashed = [[path, f"{_ROOM}/stash{path}"] for path in view.binds if path.startswith(_COVERED)]
+    return [*ours, *view.packages, *stashed]
 
 
 def _bubblewrap(view: _View) -> list[str]:
@@ -72,7 +104,8 @@ def _bubblewrap(view: _View) -> list[str]:
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         command += ["--unshare-user"]
-    for folder in _ancestors([*view.binds, "/room/file"]):
+    own = _own_files(view)
+    for folder in _ancestors([*view.binds, *(target for _, target in own)]):
         command += ["--perms", "0755", "--dir", folder]  # made in passing they would be closed to others
     for path in view.binds:
         command += ["--ro-bind", path, path]
@@ -80,8 +113,8 @@ def _bubblewrap(view: _View) -> list[str]:
     command += [word for mask in view.masks for word in ("--remount-ro", mask)]
     for target, name in view.links:
         command += ["--symlink", target, name]
-    for name in _ROOM_FILES:
-        command += ["--ro-bind", str(_HERE / name), f"/room/{name}"]
+    for source, target in own:
+        command += ["--ro-bind", source, target]
     command += ["--proc", "/proc", "--dev", "/dev", "--dir", "/dev/shm", "--dir", "/tmp"]
     return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
 
@@ -94,7 +127,9 @@ class _View:
     binds: list[str]
     links: list[list[str]]  # [target, name], as /lib -> usr/lib
     masks: list[str]  # third-party packages under a bind, hidden: an installed data set holds answers
-    path: list[str]  # sys.path
+    packages: list[list[str]]  # [source, target]
+    path: list[str]  # sys.path in a room
+    host_path: list[str]  # and without one
 
 
 @cache
@@ -111,21 +146,34 @@ def _view() -> _View:
         for found in glob(f"{folder}/python*/{kind}") + glob(f"{folder}/python*/*/{kind}")
     ]
     packages, package_path = _packages()
-    cache = ["/etc/ld.so.cache"] if os.path.exists("/etc/ld.so.cache") else []
-    path = [stdlib, f"{stdlib}/lib-dynload", *package_path]
-    return _View(interpreter, [*binds, interpreter, *cache, *packages], links, sorted(set(masks)), path)
+    path = [stdlib, f"{stdlib}/lib-dynload"]
+    room_path = [*path, *([_ROOM + "/packages"] if packages else [])]
+    plain = [path for path in ("/etc/ld.so.cache", "/usr/share/zoneinfo") if os.path.exists(path)]
+    return _View(
+        interpreter,
+        [*binds, interpreter, *plain],
+        links,
+        sorted(set(masks)),
+        packages,
+        room_path,
+        [*path, *package_path],
+    )
 
 
-def _packages() -> tuple[list[str], list[str]]:
-    """Where PACKAGES lie, with the shared libraries that wheels put beside them; and their sys.path entries."""
-    folders, path = [], []
+def _packages() -> tuple[list[list[str]], list[str]]:
+    """PACKAGES, with the shared libraries that wheels put beside them, as [source, target]; and where they lie.
+
+    In a room they have a place of their own: a program's /tmp would hide a virtual environment under /tmp.
+    """
+    binds, path = [], []
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations:
             folder = os.path.realpath(spec.submodule_search_locations[0])
-            folders += [folder, *(libs for libs in (f"{folder}.libs",) if os.path.isdir(libs))]
+            for source in (folder, *(libs for libs in (f"{folder}.libs",) if os.path.isdir(libs))):
+                binds.append([source, f"{_ROOM}/packages/{os.path.basename(source)}"])
             path.append(os.path.dirname(folder))
-    return folders, list(dict.fromkeys(path))
+    return binds, list(dict.fromkeys(path))
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:

@@ -1,9 +1,9 @@
 """The fork server inside of the sandbox: one process, in namespaces of its own, for each judged program.
 
     host ── room (bubblewrap or namespaces: no network, read-only root)
-              └─ server: warm interpreter; reads one byte per order and never a program or its input
-                   └─ keeper: reads one case; own user, mount, pid and ipc namespaces, empty /tmp
-                        └─ program: process 1 in there; rlimits, no capabilities, seccomp
+              └─ server: an interpreter halted as it starts (`sandbox_start`); never reads a program or its input
+                   └─ keeper: reads one case; own user, mount and pid namespaces, empty /tmp
+                        └─ program: process 1 in there; rlimits, no capabilities, seccomp; the interpreter goes on
 
 The keeper stays outside of the program's pid namespace: the program cannot see, signal or trace it.
 Time and output are measured by the keeper alone, so nothing that the program does to its own clocks,
@@ -25,8 +25,10 @@ import time
 from typing import Any
 
 from . import sandbox_kernel as kernel
-from .sandbox_program import PROGRAM_FILE, Channel, run
+from . import sandbox_program
+from .sandbox_program import PROGRAM_FILE, Channel
 from .sandbox_seccomp import build_filter
+from .sandbox_tree import Tree
 
 CASE, PRELOAD, READY = b"c", b"p", b"r"
 _MEGABYTE = 1 << 20
@@ -34,18 +36,36 @@ _CONNECTION = 60  # a descriptor out of the way
 _CHANNEL = 3
 _INSIDE = 1000  # the program's user and group in its own namespace
 _LINUX = sys.platform == "linux"
+_LOOK = 0.02  # seconds between two looks at a program's processes
+
+
+class _IsProgram(BaseException):
+    """Raised in a program's process: leave the server's frames, and go on as a plain interpreter."""
 
 
 def main(config: dict[str, Any]) -> None:
-    """Enter the room if the launcher has not built it, then serve until the host hangs up."""
+    """Serve until the host hangs up, and leave; returns in each program's process, ready to run it."""
+    try:
+        _serve(config)
+        os._exit(0)
+    except _IsProgram:
+        pass
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def _serve(config: dict[str, Any]) -> None:
     os.dup2(0, _CONNECTION, inheritable=False)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    if config["level"] == "namespaces":
-        kernel.enter_room(config["binds"], config["links"], config["masks"], config["privileged"])
-    if config["level"] != "unsafe" and config["privileged"]:
-        kernel.become_nobody()
-    sys.path[:] = config["path"]
     unsafe = config["level"] == "unsafe"
+    if not unsafe and config["privileged"]:
+        kernel.become_nobody()
+    config["folder"] = os.path.dirname(sys.argv[0])
+    for name in ("PYTHONPATH", "PYTHONINSPECT", "UNITYMAS_ROOM"):
+        del os.environ[name]
+    sys.path[:] = config["path"]
+    sandbox_program.warm_up(not unsafe)
     if unsafe:
         import shutil  # noqa: F401  (for `_remove`, once; the other levels stay small, and fork fast)
     config["filter"] = build_filter(os.uname().machine, config["threads_only"], unsafe) if _LINUX else None
@@ -78,7 +98,7 @@ def _keep(config: dict[str, Any]) -> None:
     case = json.loads(_read_exactly(struct.unpack("I", _read_exactly(4))[0]))
     try:
         report = _Case(case, config).judge()
-    except OSError as error:
+    except Exception as error:
         report = {"failure": f"{type(error).__name__}: {error}"}
     reply = json.dumps(report).encode()
     with open(_CONNECTION, "wb", closefd=False) as connection:
@@ -100,10 +120,14 @@ class _Case:
 
     def __init__(self, case: dict[str, Any], config: dict[str, Any]) -> None:
         self.case, self.limits = case, case["limits"]
+        self.config = config
+        self.folder: str = config["folder"]
         self.isolated = config["level"] != "unsafe"
         self.filter: bytes | None = config["filter"]
         self.count_processes = self.isolated and not config["threads_only"]
         self.killed = ""  # why the keeper killed it
+        self.used = self.waited = 0.0  # processor time of the tree; time that counts against the wall limit
+        self.looked = self.started = time.monotonic()
         self.captured: dict[str, bytearray] = {
             "stdout": bytearray(),
             "stderr": bytearray(),
@@ -111,65 +135,97 @@ class _Case:
         }
 
     def judge(self) -> dict[str, Any]:
-        folder = self._isolated_folder() if self.isolated else _open_folder()
+        """What became of the program; raises `_IsProgram` in its own process."""
+        if not self.isolated:
+            os.mkdir(self.folder, 0o700)
+            os.environ["TMPDIR"] = self.folder
         try:
-            os.chdir(folder)
-            with open(PROGRAM_FILE, "w", errors="surrogatepass") as file:
+            ends = self._isolate() if self.isolated else self._settle()
+            os.chdir(self.folder)
+            with open(PROGRAM_FILE, "w", errors="surrogatepass", newline="") as file:
                 file.write(self.case["program"])
-            return self._fork_and_watch(folder)
-        finally:
-            if not self.isolated:
-                _remove(folder)
+            report = self._fork_and_watch(ends)
+        except Exception:
+            self._remove()
+            raise
+        self._remove()
+        return report
 
-    def _isolated_folder(self) -> str:
-        """New namespaces, with /tmp and shared memory of the program's own, and its input at /dev/stdin."""
+    def _remove(self) -> None:
+        """Best effort, where the kernel does not do it: what a program has made unreadable stays behind."""
+        if not self.isolated:
+            import shutil
+
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _isolate(self) -> dict[str, tuple[int, int]]:
+        """New namespaces, with files of the program's own: /tmp, /dev/shm, and of /proc its three streams."""
         uid, gid = os.getuid(), os.getgid()
-        kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC)
+        self.tree: Tree | None = Tree(self.limits["memory_mb"] * _MEGABYTE)
+        kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | self._own_ipc())
         kernel.map_user(uid, gid, inside=_INSIDE)
         self.baseline = kernel.address_space()
-        flags = kernel.MS_NOSUID | kernel.MS_NODEV
-        disk = f"mode=755,nr_inodes=4096,size={self.limits['disk_mb']}m"
-        kernel.mount("tmpfs", "/tmp", "tmpfs", flags, disk)
-        kernel.mount("tmpfs", "/dev/shm", "tmpfs", flags, disk)
         stdin = _as_bytes(self.case["stdin"])
-        kernel.mount("tmpfs", "/proc", "tmpfs", flags, f"mode=755,size={len(stdin) + _MEGABYTE}")
-        os.makedirs("/proc/self/fd")
-        self.stdin = self._input_file("/proc/self/fd/0", stdin)
-        kernel.mount("none", "/proc", flags=kernel.MS_REMOUNT | kernel.MS_RDONLY | flags)
-        return "/tmp"
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV
+        size = self.limits["disk_mb"] * _MEGABYTE + len(stdin) + _MEGABYTE
+        kernel.mount("tmpfs", "/tmp", "tmpfs", flags, f"mode=755,nr_inodes=4096,size={size}")
+        for folder in ("/tmp/tmp", "/tmp/shm", "/tmp/proc", "/tmp/proc/self", "/tmp/proc/self/fd"):
+            os.mkdir(folder, 0o755)
+        self.stdin = self._input_file("/tmp/proc/self/fd/0", stdin)
+        ends = {"channel": os.pipe()}
+        for number, name in ((1, "stdout"), (2, "stderr")):  # pipes with a name, so that /dev/stdout opens
+            path = f"/tmp/proc/self/fd/{number}"
+            os.mkfifo(path)
+            reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            ends[name] = reader, os.open(path, os.O_WRONLY)
+        kernel.mount("/tmp/shm", "/dev/shm", flags=kernel.MS_BIND)
+        kernel.mount("/tmp/proc", "/proc", flags=kernel.MS_BIND)
+        kernel.mount("none", "/proc", flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
+        kernel.mount("/tmp/tmp", "/tmp", flags=kernel.MS_BIND)
+        for path in self.config["hidden"]:
+            kernel.show_again(f"{self.config['room']}/stash{path}", path)
+        return ends
+
+    def _own_ipc(self) -> int:
+        """Where the filter stands, no program reaches any ipc object."""
+        return 0 if self.filter is not None else kernel.CLONE_NEWIPC
+
+    def _settle(self) -> dict[str, tuple[int, int]]:
+        """Without isolation: a folder, and pipes."""
+        self.tree = None
+        self.baseline = kernel.address_space() if _LINUX else 0
+        path = f"{self.folder}/stdin"
+        self.stdin = self._input_file(path, _as_bytes(self.case["stdin"]))
+        os.unlink(path)
+        return {name: os.pipe() for name in self.captured}
 
     def _input_file(self, path: str, content: bytes) -> int:
         with open(path, "wb") as file:
             file.write(content)
         return os.open(path, os.O_RDONLY)
 
-    def _fork_and_watch(self, folder: str) -> dict[str, Any]:
-        if not self.isolated:
-            self.baseline = kernel.address_space() if _LINUX else 0
-            self.stdin = self._input_file("stdin", _as_bytes(self.case["stdin"]))
-            os.unlink("stdin")
+    def _fork_and_watch(self, pipes: dict[str, tuple[int, int]]) -> dict[str, Any]:
         key = os.urandom(16).hex().encode()
-        pipes = {name: os.pipe() for name in self.captured}
         wake, signalled = os.pipe()
         for descriptor in (wake, signalled):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(signalled)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        started = time.monotonic()
+        self.looked = self.started = time.monotonic()
         program = os.fork()
         if program == 0:
-            self._become_program({name: ends[1] for name, ends in pipes.items()}, key, folder)
-        for _, end in pipes.values():
+            self._become_program({name: ends[1] for name, ends in pipes.items()}, key)
+        for reader, end in pipes.values():
             os.close(end)
+            os.set_blocking(reader, False)
         readers = {ends[0]: name for name, ends in pipes.items()}
-        status, usage = self._watch(program, readers, wake, started)
-        wall = time.monotonic() - started
+        status, usage = self._watch(program, readers, wake)
+        wall = time.monotonic() - self.started
         self._drain(readers)
-        return self._report(status, usage.ru_utime + usage.ru_stime, wall, key)
+        return self._report(status, max(self.used, usage.ru_utime + usage.ru_stime), wall, key)
 
-    def _become_program(self, ends: dict[str, int], key: bytes, folder: str) -> None:
+    def _become_program(self, ends: dict[str, int], key: bytes) -> None:
         """In the forked child, for good: descriptors, limits and filters first, then the program."""
-        status = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -184,20 +240,17 @@ class _Case:
             ):
                 os.dup2(descriptor, target)
             os.closerange(_CHANNEL + 1, 1024)
-            os.environ["TMPDIR"] = folder
-            for name in [name for name in sys.modules if name.startswith(f"{__package__}.")]:
-                del sys.modules[name]
             facts = Channel(_CHANNEL, key)
             try:
                 self._limit_and_seal()
             except (OSError, ValueError) as error:
                 facts.tell(unsealed=str(error))
-                return
+                os._exit(1)
             facts.tell(sealed="yes")
-            case = self.case
-            status = run(case["program"], case["fn_name"], case["arguments"], facts)
-        finally:
-            os._exit(status)
+            sandbox_program.prepare(self.case["fn_name"], self.case["arguments"], facts)
+        except BaseException:
+            os._exit(1)
+        raise _IsProgram
 
     def _limit_and_seal(self) -> None:
         limits = self.limits
@@ -209,9 +262,14 @@ class _Case:
             "FSIZE": disk,
             "CPU": int(limits["time_limit"]) + 2,
         }
-        wanted["STACK"] = memory if _LINUX else resource.getrlimit(resource.RLIMIT_STACK)[0]
         if _LINUX:
             wanted["AS"] = memory
+            wanted["SIGPENDING"] = 1024
+            hard = resource.getrlimit(resource.RLIMIT_STACK)[
+                1
+            ]  # stays, as programs raise it; AS bounds the stack
+            soft = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+            resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
         if self.count_processes:
             wanted["NPROC"] = limits["processes"] + 1  # and the keeper
         for name, value in wanted.items():
@@ -226,8 +284,8 @@ class _Case:
         if self.filter is not None:
             kernel.install_filter(self.filter)
 
-    def _watch(self, program: int, readers: dict[int, str], wake: int, started: float) -> tuple[int, Any]:
-        """Read its output and measure its time until it ends, or must."""
+    def _watch(self, program: int, readers: dict[int, str], wake: int) -> tuple[int, Any]:
+        """Read its output and measure what it uses until it ends, or must."""
         poller = select.poll()
         for descriptor in (*readers, wake):
             poller.register(descriptor, select.POLLIN)
@@ -236,14 +294,13 @@ class _Case:
             ended, status, usage = os.wait4(program, os.WNOHANG)
             if ended:
                 return status, usage
-            left = self._time_left(program, started)
-            if left <= 0:
-                self.killed = "time_limit"
+            if time.monotonic() - self.looked >= _LOOK:
+                self._look(program)
             if self.killed:
                 os.kill(program, signal.SIGKILL)
                 _, status, usage = os.wait4(program, 0)
                 return status, usage
-            for descriptor, event in poller.poll(max(left, 0.002) * 1000):
+            for descriptor, event in poller.poll(_LOOK * 1000):
                 if descriptor == _CONNECTION:
                     self.killed = "abandoned"
                 elif descriptor == wake:
@@ -251,19 +308,34 @@ class _Case:
                 elif not (event & select.POLLIN and self._read(readers[descriptor], descriptor)):
                     poller.unregister(descriptor)
 
-    def _time_left(self, program: int, started: float) -> float:
-        """Seconds until the nearer limit: processor time, or the wider one by the clock on the wall."""
-        wall = self.limits["wall_limit"] - (time.monotonic() - started)
-        if not _LINUX:
-            return float(wall)  # RLIMIT_CPU alone watches the processor there
+    def _look(self, program: int) -> None:
+        """Add up what its processes use. Time in which one of them waits for a busy machine is not the program's."""
+        now, before = time.monotonic(), self.used
+        use = self.tree.look() if self.tree is not None else None
         try:
-            used = time.clock_gettime((~program << 3) | 2)  # the processor clock of that process
+            own = time.clock_gettime((~program << 3) | 2) if _LINUX else 0.0  # finer than /proc has it
         except OSError:  # it has just ended
-            return float(wall)
-        return float(min(wall, self.limits["time_limit"] - used))
+            own = 0.0
+        self.used = max(self.used, own, use.cpu if use is not None else 0.0)
+        passed = now - self.looked
+        self.waited += min(passed, self.used - before) if use is not None and use.waiting else passed
+        self.looked = now
+        limits = self.limits
+        if (
+            self.used >= limits["time_limit"]
+            or self.waited >= limits["wall_limit"]
+            or now - self.started >= limits["longest"]
+        ):
+            self.killed = "time_limit"
+        elif self.tree is not None and use is not None and self.tree.is_too_large(use):
+            self.killed = "memory_limit"
 
     def _read(self, name: str, descriptor: int) -> bool:
-        chunk = os.read(descriptor, _MEGABYTE)
+        """Take what is there; is more to come?"""
+        try:
+            chunk = os.read(descriptor, _MEGABYTE)
+        except BlockingIOError:
+            return True
         self.captured[name] += chunk
         if sum(map(len, self.captured.values())) > self.limits["output_mb"] * _MEGABYTE:
             self.killed = self.killed or "output_limit"
@@ -273,8 +345,11 @@ class _Case:
     def _drain(self, readers: dict[int, str]) -> None:
         """What lies in the pipes after the end; every writer is dead by now."""
         for descriptor, name in readers.items():
-            while self._read(name, descriptor):
-                pass
+            known = -1
+            while known != len(self.captured[name]):
+                known = len(self.captured[name])
+                if not self._read(name, descriptor):
+                    break
 
     def _report(self, status: int, cpu: float, wall: float, key: bytes) -> dict[str, Any]:
         code = os.waitstatus_to_exitcode(status)
@@ -286,18 +361,22 @@ class _Case:
         if not self.killed and cpu > self.limits["time_limit"]:
             self.killed = "time_limit"
         ended, error = _classify(self.killed, code, facts, honest, self.case["fn_name"])
+        whole = ended == "finished" and self.case["fn_name"] is None  # else nobody compares it
         return {
             "ended": ended,
             "error": error,
-            "stdout": self.captured["stdout"][: _MEGABYTE // 16 if ended == "output_limit" else None].decode(
-                errors="replace"
-            ),
-            "stderr": self.captured["stderr"][-16384:].decode(errors="replace"),
+            "stdout": self.captured["stdout"][: None if whole else _MEGABYTE // 16].decode(errors="replace"),
+            "stderr": self._stderr(),
             "exit_code": code,
             "cpu": cpu,
             "wall": wall,
             "value": facts.get("value"),
         }
+
+    def _stderr(self) -> str:
+        """Its end, with the program's file by its name alone, wherever it lay."""
+        text = self.captured["stderr"][-16384:].decode(errors="replace")
+        return text.replace(f'"{self.folder}/{PROGRAM_FILE}"', f'"{PROGRAM_FILE}"')
 
 
 def _as_bytes(text: str) -> bytes:
@@ -306,20 +385,6 @@ def _as_bytes(text: str) -> bytes:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
         return text.encode(errors="surrogatepass")
-
-
-def _open_folder() -> str:
-    """A folder for a program that is not isolated. By hand: a small server forks fast."""
-    folder = f"/tmp/unitymas-case-{os.urandom(8).hex()}"
-    os.mkdir(folder, 0o700)
-    return folder
-
-
-def _remove(folder: str) -> None:
-    """Best effort: what a program has made unreadable stays behind."""
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _facts(channel: bytes, key: bytes) -> tuple[dict[str, str], bool]:
@@ -340,14 +405,19 @@ def _texts(told: dict[str, Any]) -> bool:
     return all(isinstance(text, str) for text in told.values())
 
 
+_KILLED = {
+    "time_limit": "ran past the time limit",
+    "output_limit": "wrote too much",
+    "memory_limit": "all its processes together are past the memory limit",
+}
+
+
 def _classify(
     killed: str, code: int, facts: dict[str, str], honest: bool, fn_name: str | None
 ) -> tuple[str, str]:
     """How it ended, and the reason in words. Facts from outside of the program come first."""
     if killed:
-        return killed, {"time_limit": "ran past the time limit", "output_limit": "wrote too much"}.get(
-            killed, killed
-        )
+        return killed, _KILLED.get(killed, killed)
     if code == -signal.SIGSYS:
         return "sandbox_violation", "made a forbidden system call"
     if not honest:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import struct
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
-EPERM, ENOSYS = 0x00050000 | 1, 0x00050000 | 38
+EPERM, ENOSYS, NO_FAMILY = 0x00050000 | 1, 0x00050000 | 38, 0x00050000 | 97
+NOTHING = 0x00050000  # the call returns 0 and has done nothing
 
 # Numbers by machine. Calls from 424 on have one number everywhere.
 _COLUMNS = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # audit architecture, column below
 _NEWEST = 450  # a higher number is a call that this list has not judged
 
 _FORBIDDEN: dict[str, tuple[int, int]] = {
-    "socket": (41, 198), "connect": (42, 203), "accept": (43, 202), "accept4": (288, 242),
+    "connect": (42, 203), "accept": (43, 202), "accept4": (288, 242),
     "bind": (49, 200), "listen": (50, 201),
     "execve": (59, 221), "execveat": (322, 281),
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
@@ -43,10 +44,20 @@ _MISSING: dict[str, tuple[int, int]] = {
     "memfd_create": (319, 279), "memfd_secret": (447, 447),
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
     "semget": (64, 190), "semctl": (66, 191), "msgget": (68, 186), "msgctl": (71, 187),
+    "mq_open": (240, 180), "migrate_pages": (256, 238), "move_pages": (279, 239), "ioprio_set": (251, 30),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "clone3": (435, 435),  # its flags lie in memory, where a filter cannot look: libc falls back on clone
 }  # fmt: skip
-_PERSONALITY, _CLONE, _SOCKETPAIR = (135, 92), (56, 220), (53, 199)
+# Larger buffers, and descriptors in flight, which no limit on open files counts.
+_REFUSED: dict[str, tuple[int, int]] = {
+    "personality": (135, 92), "setsockopt": (54, 208), "sendmsg": (46, 211), "sendmmsg": (307, 269),
+}  # fmt: skip
+_SETSID = (112, 157)  # a session has its own share of the processors: a case has one
+_CLONE, _SOCKET, _SOCKETPAIR = (56, 220), (41, 198), (53, 199)
+_FCNTL, _SIGACTION = (72, 25), (13, 134)
+_SET_PIPE_SIZE, _SIGCHLD = 1031, 17
+# How libc asks for nscd, and libuuid for uuidd and for a network card: as on a machine without them.
+_PROBES = ((1, 1), (1, 0o2004001), (2, 2))  # domain and type; Python's own sockets are always close-on-exec
 _FORK_X86 = (57, 58)  # fork, vfork
 _KILL_X86, _KILL_ARM = (62, 200), (129, 130)  # kill, tkill
 _NEW_NAMESPACE, _CLONE_THREAD, _AF_UNIX = 0x7E020080, 0x00010000, 1
@@ -71,13 +82,16 @@ def build_filter(machine: str, threads_only: bool, no_signals: bool = False) -> 
         code += _when(number, KILL)
     for call in _MISSING.values():
         code += _when(call[column], ENOSYS)
-    code += _when(_PERSONALITY[column], EPERM)
+    for call in _REFUSED.values():
+        code += _when(call[column], EPERM)
+    code += _when(_SETSID[column], NOTHING)
     for number in _FORK_X86 if x86 and threads_only else ():
         code += _when(number, EPERM)
     for number in (_KILL_X86 if x86 else _KILL_ARM) if no_signals else ():
         code += _when(number, EPERM)
     code += _at_least(_NEWEST + 1, ENOSYS)
-    code += _clone(_CLONE[column], threads_only) + _socketpair(_SOCKETPAIR[column]) + [_give(ALLOW)]
+    code += _clone(_CLONE[column], threads_only) + _socketpair(_SOCKETPAIR[column]) + _socket(_SOCKET[column])
+    code += _fcntl(_FCNTL[column]) + _sigaction(_SIGACTION[column]) + [_give(ALLOW)]
     return b"".join(code)
 
 
@@ -93,6 +107,28 @@ def _clone(number: int, threads_only: bool) -> list[bytes]:
 def _socketpair(number: int) -> list[bytes]:
     """asyncio wakes its loop through a pair of unix sockets; no other kind passes."""
     body = [_load(16), _jump(0x15, _AF_UNIX, 1, 0), _give(KILL), _give(ALLOW)]
+    return [_jump(0x15, number, 0, len(body)), *body]
+
+
+def _socket(number: int) -> list[bytes]:
+    """Network is an attack, but for what libraries probe for by themselves."""
+    body = []
+    for domain, kind in _PROBES:
+        body += [_load(16), _jump(0x15, domain, 0, 3), _load(24), _jump(0x15, kind, 0, 1), _give(NO_FAMILY)]
+    body += [_give(KILL)]
+    return [_jump(0x15, number, 0, len(body)), *body]
+
+
+def _fcntl(number: int) -> list[bytes]:
+    """A pipe keeps its 64 KB."""
+    body = [_load(24), _jump(0x15, _SET_PIPE_SIZE, 0, 1), _give(EPERM), _give(ALLOW)]
+    return [_jump(0x15, number, 0, len(body)), *body]
+
+
+def _sigaction(number: int) -> list[bytes]:
+    """Children that nobody waits for would take their processor time with them: SIGCHLD stays as it is."""
+    body = [_load(16), _jump(0x15, _SIGCHLD, 1, 0), _give(ALLOW)]
+    body += [_load(24), _jump(0x15, 0, 0, 2), _load(28), _jump(0x15, 0, 1, 0), _give(NOTHING), _give(ALLOW)]
     return [_jump(0x15, number, 0, len(body)), *body]
 
 

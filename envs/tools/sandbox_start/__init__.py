@@ -1,0 +1,1 @@
+"""The folder that is a room's PYTHONPATH. Nothing here is imported by the package."""

@@ -1,0 +1,109 @@
+"""What a judged program and all that it forked use, read from outside: processor time, memory, who waits.
+
+RLIMITs bind each process; this counts the tree. The keeper looks at it every few milliseconds, through a /proc
+that no program sees. Processor time of processes that have ended stays with whoever waited for them (the
+filter keeps SIGCHLD from being ignored, so somebody does), so between two looks nothing is lost but
+what runs in those milliseconds. Runs inside of the room.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_SOCKET = 212_992  # bytes that may wait unread in one socket; programs cannot raise it
+_SLACK = 16 << 20  # shared pages that a process touches for the first time
+
+
+@dataclass(slots=True)
+class Use:
+    """One look at the tree."""
+
+    cpu: float = 0.0  # seconds, of the living and of those they waited for
+    memory: int = 0  # bytes beyond those of the idle interpreter
+    waiting: bool = False  # does any of them run, or wait for a processor or the disk?
+
+
+class Tree:
+    """The processes of one case. Made in the keeper, before it covers /proc and before the program starts."""
+
+    def __init__(self, memory: int) -> None:
+        self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._me = os.readlink("self", dir_fd=self._proc)
+        self._others = {name for name in os.listdir(self._proc) if name.isdigit()}
+        self._own = self._me == str(os.getpid())  # else it is the host's: containers may forbid our own
+        self._idle = int((self._read(f"{self._me}/statm") or "0 0").split()[1]) * _PAGE
+        self._sockets = self._open_sockets()
+        self._memory = memory + _SLACK
+
+    def look(self) -> Use:
+        """Add up all processes: some 50 microseconds, and as many for each."""
+        use = Use()
+        names = [name for name in os.listdir(self._proc) if name.isdigit() and self._is_ours(name)]
+        for name in names:
+            text = self._read(f"{name}/stat")
+            if text is None:
+                continue
+            fields = text[text.rindex(")") + 2 :].split()
+            use.cpu += sum(map(int, fields[11:15])) / _TICKS
+            use.memory += max(0, int(fields[21]) * _PAGE - self._idle)
+            use.waiting = (
+                use.waiting or fields[0] in "RD" or (int(fields[17]) > 1 and self._threads_wait(name))
+            )
+        buffers = max(0, self._open_sockets() - self._sockets) * _SOCKET
+        if use.memory + buffers > self._memory:  # pages that they share were counted for each
+            use.memory = sum(map(self._proportional, names))
+        use.memory += buffers
+        return use
+
+    def is_too_large(self, use: Use) -> bool:
+        return use.memory > self._memory
+
+    def _is_ours(self, name: str) -> bool:
+        if name in self._others:
+            return False
+        if self._own:
+            return True
+        try:
+            kind = os.stat(f"{name}/ns/pid", dir_fd=self._proc).st_ino
+            return kind == os.stat(f"{self._me}/ns/pid_for_children", dir_fd=self._proc).st_ino
+        except OSError:
+            return False
+
+    def _threads_wait(self, name: str) -> bool:
+        try:
+            folder = os.open(f"{name}/task", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
+        except OSError:
+            return False
+        try:
+            texts = [self._read(f"{name}/task/{thread}/stat") for thread in os.listdir(folder)]
+        except OSError:
+            return False
+        finally:
+            os.close(folder)
+        return any(text is not None and text[text.rindex(")") + 2] in "RD" for text in texts)
+
+    def _proportional(self, name: str) -> int:
+        """Its share of the pages that it holds."""
+        text = self._read(f"{name}/smaps_rollup") or ""
+        line = next((line for line in text.splitlines() if line.startswith("Pss:")), "Pss: 0")
+        return int(line.split()[1]) * 1024
+
+    def _open_sockets(self) -> int:
+        """Of the whole network namespace, those in flight between processes included."""
+        text = self._read(f"{self._me}/net/sockstat") or "sockets: used 0"
+        return int(text.split()[2])
+
+    def _read(self, path: str) -> str | None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
+        except OSError:
+            return None  # it has just ended
+        try:
+            return os.read(descriptor, 1 << 14).decode(errors="replace")
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
