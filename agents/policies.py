@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from .spoken import Spoken as Spoken
@@ -114,6 +114,57 @@ class HumanPolicy:
         if call.choices:
             self.show(f"(one of: {', '.join(call.choices)})")
         return self.read(f"{call.agent}> ")
+
+
+class PolicyWrapper:
+    """A policy that hands its calls on to others. Override `act`, and let those others answer through `ask`.
+
+    It passes everything through: who sees the reference, what is opened and closed, and whatever else the first of
+    them offers.
+    """
+
+    def __init__(self, policy: Policy, *others: Policy) -> None:
+        self.policies = (policy, *others)
+
+    def act(self, call: Call) -> str | Answer | Awaitable[str | Answer]:
+        return self.ask(self.policies[0], call)
+
+    def ask(self, policy: Policy, call: Call) -> str | Answer | Awaitable[str | Answer]:
+        """What one of them answers; only one that may see the reference is shown it."""
+        if call.task is not None and not getattr(policy, "sees_reference", False):
+            call = replace(call, task=None)
+        return policy.act(call)
+
+    @property
+    def sees_reference(self) -> bool:
+        return any(getattr(policy, "sees_reference", False) for policy in self.policies)
+
+    async def open(self) -> None:
+        for policy in innermost(self.policies):
+            if hasattr(policy, "open"):
+                await policy.open()
+
+    async def close(self) -> None:
+        for policy in innermost(self.policies):
+            if hasattr(policy, "close"):
+                await policy.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "policies":  # not yet there while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.policies[0], name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.policies))})"
+
+
+def innermost(policies: Iterable[Policy]) -> list[Policy]:
+    """Who answers in the end, behind all wrappers, each once."""
+    found: dict[int, Policy] = {}
+    for policy in policies:
+        own = innermost(policy.policies) if isinstance(policy, PolicyWrapper) else [policy]
+        found.update((id(one), one) for one in own)
+    return list(found.values())
 
 
 def as_policy(given: Any) -> Policy:

@@ -16,7 +16,17 @@ from typing import Any
 
 from ..hints import nearest
 from .model_settings import ModelSettings
-from .policies import Answer, Call, ExpertPolicy, FoolPolicy, HumanPolicy, Policy, RandomPolicy, as_policy
+from .policies import (
+    Answer,
+    Call,
+    ExpertPolicy,
+    FoolPolicy,
+    HumanPolicy,
+    Policy,
+    RandomPolicy,
+    as_policy,
+    innermost,
+)
 from .roles import Role
 
 NAMED: dict[str, Callable[[], Policy]] = {"random": RandomPolicy, "fool": FoolPolicy, "human": HumanPolicy}
@@ -115,13 +125,13 @@ class BoundTeam:
         return said
 
     async def __aenter__(self) -> BoundTeam:
-        for policy in dict.fromkeys(self.policies.values()):
+        for policy in innermost(self.policies.values()):
             if hasattr(policy, "open"):
                 await policy.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for policy in dict.fromkeys(self.policies.values()):
+        for policy in innermost(self.policies.values()):
             if hasattr(policy, "close"):
                 await policy.close()
 

@@ -155,7 +155,10 @@ class Collector:
         began = time.perf_counter()
         jobs = [(self.arena.task(t), s, i) for i, t in enumerate(tasks) for s in range(k)]
         grow = None if tree is None else (tree, judge, worth)
-        played = await side_by_side(self._episode(job, seed, label, harvest, on_trace, grow) for job in jobs)
+        async with self.team:
+            played = await side_by_side(
+                self._episode(job, seed, label, harvest, on_trace, grow) for job in jobs
+            )
         for name, trace, rows in played:  # in the order of tasks and samples, whoever came first
             if trace is None:
                 continue

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
-from unitymas.agents.policies import Answer, Call
+from unitymas.agents.policies import Answer, Call, ExpertPolicy, FoolPolicy, RandomPolicy
 from unitymas.agents.team import Team
 from unitymas.envs.branch import Branch
 from unitymas.envs.drivers import arena_of
@@ -171,6 +172,62 @@ def test_who_steps_in_follows_from_the_seed():
     said = [asyncio.run(seat.act(c)).text for c in calls[:200]]
     assert 25 < said.count("other") < 75
     assert said == [asyncio.run(seat.act(c)).text for c in calls[:200]]
+
+
+def test_a_scripted_seat_may_cross_too(tiny_llama, tmp_path):
+    """The expert needs the reference, whoever's seat it takes; nobody else is shown it; what opens is opened, once."""
+    seen = []
+
+    class Opens:
+        opened = closed = 0
+        colour = "red"
+
+        async def open(self):
+            self.opened += 1
+
+        async def close(self):
+            self.closed += 1
+
+        def act(self, call):
+            seen.append(call.task)
+            return "w3"
+
+    def expert(call):
+        return call.task.reference["answers"][0]
+
+    rows = [{"id": f"t{i}", "question": f"w{20 + i}", "answers": [WORDS[i % 4]]} for i in range(8)]
+    unitymas.register("pair-with-expert", workflow=Pair, reward=Guess, tasks=rows, expert=expert)
+    config = resolve(
+        "pair-with-expert", recipe="cross", recipe_args={"probability": 0.5}, steps=1, tasks_per_step=4, k=4,
+        groups={"main": {"model": tiny_llama, "slots": 8, "threads": 1}}, policies={"own": {"algorithm": {"name": "grpo"}}},
+        map={"pioneer": "scripted", "observer": "own"}, eval={"every": 0, "tasks": 1}, log={"console": "off"},
+    )  # fmt: skip
+    run = Run(config, tmp_path / "run")
+    opens = Opens()
+
+    async def go():
+        await run._start()
+        harvest = await run.recipe.collect(run)
+        mixed = run.collector.team.policies["pioneer"]
+        run.collector.team = type(run.collector.team)(
+            {"pioneer": Mixed(opens, [mixed], 0.5), "observer": Mixed(mixed, [opens], 0.5)},
+            run.collector.team.names,
+        )
+        again = await run.collector.collect(["t0", "t1"], 4, 0, "again")
+        return harvest, again
+
+    try:
+        harvest, again = asyncio.run(go())
+    finally:
+        unregister("pair-with-expert")
+    assert not harvest.failures and len(harvest.traces) == 16
+    players = {(d.role, d.policy) for d in harvest.decisions}
+    assert ("pioneer", "own") in players and ("observer", "own") in players
+    assert not again.failures and len(again.traces) == 8
+    assert (opens.opened, opens.closed) == (1, 1) and seen and set(seen) == {None}
+    outer = Mixed(Mixed(opens, [ExpertPolicy(expert)], 0.5), [], 0.5)
+    assert outer.sees_reference and outer.colour == "red" and not hasattr(outer, "blue")
+    assert pickle.loads(pickle.dumps(Mixed(FoolPolicy(), [RandomPolicy()], 0.5))).huge == FoolPolicy.huge
 
 
 @pytest.mark.parametrize(

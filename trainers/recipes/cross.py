@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...agents.policies import Answer, Call
+from ...agents.policies import Answer, Call, PolicyWrapper
 from ...agents.team import BoundTeam
 from ...hints import nearest
 from ..step import Default
@@ -22,16 +22,18 @@ if TYPE_CHECKING:
     from ..run import Run
 
 
-class Mixed:
+class Mixed(PolicyWrapper):
     """A seat that now and then lets another one speak; which, follows from the call's seed."""
 
     def __init__(self, own: Any, others: list[Any], probability: float) -> None:
-        self.own, self.others, self.probability = own, others, probability
+        super().__init__(own, *others)
+        self.probability = probability
 
     async def act(self, call: Call) -> str | Answer:
         chance = random.Random(f"cross/{call.seed}")
+        own, *others = self.policies
         crossed = chance.random() < self.probability
-        said = (chance.choice(self.others) if crossed else self.own).act(call)
+        said = self.ask(chance.choice(others) if crossed else own, call)
         answer: str | Answer = await said if inspect.isawaitable(said) else said
         return answer
 
