@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 EXTRAS := train,dense,serve,mcp,gguf,plot,games,dev
 
-.PHONY: demo test check docs wheel clean
+.PHONY: demo test check docs site wheel clean
 
 demo: .venv/ready
 	$(BIN)/python -m unitymas.benchmarks.demo
@@ -24,6 +24,9 @@ check: .venv/ready
 docs: .venv/ready
 	$(BIN)/python -m unitymas.benchmarks.pages docs
 
+site: .venv/ready
+	$(BIN)/mkdocs build -q --strict
+
 wheel: .venv/ready
 	rm -rf build dist
 	$(BIN)/pip wheel -q --no-deps -w dist .
@@ -38,4 +41,4 @@ wheel: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache

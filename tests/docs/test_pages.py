@@ -24,6 +24,7 @@ def forget():
     "page",
     [
         "docs/first-workflow.md",
+        "docs/new-parts.md",
         "README.md",
         "docs/concepts.md",
         "docs/other-trainers.md",
