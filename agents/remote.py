@@ -26,10 +26,24 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .policies import Answer, Call, Message
+from .reading import split_thinking
 from .threads import contained
 
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 REASONS = {"stop": "stop", "length": "length", "content_filter": "stop", "tool_calls": "stop"}
+
+
+LARGEST_ANSWER = 16 << 20
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: following it would hand the key and the messages to whom it names."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 class RemoteError(RuntimeError):
@@ -136,8 +150,11 @@ class OpenAIPolicy:
             headers["Authorization"] = f"Bearer {self.key}"
         request = urllib.request.Request(f"{self.url}/chat/completions", json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as reply:
-                answer = json.loads(reply.read())
+            with _OPENER.open(request, timeout=timeout) as reply:
+                raw = reply.read(LARGEST_ANSWER + 1)
+            if len(raw) > LARGEST_ANSWER:
+                raise RemoteError(f"{self.url} sent more than {LARGEST_ANSWER >> 20} MB as an answer")
+            answer = json.loads(raw)
         except urllib.error.HTTPError as error:
             said = error.read(2000).decode(errors="replace")
             if error.code in TRANSIENT:
@@ -145,7 +162,7 @@ class OpenAIPolicy:
             raise RemoteError(
                 f"{self.url} refused the request for {self.model!r}: HTTP {error.code} {said:.500}"
             ) from None
-        except (OSError, json.JSONDecodeError) as error:  # no connection, a timeout, half an answer
+        except (OSError, ValueError, RecursionError) as error:  # no connection, a timeout, half an answer
             return _Again(f"{type(error).__name__}: {error}")
         if not isinstance(answer, dict) or not answer.get("choices"):
             return _Again(f"an answer without choices: {str(answer):.200}")
@@ -153,12 +170,19 @@ class OpenAIPolicy:
 
     def _answer(self, call: Call, answer: dict[str, Any]) -> Answer:
         first, usage = answer["choices"][0], answer.get("usage") or {}
-        text = first["message"].get("content") or ""
+        message = first["message"]
+        thinking, text, closed = split_thinking(message.get("content") or "")
+        apart = message.get("reasoning_content") or message.get(
+            "reasoning"
+        )  # servers with a reasoning parser
+        if isinstance(apart, str) and closed:
+            thinking = f"<think>{apart}</think>\n{thinking}"
         reason = REASONS.get(first.get("finish_reason"), "stop")
         if reason == "stop":
             text = _closed(text, call.stop)
         if call.choices:
             text = _chosen(text, call.choices)
+        text = thinking + text
         meta = {
             "policy": f"openai:{self.model}",
             "tokens_in": usage.get("prompt_tokens", 0),

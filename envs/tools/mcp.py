@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import inspect
 import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,10 +23,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...agents.reading import is_shallow
 from ..workflow import ToolError
 from .base import Infrastructure, Kind, Tool, background
 
 START_SECONDS = 60.0  # a server may have to be installed first
+LONGEST_ANSWER = 1_000_000  # characters of one result
+LONGEST_SCHEMA = 20_000  # characters of a tool's description, of its parameters, or of an error
+MOST_TOOLS = 1000
 
 
 @dataclass(slots=True)
@@ -180,18 +185,33 @@ async def _session(server: McpServer) -> AsyncIterator[Any]:
 
 
 async def _all_tools(session: Any) -> list[Any]:
-    """Every tool, page by page."""
+    """Every tool, page by page; a server that never comes to an end is refused."""
     page = await session.list_tools()
-    found = list(page.tools)
+    found, seen = list(page.tools), set[str]()
     while cursor := _either(page, "next_cursor", "nextCursor"):
-        page = await session.list_tools(cursor=cursor)
+        if cursor in seen or len(found) > MOST_TOOLS or len(seen) > MOST_TOOLS:
+            raise RuntimeError(f"its list of tools does not end ({len(found)} so far)")
+        seen.add(cursor)
+        page = await session.list_tools(**_page(session, cursor))
         found.extend(page.tools)
     return found
 
 
+def _page(session: Any, cursor: str) -> dict[str, Any]:
+    """How a page is asked for: by `params` in version 2 of the library, by `cursor` in version 1."""
+    if "cursor" in inspect.signature(session.list_tools).parameters:
+        return {"cursor": cursor}
+    from mcp.types import PaginatedRequestParams
+
+    return {"params": PaginatedRequestParams(cursor=cursor)}
+
+
 def _described(tool: Any) -> dict[str, Any]:
     parameters = _either(tool, "input_schema", "inputSchema") or {}
-    return {"name": tool.name, "description": tool.description or "", "parameters": parameters}
+    if not is_shallow(parameters) or len(json.dumps(parameters)) > LONGEST_SCHEMA:
+        raise RuntimeError(f"the parameters of its tool {tool.name[:60]!r} are too long or too deep")
+    description = (tool.description or "")[:LONGEST_SCHEMA]
+    return {"name": tool.name, "description": description, "parameters": parameters}
 
 
 def _thawed(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,8 +224,16 @@ def _content(result: Any, tool: str) -> Any:
     """What ``run`` gets to see: JSON values only."""
     text = "\n".join(part.text for part in result.content if getattr(part, "type", "") == "text")
     if _either(result, "is_error", "isError"):
-        raise ToolError(text or f"{tool} failed without a message")
+        raise ToolError(text[:LONGEST_SCHEMA] or f"{tool} failed without a message")
     structured = _either(result, "structured_content", "structuredContent")
+    if isinstance(structured, dict):
+        if not is_shallow(structured):
+            raise ToolError(f"{tool} gave data that nest too deep")
+        size = len(json.dumps(structured))
+    else:
+        size = len(text)
+    if size > LONGEST_ANSWER:
+        raise ToolError(f"{tool} gave {size:,} characters; at most {LONGEST_ANSWER:,} are taken")
     if isinstance(structured, dict):
         return structured["result"] if set(structured) == {"result"} else structured
     return text

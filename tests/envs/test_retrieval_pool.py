@@ -458,7 +458,9 @@ def test_bad_requests_are_explained(body: str, says: str) -> None:
         async with (
             running(make_app(INDEX)) as address,
             aiohttp.ClientSession() as session,
-            session.post(f"{address}/retrieve", data=body) as response,
+            session.post(
+                f"{address}/retrieve", data=body, headers={"Content-Type": "application/json"}
+            ) as response,
         ):
             return response.status, (await response.json())["error"]
 

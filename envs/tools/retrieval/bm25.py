@@ -46,7 +46,10 @@ LONG = 4096
 """A list of so many passages is worth an effort to skip."""
 
 MOST_WORDS = 1000
-"""Words of a query that are read; a longer query is cut here."""
+"""Words of a query that are read; a longer query is cut here …"""
+
+MOST_CHARACTERS = 20_000
+"""… and before that here."""
 
 
 class _List(NamedTuple):
@@ -185,7 +188,7 @@ class Bm25Index(Index):
 
     def _lists(self, query: str) -> list[_List]:
         lists = []
-        for word, weight in Counter(self.analyze(query)[:MOST_WORDS]).items():
+        for word, weight in Counter(self.analyze(query[:MOST_CHARACTERS])[:MOST_WORDS]).items():
             found = self._seen.get(word) or self._find(word)
             if found is not None:
                 lists.append(found if weight == 1 else found.times(weight))

@@ -19,6 +19,8 @@ from .wire import DIALECTS, BadAnswer, Misaligned, decode_response, encode_reque
 PATHS = ("/retrieve", "/query", "/search", "/")
 NOT_THIS_WAY = {400, 404, 405, 415, 422}  # wrong path or dialect: another may do
 LARGEST_ANSWER = 64 << 20
+PASSAGE = 64 << 10  # bytes that an answer may hold for each passage asked, besides its first megabyte
+LONG_ANSWER = 1 << 20  # bytes; longer ones are read in a thread
 
 
 class Trouble(Exception):
@@ -82,7 +84,8 @@ class Endpoint:
         """Ask by the known route; where there is none yet, by each in turn."""
         refusals: list[tuple[bool, str]] = []  # "not found" last: the least it can tell
         for url, dialect in [self.route] if self.route else self.routes:
-            status, headers, raw = await _post(session, url, encode_request(dialect, queries, k))
+            largest = min(LARGEST_ANSWER, (1 << 20) + len(queries) * k * PASSAGE)
+            status, headers, raw = await _post(session, url, encode_request(dialect, queries, k), largest)
             if status in NOT_THIS_WAY:
                 refusals.append((status in {404, 405}, f"{url} answered {status}: {_start(raw)}"))
                 continue
@@ -92,7 +95,10 @@ class Endpoint:
             if expected_index and index and index != expected_index:
                 raise _NoAnswer(f"{url} serves the index {index}, the pool began with {expected_index}")
             try:
-                rows = decode_response(raw, queries, k)
+                if len(raw) > LONG_ANSWER:
+                    rows = await asyncio.to_thread(decode_response, raw, queries, k)
+                else:
+                    rows = decode_response(raw, queries, k)
             except BadAnswer as error:
                 if self.route or isinstance(error, Misaligned):
                     raise
@@ -111,19 +117,24 @@ class Endpoint:
             self.closed_until = now + self._breaker_seconds
 
 
-async def _post(session: Any, url: str, payload: dict[str, Any]) -> tuple[int, Any, bytes]:
-    """Status, headers and body of the answer; the body is read up to a limit."""
+async def _post(
+    session: Any, url: str, payload: dict[str, Any], largest: int = LARGEST_ANSWER
+) -> tuple[int, Any, bytes]:
+    """Status, headers and body of the answer; the body is read up to a limit, and redirects are not followed."""
     from aiohttp import ClientError
 
     data = json.dumps(payload).encode()
     try:
-        async with session.post(url, data=data, headers={"Content-Type": "application/json"}) as response:
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        async with session.post(url, data=data, headers=headers, allow_redirects=False) as response:
+            if response.headers.get("Content-Encoding", "identity") != "identity":
+                raise BadAnswer(f"{url} sent a compressed answer that nobody asked for")
             parts, size = [], 0
             async for part in response.content.iter_chunked(1 << 16):
                 parts.append(part)
                 size += len(part)
-                if size > LARGEST_ANSWER:
-                    raise BadAnswer(f"the answer of {url} is larger than {LARGEST_ANSWER >> 20} MB")
+                if size > largest:
+                    raise BadAnswer(f"the answer of {url} is larger than {largest >> 20} MB")
             return response.status, response.headers, b"".join(parts)
     except ClientError as error:
         raise _NoAnswer(f"{url}: {_say(error)}") from error

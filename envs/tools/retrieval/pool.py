@@ -25,6 +25,8 @@ from .cache import AnswerCache, copied
 from .endpoint import Endpoint, Trouble
 from .wire import DIALECTS
 
+LONGEST_QUERY = 10_000  # characters: models write queries, and a server need not read a novel
+
 
 class RetrieverUnavailable(RetrievalError, Infrastructure):
     """No server answered. Nobody in the team is to blame: the episode ends, and never trains."""
@@ -45,6 +47,7 @@ class RetrieverPool:
     concurrency: requests under way at once.
     cache: an AnswerCache, or its capacity; 0 for none.
     fingerprint: names the index served, if known; by default the addresses do.
+    token: a secret that the servers want, sent as a bearer token.
     seed: makes the choice of servers repeatable; give each worker its own, and they spread over the servers.
     """
 
@@ -65,6 +68,7 @@ class RetrieverPool:
         concurrency: int = 32,
         cache: AnswerCache | int = 100_000,
         fingerprint: str | None = None,
+        token: str = "",
         seed: int = 0,
     ) -> None:
         options = {name: value for name, value in locals().items() if name != "self"}
@@ -78,6 +82,7 @@ class RetrieverPool:
         ]
         self.choice, self.deadline, self.attempt = choice, deadline, attempt
         self.attempts = max(attempts, len(self.endpoints))
+        self._token = token
         self.backoff, self.most_backoff = backoff, most_backoff
         self.batch, self.concurrency = batch, concurrency
         self.cache = AnswerCache(cache) if isinstance(cache, int) else cache
@@ -95,6 +100,7 @@ class RetrieverPool:
         """The passages for every query, in order; blank queries have none. RetrieverUnavailable if no server answers."""
         check_k(k)
         check_queries(queries)
+        queries = [query[:LONGEST_QUERY] for query in queries]
         known: dict[str, list[Passage]] = {}
         for query in dict.fromkeys(queries):
             answer = self.cache.get(self.fingerprint, query, k) if query.strip() else []
@@ -225,7 +231,11 @@ class RetrieverPool:
                     "retrieval over HTTP needs the extra: pip install 'unitymas[serve]'"
                 ) from error
             session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None),
+                headers={"Authorization": f"Bearer {self._token}"} if self._token else None,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
             self._loops[loop] = session, asyncio.Semaphore(self.concurrency)
         return self._loops[loop]

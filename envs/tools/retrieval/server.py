@@ -2,40 +2,104 @@
 
 POST /retrieve, /query, /search or / searches; GET /health and /info say what is served. Every answer names the
 index in the header X-Index-Fingerprint, so that a client of several servers notices when they differ.
+
+A stranger may send anything, so a request has a price limit. Its body, its queries, the passages it asks for and the
+bytes of its answer are bounded; a search that takes too long is given up between queries; and beyond `waiting`
+requests the next is told to come back. Pages of a browser are refused by their Origin, and with a `token` everybody
+who does not know it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hmac
 import json
+import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ....hints import counted
-from .base import Index
-from .wire import decode_request, encode_response
+from .base import Index, Passage, batches
+from .wire import Request, decode_request, encode_response
 
-MOST_QUERIES = 4096
-MOST_K = 1000
-LARGEST_REQUEST = 16 << 20
+BATCH = 8  # queries that are searched together; a clock is looked at between two batches
 
 
-def make_app(index: Index, *, threads: int = 2) -> Any:
-    """An aiohttp application that answers from `index`."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may cost, and how many may wait."""
+
+    body: int = 4 << 20
+    """Bytes of a request."""
+    queries: int = 4096
+    k: int = 1000
+    passages: int = 50_000
+    """Queries times k."""
+    answer: int = 32 << 20
+    """Characters of the passages in an answer."""
+    seconds: float = 10.0
+    """Of searching, and of sending the request."""
+    waiting: int = 64
+    """Requests that are read, searched or answered at once."""
+
+
+class _Refused(Exception):
+    """A request that costs too much: the status, and what to do about it."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def make_app(index: Index, *, threads: int = 2, token: str = "", limits: Limits = Limits()) -> Any:
+    """An aiohttp application that answers from `index`; with `token`, those who send it as a bearer token."""
     web = _web()
-    app = web.Application(client_max_size=LARGEST_REQUEST)
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="search")
     named = {"X-Index-Fingerprint": index.fingerprint}
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="search")
+    stopping = threading.Event()
+    busy = 0
+
+    def refuse(status: int, why: str) -> Any:
+        headers = {**named, "Retry-After": "1"} if status == 503 else named
+        return web.json_response({"error": why}, status=status, headers=headers)
+
+    @web.middleware  # type: ignore[untyped-decorator]
+    async def guard(request: Any, handler: Any) -> Any:
+        nonlocal busy
+        if "Origin" in request.headers:
+            return refuse(403, "this server answers programs, not the pages of a browser (Origin)")
+        if token and not hmac.compare_digest(
+            request.headers.get("Authorization", "").encode("utf-8", "replace"), f"Bearer {token}".encode()
+        ):
+            return refuse(401, "send the server's token: Authorization: Bearer …")
+        if request.method == "POST" and request.content_type != "application/json":
+            return refuse(415, "send JSON, with Content-Type: application/json")
+        if busy >= limits.waiting:
+            return refuse(503, f"{limits.waiting} requests are under way; ask again in a moment")
+        busy += 1
+        try:
+            return await handler(request)
+        finally:
+            busy -= 1
 
     async def search(request: Any) -> Any:
         try:
-            asked = decode_request(json.loads(await request.read()), most_queries=MOST_QUERIES, most_k=MOST_K)
+            raw = await asyncio.wait_for(request.read(), limits.seconds)
+            asked = decode_request(json.loads(raw), most_queries=limits.queries, most_k=limits.k)
+        except asyncio.TimeoutError:
+            return refuse(408, f"the request did not arrive within {limits.seconds:g} s")
         except (ValueError, RecursionError) as error:
-            return web.json_response({"error": str(error)}, status=400, headers=named)
-        rows = await asyncio.get_running_loop().run_in_executor(pool, _rows, index, asked.queries, asked.k)
-        return web.json_response(encode_response(asked, rows), headers=named)
+            return refuse(400, str(error))
+        try:
+            run = asyncio.get_running_loop().run_in_executor
+            body = await run(pool, _answer, index, asked, limits, stopping)
+        except _Refused as error:
+            return refuse(error.status, str(error))
+        return web.Response(body=body, content_type="application/json", headers=named)
 
     async def info(_: Any) -> Any:
         facts = {
@@ -46,27 +110,66 @@ def make_app(index: Index, *, threads: int = 2) -> Any:
         }
         return web.json_response(facts, headers=named)
 
+    async def halt(_: Any) -> None:
+        stopping.set()
+
     async def stop(_: Any) -> None:
         pool.shutdown(wait=False, cancel_futures=True)
 
+    app = web.Application(client_max_size=limits.body, middlewares=[guard])
     for path in ("/retrieve", "/query", "/search", "/"):
         app.router.add_post(path, search)
     for path in ("/health", "/info"):
         app.router.add_get(path, info)
+    app.on_shutdown.append(halt)
     app.on_cleanup.append(stop)
     return app
 
 
-def serve(index: Index, host: str = "127.0.0.1", port: int = 8000, *, threads: int = 2) -> None:
+def _answer(index: Index, asked: Request, limits: Limits, stopping: threading.Event) -> bytes:
+    """The body of an answer, in a thread: few queries at a time, so that time, size and the server's end count."""
+    if len(asked.queries) * asked.k > limits.passages:
+        raise _Refused(
+            413,
+            f"{len(asked.queries)} queries of {asked.k} passages are more than the {limits.passages} of one request",
+        )
+    end, left = time.monotonic() + limits.seconds, limits.answer
+    rows: list[list[tuple[Passage, float]]] = []
+    for queries in batches(asked.queries, BATCH):
+        if stopping.is_set():
+            raise _Refused(503, "the server is stopping")
+        if time.monotonic() > end:
+            raise _Refused(
+                413,
+                f"{len(rows)} of {len(asked.queries)} queries took {limits.seconds:g} s; send fewer at a time",
+            )
+        for hits in index.search_many(queries, asked.k):
+            row = []
+            for hit in hits:
+                passage = index.passage(hit.position)
+                left -= len(passage["text"]) + len(passage["title"]) + 100
+                if left < 0:
+                    raise _Refused(
+                        413, f"the answer is larger than {limits.answer >> 20} MB; ask for fewer passages"
+                    )
+                row.append((passage, hit.score))
+            rows.append(row)
+    return json.dumps(encode_response(asked, rows)).encode()
+
+
+def serve(
+    index: Index, host: str = "127.0.0.1", port: int = 8000, *, threads: int = 2, token: str = ""
+) -> None:
     """Serve `index` until interrupted. Port 0 takes a free one; the line printed says which."""
-    asyncio.run(_serve(index, host, port, threads))
+    asyncio.run(_serve(index, host, port, threads, token))
 
 
-async def _serve(index: Index, host: str, port: int, threads: int) -> None:
+async def _serve(index: Index, host: str, port: int, threads: int, token: str = "") -> None:
     import signal
 
     web = _web()
-    runner = web.AppRunner(make_app(index, threads=threads), access_log=None)
+    app = make_app(index, threads=threads, token=token)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
     await runner.setup()
     stopped = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
@@ -75,7 +178,7 @@ async def _serve(index: Index, host: str, port: int, threads: int) -> None:
         await web.TCPSite(runner, host, port).start()
         address = runner.addresses[0]
         print(
-            f"serving {counted(len(index), 'passage')} ({index.fingerprint}) at http://{address[0]}:{address[1]}",
+            f"serving {len(index):,} passages ({index.fingerprint}) at http://{address[0]}:{address[1]}",
             flush=True,
         )
         await stopped.wait()
@@ -94,16 +197,16 @@ def serve_main(argv: Sequence[str] | None = None) -> int:
         "--host", default="127.0.0.1", help="address to listen on (0.0.0.0: reachable from outside)"
     )
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--threads", type=int, default=2, help="batches searched at once")
+    parser.add_argument("--threads", type=int, default=2, help="requests searched at once")
+    parser.add_argument(
+        "--token-file", type=Path, help="a file with a secret that clients must send (Authorization: Bearer)"
+    )
     options = parser.parse_args(argv)
-    serve(open_index(options.index), options.host, options.port, threads=options.threads)
+    token = options.token_file.read_text().strip() if options.token_file else ""
+    if options.token_file and not token:
+        parser.error(f"{options.token_file} is empty")
+    serve(open_index(options.index), options.host, options.port, threads=options.threads, token=token)
     return 0
-
-
-def _rows(index: Index, queries: Sequence[str], k: int) -> list[list[Any]]:
-    return [
-        [(index.passage(hit.position), hit.score) for hit in hits] for hits in index.search_many(queries, k)
-    ]
 
 
 def _web() -> Any:

@@ -122,13 +122,13 @@ def _rows(body: Any, queries: Sequence[str]) -> list[Any]:
     if isinstance(body, list):
         return body
     known = sorted(map(str, body)) if isinstance(body, dict) else type(body).__name__
-    raise BadAnswer(f"the answer has neither 'result' nor 'top_k_docs': {known}")
+    raise BadAnswer(f"the answer has neither 'result' nor 'top_k_docs': {known}"[:500])
 
 
 def _row(row: Any, query: str) -> list[Passage]:
     if isinstance(row, dict):
         if str(row.get("question", query)).strip() != query.strip():
-            raise Misaligned(f"a row answers {row['question']!r} where {query!r} was asked")
+            raise Misaligned(f"a row answers {row['question']!r} where {query!r} was asked"[:500])
         row = row.get("top_k_docs")
     if not isinstance(row, list):
         raise BadAnswer(f"a row is {type(row).__name__}, not a list of passages")
@@ -147,7 +147,7 @@ def read_passage(doc: Any) -> Passage:
     if text is None:
         raise BadAnswer(
             f"a passage has no text: none of {', '.join(TEXT_FIELDS)} is a string in it; "
-            f"it has {sorted(map(str, doc))}"
+            f"it has {str(sorted(map(str, doc))):.300}"
         )
     title = next((doc[field] for field in TITLE_FIELDS if isinstance(doc.get(field), str)), None)
     if isinstance(doc.get("contents"), str) and not isinstance(doc.get("text"), str):
