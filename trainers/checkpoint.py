@@ -111,8 +111,7 @@ def prune(root: str | Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints, and what was left unfinished."""
     folders = finished(root)
     for folder in folders[: max(0, len(folders) - keep)]:
-        (folder / MANIFEST).unlink()  # first of all it stops being a checkpoint
-        shutil.rmtree(folder)
+        folder.rename(folder.with_name(folder.name + _UNFINISHED))  # first of all it stops being a checkpoint
     for folder in Path(root).glob(f"*{_UNFINISHED}*"):
         shutil.rmtree(folder, ignore_errors=True)
 

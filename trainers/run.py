@@ -264,8 +264,12 @@ class Run:
             await self.save()
 
     async def _check_groups(self) -> None:
-        """A critic in another group must read the ids of the policy that it judges."""
-        words = {name: (await group.report())["vocabulary"] for name, group in self.groups.items()}
+        """What they say of themselves; a critic in another group must read the ids of the policy that it judges."""
+        words: dict[str, str] = {}
+        for name, group in self.groups.items():
+            report = await group.report()
+            words[name] = report["vocabulary"]
+            self.versions |= report["versions"]
         for policy, critic in self.critics.items():
             if words[self.home[policy]] != words[self.home[critic]]:
                 theirs = self.config.groups[self.home[critic]].model
@@ -428,18 +432,18 @@ class Run:
     async def _load(self, folder: Path) -> Mapping[str, Any]:
         """Go on from a checkpoint. -> the mark of the book as it was then."""
         with checkpoint.reading(folder / "controller.json") as state:
-            data = self.arena.data
-            if state["data"] != data.fingerprint:
-                raise ConfigError(
-                    f"env.data: the run's tasks were others (fingerprint {state['data']}) than {data.name!r} gives here "
-                    f"({data.fingerprint}); give it the data that it began with"
-                )
             self.step, self.last_cause, self._empty = state["step"], state["last_cause"], state["empty"]
             self.cursor.load_state_dict(state["cursor"])
             self.watch.load_state_dict(state["watch"])
             self.state = defaultdict(dict, state["state"])
             self._starved = defaultdict(int, state["starved"])
             mark: Mapping[str, Any] = state["book"]
+            data, begun_with = self.arena.data, state["data"]
+        if data.fingerprint != begun_with:
+            raise ConfigError(
+                f"env.data: the run's tasks were others (fingerprint {begun_with}) than {data.name!r} gives here "
+                f"({data.fingerprint}); give it the data that it began with"
+            )
         with checkpoint.reading(folder / "recipe.json") as state:
             self.recipe.load_state_dict(state)
         loads = (group.load(folder / name) for name, group in self.groups.items())
