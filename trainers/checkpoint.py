@@ -81,7 +81,12 @@ def finished(root: str | Path) -> list[Path]:
         replaced = found.pop(name)
         if plain not in found:  # killed between the two renames of a replacement: put the old one back
             found[plain] = replaced.rename(root / plain)
-    return [found[name] for name in sorted(found) if _UNFINISHED not in name and not name.endswith(_DAMAGED)]
+    return [found[name] for name in sorted(found) if _plain(found[name])]
+
+
+def _plain(folder: Path) -> bool:
+    """Whether it bears a checkpoint's name, and not that of a draft or of what was set aside."""
+    return _UNFINISHED not in folder.name and not folder.name.endswith((_DAMAGED, _REPLACED))
 
 
 def latest(root: str | Path) -> Path | None:
@@ -89,7 +94,10 @@ def latest(root: str | Path) -> Path | None:
 
     Newer ones that are damaged are named, and set aside under another name; where all are, that is an error.
     """
-    folders, errors = finished(root), list[CheckpointError]()
+    root, errors = Path(root), list[CheckpointError]()
+    folders = finished(root)  # and those that lost their manifest:
+    if root.is_dir():
+        folders = sorted({*folders, *(f for f in root.iterdir() if f.is_dir() and _plain(f))})
     for folder in reversed(folders):
         try:
             verify(folder)
