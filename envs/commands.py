@@ -14,7 +14,7 @@ from ..hints import counted
 from .drivers import arena_of, call_for, rollout
 from .env import WorkflowEnv
 from .registry import list_envs, make, spec
-from .render import clip, harmless, node_text
+from .render import clip, harmless
 
 
 def list_main(argv: Sequence[str]) -> int:
@@ -117,33 +117,35 @@ def team_of(text: str) -> Any:
 
 
 def play_episode(env: WorkflowEnv, team: Any, task: str | None, seed: int, pause: float = 0.0) -> None:
-    """Drive the AEC face, printing each node as it is answered."""
-    from ..agents.policies import Answer
+    """Drive the AEC face, showing what happens; a person's seat is asked at the terminal."""
+    from ..agents.policies import Answer, HumanPolicy
+    from .human import Left, Table
 
     bound = Team.of(team).bind(env.arena.roles, expert=env.arena.expert)
+    mine = {agent for agent, policy in bound.policies.items() if isinstance(policy, HumanPolicy)}
     env.reset(seed=seed, options={"task_id": task} if task else None)
-    shown: set[str] = set()
-    print(f"{env}  task {env.trace.task_id}")
+    table, left = Table(), False
+    table.say((f"{env}  task {env.trace.task_id}", "bold"))
     for agent in env.agent_iter():
         if env.terminations[agent] or env.truncations[agent]:
             env.step(None)
             continue
-        for node in env.trace.nodes:
-            if node.id not in shown:
-                shown.add(node.id)
-                print(node_text(node, env.trace.rewards(node.id)))
+        table.journal(env.trace.nodes, env.trace.rewards, mine)
         play = env.execution
         node = play.node(env.infos[agent]["node"])
-        said = bound.ask(call_for(play, node, "play", reference=bound.sees(agent)))
+        if agent in mine:
+            try:
+                said: str | Answer = table.ask(node, env.arena.roles[agent].lenient)
+            except Left:
+                left = True
+                break
+        else:
+            said = bound.ask(call_for(play, node, "play", reference=bound.sees(agent)))
         env.step(said.text if isinstance(said, Answer) else said)
         time.sleep(pause)
-    env.render_mode = "ansi"
-    tail = [
-        line
-        for line in (env.render() or "").splitlines()
-        if line.split()[:1] and line.split()[0] not in shown
-    ]
-    print("\n".join(tail[1:]))
+    table.journal(env.trace.nodes, env.trace.rewards, mine)
+    table.close(env.trace, left)
+    env.close()
 
 
 def validate_main(argv: Sequence[str]) -> int:
