@@ -245,6 +245,20 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
             self.env.step(said if isinstance(said, str) else said.text)
 
 
+def gym_role(env_id: str, role: str | None = None, team: Any = None, **make_args: Any) -> SingleRole:
+    """What `gymnasium.make("unitymas/ID", role=…, team=…, **make)` gives.
+
+    Without `role` it is the first agent; without `team` the scripted expert plays the others, or chance where there is
+    none.
+    """
+    from .registry import make
+
+    env = make(env_id, **make_args)
+    if team is None:
+        team = "random" if env.arena.expert is None else "scripted"
+    return SingleRole(env, role or env.possible_agents[0], team)
+
+
 def single_role(env: Any, role: str, team: Any) -> SingleRole:
     """`env`'s agent `role` as a Gymnasium environment, the others played by `team`."""
     if isinstance(env, str):

@@ -11,6 +11,7 @@ from typing import Any
 from ..agents.model_settings import add_arguments, settings_of
 from ..agents.team import Team
 from ..hints import counted
+from ..own import load
 from .drivers import arena_of, call_for, rollout
 from .env import WorkflowEnv
 from .registry import list_envs, make, spec
@@ -20,9 +21,14 @@ from .render import clip, harmless
 def list_main(argv: Sequence[str]) -> int:
     """The environments, one a line."""
     parser = argparse.ArgumentParser("unitymas list", description=list_main.__doc__)
-    parser.add_argument("pattern", nargs="?", default="", help="only ids that contain this")
+    parser.add_argument(
+        "pattern", nargs="?", default="", help="only ids that contain this; MODULE: or FILE.py: imports first"
+    )
     args = parser.parse_args(argv)
-    found = [id for id in list_envs() if args.pattern in id]
+    where, _, pattern = args.pattern.rpartition(":")
+    if where:
+        load(where)
+    found = [id for id in list_envs() if pattern in id]
     width = max(map(len, found), default=0)
     for id in found:
         known = spec(id)

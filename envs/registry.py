@@ -8,17 +8,16 @@ id is the newest. Third parties register through the entry-point group `unitymas
 from __future__ import annotations
 
 import difflib
-import importlib
 import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..own import OwnCodeError, find, load, load_plugin, plugins, told
 from .arena import Arena
 from .execution import Budget
 from .tasks import SCHEMAS, DataSet, fingerprint
@@ -114,13 +113,14 @@ def register(id: str, workflow: Any, **fields: Any) -> EnvSpec:
     rules = tuple(reward) if isinstance(reward, list | tuple) else (reward,)
     spec = EnvSpec(id=f"{name}-v{version or 0}", workflow=workflow, reward=rules, **fields)
     _specs.setdefault(name, {})[spec.version] = spec
-    _tell_pettingzoo(spec.id)
+    _tell_others(spec.id)
     return spec
 
 
 def unregister(id: str) -> None:
     """Forget an environment (for tests and notebooks)."""
     name, version = _parse(spec(id).id)
+    _forget_elsewhere(spec(id).id)
     del _specs[name][version or 0]
     if not _specs[name]:
         del _specs[name]
@@ -133,14 +133,21 @@ def list_envs() -> list[str]:
 
 
 def spec(id: str) -> EnvSpec:
-    """The spec of an id; an unknown id is answered with the nearest ones."""
+    """The spec of an id; an unknown id is answered with the nearest ones.
+
+    `my_pkg.my_mod:my-env` and `my_team.py:my-env` import the module or file that registers it first.
+    """
     _load_plugins()
+    where, colon, id = id.rpartition(":")
+    if colon:
+        load(where)
     name, version = _parse(id.removeprefix("unitymas/"))
     versions = _specs.get(name)
     if versions is None:
         near = difflib.get_close_matches(name, _specs, n=3)
         hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(sorted(_specs))}"
-        raise UnknownEnv(f"unknown environment {id!r}; {hint}")
+        own = f"{where} registers none of this name" if colon else "your own: --import FILE.py, or module:id"
+        raise UnknownEnv(f"unknown environment {id!r}; {hint} ({own})")
     if version is None:
         return versions[max(versions)]
     if version not in versions:
@@ -229,18 +236,10 @@ def make_arena(
 
 
 def resolve(target: Any) -> Any:
-    """`"package.module:attribute"` to the attribute; `":attribute"` modules are ours. Others as they are."""
+    """`"package.module:name"` or `"file.py:name"` to what it names; others as they are."""
     if not isinstance(target, str):
         return target
-    module, _, attribute = target.partition(":")
-    if not attribute:
-        raise ValueError(f"{target!r} is no entry point; write 'package.module:name'")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"entry point {target!r}: {error}") from error
-    except AttributeError:
-        raise ValueError(f"entry point {target!r}: module {module!r} has no {attribute!r}") from None
+    return find(target)
 
 
 def _by_role(id: str, lenient: Any, workflow: Workflow) -> dict[str, bool]:
@@ -392,24 +391,37 @@ def _load_plugins() -> None:
     from . import catalogue  # ours
 
     catalogue.register_all()
-    for point in entry_points(group="unitymas.envs"):
+    for point in plugins("unitymas.envs").values():
         try:
-            point.load()()
+            found = load_plugin(point)
+            if callable(found):  # else a module, whose import registers
+                found()
+        except OwnCodeError as error:
+            _say(str(error))
         except Exception as error:
-            _say(
-                f"the plug-in {point.name!r} ({point.value}) failed to register: {type(error).__name__}: {error}"
-            )
+            _say(f"the plug-in {point.name!r} ({point.value}) failed to register: {told(error)}")
 
 
-def _tell_pettingzoo(id: str) -> None:
-    try:
-        import pettingzoo
+def _tell_others(id: str) -> None:
+    """Register `unitymas/ID` with PettingZoo and with Gymnasium (there: one role, the others played by a team)."""
+    import gymnasium
+    import pettingzoo
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # registering anew, in a notebook, is no mistake
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # registering anew, in a notebook, is no mistake
+        gymnasium.register(
+            f"unitymas/{id}", entry_point=f"{__package__}.adapters:gym_role", kwargs={"env_id": id}
+        )
+        if hasattr(pettingzoo, "register"):  # an older PettingZoo has no registry; ours works without it
             pettingzoo.register("aec", f"unitymas/{id}", entry_point=_Maker(id))
-    except (ImportError, AttributeError):  # an older PettingZoo has no registry; ours works without it
-        return
+
+
+def _forget_elsewhere(id: str) -> None:
+    import gymnasium
+    import pettingzoo
+
+    gymnasium.registry.pop(f"unitymas/{id}", None)
+    getattr(pettingzoo, "aec_registry", {}).pop(f"unitymas/{id}", None)
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ def check_algorithm(name: str, config: RunConfig) -> None:
 
 def fresh_directory(config: RunConfig) -> Path:
     """`runs/<env>-<n>`: the next free number."""
-    n = 1
-    while (found := Path("runs") / f"{config.env.id}-{n}").exists():
+    n, name = 1, config.env.id.rpartition(":")[2]  # of one's own: `my_team.py:capitals`
+    while (found := Path("runs") / f"{name}-{n}").exists():
         n += 1
     return found

@@ -12,6 +12,7 @@ Names are loaded at first use: importing this package loads neither torch nor Ra
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -86,3 +87,15 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _join_registries() -> None:
+    """Where Gymnasium or PettingZoo is loaded already, their `make` knows our names from here on.
+
+    (Otherwise they learn them with the first use of ours: importing this package stays cheap.)
+    """
+    if "gymnasium" in sys.modules or "pettingzoo" in sys.modules:
+        importlib.import_module(".envs.registry", __name__).list_envs()
+
+
+_join_registries()

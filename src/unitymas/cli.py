@@ -9,6 +9,8 @@ import importlib
 import sys
 from difflib import get_close_matches
 
+from .own import load
+
 COMMANDS = {
     "list": ("envs.commands:list_main", "the environments"),
     "info": (
@@ -33,7 +35,11 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; errors that a user can mend are one line, without a traceback."""
-    args = sys.argv[1:] if argv is None else argv
+    try:
+        args = imported(list(sys.argv[1:] if argv is None else argv))
+    except ValueError as error:
+        print(f"unitymas: {error}", file=sys.stderr)
+        return 1
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -73,12 +79,35 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
+def imported(words: list[str]) -> list[str]:
+    """Import what `--import FILE.py` and `--import MODULE` name, wherever they stand; the other words are the command."""
+    rest: list[str] = []
+    named: list[str] = []
+    while words:
+        word = words.pop(0)
+        if word == "--import" and (not words or words[0].startswith("-")):
+            raise ValueError("--import needs a file or a module: --import my_team.py")
+        if word == "--import":
+            named.append(words.pop(0))
+        elif word.startswith("--import="):
+            named.append(word.removeprefix("--import="))
+        else:
+            rest.append(word)
+    for target in named:
+        load(target)
+    return rest
+
+
 def usage() -> str:
     """What there is to do."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
-    how = "usage: unitymas COMMAND [...]   (unitymas COMMAND --help; --debug anywhere: errors with their traceback)"
-    return "\n".join([how, "", *lines])
+    how = "usage: unitymas COMMAND [...]   (unitymas COMMAND --help)"
+    anywhere = (
+        "  --import FILE.py or MODULE   your own environments, algorithms …, imported first (or MODULE:ID for an id)",
+        "  --debug                      errors with their traceback",
+    )
+    return "\n".join([how, "", *lines, "", "anywhere:", *anywhere])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     algorithm = make_algorithm("grpo", clip_high=0.28)       # an unknown key is an error that names the nearest
     list_algorithms()                                         # ["at_grpo", "dapo", …]
     register_algorithm("mine", "my_package.mine:Mine")        # or an entry point in the group unitymas.algorithms
+    make_algorithm("my_package.mine:Mine")                    # or by where it is, without registering
 
 One file each; a class is imported when it is first made. A new one: docs/new-algorithm.md.
 """
@@ -10,12 +11,11 @@ One file each; a class is imported when it is first made. A new one: docs/new-al
 from __future__ import annotations
 
 from dataclasses import fields
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ...hints import nearest
+from ...own import find, load_plugin, plugins
 from .base import Algorithm, GroupRelative, Needs, Plan, PolicyGradient, Tree
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "register_algorithm",
 ]
 
+GROUP = "unitymas.algorithms"  # of entry points
 _WHERE: dict[str, str | type[Algorithm]] = {
     "at_grpo": ".at_grpo:ATGRPO",
     "dapo": ".dapo:DAPO",
@@ -59,7 +60,7 @@ def register_algorithm(name: str, where: str | type[Algorithm]) -> None:
 
 
 def list_algorithms() -> list[str]:
-    return sorted({*_WHERE, *_plugins()})
+    return sorted({*_WHERE, *plugins(GROUP)})
 
 
 def make_algorithm(name: str, **config: Any) -> Algorithm:
@@ -74,24 +75,20 @@ def config_of(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    plugins = _plugins()
+    """The class of a name, or of "module:Class" and "file.py:Class" of one's own."""
     if name in _WHERE:
         cls = _WHERE[name]
         if isinstance(cls, str):
-            module, _, attribute = cls.partition(":")
-            cls = getattr(import_module(module, __name__), attribute)
-    elif name in plugins:
-        cls = plugins[name].load()
+            cls = find(cls, __name__)
+    elif name in (points := plugins(GROUP)):
+        cls = load_plugin(points[name])
+    elif ":" in name:
+        cls = find(name)
     else:
         raise ValueError(f"unknown algorithm {name!r}: {nearest(name, list_algorithms())}")
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise TypeError(f"algorithm {name!r} is {cls!r}: it must be a class derived from Algorithm")
     return cls
-
-
-def _plugins() -> dict[str, EntryPoint]:
-    """Found, not loaded: a broken plug-in fails when it is asked for, and only then."""
-    return {point.name: point for point in entry_points(group="unitymas.algorithms")}
 
 
 def _checked(name: str, cls: type[Algorithm], config: dict[str, Any]) -> dict[str, Any]:

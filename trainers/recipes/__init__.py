@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any
 
 from ...hints import nearest
+from ...own import find, load_plugin, plugins
 from ..step import Default
 
+GROUP = "unitymas.recipes"  # of entry points
 _WHERE: dict[str, str | type[Default]] = {
     "default": "..step:Default",
     "alternate": ".alternate:Alternate",
@@ -40,20 +40,20 @@ def register_recipe(name: str, where: str | type[Default]) -> None:
 
 
 def list_recipes() -> list[str]:
-    return sorted({*_WHERE, *(point.name for point in entry_points(group="unitymas.recipes"))})
+    return sorted({*_WHERE, *plugins(GROUP)})
 
 
 def make_recipe(name: str, args: Mapping[str, Any]) -> Default:
-    """The recipe called `name`; an unknown name or key is answered with the nearest."""
-    where = _WHERE.get(name)
-    if where is None:
-        found = {point.name: point for point in entry_points(group="unitymas.recipes")}.get(name)
-        if found is None:
-            raise ValueError(f"unknown recipe {name!r}; {nearest(name, list_recipes())}")
-        where = found.load()
-    if isinstance(where, str):
-        module, _, attribute = where.partition(":")
-        where = getattr(import_module(module, __name__), attribute)
+    """The recipe called `name`, or "module:Class" of one's own; an unknown name or key is answered with the nearest."""
+    where: Any = _WHERE.get(name)
+    if where is not None:
+        where = find(where, __name__) if isinstance(where, str) else where
+    elif name in (points := plugins(GROUP)):
+        where = load_plugin(points[name])
+    elif ":" in name:
+        where = find(name)
+    else:
+        raise ValueError(f"unknown recipe {name!r}; {nearest(name, list_recipes())}")
     fields = dataclasses.fields(where) if dataclasses.is_dataclass(where) else ()
     known = [field.name for field in fields]
     for key in args:
@@ -63,4 +63,5 @@ def make_recipe(name: str, args: Mapping[str, Any]) -> Default:
     for field in fields:
         if field.name not in args and field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"recipe {name!r} needs recipe_args.{field.name}")
-    return where(**{key: tuple(x) if isinstance(x, list) else x for key, x in args.items()})
+    made: Default = where(**{key: tuple(x) if isinstance(x, list) else x for key, x in args.items()})
+    return made

@@ -1,0 +1,124 @@
+"""Code of one's own: files and modules to import, `module:name`, plug-ins, and where an error in it happened."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+import traceback
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+STDLIB = tuple(p + os.sep for key in ("stdlib", "platstdlib") if (p := sysconfig.get_path(key)))
+INSTALLED = tuple(p + os.sep for key in ("purelib", "platlib") if (p := sysconfig.get_path(key)))
+
+
+class OwnCodeError(ValueError):
+    """A user's module cannot be imported, or lacks a name; the message says where."""
+
+
+def load(target: str, package: str | None = None) -> ModuleType:
+    """A module by name (the current directory counts), or a file by its path: `my_pkg.my_mod`, `my_team.py`."""
+    try:
+        if target.endswith(".py"):
+            return _file(Path(target))
+        if not target.startswith(".") and "" not in sys.path and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # last, so that nothing of the user's hides an installed module
+        return importlib.import_module(target, package)
+    except OwnCodeError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and (target == error.name or target.startswith(f"{error.name}.")):
+            hint = f"; a file is named with its ending, {target}.py" if Path(f"{target}.py").is_file() else ""
+            raise OwnCodeError(f"there is no module {target!r}{hint}") from error
+        raise OwnCodeError(f"{target} cannot be imported: {told(error)}") from error
+    except Exception as error:
+        raise OwnCodeError(f"{target} cannot be imported: {told(error)}") from error
+
+
+def find(target: str, package: str | None = None) -> Any:
+    """What `module:name` or `file.py:name` names."""
+    module, colon, name = target.rpartition(":")
+    if not colon or not module or not name:
+        raise OwnCodeError(f"{target!r} is no entry point; write 'package.module:name' or 'file.py:name'")
+    found: Any = load(module, package)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise OwnCodeError(f"{module} has no {name!r}")
+        found = getattr(found, part)
+    return found
+
+
+def plugins(group: str) -> dict[str, EntryPoint]:
+    """The entry points of a group by name: found, not loaded. A broken one fails when it is asked for."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def load_plugin(point: EntryPoint) -> Any:
+    """What an entry point names; a broken one is an error that names the plug-in."""
+    try:
+        return point.load()
+    except Exception as error:
+        raise OwnCodeError(f"the plug-in {point.name!r} ({point.value}) is broken: {told(error)}") from error
+
+
+def _file(path: Path) -> ModuleType:
+    """The module of a file: by the file's name where that is free, so that what it defines can be pickled."""
+    path = path.resolve()
+    if not path.is_file():
+        raise OwnCodeError(f"there is no file {path}")
+    for module in list(sys.modules.values()):
+        known = getattr(module, "__file__", None)
+        if known is not None and os.path.abspath(known) == str(path) and module.__name__ != "__main__":
+            return module
+    free = path.stem not in sys.modules and importlib.util.find_spec(path.stem) is None
+    name = path.stem if free and path.stem.isidentifier() else f"own_{abs(hash(str(path)))}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for what it imports from beside it
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def told(error: BaseException) -> str:
+    """An error in one line, with the place in the user's code where it happened: `NameError: … (my_team.py:12)`."""
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    where = place(error)
+    return f"{type(error).__name__}: {said}" + (f" ({where})" if where and where not in said else "")
+
+
+def place(error: BaseException) -> str:
+    """File and line of an error: the innermost frame outside of this package, the standard library and site-packages.
+
+    Where there is none, the innermost one outside of the standard library, and nothing without a traceback.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_short(error.filename)}:{error.lineno}"
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    for outside in ((PACKAGE, *STDLIB, *INSTALLED), (PACKAGE, *STDLIB), STDLIB):
+        for file, line in reversed(frames):
+            installed = file.startswith(INSTALLED)
+            if file.startswith("<frozen") or (
+                file.startswith(outside) and not (installed and outside is STDLIB)
+            ):
+                continue
+            return f"{_short(file)}:{line}"
+    return ""
+
+
+def _short(file: str) -> str:
+    """A path as a reader knows it: from here, where it lies below."""
+    here = os.getcwd() + os.sep
+    return file[len(here) :] if file.startswith(here) else file
