@@ -56,14 +56,24 @@ def asset(name: str) -> str:
     return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def page(title: str, body: str, *, style: str, scripts: tuple[str, ...] = (), before_script: str = "") -> str:
-    """A whole page up to ``</body>``, which the caller adds: data blocks may follow the script."""
+def page(
+    title: str,
+    body: str,
+    *,
+    style: str,
+    scripts: tuple[str, ...] = (),
+    before_script: str = "",
+    live: bool = False,
+) -> str:
+    """A whole page up to ``</body>``, which the caller adds: data blocks may follow the script. A live one may ask
+    the server that it came from."""
     look = asset("theme.css") + asset(style)
     code = "".join(map(asset, ("common.js", *scripts))) if scripts else ""
     policy = (
         f"default-src 'none'; style-src '{_hash(look)}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
     policy += f"; script-src '{_hash(code)}'" if code else ""
+    policy += "; connect-src 'self'" if live else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

@@ -33,6 +33,7 @@ SHOWN = 5  # best and worst episodes
 MOST_EPISODES = 2_000
 
 Rows = list[dict[str, Any]]
+Labelled = tuple[str, dict[str, Any]]
 
 
 @dataclass
@@ -87,14 +88,27 @@ def alarms(history: History) -> list[Alarm]:
 def build(runs: Sequence[str | Path], out: str | Path) -> Path:
     """Write the report of one run, or of several seeds of the same, to ``out``."""
     histories = [read_run(run) for run in runs]
-    found = {history.folder.name: alarms(history) for history in histories}
     out = Path(out)
-    sections = [
-        _head(histories), _score(histories, found), _alarms(found), _episodes(histories[-1], out), _roles(histories),
-        _drift(histories), _groups(histories), _timeline(histories),
-    ]  # fmt: skip
+    episodes = out.with_name(f"{out.stem}-episodes.html")
+    pairs = list(kept(histories[-1].folder))
+    if pairs:
+        viewer.build_labelled(
+            pairs, episodes, title=histories[-1].folder.name, headline=histories[-1].headline
+        )
     title = f"{histories[0].begin.get('env_id', 'training')}: {', '.join(h.folder.name for h in histories)}"
-    return write_page(out, [page(title, "\n".join(sections), style="report.css"), "</body>\n</html>\n"])
+    text = body(histories, episodes.name, pairs)
+    return write_page(out, [page(title, text, style="report.css"), "</body>\n</html>\n"])
+
+
+def body(histories: Sequence[History], episodes: str, pairs: Sequence[Labelled] | None = None) -> str:
+    """The sections of a report; ``episodes`` is the address of the page of the kept episodes."""
+    found = {history.folder.name: alarms(history) for history in histories}
+    pairs = list(kept(histories[-1].folder)) if pairs is None else pairs
+    sections = [
+        _head(histories), _score(histories, found), _alarms(found), _episodes(histories[-1].headline, pairs, episodes),
+        _roles(histories), _drift(histories), _groups(histories), _timeline(histories),
+    ]  # fmt: skip
+    return "\n".join(sections)
 
 
 # curves over seeds ------------------------------------------------------------------------------------
@@ -293,35 +307,31 @@ def _timeline(histories: Sequence[History]) -> str:
     return f"<section id='timeline'><h2>Timeline</h2>{_panels(panels, histories)}</section>"
 
 
-def _episodes(history: History, out: Path) -> str:
-    """The best and worst of the newest validation, linked into a page of all kept episodes beside the
-    report."""
-    pairs = list(_kept(history.folder))
+def _episodes(headline: str, pairs: Sequence[Labelled], address: str) -> str:
+    """The best and worst of the newest validation, linked into the page of all kept episodes."""
     if not pairs:
         return (
             "<section id='episodes'><h2>Episodes</h2><p class='soft'>No traces were kept yet.</p></section>"
         )
-    page_ = out.with_name(f"{out.stem}-episodes.html")
-    viewer.build_labelled(pairs, page_, title=history.folder.name, headline=history.headline)
     newest = [i for i, (label, _) in enumerate(pairs) if label == pairs[-1][0]]
-    ranked = sorted(newest, key=lambda i: (viewer.score_of(pairs[i][1], history.headline) or 0.0, i))
+    ranked = sorted(newest, key=lambda i: (viewer.score_of(pairs[i][1], headline) or 0.0, i))
     worst, best = ranked[:SHOWN], ranked[::-1][:SHOWN]
 
     def rows(chosen: list[int]) -> str:
         return "".join(
-            f"<tr><td class='n'>{viewer.score_of(pairs[i][1], history.headline) or 0.0:.3f}</td><td><a href='{escape(page_.name)}#a={i}'>"
+            f"<tr><td class='n'>{viewer.score_of(pairs[i][1], headline) or 0.0:.3f}</td><td><a href='{escape(address)}#a={i}'>"
             f"{escape(viewer.title_of(pairs[i][1]), 140)}</a></td><td class='faint'>{escape(pairs[i][1]['ended'])}</td></tr>"
             for i in chosen
         )
 
-    return (f"<section id='episodes'><h2>Episodes</h2><p class='soft'>From {escape(viewer.label_words(pairs[-1][0]))}; <a href='{escape(page_.name)}'>all {counted(len(pairs), 'kept episode')}</a>.</p>"
+    return (f"<section id='episodes'><h2>Episodes</h2><p class='soft'>From {escape(viewer.label_words(pairs[-1][0]))}; <a href='{escape(address)}'>all {counted(len(pairs), 'kept episode')}</a>.</p>"
             f"<div class='grid2'><table><caption>best</caption>{rows(best)}</table><table><caption>worst</caption>{rows(worst)}</table></div></section>")  # fmt: skip
 
 
-def _kept(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def kept(folder: Path) -> Iterator[Labelled]:
     """Kept episodes with the file they are from, validations last; of more than `MOST_EPISODES` the newest
     files."""
-    if not (folder / "traces").is_dir():
+    if not any((folder / "traces").glob("*.jsonl*")):
         return
     files = sorted(trace_files(folder), key=lambda f: (f.name.startswith("validation"), f.name))
     pairs = ((file.name.split(".")[0], episode) for file in files for _, episode in labelled_episodes([file]))
@@ -345,5 +355,9 @@ def report_main(argv: list[str] | None = None) -> int:
 def train_main(argv: list[str] | None = None) -> int:
     """`unitymas train`: the trainer's own command, and the report of what came of it."""
     from ..trainers.commands import train_main as run_training
+    from .live import watching
 
-    return run_training(argv or [], lambda directory: build([directory], directory / "report.html"))
+    def report_of(directory: Path) -> None:
+        build([directory], directory / "report.html")
+
+    return run_training(argv or [], report_of, watching)

@@ -54,6 +54,17 @@ def build_labelled(
     headline: str | None = None,
 ) -> Path:
     """As `build`, with a label for each episode ("step 20", "before training") to filter and compare by."""
+    return write_page(Path(out), parts(episodes, title=title, headline=headline))
+
+
+def parts(
+    episodes: Iterable[tuple[str, dict[str, Any]]],
+    *,
+    title: str,
+    headline: str | None = None,
+    live: bool = False,
+) -> Iterator[str]:
+    """The page, piece by piece: head, index and program first, then the blocks of episodes."""
     index: dict[str, list[Any]] = {column: [] for column in _COLUMNS}
     name = ""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as blocks:
@@ -64,14 +75,11 @@ def build_labelled(
                     index[column].append(value)
             blocks.write(data_block([_clipped(episode) for _, episode in block], f"block{number}"))
         blocks.seek(0)
-        head = page(title, asset("viewer.html"), style="viewer.css", scripts=SCRIPTS,
-                    before_script=data_block(
-                        {"title": title, "headline": name, "tours": tours(index), "columns": _coded(index)}, "index"
-                    ))  # fmt: skip
-        pieces = iter(lambda: blocks.read(1 << 20), "")
-        return write_page(
-            Path(out), (part for group in ([head], pieces, ["</body>\n</html>\n"]) for part in group)
-        )
+        known = {"title": title, "headline": name, "tours": tours(index), "columns": _coded(index)}
+        scripts = (*SCRIPTS, "live.js") if live else SCRIPTS
+        yield page(title, asset("viewer.html"), style="viewer.css", scripts=scripts, before_script=data_block(known, "index"), live=live)  # fmt: skip
+        yield from iter(lambda: blocks.read(1 << 20), "")
+        yield "</body>\n</html>\n"
 
 
 def as_dict(episode: Any) -> dict[str, Any]:
@@ -188,7 +196,9 @@ def _clipped(value: Any) -> Any:
 
 
 def view_main(argv: list[str] | None = None) -> int:
-    """``unitymas view``: build the page beside what it shows, and open it."""
+    """``unitymas view``: build the page beside what it shows, and open it; a run in progress is served, live."""
+    from .live import in_progress, serve
+
     parser = argparse.ArgumentParser(prog="unitymas view", description="Look at episodes in the browser.")
     parser.add_argument(
         "source", type=Path, help="run directory, evaluation, or trace file (.jsonl, .jsonl.zst, .json)"
@@ -201,9 +211,21 @@ def view_main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--headline", help="the metric shown as the score")
     parser.add_argument("--limit", type=int, help="show at most so many episodes of each source")
-    parser.add_argument("--no-open", action="store_true", help="only write the page")
-    given = parser.parse_args(argv)
+    parser.add_argument("--no-open", action="store_true", help="do not start a browser")
+    parser.add_argument(
+        "--live",
+        action=argparse.BooleanOptionalAction,
+        help="a page that refreshes itself, on a local server (default: for a run in progress)",
+    )
+    parser.add_argument("--port", type=int, default=0, help="of the local server (default: a free one)")
+    given = parser.parse_intermixed_args(argv)
     sources = [given.source, *given.beside]
+    if given.live and (given.beside or given.out or given.source.is_file()):
+        parser.error("--live shows one run's directory, without --out")
+    if given.live or (
+        given.live is None and not (given.beside or given.out or given.no_open) and in_progress(given.source)
+    ):
+        return serve(given.source, given.port, open_browser=not given.no_open)
     out = given.out or (given.source if given.source.is_dir() else given.source.parent) / "view.html"
     episodes = labelled_episodes(sources, limit=given.limit)
     build_labelled(

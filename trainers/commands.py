@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-def train_main(argv: Sequence[str], report: Callable[[Path], object] | None = None) -> int:
+def train_main(
+    argv: Sequence[str],
+    report: Callable[[Path], object] | None = None,
+    watching: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+) -> int:
     """Train a team. Whatever looks like a.b=c overrides the config."""
     parser = argparse.ArgumentParser("unitymas train", description=train_main.__doc__)
     parser.add_argument("id", nargs="?", help="an environment")
@@ -30,12 +35,15 @@ def train_main(argv: Sequence[str], report: Callable[[Path], object] | None = No
         action="store_true",
         help="with --resume: begin again where the run ended before a checkpoint",
     )
+    parser.add_argument(
+        "--watch", action="store_true", help="a live page of the run, on a local server; prints its address"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the resolved config and stop")
     args = parser.parse_intermixed_args(argv)
     if args.id is not None and "=" in args.id:
         args.overrides, args.id = [args.id, *args.overrides], None
     from .config import dump
-    from .resolve import resolve
+    from .resolve import fresh_directory, resolve
     from .run import train
 
     if args.anew and args.resume is None:
@@ -43,7 +51,8 @@ def train_main(argv: Sequence[str], report: Callable[[Path], object] | None = No
     if args.resume is not None:
         if args.dir is not None and args.dir != args.resume:
             parser.error("--dir: a run that goes on stays in its directory; leave it out")
-        run = _resume(args)
+        with watching(args.resume) if args.watch else nullcontext():
+            run = _resume(args)
     else:
         preset = args.preset or (None if args.config else "shared")
         if args.dry_run:
@@ -51,7 +60,11 @@ def train_main(argv: Sequence[str], report: Callable[[Path], object] | None = No
                 dump(resolve(args.id, preset_name=preset, file=args.config, overrides=args.overrides)), end=""
             )
             return 0
-        run = train(args.id, preset=preset, file=args.config, overrides=args.overrides, directory=args.dir)
+        how: dict[str, Any] = {"file": args.config, "overrides": args.overrides}
+        if args.watch and args.dir is None:
+            args.dir = fresh_directory(resolve(args.id, preset_name=preset, **how))
+        with watching(args.dir) if args.watch else nullcontext():
+            run = train(args.id, preset=preset, directory=args.dir, **how)
     if report is not None:
         report(run.dir)
     print(f"run directory: {run.dir}   (report.html; unitymas view {run.dir}; --team run:{run.dir})")

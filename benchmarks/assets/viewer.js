@@ -89,13 +89,47 @@ function keys(event) {
   action();
 }
 
-async function start() {
+async function readIndex() {
   const index = await unpack('index');
   columns = index.columns;
   headline = index.headline || 'score';
   tours = index.tours;
   noteSamples();
   $('title').textContent = visible(index.title);
+}
+
+// The episodes are new: what is open stays open, wherever it now stands in the index. (Live pages call this.)
+async function refresh() {
+  const name = (i) => [word('env', i), word('task', i), word('label', i), columns.sample[i]].join('\n');
+  const open_ = [state.a, state.b].map((i) => i !== null && name(i));
+  blocks.clear();
+  matches = null;
+  await readIndex();
+  const where = new Map();
+  for (let i = columns.block.length - 1; i >= 0; i--) where.set(name(i), i);
+  const [a, b] = open_.map((n) => (n !== false && where.has(n) ? where.get(n) : null));
+  if (!$('filters').contains(document.activeElement)) paintFilters();
+  if (a === null) {
+    paintList(false);
+    await open(firstSight(), null);
+    return;
+  }
+  [state.a, state.b] = [a, b];
+  paintList(false);
+  const main = $('main'),
+    top = main.scrollTop,
+    focused = main.contains(document.activeElement),
+    opened = [...main.querySelectorAll('details')].map((d) => d.open);
+  await open(a, b);
+  [...main.querySelectorAll('details')].forEach((d, n) => (d.open = Boolean(opened[n])));
+  main.scrollTop = top;
+  if (focused && main.querySelector('.node.on')) main.querySelector('.node.on').focus({ preventScroll: true });
+}
+
+const firstSight = () => (tours.length ? tours[0].a : rows.length ? rows[0] : null);
+
+async function start() {
+  await readIndex();
   recall();
   paintFilters();
   paintList(true);
@@ -146,8 +180,7 @@ async function start() {
   });
   document.addEventListener('keydown', keys);
   if (location.hash.includes('a=')) $('app').classList.add('reading');
-  const first = tours.length ? tours[0].a : rows.length ? rows[0] : null;
-  await open(state.a !== null ? state.a : first, state.b);
+  await open(state.a !== null ? state.a : firstSight(), state.b);
   if (state.a !== null) showRow(state.a);
   paintRows();
   document.documentElement.dataset.ready = 'yes';
