@@ -29,14 +29,17 @@ def manifest(folder: Path) -> bytes:
     return _dumps({p.relative_to(folder).as_posix(): [p.stat().st_size, checksum(p)] for p in own})
 
 
-def check(folder: str | Path) -> None:
-    """Raise `Damaged`, naming the file, unless everything that the folder's manifest lists is as it was written."""
+def check(folder: str | Path, *, others: bool = False) -> None:
+    """Raise `Damaged`, naming the file, unless everything that the folder's manifest lists is as it was written.
+
+    Files that it does not list are damage too, unless `others` may lie beside them.
+    """
     folder = Path(folder)
     path = folder / MANIFEST
     data = path.read_bytes()
     try:
         listed = json.loads(data)
-        sound = data == _dumps(listed) and all(
+        sound = data == _dumps(listed) and bool(listed) and all(
             isinstance(size, int) and isinstance(digest, str) for size, digest in listed.values()
         )
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -52,7 +55,14 @@ def check(folder: str | Path) -> None:
         if checksum(file) != digest:
             raise Damaged(f"{file} is damaged: its checksum is not the one in {path}")
         if file.name == MANIFEST:
-            check(file.parent)
+            check(file.parent, others=others)
+    if others:
+        return
+    within = [(folder / name).parent for name in listed if Path(name).name == MANIFEST]  # these looked for themselves
+    for file in folder.rglob("*"):
+        known = file == path or file.relative_to(folder).as_posix() in listed
+        if file.is_file() and not known and not any(inner in file.parents for inner in within):
+            raise Damaged(f"{file} does not belong there: {path} does not list it")
 
 
 def checksum(path: Path, size: int | None = None) -> str:

@@ -45,7 +45,7 @@ def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtyp
     if gguf_file is None and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} holds no config.json: it is no Hugging Face model directory")
     if (path / MANIFEST).is_file():  # a run's policy
-        check(path)
+        check(path, others=True)  # a card of the model may be put beside it
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path, **({"gguf_file": gguf_file} if gguf_file else {}))

@@ -12,6 +12,7 @@ worker to one thread: the spec's number is set instead, and where runs must agre
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -81,7 +82,7 @@ async def _answer(reference: Any) -> Any:
 async def start_groups(
     specs: Mapping[str, GroupSpec], runtime: Runtime = "local", address: str | None = None
 ) -> dict[str, Any]:
-    """Build all groups. `address` is that of a Ray cluster; without one, Ray is started on this machine."""
+    """Build all groups. `address` is that of a Ray cluster; without one, a running one is joined, or Ray is started here."""
     if runtime == "local":
         return _start_local(specs)
     if runtime != "ray":
@@ -107,18 +108,37 @@ async def _start_ray(specs: Mapping[str, GroupSpec], address: str | None) -> dic
     import ray
 
     if not ray.is_initialized():
-        here: dict[str, Any] = {
-            "include_dashboard": False,
-            "object_store_memory": OBJECT_STORE,
-            "_system_config": {"worker_niceness": 0},  # groups are the work here, not its background
-        }
-        ray.init(address=address, log_to_driver=False, **({} if address else here))
+        _connect(address)
     wanted, there = sum(spec.gpus for spec in specs.values()), ray.cluster_resources().get("GPU", 0)
     if wanted > there:  # Ray would wait for them for ever
         raise ValueError(f"the groups ask for {wanted:g} GPUs (groups.*.gpus), and Ray has {there:g}")
     groups = {name: RayGroup(spec, _actor(spec)) for name, spec in specs.items()}
     await asyncio.gather(*(group.report() for group in groups.values()))  # all have loaded, or say why not
     return groups
+
+
+def _connect(address: str | None) -> None:
+    """Join the cluster of `address`, of RAY_ADDRESS, or of this machine (`ray start --head`); else start a Ray here."""
+    import ray
+
+    here: dict[str, Any] = {
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE,
+        "_system_config": {"worker_niceness": 0},  # groups are the work here, not its background
+    }
+    if address is None:
+        try:
+            ray.init(log_to_driver=False, **here)
+            return
+        except ValueError:  # there is a cluster to join, and what it has was settled when it began
+            address = os.environ.get("RAY_ADDRESS")
+    try:
+        ray.init(address=address, log_to_driver=False)
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"runtime=ray: no cluster answers at {address or 'the address of the last `ray start`'} ({error}). Start "
+            "it, or correct RAY_ADDRESS (unset, a Ray is started on this machine)"
+        ) from error
 
 
 def _actor(spec: GroupSpec) -> Any:

@@ -2,6 +2,13 @@
 
 import asyncio
 import inspect
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +133,70 @@ def test_errors_and_cancelling_cross(tiny_llama: str, tmp_path: Path, cluster: N
     greedy = GroupSpec(name="g", model=tiny_llama, policies={"p": PolicySpec()}, gpus=10_000)
     with pytest.raises(ValueError, match=r"ask for 10000 GPUs \(groups.\*.gpus\), and Ray has"):
         asyncio.run(start_groups({"g": greedy}, "ray"))
+
+
+JOIN = """
+import asyncio, sys
+import ray
+from unitymas.trainers.runtime import start_groups, stop_groups
+from unitymas.trainers.settings import GroupSpec, PolicySpec
+
+async def run():
+    specs = {n: GroupSpec(name=n, model=sys.argv[1], policies={"p": PolicySpec()}, slots=2, threads=1) for n in "ab"}
+    groups = await start_groups(specs, "ray")
+    reports = [await group.report() for group in groups.values()]
+    print("resources", ray.cluster_resources().get("mark"), "versions", [r["versions"] for r in reports])
+    await stop_groups(groups)
+
+asyncio.run(run())
+ray.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[dict[str, str]]:
+    """A head node of its own, as `ray start --head` makes one; what its drivers need to find it by themselves."""
+    folder = tempfile.mkdtemp(prefix="rh", dir="/tmp")  # a short path: sockets lie under it
+    own = {**os.environ, "RAY_TMPDIR": folder}
+    own.pop("RAY_ADDRESS", None)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}", "--num-cpus=1",
+        "--include-dashboard=false", "--object-store-memory=100000000", "--resources={\"mark\": 7}",
+    ]  # fmt: skip
+    log = Path(folder, "log")
+    with log.open("w") as out:
+        process = subprocess.Popen(command, env=own, stdout=out, stderr=out, start_new_session=True)
+    for _ in range(900):
+        if "Ray runtime started" in log.read_text() or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    cluster_file = Path(folder, "ray", "ray_current_cluster")
+    yield {**own, "HEAD": cluster_file.read_text().strip()}
+    process.terminate()
+    process.wait(30)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.ray
+def test_a_running_cluster_is_joined(head: dict[str, str], tiny_llama: str) -> None:
+    """A real second head: by its address, and because it was started on this machine."""
+    drivers = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOIN, tiny_llama],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for env in ({**head, "RAY_ADDRESS": head["HEAD"]}, head)
+    ]
+    for driver in drivers:
+        said, errors = driver.communicate(timeout=180)
+        assert driver.returncode == 0, errors[:3000]
+        assert "resources 7.0 versions [{'p': 0}, {'p': 0}]" in said
 
 
 def test_a_group_is_asked_the_same_wherever_it_runs() -> None:
