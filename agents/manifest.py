@@ -39,8 +39,10 @@ def check(folder: str | Path, *, others: bool = False) -> None:
     data = path.read_bytes()
     try:
         listed = json.loads(data)
-        sound = data == _dumps(listed) and bool(listed) and all(
-            isinstance(size, int) and isinstance(digest, str) for size, digest in listed.values()
+        sound = (
+            data == _dumps(listed)
+            and bool(listed)
+            and all(isinstance(size, int) and isinstance(digest, str) for size, digest in listed.values())
         )
     except (ValueError, TypeError, AttributeError, RecursionError):
         sound = False
@@ -58,7 +60,9 @@ def check(folder: str | Path, *, others: bool = False) -> None:
             check(file.parent, others=others)
     if others:
         return
-    within = [(folder / name).parent for name in listed if Path(name).name == MANIFEST]  # these looked for themselves
+    within = [
+        (folder / name).parent for name in listed if Path(name).name == MANIFEST
+    ]  # these looked for themselves
     for file in folder.rglob("*"):
         known = file == path or file.relative_to(folder).as_posix() in listed
         if file.is_file() and not known and not any(inner in file.parents for inner in within):
