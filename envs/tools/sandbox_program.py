@@ -72,6 +72,11 @@ def prepare(fn_name: str | None, arguments: str, channel: Channel) -> None:
     sys.orig_argv[:] = ["python", PROGRAM_FILE]
     for name in [name for name in sys.modules if name.split(".")[0] == __package__]:
         del sys.modules[name]
+    main = types.ModuleType(
+        "__main__"
+    )  # a new one: the server's belongs to its frozen objects, which are never freed
+    main.__dict__.update(sys.modules["__main__"].__dict__)
+    sys.modules["__main__"] = main
     end = _End(channel, preloaded)
     atexit.register(end.leave)
     end.watch_exceptions()
