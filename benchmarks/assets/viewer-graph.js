@@ -3,19 +3,21 @@
 const BOX = { h: 42, gapX: 22, gapY: 10, top: 26 };
 const NARROW = 560;
 
-// The widest boxes that fit; where none do, the graph scrolls.
+// The widest boxes that fit: first with lines that pass beside boxes, then with lines that may pass behind them.
+// Where none do, the graph scrolls.
 function fitted(nodes, room) {
   const size = (w) => ({ w, step: Math.round(0.42 * w) });
-  for (let w = 190; w >= 88 && nodes.length < 150; w -= 6) {
-    const made = layout(nodes, size(w));
-    if (made.width <= room) return made;
-  }
-  return layout(nodes, size(136));
+  for (const clear of [true, false])
+    for (let w = 190; w >= 88 && nodes.length < 150; w -= 6) {
+      const made = layout(nodes, size(w), clear);
+      if (made.width <= room) return made;
+    }
+  return layout(nodes, size(136), true);
 }
 
 // Lanes are roles and tools in order of first appearance; time runs left to right. A node stands a step right of its
 // parents when they are in other lanes, and clear of what it follows in its own; what is side by side gets its own track.
-function layout(nodes, { w, step }) {
+function layout(nodes, { w, step }, clear) {
   const byId = new Map(nodes.map((n) => [n.id, n])),
     before = new Map(),
     lanes = new Map();
@@ -34,7 +36,7 @@ function layout(nodes, { w, step }) {
       ...parents.map((p) => p.x + (p.lane === lane ? w + BOX.gapX : step)),
       ...lane.nodes.filter((o) => earlier.has(o.id)).map((o) => o.x + w + BOX.gapX),
     );
-    n.x = clearOf(n, parents, nodes.slice(0, at), w);
+    if (clear) n.x = clearOf(n, parents, nodes.slice(0, at), w);
     n.track = lane.ends.findIndex((end) => end + 8 <= n.x);
     if (n.track < 0) n.track = lane.ends.length;
     lane.ends[n.track] = n.x + w;
