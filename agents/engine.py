@@ -155,7 +155,7 @@ class Engine(Versioned):
                 f"token ids must be in 0..{self.model.shape.vocab - 1}; is this another model's tokenizer?"
             )
         request.node = self._trie(params.choices) if params.choices else None
-        request.stopper = self._stopper(params.stop) if params.stop else None
+        request.stopper = self._stopper(params.stop, request.prompt) if params.stop else None
         request.version = self.version_of(adapter)
         if len(request.prompt) >= self.context:
             self._finish(request, "overflow")
@@ -414,12 +414,12 @@ class Engine(Versioned):
     def _pieces_within(self) -> list[str]:
         return pieces_within(self.tokenizer, self.model.shape.vocab)
 
-    def _stopper(self, stop: tuple[str, ...]) -> Stopper:
+    def _stopper(self, stop: tuple[str, ...], prompt: Sequence[int]) -> Stopper:
         if self.tokenizer is None:
             raise ValueError("stop strings need an engine with a tokenizer")
         if stop not in self._closers:
             self._closers[stop] = closing_tokens(stop, self._pieces_within)
-        return Stopper(stop, self.tokenizer, self._closers[stop])
+        return Stopper(stop, self.tokenizer, self._closers[stop], prompt)
 
     def _route(self, adapters: Sequence[str | None]) -> Route:
         """Who uses which adapter, as masks."""

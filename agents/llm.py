@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from . import model_path
 from .chat import Chat
 from .manifest import Damaged, read_signed
-from .pieces import pieces
+from .pieces import opens_thinking, pieces
 from .policies import Answer, Call
 from .sampling import SamplingParams
 
@@ -93,6 +93,8 @@ class LLMPolicy:
             "tokens_out": len(said.ids),
             "finish_reason": said.finish_reason,
         }
+        if "</think>" not in said.text and opens_thinking(self.chat.tokenizer, prompt.ids):
+            meta["thinking"] = "open"  # all of it, then: no format may read it
         return Answer(said.text, meta), said
 
     def identity(self) -> dict[str, Any]:

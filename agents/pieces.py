@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .reading import split_thinking
+
 UNFINISHED = "\ufffd"  # what a decoder shows for the first bytes of a character
 
 
@@ -26,6 +28,24 @@ def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
         said.append(text[len(before) :])
         begin, known = known, end
     return said
+
+
+def opens_thinking(tokenizer: Any, prompt: Sequence[int]) -> bool:
+    """Whether a prompt ends in an opened block, as some chat templates write it: the reply begins inside of it."""
+    return _decoded(tokenizer, prompt[-16:]).rstrip().lower().endswith("<think>")
+
+
+def thinking_tokens(tokenizer: Any, ids: Sequence[int], text: str) -> int:
+    """How many of a reply's first tokens are its thinking; 0 where it thinks nothing, or never stops."""
+    thinking, _, closed = split_thinking(text)
+    if not thinking or not closed:
+        return 0
+    length = 0
+    for count, piece in enumerate(pieces(tokenizer, ids), 1):
+        length += len(piece)
+        if length >= len(thinking.rstrip()):
+            return count
+    return len(ids)
 
 
 def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .pieces import UNFINISHED
+from .pieces import UNFINISHED, opens_thinking
+from .reading import split_thinking
 
 
 def pieces_within(tokenizer: Any, vocab: int) -> list[str]:
@@ -32,26 +33,37 @@ def _ends(stop: str, piece: str) -> bool:
 
 
 class Stopper:
-    """Watches one reply for its stop strings.
+    """Watches one reply for its stop strings; what it says while it thinks is none.
 
     Decoding at every token would cost more than a small model's step. A stop string can only be complete at a token
     that begins with an end of it (or holds it whole), so only there is the tail of the reply decoded.
     """
 
-    __slots__ = ("closers", "stop", "tail", "tokenizer")
+    __slots__ = ("closers", "opened", "stop", "tail", "tokenizer")
 
-    def __init__(self, stop: tuple[str, ...], tokenizer: Any, closers: frozenset[int]) -> None:
+    def __init__(
+        self, stop: tuple[str, ...], tokenizer: Any, closers: frozenset[int], prompt: Sequence[int] = ()
+    ) -> None:
         self.stop, self.tokenizer, self.closers = stop, tokenizer, closers
+        self.opened = "<think>" if opens_thinking(tokenizer, prompt) else ""
         self.tail = 4 + max(len(s.encode()) for s in stop)  # no token holds less than a byte
 
     def stops(self, ids: Sequence[int]) -> bool:
         """Is the reply complete with its newest token?"""
         if ids[-1] not in self.closers:
             return False
-        text = self.tokenizer.decode(ids[-self.tail :], clean_up_tokenization_spaces=False)
-        return any(s in text for s in self.stop)
+        tail = self._decoded(ids[-self.tail :])
+        return any(s in tail for s in self.stop) and self._end(self._decoded(ids)) is not None
 
     def cut(self, text: str) -> str:
         """The text up to and including the first stop string."""
-        ends = [text.index(s) + len(s) for s in self.stop if s in text]
-        return text[: min(ends)] if ends else text
+        return text[: self._end(text)]
+
+    def _end(self, text: str) -> int | None:
+        """Where the reply is complete; None where it goes on."""
+        thinking, said, closed = split_thinking(self.opened + text)
+        ends = [said.index(s) + len(s) for s in self.stop if s in said] if closed else []
+        return len(thinking) - len(self.opened) + min(ends) if ends else None
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))

@@ -169,7 +169,9 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
     if (
         isinstance(text, str) and len(text) > LONG_REPLY
     ):  # up to a quarter of a second, which others need not wait
-        reply = await asyncio.to_thread(execution.read, node, text)
+        reply = await asyncio.to_thread(
+            execution.read, node, text, said.meta if isinstance(said, Answer) else None
+        )
     if execution.ended is Ended.NO:
         take(execution, node, said, reply)
 

@@ -158,11 +158,12 @@ class Rounds:
         return sorted(nodes, key=path_key) if self._joins else nodes
 
     def read(self, node: Node, text: str, meta: Mapping[str, Any] | None = None) -> Reply:
-        """A text as the node's format reads it; one that is (or was) cut at `MAX_REPLY` is malformed."""
+        """A text as the node's format reads it; one that was cut at `MAX_REPLY`, or never stopped thinking, is malformed."""
         format: Format = node.format  # type: ignore[attr-defined]
-        if len(text) > MAX_REPLY or (meta and "cut" in meta):
+        open_thought = meta is not None and meta.get("thinking") == "open"  # its prompt had begun it
+        if len(text) > MAX_REPLY or (meta and "cut" in meta) or open_thought:
             blank = format.parse("", node.id)
-            thinking, said, _ = split_thinking(text[:MAX_REPLY])
+            thinking, said, _ = (text, "", False) if open_thought else split_thinking(text[:MAX_REPLY])
             return blank._replace(text=said, ok=False, thinking=thinking)
         return read_reply(format, text, node.id, self.roles[node.agent or ""].lenient)
 

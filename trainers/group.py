@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from ..agents.engine import Generation
-from ..agents.pieces import pieces
+from ..agents.pieces import pieces, thinking_tokens
 from ..agents.plain import plain_of
 from ..agents.policies import Answer, Call
 from ..agents.sampling import SamplingParams
@@ -104,6 +104,7 @@ class ModelGroup:
         answer, said = await hosted.speaking().say(call, sampling)
         if keep and said.ids:
             sample = _sample(hosted.name, call, said, sampling.temperature)
+            sample.thinking = thinking_tokens(hosted.speaking().chat.tokenizer, said.ids, said.text)
             answer.meta["sample"] = sample.id if self.store.put(sample) else None
         return answer
 

@@ -45,6 +45,8 @@ class Sample:
     """Per reply token the ids that were allowed (choices, top-p, top-k). None: the whole vocabulary."""
     finish_reason: str = "stop"
     role: str = ""
+    thinking: int = 0
+    """So many of the reply's first tokens are thinking that was closed."""
     values: NDArray[np.float32] | None = None
     """The critic's value before each reply token and, last, after all of them (n_tokens + 1), once asked for."""
     proximal: NDArray[np.float32] | None = None

@@ -48,6 +48,8 @@ class Learning:
     """Tokens laid in one forward pass. Changes memory and speed, never the result."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the computation; parameters and optimiser are float32 always. bfloat16 pays where the processor has it."""
+    thinking: bool = True
+    """Train what a reply thinks (`<think>…</think>`), too. false: it is context, and only the reply itself is trained."""
     checkpointing: bool = False
     """Keep only each layer's input for the backward pass: less memory, a third more time."""
 

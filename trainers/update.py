@@ -158,7 +158,8 @@ class Learner:
         loss_of = _critic_loss(algorithm) if self.parameters.is_critic else algorithm.loss
         needs = algorithm.needs
         wanted = targets(samples, signals, Discount(needs.gamma, needs.lam, needs.kl_reward))
-        thin = [_thin(sample, signals[sample.id]) for sample in samples]
+        unseen = 0 if self.settings.thinking or self.parameters.is_critic else 1
+        thin = [_thin(sample, signals[sample.id], unseen * sample.thinking) for sample in samples]
         denominators, units = algorithm.denominators(thin), tokens_per_unit(thin)
         self.optimiser.zero_grad(set_to_none=True)
         shares: list[dict[str, float]] = []
@@ -211,7 +212,7 @@ class Learner:
             behaviour=behaviour,
             proximal=proximal,
             advantage=_flat([target.advantage for target in wanted]),
-            weight=torch.tensor([row.weight for row in thin])[rows.sequence],
+            weight=_weights(samples, thin, rows.sequence),
             sequence=rows.sequence,
             n_sequences=len(samples),
             unit_tokens=torch.tensor([float(units[row.unit or row.id]) for row in thin])[rows.sequence],
@@ -277,8 +278,18 @@ class Learner:
         self.steps = state["steps"]
 
 
-def _thin(sample: Sample, signal: Signal) -> Thin:
-    return Thin(sample.id, sample.n_tokens, signal.unit, signal.weight)
+def _weights(samples: Sequence[Sample], thin: Sequence[Thin], sequence: Tensor) -> Tensor:
+    """The signals' weights per token; thinking that is not to be trained weighs nothing."""
+    weights, begin = torch.tensor([row.weight for row in thin])[sequence], 0
+    for sample, row in zip(samples, thin, strict=True):
+        weights[begin : begin + sample.n_tokens - row.n_tokens] = 0.0
+        begin += sample.n_tokens
+    return weights
+
+
+def _thin(sample: Sample, signal: Signal, context: int = 0) -> Thin:
+    """A decision of which the first `context` tokens are not trained."""
+    return Thin(sample.id, sample.n_tokens - context, signal.unit, signal.weight)
 
 
 def _critic_loss(algorithm: Algorithm) -> Any:

@@ -226,3 +226,67 @@ def test_long_replies_are_read_beside_the_event_loop(pair, monkeypatch):
     monkeypatch.setattr(Pair, "roles", (Role("first", reply=form), Role("second")))
     asyncio.run(unitymas.arollout(pair, lambda agent, messages: "x" * 200_000))
     assert threading.main_thread() not in seen and len(seen) == 2
+
+
+# thinking and models -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from unitymas.agents import model_path
+    from unitymas.agents.weights import load_tokenizer
+
+    return load_tokenizer(model_path("tiny"))
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_what_is_said_while_thinking_is_no_stop_string(tokenizer, opened):
+    from unitymas.agents.stopping import Stopper, closing_tokens, pieces_within
+
+    stop = ("</answer>",)
+    closers = closing_tokens(stop, pieces_within(tokenizer, len(tokenizer)))
+    prompt = tokenizer.encode("Question: who?\n" + "<think>\n" * opened, add_special_tokens=False)
+    stopper = Stopper(stop, tokenizer, closers, prompt)
+    said = "<think>" * (not opened) + "<answer>Rome</answer>?</think><answer>Paris</answer> or so"
+    ids = tokenizer.encode(said, add_special_tokens=False)
+    end = next(n for n in range(1, len(ids) + 1) if stopper.stops(ids[:n]))
+    text = stopper.cut(tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False))
+    reply = Tags("answer").parse(text)
+    assert reply.ok and reply.value == "Paris" and "Rome" in reply.thinking
+    plain = Stopper(stop, tokenizer, closers, tokenizer.encode("who?"))
+    assert plain.cut("<answer>Paris</answer> or so") == "<answer>Paris</answer>"
+
+
+def test_the_tokens_of_thinking_are_counted(tokenizer):
+    from unitymas.agents.pieces import thinking_tokens
+
+    for thought, n in (("<think>Paris or Rome</think>", None), ("", 0), ("<think>", 0)):
+        text = f"{thought}<answer>Paris</answer>"
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        count = thinking_tokens(tokenizer, ids, text)
+        if n is not None:
+            assert count == n
+        else:
+            before = tokenizer.decode(ids[:count], clean_up_tokenization_spaces=False)
+            assert 0 < count < len(ids) and before.rstrip().endswith("</think>")
+            assert "</think>" not in tokenizer.decode(ids[: count - 1], clean_up_tokenization_spaces=False)
+
+
+def test_thinking_that_the_prompt_began_and_nobody_ended_reaches_no_other_role(pair, tokenizer, monkeypatch):
+    from unitymas.agents.pieces import opens_thinking
+
+    ends = {"<think>\n": True, "<think>\n\n</think>\n\n": False, "": False}
+    for end, opened in ends.items():
+        prompt = tokenizer.encode(f"go {end}", add_special_tokens=False)
+        assert opens_thinking(tokenizer, prompt) == opened
+
+    class Truncated:
+        def act(self, call):
+            return Answer("I must keep the secret", {"thinking": "open"})
+
+    monkeypatch.setattr(Pair, "roles", (Role("first", reply=Raw(otherwise="none")), Role("second")))
+    (trace,) = unitymas.rollout(pair, Truncated())
+    first, second, _ = trace.acts()
+    assert not first.ok and first.text == first.thinking == "I must keep the secret"
+    assert second.messages[-1]["content"] == "It said:  (none)"

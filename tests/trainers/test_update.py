@@ -309,3 +309,23 @@ def test_ratio_metrics_see_a_stale_engine() -> None:
         sample.behaviour = sample.behaviour + np.float32(0.25)
     metrics = mine.update(make_algorithm("grpo"), signals(samples), [samples])
     assert metrics["max_mismatch"] == pytest.approx(0.25, abs=1e-4)
+
+
+def test_thinking_that_is_not_trained_is_context() -> None:
+    """The gradients are those of a prompt that holds the thoughts, and a reply without them."""
+
+    def gradients(samples: list[Sample], **options: Any) -> torch.Tensor:
+        mine = learner(clip_norm=0, **options)
+        own_behaviour(mine, samples)
+        mine.update(make_algorithm("grpo", aggregation="token-mean"), signals(samples), [samples])
+        return torch.cat([p.grad.flatten() for p in mine.trained if p.grad is not None])
+
+    thinking, apart = draw(), draw()
+    for one, other in zip(thinking, apart, strict=True):
+        one.thinking = n = one.n_tokens // 2
+        other.prompt, other.reply = np.concatenate([other.prompt, other.reply[:n]]), other.reply[n:]
+        other.behaviour = other.behaviour[n:]
+        other.support = other.support and other.support[n:]
+    expected = gradients(apart)
+    torch.testing.assert_close(gradients(thinking, thinking=False), expected, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(gradients(thinking), expected, atol=1e-3)
