@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tasks", type=int, help="only the first so many tasks")
     made.add_argument("--split", help="default: test")
     made.add_argument("--data", help="'mini', a prepared data set, or a file")
-    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--seed", type=int, default=0, help="of the samples (default 0)")
     made.add_argument(
         "--concurrency",
         type=int,
@@ -100,7 +100,12 @@ def parser() -> argparse.ArgumentParser:
         "--swap", action="store_true", help="exchange one role of the baseline at a time for the team's"
     )
     made.add_argument("--price", default="0,0", help="dollars per million tokens: IN,OUT")
-    made.add_argument("--format", choices=("markdown", "latex", "json"), default="markdown")
+    made.add_argument(
+        "--format",
+        choices=("markdown", "latex", "json"),
+        default="markdown",
+        help="how the tables are printed (default: markdown)",
+    )
     made.add_argument("-q", "--quiet", action="store_true", help="no progress")
     return made
 

@@ -190,7 +190,9 @@ def export_main(argv: list[str] | None = None) -> int:
     """``unitymas export SOURCE --to …``."""
     parser = argparse.ArgumentParser(prog="unitymas export", description="Traces for other tools.")
     parser.add_argument("sources", nargs="+", type=Path, help="run directories, evaluations, or trace files")
-    parser.add_argument("--to", choices=sorted(WRITERS), default="parquet")
+    parser.add_argument(
+        "--to", choices=sorted(WRITERS), default="parquet", help="the format (default: parquet)"
+    )
     parser.add_argument(
         "-o", "--out", type=Path, help="default: traces.parquet, traces.jsonl, traces.json, traces/"
     )

@@ -362,11 +362,13 @@ def leaderboard_main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="unitymas leaderboard", description="Build the static leaderboard site, or play entries again."
     )
-    actions = parser.add_subparsers(dest="action", required=True)
+    actions = parser.add_subparsers(dest="action", required=True, help="what to do")
     site = actions.add_parser("build", help="the static site of a folder of submissions")
     site.add_argument("folder", type=Path, help="folder of submissions")
-    site.add_argument("-o", "--out", type=Path, default=Path("site"))
-    site.add_argument("--title", default="unitymas leaderboard")
+    site.add_argument(
+        "-o", "--out", type=Path, default=Path("site"), help="the site's folder (default: site)"
+    )
+    site.add_argument("--title", default="unitymas leaderboard", help="the page's title")
     site.add_argument(
         "--seconds", type=float, default=SECONDS, help="time for checking one entry (default: %(default)s)"
     )

@@ -42,8 +42,8 @@ def list_main(argv: Sequence[str]) -> int:
 def info_main(argv: Sequence[str]) -> int:
     """What there is to know about an environment."""
     parser = argparse.ArgumentParser("unitymas info", description=info_main.__doc__)
-    parser.add_argument("id")
-    parser.add_argument("--data", default="mini")
+    parser.add_argument("id", help="an environment")
+    parser.add_argument("--data", default="mini", help="'mini' (default), or a prepared data set")
     args = parser.parse_args(argv)
     print(info_text(args.id, args.data))
     return 0
@@ -91,14 +91,16 @@ def _config(known: Any) -> dict[str, Any]:
 def play_main(argv: Sequence[str]) -> int:
     """Play an episode turn by turn."""
     parser = argparse.ArgumentParser("unitymas play", description=play_main.__doc__)
-    parser.add_argument("id")
+    parser.add_argument("id", help="an environment")
     parser.add_argument(
         "--team", default="human", help="human (default), scripted, tiny, …; or role=policy,role=policy"
     )
     parser.add_argument("--task", help="a task's id")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--data", default=None)
-    parser.add_argument("--split", default=None)
+    parser.add_argument("--seed", type=int, default=0, help="of the episode (default 0)")
+    parser.add_argument(
+        "--data", default=None, help="'mini', or a prepared data set (default: the prepared one, else mini)"
+    )
+    parser.add_argument("--split", default=None, help="train (default), validation or test")
     parser.add_argument("--watch", type=float, default=0.0, metavar="SECONDS", help="pause between turns")
     parser.add_argument("--concurrency", type=int, help="requests at once to an endpoint (default 32)")
     add_arguments(parser)
@@ -158,8 +160,8 @@ def validate_main(argv: Sequence[str]) -> int:
     """The expert gets full marks on every mini task, the fool never crashes an environment and never scores."""
     parser = argparse.ArgumentParser("unitymas validate", description=validate_main.__doc__)
     parser.add_argument("id", help="an environment, or all")
-    parser.add_argument("--tasks", type=int, default=64)
-    parser.add_argument("--split", default="validation")
+    parser.add_argument("--tasks", type=int, default=64, help="how many tasks (default 64)")
+    parser.add_argument("--split", default="validation", help="which tasks (default: validation)")
     args = parser.parse_args(argv)
     wrong = 0
     for id in list_envs() if args.id == "all" else [args.id]:

@@ -1,5 +1,6 @@
 """The front door of the command line: what a user can mend is said in one line; all commands have their help."""
 
+import argparse
 import importlib.util
 import re
 
@@ -80,3 +81,32 @@ def test_one_is_singular(capsys):
     told = capsys.readouterr().out
     assert "  1 role " in told and "1 task × 1 = 1 episode," in told
     assert not re.search(r"\b1 (roles|tasks|episodes|tokens|samples|steps)\b", told)
+
+
+class Asked(Exception):
+    """Carries the parser of a command."""
+
+
+def parser_of(name, monkeypatch):
+    def stop(self, *_, **__):
+        raise Asked(self)
+
+    for method in ("parse_args", "parse_known_args", "parse_intermixed_args"):
+        monkeypatch.setattr(argparse.ArgumentParser, method, stop)
+    with pytest.raises(Asked) as asked:
+        main([name, "--help"])
+    return asked.value.args[0]
+
+
+def actions(parser):
+    for action in parser._actions:
+        yield parser.prog, action
+        for part in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+            yield from actions(part)
+
+
+@pytest.mark.parametrize("name", sorted({*COMMANDS} - {"bench"}))
+def test_every_argument_says_what_it_is(name, monkeypatch):
+    parser = parser_of(name, monkeypatch)
+    silent = [f"{prog} {action.dest}" for prog, action in actions(parser) if not action.help]
+    assert not silent and parser.description

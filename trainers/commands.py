@@ -23,7 +23,9 @@ def train_main(
     """Train a team. Whatever looks like a.b=c overrides the config."""
     parser = argparse.ArgumentParser("unitymas train", description=train_main.__doc__)
     parser.add_argument("id", nargs="?", help="an environment")
-    parser.add_argument("overrides", nargs="*", metavar="a.b=c")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="a.b=c", help="settings, such as steps=40 or eval.tasks=100"
+    )
     parser.add_argument("--preset", choices=PRESETS, default=None, help="how roles map to models")
     parser.add_argument("--config", type=Path, help="a YAML file")
     parser.add_argument("--dir", type=Path, help="the run's directory (default: runs/<env>-<n>)")

@@ -94,13 +94,13 @@ def warmstart(
 def warmstart_main(argv: Sequence[str]) -> int:
     """Fine-tune a model on the scripted expert's traces with TRL."""
     parser = argparse.ArgumentParser("unitymas warmstart", description=warmstart_main.__doc__)
-    parser.add_argument("id")
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tasks", type=int, default=None)
-    parser.add_argument("--data", default=None)
-    parser.add_argument("--epochs", type=float, default=1.0)
-    parser.add_argument("--lr", type=float, default=2e-4)
+    parser.add_argument("id", help="an environment with a scripted expert")
+    parser.add_argument("--model", default="tiny", help="tiny (default), hf:ORG/NAME, or a path")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the fine-tuned model")
+    parser.add_argument("--tasks", type=int, default=None, help="only the first so many tasks")
+    parser.add_argument("--data", default=None, help="'mini', or a prepared data set")
+    parser.add_argument("--epochs", type=float, default=1.0, help="passes over the traces (default 1)")
+    parser.add_argument("--lr", type=float, default=2e-4, help="learning rate (default 2e-4)")
     args = parser.parse_args(argv)
     where = warmstart(
         args.id, args.model, args.out, tasks=args.tasks, data=args.data,

@@ -33,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="unitymas data", description="Data sets: list, prepare, check, index."
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", help="what to do")
     listing = commands.add_parser("list", help="the known data sets, and which of them are on this machine")
     listing.set_defaults(run=_list)
     preparing = commands.add_parser("prepare", help="download (or read) a data set, check it, keep it")
@@ -47,8 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     checking = commands.add_parser(
         "check", help="read a file of tasks, or a prepared folder, and report faults"
     )
-    checking.add_argument("path")
-    checking.add_argument("--kind", choices=KINDS)
+    checking.add_argument("path", help="a file of tasks, or a prepared folder")
+    checking.add_argument("--kind", choices=KINDS, help="if it cannot be guessed")
     checking.set_defaults(run=_check)
     commands.add_parser("index", help="build a search index from a corpus (see: index --help)")
     return parser

@@ -12,24 +12,30 @@ from difflib import get_close_matches
 from .own import load
 
 COMMANDS = {
-    "list": ("envs.commands:list_main", "the environments"),
+    "list": ("envs.commands:list_main", "list the environments"),
     "info": (
         "envs.commands:info_main",
-        "one environment: roles, formats, rewards, data, a sample observation",
+        "show an environment: roles, formats, rewards, data, a sample observation",
     ),
     "play": ("envs.commands:play_main", "play an episode, yourself or with a team"),
-    "validate": ("envs.commands:validate_main", "the expert gets full marks, the fool none: one id, or all"),
-    "train": ("benchmarks.report:train_main", "train a team; the report comes with it"),
-    "warmstart": ("trainers.warmstart:warmstart_main", "fine-tune on the expert's traces (TRL)"),
+    "validate": ("envs.commands:validate_main", "check environments: the expert scores 1, the fool 0"),
+    "train": ("benchmarks.report:train_main", "train a team, and write the run's report"),
+    "warmstart": ("trainers.warmstart:warmstart_main", "fine-tune a model on the expert's traces (TRL)"),
     "eval": ("benchmarks.evalcli:eval_main", "evaluate a team on an environment or a suite"),
     "submit": ("benchmarks.submission:submit_main", "pack an evaluation for a leaderboard, or check one"),
-    "leaderboard": ("benchmarks.leaderboard:leaderboard_main", "build a leaderboard's static site"),
-    "view": ("benchmarks.viewer:view_main", "look at traces in a browser"),
-    "report": ("benchmarks.report:report_main", "a training run as one page: curves, alarms, episodes"),
-    "export": ("benchmarks.export:export_main", "traces to datasets, Parquet, Perfetto"),
-    "data": ("envs.data.commands:data_main", "list, prepare, check and index data"),
-    "serve": ("envs.tools.retrieval:serve_main", "serve a retriever"),
-    "bench": ("benchmarks.speed:bench_main", "measure speed"),
+    "leaderboard": (
+        "benchmarks.leaderboard:leaderboard_main",
+        "build a leaderboard's static site, or play entries again",
+    ),
+    "view": ("benchmarks.viewer:view_main", "look at episodes in a browser; a run in progress is live"),
+    "report": ("benchmarks.report:report_main", "write a training run as one page: curves, alarms, episodes"),
+    "export": (
+        "benchmarks.export:export_main",
+        "convert traces to a dataset, Parquet, JSON lines or Perfetto",
+    ),
+    "data": ("envs.data.commands:data_main", "list, prepare, check and index data sets"),
+    "serve": ("envs.tools.retrieval:serve_main", "serve a search index over HTTP"),
+    "bench": ("benchmarks.speed:bench_main", "measure the speed of a part"),
 }
 
 

@@ -191,12 +191,12 @@ def serve_main(argv: Sequence[str] | None = None) -> int:
     from .build import open_index
 
     parser = argparse.ArgumentParser(prog="unitymas serve", description="Serve an index over HTTP.")
-    parser.add_argument("what", choices=["retriever"])
+    parser.add_argument("what", choices=["retriever"], help="what is served")
     parser.add_argument("index", help="a directory made by `unitymas data index`")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (0.0.0.0: reachable from outside)"
     )
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--port", type=int, default=8000, help="the port to listen on (default 8000)")
     parser.add_argument("--threads", type=int, default=2, help="requests searched at once")
     parser.add_argument(
         "--token-file", type=Path, help="a file with a secret that clients must send (Authorization: Bearer)"
