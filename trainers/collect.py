@@ -28,6 +28,7 @@ from ..envs.trace import Trace
 from .algorithms.base import Tree
 from .counterfactual import Counterfactual, question
 from .decisions import decisions_of
+from .progress import Progress
 from .table import Decision
 from .tree import Grown, Judge, TreeSampler, Worth
 from .watchdog import Watchdog
@@ -131,8 +132,9 @@ class Collector:
         retries: int = 2,
         counterfactual: Mapping[str, Counterfactual] | None = None,
         watchdog: Watchdog | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        self.watchdog = watchdog or Watchdog(0)
+        self.watchdog, self.progress = watchdog or Watchdog(0), progress or Progress()
         self.arena, self.team, self.groups, self.home = arena, team, groups, home
         self.trained, self.retries = trained, retries
         self.counterfactual = counterfactual or {}
@@ -155,10 +157,15 @@ class Collector:
         began = time.perf_counter()
         jobs = [(self.arena.task(t), s, i) for i, t in enumerate(tasks) for s in range(k)]
         grow = None if tree is None else (tree, judge, worth)
+        self.progress.begin("playing" if keep else "validating", len(jobs))
+
+        async def counted(job: tuple[Task, int, int]) -> tuple[str, Trace | None, list[Decision]]:
+            name, trace, rows = await self._episode(job, seed, label, harvest, on_trace, grow)
+            self.progress.ended(sum(int(n.meta.get("tokens_out", 0)) for n in trace.acts()) if trace else 0)
+            return name, trace, rows
+
         async with self.team:
-            played = await side_by_side(
-                self._episode(job, seed, label, harvest, on_trace, grow) for job in jobs
-            )
+            played = await side_by_side(counted(job) for job in jobs)
         for name, trace, rows in played:  # in the order of tasks and samples, whoever came first
             if trace is None:
                 continue

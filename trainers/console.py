@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console as Rich
 from rich.console import Group
@@ -12,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .config import RunConfig
+from .progress import Progress
 
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -19,8 +22,15 @@ BARS = " ▁▂▃▄▅▆▇█"
 class Console:
     """Shows a run's figures as they come."""
 
-    def __init__(self, config: RunConfig, headline: str, live: bool) -> None:
-        self.config, self.headline = config, headline
+    def __init__(
+        self, config: RunConfig, headline: str, live: bool, directory: Path = Path(), every: float = 30.0
+    ) -> None:
+        self.config, self.headline, self.dir, self.every = config, headline, directory, every
+        self.earlier, self.now, self.shown = (
+            0,
+            "",
+            0.0,
+        )  # steps before a resume; the phase, and when it was last shown
         self.rich = Rich()
         self.train: list[float] = []
         self.valid: list[tuple[int, float]] = []
@@ -29,6 +39,30 @@ class Console:
         self.live = Live(console=self.rich, refresh_per_second=4, transient=False) if live else None
         if self.live is not None:
             self.live.start()
+
+    def say(self, text: str) -> None:
+        """Show a text above what moves."""
+        self.rich.print(Text(text))
+
+    def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """The figures from before a resume."""
+        for row in rows:
+            if row["kind"] == "validation":
+                self.valid.append((row["step"], row.get(self.headline, 0.0)))
+            elif row["kind"] == "step":
+                self.train.append(row.get(f"train/{self.headline}", 0.0))
+        self.earlier = len(self.train)
+
+    def progressed(self, progress: Progress) -> None:
+        """Show how far the step is: often where somebody watches, else a line now and then."""
+        now = time.perf_counter()
+        if self.live is not None:
+            if progress.done == 0 or now - self.shown > 0.25:
+                self.now, self.shown = _bar(progress), now
+                self.live.update(self._page(len(self.train)))
+        elif now - max(self.shown, progress.began) > self.every:
+            self.shown = now
+            print(f"step {len(self.train) + 1:>4}/{self.config.steps}  {progress}", flush=True)
 
     def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         """Show a step's or a validation's figures."""
@@ -48,10 +82,11 @@ class Console:
         """Say how it ended."""
         if self.live is not None:
             self.live.stop()
-        self.rich.print(Text(f"run {ending}, {time.perf_counter() - self.began:.0f} s"))
+        self.rich.print(Text(f"run {ending}, {time.perf_counter() - self.began:.0f} s: {self.dir}"))
 
     def _line(self, step: int, figures: Mapping[str, float]) -> str:
-        left = (time.perf_counter() - self.began) / max(1, len(self.train)) * (self.config.steps - step)
+        taken = max(1, len(self.train) - self.earlier)
+        left = (time.perf_counter() - self.began) / taken * (self.config.steps - step)
         parts = [
             f"step {step:>4}/{self.config.steps}",
             f"{self.headline} {self.train[-1]:.3f}",
@@ -65,7 +100,7 @@ class Console:
         return "  ".join(parts)
 
     def _page(self, step: int) -> Group:
-        head = Text(f"{self.config.env.id}   {self._line(step, self.last) if self.train else 'validating …'}")
+        head = Text(f"{self.config.env.id}   {self._line(step, self.last) if self.last else ''}")
         curves = Table.grid(padding=(0, 2))
         curves.add_row(f"train {self.headline}", sparkline(self.train), _ends(self.train))
         curves.add_row(
@@ -73,7 +108,7 @@ class Console:
             sparkline([v for _, v in self.valid]),
             _ends([v for _, v in self.valid]),
         )
-        return Group(head, curves, self._roles())
+        return Group(head, Text(self.now), curves, self._roles())
 
     def _roles(self) -> Table:
         table = Table(box=None, padding=(0, 2))
@@ -89,6 +124,14 @@ class Console:
                 f"{cell['tokens']:.1f}",
             )
         return table
+
+
+def _bar(progress: Progress, width: int = 30) -> str:
+    """A phase as a line with a bar."""
+    if not progress.total:
+        return f"{progress} …"
+    full = round(width * progress.done / progress.total)
+    return f"{'━' * full}{'─' * (width - full)}  {progress}"
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:

@@ -363,6 +363,7 @@ class ModelGroup:
         return {
             "samples": self.store.summary(), "engines": engines, "versions": versions, "at": time.time(),
             "vocabulary": vocabulary(self.tokenizer),
+            "parameters": {n: sum(p.numel() for p in h.parameters.named().values()) for n, h in self.hosted.items()},
         }  # fmt: skip
 
     # -- inside ---------------------------------------------------------------------------------------------------

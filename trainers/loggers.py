@@ -21,6 +21,8 @@ from .config import RunConfig, to_dict
 
 if TYPE_CHECKING:
     from ..envs.arena import Arena
+    from .console import Console
+    from .progress import Progress
 
 
 class Sink(Protocol):
@@ -37,7 +39,10 @@ class Logbook:
     def __init__(self, directory: Path, config: RunConfig, arena: Arena) -> None:
         self.path, self.config, self.arena = directory / "metrics.jsonl", config, arena
         directory.mkdir(parents=True, exist_ok=True)
-        self.sinks: list[Sink] = _sinks(directory, config, arena.headline)
+        self.sinks: list[Sink] = _sinks(directory, config)
+        self.console = _console(directory, config, arena.headline)
+        if self.console is not None:
+            self.sinks.insert(0, self.console)
 
     def begin(self, step: int = 0, mark: Mapping[str, Any] | None = None) -> None:
         """Open the book. A resumed run forgets what came after its checkpoint's `mark`: those steps come again."""
@@ -52,6 +57,8 @@ class Logbook:
             )
         else:
             os.truncate(self.path, mark["bytes"])
+            if self.console is not None:
+                self.console.recall(json.loads(line) for line in self.path.read_text().splitlines())
         data = self.arena.data
         self._line(
             "begin", step,
@@ -86,6 +93,16 @@ class Logbook:
         )
         print(f"alarm, {alarm}", file=sys.stderr, flush=True)
 
+    def say(self, text: str) -> None:
+        """Tell whoever looks at the console."""
+        if self.console is not None:
+            self.console.say(text)
+
+    def progressed(self, progress: Progress) -> None:
+        """The run went on within its step."""
+        if self.console is not None:
+            self.console.progressed(progress)
+
     def finish(self, ending: str) -> None:
         """How it ended."""
         with suppress(OSError):  # on a full disk, what went wrong is told all the same
@@ -99,14 +116,19 @@ class Logbook:
             file.write(json.dumps(row) + "\n")
 
 
-def _sinks(directory: Path, config: RunConfig, headline: str) -> list[Sink]:
+def _console(directory: Path, config: RunConfig, headline: str) -> Console | None:
+    log = config.log
+    if log.console == "off":
+        return None
+    from .console import Console
+
+    live = log.console == "live" or (log.console == "auto" and sys.stdout.isatty())
+    return Console(config, headline, live=live, directory=directory)
+
+
+def _sinks(directory: Path, config: RunConfig) -> list[Sink]:
     log = config.log
     sinks: list[Sink] = []
-    if log.console != "off":
-        from .console import Console
-
-        live = log.console == "live" or (log.console == "auto" and sys.stdout.isatty())
-        sinks.append(Console(config, headline, live=live))
     if log.tensorboard:
         sinks.append(_TensorBoard(directory / "tensorboard"))
     if log.wandb:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ..envs.arena import Arena
 from ..hints import nearest
 from .config import ConfigError, RunConfig
 from .settings import GroupSpec, PolicySpec
@@ -33,6 +34,22 @@ def group_specs(
         )
         for name, group in config.groups.items()
     }
+
+
+def described(
+    config: RunConfig, directory: Path, arena: Arena, home: Mapping[str, str], sizes: Mapping[str, int]
+) -> str:
+    """What begins: where it is written, on what tasks, with which models and how many parameters."""
+    step = f"{config.tasks_per_step} tasks × {config.k} samples"
+    lines = [
+        f"run directory  {directory}",
+        f"{arena.env_id}  {len(arena.task_ids):,} tasks of {arena.data.name}",
+        f"steps  {config.steps} of {step}; recipe {config.recipe}; {config.runtime}",
+    ]
+    for name, group in config.groups.items():
+        own = [f"{p} {sizes[p] / 1e6:,.1f}M" for p, where in home.items() if where == name]
+        lines.append(f"group {name}  {group.model} on {group.device}: {', '.join(own)}")
+    return "\n".join(lines)
 
 
 def check_roles(where: str, given: Iterable[str], known: Sequence[str]) -> None:

@@ -37,7 +37,8 @@ from .config import ConfigError, RunConfig, dump, merge
 from .credit import Transform, apply_credit, credit_from_config
 from .interrupt import Interrupts
 from .loggers import Logbook
-from .plan import check_roles, group_specs
+from .plan import check_roles, described, group_specs
+from .progress import Progress
 from .recipes import make_recipe
 from .resolve import fresh_directory, resolve
 from .resume import newest, resumed
@@ -68,7 +69,8 @@ class Run:
         self.played: dict[str, Trace] = {}  # this step's episodes
         self.versions: dict[str, int] = {}  # of each policy, as last published
         self.last_cause = ""  # of a step without usable samples
-        self.watch, self.watchdog = Watch(), Watchdog(config.watchdog)
+        self.watch, self.watchdog, self.progress = Watch(), Watchdog(config.watchdog), Progress()
+        self.sizes: dict[str, int] = {}  # policy -> parameters
         self.interrupts = Interrupts()
         self._empty = 0
         self._starved: dict[str, int] = defaultdict(int)
@@ -178,7 +180,7 @@ class Run:
         return Collector(
             arena, self.team({}, temperature, arena), self.groups, self.home,
             trained=set(self.algorithms), concurrency=self.config.concurrency, retries=self.config.retries,
-            counterfactual=questions, watchdog=self.watchdog,
+            counterfactual=questions, watchdog=self.watchdog, progress=self.progress,
         )  # fmt: skip
 
     def team(
@@ -207,6 +209,8 @@ class Run:
         await self._start()
         self.watchdog.start()
         self.book = book = Logbook(self.dir, self.config, self.arena)
+        self.progress.show = book.progressed
+        book.say(described(self.config, self.dir, self.arena, self.home, self.sizes))
         try:
             with self.interrupts.heeded(self):
                 await self._begin()
@@ -270,6 +274,7 @@ class Run:
             report = await group.report()
             words[name] = report["vocabulary"]
             self.versions |= report["versions"]
+            self.sizes |= report["parameters"]
         for policy, critic in self.critics.items():
             if words[self.home[policy]] != words[self.home[critic]]:
                 theirs = self.config.groups[self.home[critic]].model
@@ -354,6 +359,7 @@ class Run:
     async def update(self, policy: str, signals: list[Signal], batches: list[list[str]]) -> dict[str, float]:
         """One policy's update, and its critic's beside it."""
         learners = [name for name in (policy, self.critics.get(policy)) if name is not None]
+        self.progress.begin(f"updating {' and '.join(learners)}")
         algorithm = self.algorithms[policy]
         found: list[dict[str, float]] = await together(
             *(self.groups[self.home[name]].update(name, algorithm, signals, batches) for name in learners)
@@ -413,6 +419,7 @@ class Run:
     async def save(self) -> Path:
         """A whole checkpoint: every group's policies, and the controller's state."""
         target = self.dir / "checkpoints" / f"step-{self.step:06d}"
+        self.progress.begin(f"writing {target.name}")
         with checkpoint.writing(target) as folder:
             for name, group in self.groups.items():
                 await group.save(folder / name)

@@ -125,7 +125,7 @@ def steps_of(directory):
 
 PASSING = {
     "arena", "validation", "collector", "evaluator", "specs", "config", "dir", "changes", "book", "watchdog", "interrupts",
-    "played", "_resume", "on_trace", "groups",
+    "played", "_resume", "on_trace", "groups", "progress",
 }  # fmt: skip
 """What a run makes anew from its config, or forgets with each step; groups are looked at by themselves."""
 HOSTED = {"speaker", "spec", "name", "parameters", "learner"}

@@ -142,7 +142,7 @@ from unitymas.trainers.runtime import start_groups, stop_groups
 from unitymas.trainers.settings import GroupSpec, PolicySpec
 
 async def run():
-    specs = {n: GroupSpec(name=n, model=sys.argv[1], policies={"p": PolicySpec()}, slots=2, threads=1) for n in "ab"}
+    specs = {n: GroupSpec(name=n, model=sys.argv[1], policies={"p": PolicySpec()}, slots=2, threads=1) for n in "a"}
     groups = await start_groups(specs, "ray")
     reports = [await group.report() for group in groups.values()]
     print("resources", ray.cluster_resources().get("mark"), "versions", [r["versions"] for r in reports])
@@ -196,7 +196,7 @@ def test_a_running_cluster_is_joined(head: dict[str, str], tiny_llama: str) -> N
     for driver in drivers:
         said, errors = driver.communicate(timeout=180)
         assert driver.returncode == 0, errors[:3000]
-        assert "resources 7.0 versions [{'p': 0}, {'p': 0}]" in said
+        assert "resources 7.0 versions [{'p': 0}]" in said
 
 
 def test_a_group_is_asked_the_same_wherever_it_runs() -> None:

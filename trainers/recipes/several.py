@@ -58,7 +58,7 @@ class Several(Default):
         for number, (arena, cursor) in enumerate(self.places, 1):
             collector = Collector(
                 arena, run.team(arena=arena), run.groups, run.home, trained=set(self.trains(run)),
-                concurrency=run.config.concurrency, retries=run.config.retries, watchdog=run.watchdog,
+                concurrency=run.config.concurrency, retries=run.config.retries, watchdog=run.watchdog, progress=run.progress,
             )  # fmt: skip
             tasks = self.tasks or run.config.tasks_per_step
             harvest.add(await self.gather(run, collector, cursor, tasks, place=f"@{number}"))
