@@ -18,9 +18,9 @@ from typing import Any
 
 from ..agents.policies import Call
 from ..agents.spoken import Spoken
-from ..agents.team import BoundTeam
+from ..agents.team import BoundTeam, Team
 from .arena import Arena
-from .drivers import ask, call_for, derive
+from .drivers import ask, call_for, derive, play
 from .execution import Ended, Execution
 from .ledger import Scorer
 from .tasks import Task
@@ -132,3 +132,17 @@ def check_forks(arena: Arena, what: str) -> None:
                 f"{what} forks episodes, and {arena.env_id} uses the tool {name!r}, which cannot be forked; "
                 "give it a tool of kind 'pure' (its result depends on its arguments alone) or 'session'"
             )
+
+
+def check_anchors(arena: Arena, what: str) -> None:
+    """Refuse an environment whose acts name no states. One episode is played to see it, without a model."""
+    team = Team({"*": "scripted" if arena.expert else "random"}).bind(arena.roles, arena.expert)
+    try:
+        trace = play(arena.start(arena.task(arena.task_ids[0]), 0), team, arena)
+    except Exception:
+        return  # nothing was seen; who plays it in earnest will be told what is wrong
+    if trace.acts() and not any(node.anchor for node in trace.acts()):
+        raise WorkflowError(
+            f"{what} compares acts from the same state of the world, and {arena.env_id} names no state; name it, "
+            "ep.act(…, anchor=STATE), or choose an algorithm that does without"
+        )

@@ -14,6 +14,7 @@ checksums, and reading runs no code, whoever wrote the files:
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -159,6 +160,16 @@ def read_tensors(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds: unpickling, archive, index, value …
         raise CheckpointError(f"{path} cannot be read: {str(error).splitlines()[0]:.200}") from error
+
+
+def check_storable(value: Any) -> None:
+    """Raise for what `write_tensors` cannot write, or `read_tensors` would refuse."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ wrongly) is an outcome like any other and is rewarded.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections import Counter
@@ -60,9 +61,42 @@ class Harvest:
     grown: list[Grown] = field(default_factory=list)  # where trees were sampled
     failures: Counter[str] = field(default_factory=Counter)  # by boundary and error
     seconds: float = 0.0
+    drawn: Counter[str] = field(
+        default_factory=Counter
+    )  # by environment: begun, whether played, failed or set aside
+    sums: dict[tuple[str, str], float] = field(
+        default_factory=dict
+    )  # (environment, metric), over all that were played
+
+    def means(self) -> dict[str, float]:
+        """Every metric's mean over the episodes drawn of its environments; one that failed or has no such figure is 0."""
+        found: dict[str, float] = {}
+        for metric in dict.fromkeys(metric for _, metric in self.sums):
+            homes = [env for env, name in self.sums if name == metric]
+            found[metric] = math.fsum(self.sums[env, metric] for env in homes) / sum(
+                self.drawn[e] for e in homes
+            )
+        return found
+
+    @property
+    def tasks(self) -> int:
+        """How many draws of a task are here; one task may have been drawn twice."""
+        return len({name.rpartition(".")[0] for name in self.episodes})
+
+    def take(self, name: str, trace: Trace) -> None:
+        """Take in an episode."""
+        self.episodes.append(name)
+        self.traces.append(trace)
+        for metric, value in trace.metrics.items():
+            self._count(trace.env_id, metric, value)
+
+    def _count(self, env: str, metric: str, value: float) -> None:
+        self.sums[env, metric] = self.sums.get((env, metric), 0.0) + value
 
     def add(self, more: Harvest, tasks: Container[tuple[str, str]] | None = None) -> list[str]:
-        """Put another round's beside this one's: the episodes of these (env_id, task), None: all. -> the others' names."""
+        """Put another round's beside this one's: the episodes of these (env_id, task), None: all. -> the others' names.
+
+        Those set aside still count in the means: what is drawn is what the policies do, what is kept is a choice."""
         kept: set[str] = set()
         others: list[str] = []
         for name, trace in zip(more.episodes, more.traces, strict=True):
@@ -76,6 +110,9 @@ class Harvest:
         self.grown += more.grown
         self.failures += more.failures
         self.seconds += more.seconds
+        self.drawn += more.drawn
+        for (env, metric), value in more.sums.items():
+            self._count(env, metric, value)
         return others
 
     @property
@@ -156,6 +193,7 @@ class Collector:
         harvest = Harvest()
         began = time.perf_counter()
         jobs = [(self.arena.task(t), s, i) for i, t in enumerate(tasks) for s in range(k)]
+        harvest.drawn[self.arena.env_id] = len(jobs)
         grow = None if tree is None else (tree, judge, worth)
         self.progress.begin("playing" if keep else "validating", len(jobs))
 
@@ -169,8 +207,7 @@ class Collector:
         for name, trace, rows in played:  # in the order of tasks and samples, whoever came first
             if trace is None:
                 continue
-            harvest.traces.append(trace)
-            harvest.episodes.append(name)
+            harvest.take(name, trace)
             if keep:
                 harvest.decisions += await self._seal(name, rows)
         harvest.seconds = time.perf_counter() - began

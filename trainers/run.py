@@ -24,7 +24,7 @@ from ..agents.manifest import signed
 from ..agents.team import BoundTeam, Team, TeamError
 from ..agents.threads import together
 from ..envs.arena import Arena
-from ..envs.branch import check_forks
+from ..envs.branch import check_anchors, check_forks
 from ..envs.drivers import run_sync
 from ..envs.registry import make_arena
 from ..envs.trace import Trace, write, write_lines
@@ -132,6 +132,8 @@ class Run:
                     )  # fmt: skip
             if algorithm.needs.tree:
                 check_forks(self.arena, f"policies.{name}.algorithm ({algorithm.name})")
+            if algorithm.needs.anchors:
+                check_anchors(self.arena, f"policies.{name}.algorithm ({algorithm.name})")
         if config.counterfactual:
             check_forks(self.arena, "counterfactual")
         known = [role.name for role in self.arena.workflow.roles]
@@ -301,19 +303,13 @@ class Run:
             )
 
     async def validate(self) -> dict[str, float]:
-        """Held-out tasks, greedy, each task weighing the same; failures count 0."""
+        """Held-out tasks, greedy, each task weighing the same; failures count 0. The same chance at every step."""
         settings = self.config.eval
         ids = list(self.validation.task_ids)[: settings.tasks]
-        harvest = await self.evaluator.collect(
-            ids, settings.k, self.config.seed, f"eval{self.step}", keep=False
-        )
-        figures: dict[str, float] = defaultdict(float)
-        for trace in harvest.traces:
-            for name, value in trace.metrics.items():
-                figures[name] += value / (len(ids) * settings.k)
-        figures["failed"] = 1.0 - len(harvest.traces) / (len(ids) * settings.k)
+        harvest = await self.evaluator.collect(ids, settings.k, self.config.seed, "eval", keep=False)
+        figures = harvest.means() | {"failed": 1.0 - len(harvest.traces) / harvest.drawn.total()}
         write(harvest.traces, self.dir / "traces" / f"validation-{self.step:06d}.jsonl.zst")
-        return dict(figures)
+        return figures
 
     # what recipes call -------------------------------------------------------------------------------
 
@@ -424,6 +420,7 @@ class Run:
             for name, group in self.groups.items():
                 await group.save(folder / name)
             checkpoint.write_json(folder / "controller.json", self._state())
+            checkpoint.write_tensors(folder / "state.pt", dict(self.state))
             checkpoint.write_json(folder / "recipe.json", self.recipe.state_dict())
         checkpoint.prune(self.dir / "checkpoints", self.config.checkpoints)
         return target
@@ -431,7 +428,7 @@ class Run:
     def _state(self) -> dict[str, Any]:
         """The controller's own, as plain data."""
         return {
-            "step": self.step, "cursor": self.cursor.state_dict(), "state": self.state,
+            "step": self.step, "cursor": self.cursor.state_dict(),
             "watch": self.watch.state_dict(), "empty": self._empty, "starved": self._starved,
             "last_cause": self.last_cause, "data": self.arena.data.fingerprint, "book": self.book.mark(),
         }  # fmt: skip
@@ -442,7 +439,6 @@ class Run:
             self.step, self.last_cause, self._empty = state["step"], state["last_cause"], state["empty"]
             self.cursor.load_state_dict(state["cursor"])
             self.watch.load_state_dict(state["watch"])
-            self.state = defaultdict(dict, state["state"])
             self._starved = defaultdict(int, state["starved"])
             mark: Mapping[str, Any] = state["book"]
             data, begun_with = self.arena.data, state["data"]
@@ -451,6 +447,7 @@ class Run:
                 f"env.data: the run's tasks were others (fingerprint {begun_with}) than {data.name!r} gives here "
                 f"({data.fingerprint}); give it the data that it began with"
             )
+        self.state = defaultdict(dict, checkpoint.read_tensors(folder / "state.pt"))
         with checkpoint.reading(folder / "recipe.json") as state:
             self.recipe.load_state_dict(state)
         loads = (group.load(folder / name) for name, group in self.groups.items())

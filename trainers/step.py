@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agents.threads import together
 from ..rewards.monitors import measure
+from . import checkpoint
 from .algorithms.base import Plan
 from .collect import Collector, Cursor, Harvest, minibatches_of
 from .decisions import shuffled_credits
@@ -105,7 +106,7 @@ class Default:
                 rebook(more)
             for name in harvest.add(more, self.useful(run, more) if plan.resample else None):
                 await run.drop(name, "useless")
-            missing = tasks - len({t.task_id for t in harvest.traces})
+            missing = tasks - harvest.tasks
             if missing <= 0:
                 break
         return harvest
@@ -123,11 +124,11 @@ class Default:
         return len(old)
 
     def useful(self, run: Run, harvest: Harvest) -> set[tuple[str, str]]:
-        """(env_id, task) of what some algorithm can learn from."""
+        """(env_id, task) of what some algorithm can learn from, rewarded as it will see it."""
         table = Table(harvest.decisions)
         found: set[tuple[str, str]] = set()
         for policy, algorithm in run.algorithms.items():
-            found |= algorithm.useful(table, table.mine(policy))
+            found |= algorithm.useful(run.credit(table, policy), table.mine(policy))
         return found
 
     async def judge(self, run: Run, table: Table) -> Table:
@@ -155,6 +156,7 @@ class Default:
                 signals[policy] = algorithm.advantages(rows, mine, run.state[policy])
             except FloatingPointError as error:
                 raise Stopped(f"policy {policy!r}: {error}") from error
+            check_state(policy, algorithm.name, run.state[policy])
             found = algorithm.metrics(rows, mine, signals[policy])
             metrics |= {f"policy/{policy}/{k}": v for k, v in found.items()}
             run.note_starved(policy, starved(rows, signals[policy]))
@@ -174,6 +176,17 @@ class Default:
         for policy, figures in zip([p for p in signals if jobs[p]], done, strict=True):
             metrics |= {f"policy/{policy}/{k}": v for k, v in figures.items()}
         return metrics
+
+
+def check_state(policy: str, algorithm: str, state: Mapping[str, Any]) -> None:
+    """What cannot be kept in a checkpoint is an error at once, and not when the first one is due."""
+    try:
+        checkpoint.check_storable(dict(state))
+    except Exception as error:
+        raise TypeError(
+            f"policy {policy!r}: what {algorithm} keeps in `state` cannot be kept in a checkpoint; let it be numbers, text, "
+            f"containers or tensors ({str(error).splitlines()[0]:.200})"
+        ) from error
 
 
 def rebook(harvest: Harvest) -> None:
@@ -200,11 +213,10 @@ def collected(harvest: Harvest) -> Metrics:
     sums: dict[str, list[float]] = defaultdict(list)
     tokens = 0
     for trace in traces:
-        for name, value in trace.metrics.items():
-            sums[f"train/{name}"].append(value)
         sums["truncated"].append(float(str(trace.ended) == "truncated"))
         tokens += sum(int(n.meta.get("tokens_out", 0)) for n in trace.acts())
     figures |= {name: math.fsum(values) / len(values) for name, values in sums.items()}
+    figures |= {f"train/{name}": value for name, value in harvest.means().items()}
     figures |= measure(traces)  # acts and what else the monitors watch
     figures["tokens_out"] = float(tokens)
     figures["time/rollout_tokens_per_second"] = tokens / harvest.seconds if harvest.seconds else 0.0

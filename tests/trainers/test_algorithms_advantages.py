@@ -122,10 +122,9 @@ def test_grpo_and_its_kin(ragged: Callable[..., Any], seed: int, gamma: float) -
 @pytest.mark.parametrize("statistics", ["agent", "task", "step"])
 def test_dr_mas(statistics: str, ragged: Callable[..., Any], seed: int, each: str, std: bool) -> None:
     rows = ragged(seed).rows
-    x = {}
-    for row in rows:
-        own = [earned(r) for r in rows if (r.episode, r.agent) == (row.episode, row.agent)]
-        x[row.id] = sum(own) / len(own)
+    x = {
+        row.id: earned(row) for row in rows
+    }  # every call's own reward: the team's, less its own format penalty
     keys: dict[str, Key] = {"agent": task_agent, "task": task, "step": lambda r: (*task(r), r.turn)}
     expected = by_hand(rows, x, keys[statistics], call if each == "call" else episode, std)
     agree(rows, "dr_mas", expected, statistics=statistics, each=each, std=std)

@@ -2,7 +2,7 @@
 
 Paper: Feng et al., Dr. MAS: Stable Reinforcement Learning for Multi-Agent LLM Systems, 2602.08847.
 
-    A = (score - mean_k) / (std_k + eps)           mean_k, std_k over the calls of agent k on the task
+    A = (score - mean_k) / (std_k + eps)           score: a call's own; mean_k, std_k over agent k's calls on the task
 
 One baseline for agents whose rewards are distributed differently inflates the second moment of the gradient. With
 
@@ -38,8 +38,9 @@ class DrMAS(GroupRelative):
     """Whose calls share a mean and a deviation."""
     each: Literal["", "trajectory", "call"] = "call"
     """What counts once in them."""
-    score: Score = "mean"
-    """The agent's average in the trajectory; where every call carries the team's reward, that is the team's."""
+    score: Score = "act"
+    """A call's own reward. In the paper that is the team's reward on every call, less a call's own format penalty: let
+    the environment's rules pay so, or `spread` it. "mean": the agent's average in the trajectory."""
     aggregation: Aggregation = "token-mean"
 
     def groups(self, table: Table) -> Groups:
