@@ -294,8 +294,8 @@ class Check:
         assert self.arena is not None
         task = self.tasks[trace["task_id"]]
         key = identity.sample_key(self.world, self.players, task, self.seed, trace["sample"])
-        if trace["tags"]["key"] != key:
-            yield f"key: its trace says {trace['tags']['key']!r:.40}, what it hashes gives {key!r}"
+        if trace["tags"].get("key") != key:
+            yield f"key: its trace says {trace['tags'].get('key')!r:.40}, what it hashes gives {key!r}"
         try:
             again = reenact(self.arena, trace, tools_again=True, players=self.again)
             yield from differences(trace, again)

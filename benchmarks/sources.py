@@ -11,12 +11,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ..envs.trace import read_dicts
+from ..envs.untrusted import Refused, json_value, read_text
+from .page import asset
+from .schema import violations
 
+MAX_DOCUMENT = 500_000_000  # bytes of one .json file
 TRACE_SUFFIXES = (".jsonl", ".jsonl.zst", ".json")
 
 
@@ -68,15 +73,29 @@ def _of_file(file: Path) -> Iterator[dict[str, Any]]:
     if file.suffix != ".json":
         beside = file.parent.parent / "samples" / file.name
         tokens = _tokens(beside) if beside.is_file() else {}
-        for episode in read_dicts(file):
+        for number, episode in enumerate(read_dicts(file), 1):
+            _check(episode, f"{file}, line {number}")
             for node in episode.get("nodes", ()) if tokens else ():
                 meta = node.get("meta") or {}
                 if meta.get("sample") in tokens:
                     meta["tokens"] = tokens[meta["sample"]]
             yield episode
         return
-    found = json.loads(file.read_text(encoding="utf-8"))
-    yield from found if isinstance(found, list) else [found]
+    found = json_value(read_text(file, MAX_DOCUMENT), str(file), twins=True)
+    for number, episode in enumerate(found if isinstance(found, list) else [found], 1):
+        _check(episode, f"{file}, episode {number}")
+        yield episode
+
+
+def _check(episode: Any, where: str) -> None:
+    """Pages are drawn from what a trace must be; what another thing is, says its first fault."""
+    if broken := next(violations(episode, _shape()), None):
+        raise Refused(f"{where}: this is no trace ({broken})")
+
+
+@cache
+def _shape() -> Any:
+    return json.loads(asset("trace.schema.json"))
 
 
 def _tokens(samples: Path) -> dict[str, dict[str, Any]]:

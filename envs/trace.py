@@ -137,7 +137,7 @@ class Trace:
             )
         try:
             return cls._of(plain)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ValueError(f"this is no trace: {type(error).__name__}: {str(error):.100}") from error
 
     @classmethod
@@ -158,8 +158,12 @@ class Trace:
         trace.sample, trace.grade = plain.get("sample", 0), plain.get("grade")
         trace.metrics, trace.tags = dict(plain["metrics"]), dict(plain.get("tags", {}))
         for row in plain["nodes"]:
+            if not isinstance(row["id"], str):
+                raise TypeError(f"a node's id must be a string, got {row['id']!r:.40}")
             trace.nodes.append(_node_from(row))
-            trace.credits.extend(Credit(row["id"], name, amount) for name, amount in row["rewards"].items())
+            trace.credits.extend(
+                Credit(row["id"], name, float(amount)) for name, amount in row["rewards"].items()
+            )
         return trace
 
 
