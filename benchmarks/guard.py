@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import select
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..envs.registry import list_envs, make_arena, spec
+from . import identity
 from .checking import Verdict, inspect
 
 SECONDS = 300.0
@@ -144,7 +146,9 @@ def _line(pipe: IO[bytes], deadline: float) -> bytes:
 
 def _serve() -> None:
     """Answer requests, a line of JSON each, until there are no more."""
-    from . import viewer  # noqa: F401 (loaded once, before the forks)
+    import zstandard  # noqa: F401 (what every child needs is loaded once, before the forks)
+
+    from . import leaderboard  # noqa: F401
 
     list_envs()
     answers = os.fdopen(os.dup(1), "wb")
@@ -162,7 +166,9 @@ def _warm() -> None:
     """Make the embedded world and its indices once, which every child then has."""
     for id in {spec(id).kind: id for id in list_envs() if spec(id).tasks is None}.values():
         with contextlib.suppress(Exception):  # of somebody's plug-in; who enters on it is told
-            make_arena(id, split="test", data="mini")
+            identity.world(make_arena(id, split="test", data="mini"))  # its sources are read, too
+    gc.collect()
+    gc.freeze()  # a child that collects garbage would copy all of this
 
 
 def _forked(request: dict[str, Any]) -> bytes:
