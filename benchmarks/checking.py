@@ -311,11 +311,12 @@ class Check:
 def _compare(name: str, told: Any, found: Any) -> Iterator[str]:
     """Every leaf that differs, by its path; timings are compared too, for they come from the same traces."""
     if isinstance(told, Mapping) and isinstance(found, Mapping):
-        for key in sorted({*told, *found}):
+        for key in sorted({*told, *found}, key=str):
+            where = f"{name}.{key!s:.60}"
             if key not in told or key not in found:
-                yield f"{name}.{key:.60} is {'missing' if key in found else 'not a figure that the traces give'}"
+                yield f"{where} is {'missing' if key in found else 'not a figure that the traces give'}"
             else:
-                yield from _compare(f"{name}.{key:.60}", told[key], found[key])
+                yield from _compare(where, told[key], found[key])
     elif isinstance(told, (int, float)) and isinstance(found, (int, float)) and not isinstance(told, bool):
         if not abs(told - found) <= 1e-9 * max(1.0, abs(found)):
             yield f"{name}: results.json says {told}, the traces give {found}"
