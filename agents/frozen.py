@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from ..hints import nearest
+
 
 class FrozenDict(dict[str, Any]):
     """A dict that refuses to change. It equals, prints, pickles and serialises like a dict."""
@@ -42,7 +44,7 @@ class View(FrozenDict):
             return self[name]
         except KeyError:
             raise AttributeError(
-                f"there is no field {name!r} here; fields: {', '.join(self) or 'none'}"
+                f"there is no field {name!r} here; {nearest(name, self, 'fields:')}"
             ) from None
 
 

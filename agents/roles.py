@@ -338,6 +338,10 @@ class Role:
             )
         if self.instances < 1:
             raise ValueError(f"role {self.name!r}: instances must be at least 1, got {self.instances}")
+        if isinstance(self.reply, type) or not hasattr(self.reply, "parse"):
+            raise ValueError(
+                f"role {self.name!r}: reply must be a format, such as Tags('answer') or Raw(), got {self.reply!r:.60}"
+            )
         system = (FrozenDict(role="system", content=self.system),) if self.system else ()
         object.__setattr__(self, "opening", system)
 

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ..hints import nearest
+from ..own import defined
 from .model_settings import ModelSettings
 from .policies import (
     Answer,
@@ -110,6 +111,11 @@ class BoundTeam:
     def sees(self, agent: str | None) -> bool:
         """Whether this agent's policy is shown the reference (experts only)."""
         return agent in self._sees
+
+    def place(self, agent: str | None) -> str:
+        """File and line of the function or the method that plays an agent."""
+        policy = self.policies[agent or ""]
+        return defined(getattr(policy, "fn", policy.act))
 
     def ask_any(self, call: Call) -> str | Answer | Awaitable[str | Answer]:
         """Ask; the answer may have to be awaited."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..agents.team import BoundTeam, Team
 from ..envs.arena import Arena
-from ..envs.drivers import aplay, arena_of, derive, run_sync, select_tasks, side_by_side
+from ..envs.drivers import Failures, aplay, arena_of, derive, run_sync, select_tasks, side_by_side
 from ..envs.registry import UnknownEnv, make_arena, spec
 from ..envs.tasks import Task
 from ..envs.trace import Trace
@@ -176,11 +176,14 @@ class Evaluation:
                 trace = await aplay(execution, self.team, self.arena, f"{task.id}#{sample}")
                 trace.sample = sample
                 self._keep(key, trace, on_episode)
+                failures.see(trace)
 
+        failures = Failures()
         owed = self.owed
         if owed:
             async with self.team:
                 await side_by_side(one(key, task, sample) for key, (task, sample) in owed.items())
+        failures.say()
 
     def _keep(self, key: str, trace: Trace, on_episode: OnEpisode | None = None) -> None:
         trace.tags["players"] = self.players_hash

@@ -21,7 +21,7 @@ from ..agents.roles import Role
 from ..hints import counted
 from .execution import Budget, Execution
 from .ledger import Rule, Scorer, as_rule, check_names
-from .tasks import DataSet, Task
+from .tasks import DataSet, Task, TaskError
 from .tools.base import Toolbox
 from .trace import Trace
 from .workflow import Workflow, unknown
@@ -64,6 +64,8 @@ class Arena:
             self.add_rule(rule)
         self._index: dict[str, int] = {}
         for i, row in enumerate(data.rows):
+            if not isinstance(row, Mapping) or row.get("id") is None:
+                raise TaskError(f"data set {data.name!r}: task number {i + 1} has no 'id': {row!r:.80}")
             if str(row.get("id")) in self._index:
                 raise ValueError(f"data set {data.name!r}: two tasks have the id {row['id']!r}")
             self._index[str(row.get("id"))] = i

@@ -10,8 +10,10 @@ import asyncio
 import gc
 import hashlib
 import inspect
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -19,6 +21,7 @@ from typing import Any, TypeVar
 from ..agents.policies import Answer, Call
 from ..agents.roles import Reply
 from ..agents.team import BoundTeam, Team
+from ..hints import counted
 from .arena import Arena
 from .execution import Ended, Execution
 from .tasks import DataSet, Task, fingerprint
@@ -160,7 +163,11 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
         if inspect.isawaitable(said):
             said = await said
         if not isinstance(said, str | Answer):
-            raise TypeError(f"{node.agent}: a reply must be a string, got {type(said).__name__} {said!r:.60}")
+            wrong = TypeError(
+                f"{node.agent}: a reply must be a string, got {type(said).__name__} {said!r:.60}"
+            )
+            wrong.where = team.place(node.agent)
+            raise wrong
     except Exception as error:  # a policy failed, not the workflow
         execution.abort(error, "model")
         return
@@ -174,6 +181,32 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
         )
     if execution.ended is Ended.NO:
         take(execution, node, said, reply)
+
+
+class Failures:
+    """What went wrong in many episodes: each cause once, with its count and its place."""
+
+    shown = 5
+
+    def __init__(self) -> None:
+        self.causes: Counter[str] = Counter()
+        self.episodes = 0
+
+    def see(self, trace: Trace) -> None:
+        """Count an episode's failures."""
+        self.episodes += 1
+        if str(trace.ended) == "error":
+            self.causes[f"{trace.reason}: {trace.error}"] += 1
+        for node in trace.nodes:
+            if node.kind == "use" and "raised" in node.meta:
+                self.causes[f"tool {node.tool!r} raised {node.meta['raised']}"] += 1
+
+    def say(self) -> None:
+        """Print them, once each."""
+        for cause, count in self.causes.most_common(self.shown):
+            print(f"unitymas: {cause}: {count:,} × in {counted(self.episodes, 'episode')}", file=sys.stderr)
+        if len(self.causes) > self.shown:
+            print(f"unitymas: and {len(self.causes) - self.shown} other failures", file=sys.stderr)
 
 
 def derive(*parts: object) -> int:
@@ -228,6 +261,7 @@ async def arollout(
     arena, chosen = select_tasks(arena, tasks)
     gate = asyncio.Semaphore(concurrency)
     traces: list[Trace | None] = [None] * (len(chosen) * k)
+    failures = Failures()
 
     async def one(slot: int, task: Task, sample: int) -> None:
         async with gate:
@@ -235,6 +269,7 @@ async def arollout(
             trace = await aplay(execution, bound, arena, f"{task.id}#{sample}")
             trace.sample, trace.origin = sample, (arena, team, task)
             traces[slot] = trace
+            failures.see(trace)
             if on_trace is not None:
                 done = on_trace(trace)
                 if inspect.isawaitable(done):
@@ -242,6 +277,7 @@ async def arollout(
 
     async with bound:
         await side_by_side(one(i * k + s, t, s) for i, t in enumerate(chosen) for s in range(k))
+    failures.say()
     return [t for t in traces if t is not None]
 
 

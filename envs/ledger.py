@@ -8,9 +8,12 @@ and a rescored trace book the same credits, in whatever order the arms of an `ep
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from ..own import at, defined
 
 if TYPE_CHECKING:
     from .tasks import Task
@@ -54,6 +57,19 @@ class FunctionRule:
     def __init__(self, fn: Callable[[Trace, Task], Any], name: str | None = None) -> None:
         self.fn = fn
         self.name = name or getattr(fn, "__name__", type(fn).__name__).strip("_<>")
+        if inspect.iscoroutinefunction(fn):
+            raise RewardError(
+                f"reward {self.name!r} is an `async def`; rewards only compute: ask judges and tools in "
+                f"`async def grade` of the workflow{at(defined(fn))}"
+            )
+        try:
+            inspect.signature(fn).bind("trace", "task")
+        except TypeError as error:
+            raise RewardError(
+                f"reward {self.name!r} is called as {self.name}(trace, task): {error}{at(defined(fn))}"
+            ) from None
+        except ValueError:  # a built-in without a signature
+            pass
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
         return ()
@@ -68,7 +84,7 @@ class FunctionRule:
             odd = [key for key in given if key not in names]
             if odd:
                 raise RewardError(
-                    f"reward {self.name!r} names {odd[0]!r}, which is no act, agent or role of the trace"
+                    f"reward {self.name!r} names {odd[0]!r}, which is no act, agent or role of the trace{at(defined(self.fn))}"
                 )
             return [
                 Credit(n.id, self.name, given[key])
@@ -78,7 +94,7 @@ class FunctionRule:
             ]
         if given is None or isinstance(given, str) or not isinstance(given, Iterable):
             raise RewardError(
-                f"reward {self.name!r} gave {given!r:.80}; give a number, a dict by node, agent or role, or Credits"
+                f"reward {self.name!r} gave {given!r:.80}; give a number, a dict by node, agent or role, or Credits{at(defined(self.fn))}"
             )
         return given
 
@@ -175,24 +191,30 @@ class Scorer:
         for credit in given or ():
             if not isinstance(credit, tuple) or len(credit) != 3:
                 raise RewardError(
-                    f"reward {rule.name!r} gave {credit!r:.80}, which is no Credit(node, component, amount)"
+                    f"reward {rule.name!r} gave {credit!r:.80}, which is no Credit(node, component, amount){_at(rule)}"
                 )
             node, component, amount = credit
             if node not in self.ids:
                 raise RewardError(
-                    f"reward {rule.name!r} credits node {node!r}, which is no answered act of the trace"
+                    f"reward {rule.name!r} credits node {node!r}, which is no answered act of the trace{_at(rule)}"
                 )
             plain = type(amount) is float
             number = plain or (isinstance(amount, int | float) and not isinstance(amount, bool))
             if not number or not math.isfinite(amount):
                 raise RewardError(
                     f"reward {rule.name!r} gave {amount!r:.60} to node {node!r} as {component!r}; "
-                    "an amount must be a finite number"
+                    f"an amount must be a finite number{_at(rule)}"
                 )
             booked = plain and type(credit) is Credit  # a copy would be the same
             fresh.append(credit if booked else Credit(node, component, float(amount)))
         if rule.name in self.paid:
             self.paid[rule.name] += fresh[before:]
+
+
+def _at(rule: Any) -> str:
+    """Where a rule stands."""
+    told_by = getattr(rule, "fn", None) or getattr(type(rule), "on_end", None) or type(rule).on_node
+    return at(defined(told_by))
 
 
 def _per_agent(trace: Trace, paid: Iterable[Credit]) -> float:

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
+from ..hints import described, fits
 from ..own import OwnCodeError, find, load, load_plugin, plugins, told
 from .arena import Arena
 from .execution import Budget
@@ -90,6 +91,13 @@ class EnvSpec:
         kind = resolve(self.workflow)
         settings = {**self.config, **config}
         lenient = settings.pop("lenient", None)
+        if isinstance(kind, Workflow):
+            raise TypeError(
+                f"{self.id}: workflow={kind!r:.60} is made already; give its class, or what makes one"
+            )
+        for name, wanted in _hints(kind).items():
+            if name in settings and wanted in (int, float, bool, str) and not fits(settings[name], wanted):
+                raise TypeError(f"{self.id}: {name} must be {described(wanted)}, got {settings[name]!r:.60}")
         try:
             workflow: Workflow = kind(**settings)
         except TypeError as error:
@@ -214,8 +222,9 @@ def make_arena(
             )
             raise ValueError(f"{id} uses no tool {name!r}; {hint}")
     box = {
-        name: given.get(name) or _tool(known, name, found, tasks is not None)
+        name: made
         for name in (*workflow.tools, *(n for n in given if n not in workflow.tools))
+        if (made := given.get(name) or _tool(known, name, found, tasks is not None)) is not None
     }
     modified = sorted(
         [k for k, v in config.items() if known.config.get(k, _default(known, k)) != v]
@@ -366,6 +375,15 @@ def _tool(known: EnvSpec, name: str, data: DataSet, own: bool) -> Any:
         data = _data(replace(known, dataset=""), "train", "mini", None)
     found = resolve(factory)
     return found(data) if isinstance(factory, str) else found
+
+
+def _hints(kind: Any) -> Mapping[str, Any]:
+    """The annotated kinds of what makes a workflow, where they can be read."""
+    made_by: Any = kind
+    try:
+        return get_type_hints(made_by.__init__ if isinstance(kind, type) else made_by)
+    except (TypeError, NameError):
+        return {}
 
 
 def _argument_hint(kind: Any, settings: Mapping[str, Any], error: TypeError) -> str:

@@ -7,6 +7,7 @@ and replays do with it is `Execution`.
 
 from __future__ import annotations
 
+import os
 from asyncio import _get_running_loop, _set_running_loop
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ..agents.frozen import freeze
 from ..agents.reading import MAX_REPLY, split_thinking
 from ..agents.roles import Format, Reply, read_reply
 from ..hints import counted
+from ..own import defined, foreign, told
 from .tasks import Task
 from .trace import Trace
 from .workflow import (
@@ -135,7 +137,7 @@ class Rounds:
         self._trace: Trace | None = None
         self.sessions: dict[str, Any] = {}  # open simulators, kept by the toolbox
         self._episode = Episode(task.view, self.seeds[0][1], self.roles, workflow.tools)
-        self._root = _Branch(workflow.run(self._episode), "", ())
+        self._root = _Branch(_begun(workflow.run, self._episode), "", ())
         self._next = [self._root]  # the branches that wait in this round, in path order
         self._grading = False
         self._advance()
@@ -149,7 +151,7 @@ class Rounds:
         trace.nodes = self.canonical()
         trace.ended, trace.reason = self.ended, self.reason
         trace.outcome, trace.grade = self.outcome, self.grade
-        trace.error = None if self.exception is None else f"{type(self.exception).__name__}: {self.exception}"
+        trace.error = None if self.exception is None else told(self.exception)
         return trace
 
     def canonical(self) -> list[Node]:
@@ -258,15 +260,14 @@ class Rounds:
             self.pending.append(node)
 
     def _refuse(self, branch: _Branch, got: Any) -> None:
-        branch.coroutine.close()
         name = type(self.workflow).__name__
-        self._failed(
-            branch,
-            WorkflowError(
-                f"{name}.run awaited {got!r:.80}; only ep.act, ep.use and ep.all can be awaited there: "
-                "put other asynchronous work into a tool and ep.use it"
-            ),
+        error = WorkflowError(
+            f"{name}.run awaited {got!r:.80}; only ep.act, ep.use and ep.all can be awaited there: "
+            "put other asynchronous work into a tool and ep.use it"
         )
+        error.where = _line(branch)
+        branch.coroutine.close()
+        self._failed(branch, error)
 
     def _alone(self, branch: _Branch, agent: str) -> bool:
         """An agent stands in at most one arm of an `all`; otherwise its conversation would have no order."""
@@ -274,9 +275,9 @@ class Rounds:
         while arm is not None and arm.join is not None:
             if arm.join.owners.setdefault(agent, arm.index) != arm.index:
                 advice = "give its role more instances" if agent in self.roles else "use other agents"
-                self._failed(
-                    branch, WorkflowError(f"agent {agent!r} stands in two branches of one ep.all; {advice}")
-                )
+                error = WorkflowError(f"agent {agent!r} stands in two branches of one ep.all; {advice}")
+                error.where = _line(branch)
+                self._failed(branch, error)
                 return False
             arm = arm.join.parent
         return True
@@ -381,7 +382,11 @@ class Rounds:
                 if isinstance(forgotten, Join)
                 else f"a request to {forgotten.agent or forgotten.tool!r}"
             )
-            self._failed(self._root, WorkflowError(f"{what} was made but never awaited; write `await ep.…`"))
+            self._broke(f"{what} was made but never awaited; write `await ep.…`")
+            return
+        if isinstance(value, Reply | Node | Join):
+            what = "a reply" if isinstance(value, Reply) else "a request"
+            self._broke(f"run returned {what}; return what is in it, such as Outcome(answer=reply.value)")
             return
         if value is not None and not isinstance(value, Outcome):
             value = Outcome(**value) if isinstance(value, Mapping) else Outcome(answer=value)
@@ -394,8 +399,19 @@ class Rounds:
         trace = self.trace
         self.ended = Ended.NO
         last = self._root.tails
-        self._root = _Branch(self.workflow.grade(self._episode, trace, self.task), "g", last)
+        try:
+            graded = _begun(self.workflow.grade, self._episode, trace, self.task)
+        except Exception as error:
+            self._failed(self._root, error)
+            return
+        self._root = _Branch(graded, "g", last)
         self._run(self._root, None)
+
+    def _broke(self, rule: str) -> None:
+        """`run` came to its end, and broke a rule of the core."""
+        error = WorkflowError(rule)
+        error.where = defined(type(self.workflow).run)
+        self._failed(self._root, error)
 
     def _end(self, ended: Ended, reason: str) -> None:
         self.ended, self.reason = ended, reason
@@ -424,6 +440,38 @@ def _ask_of(node: Node) -> str:
     if node.kind == "use":
         return f"tool {node.tool}({node.args!r:.200})"
     return f"{node.agent}: {node.messages[-1]['content']!r:.200}"
+
+
+def _begun(method: Any, *args: Any) -> Coroutine[Any, Any, Any]:
+    """The coroutine of `run` or `grade`; a plain function is refused with advice."""
+    made: Any = None
+    broken: Exception | None = None
+    try:
+        made = method(*args)
+    except Exception as error:
+        broken = error
+    if isinstance(made, Coroutine):
+        return made
+    name = type(method.__self__).__name__
+    refused = WorkflowError(f"{name}.{method.__name__} must be an `async def`")
+    refused.where = defined(method)
+    raise refused from broken
+
+
+def _line(branch: _Branch) -> str:
+    """File and line where a branch waits."""
+    at: _Branch | None = branch
+    while at is not None:
+        coroutine: Any = at.coroutine
+        places = []
+        while getattr(coroutine, "cr_frame", None) is not None:
+            places.append((coroutine.cr_frame.f_code.co_filename, coroutine.cr_frame.f_lineno))
+            coroutine = coroutine.cr_await
+        own = [(file, line) for file, line in places if not foreign(file)]
+        if own:
+            return f"{os.path.basename(own[-1][0])}:{own[-1][1]}"
+        at = at.join.parent if at.join is not None else None
+    return ""
 
 
 def _close(coroutine: Coroutine[Any, Any, Any]) -> None:

@@ -39,6 +39,8 @@ EMPTY = FrozenDict()
 class WorkflowError(RuntimeError):
     """A workflow broke one of the rules of the core; the message says which, where, and what to do."""
 
+    where = ""  # file and line, where no frame of the traceback tells
+
 
 class ToolError(RuntimeError):
     """A tool failed. It is journalled: `run` may catch it, and a replay raises it again."""
@@ -108,17 +110,22 @@ class Node:
     @property
     def value(self) -> Any:
         """What the reply's format read out of it."""
-        return None if self.reply is None else self.reply.value
+        return self._unread() if self.reply is None else self.reply.value
 
     @property
     def text(self) -> str | None:
         """The reply as it was said, thinking included."""
-        return None if self.reply is None else self.reply.said
+        return self._unread() if self.reply is None else self.reply.said
 
     @property
     def thinking(self) -> str:
         """What of the reply is thinking: it stands first in `text`, and no other role sees it."""
         return "" if self.reply is None else self.reply.thinking
+
+    def _unread(self) -> Any:
+        if self.state == MADE and self.kind == "act":
+            raise WorkflowError(f"{self.agent} was not asked yet; write `await ep.act({self.agent!r}, …)`")
+        return None
 
     def __repr__(self) -> str:
         return f"<{self.kind} {getattr(self, 'id', '?')} {self.agent or self.tool}>"
@@ -337,6 +344,11 @@ class Workflow:
 
     def seal(self) -> Workflow:
         """Freeze the object; from here on it is shared by every episode."""
+        name = type(self).__name__
+        if not isinstance(self.tools, tuple | list):
+            raise WorkflowError(
+                f"{name}.tools must be a tuple of names, got {self.tools!r:.60}: write ('name',)"
+            )
         self.__dict__["_sealed"] = True
         return self
 
@@ -352,6 +364,10 @@ class Workflow:
         """Every agent of the workflow with its role, in order."""
         if not self.roles:
             raise WorkflowError(f"{type(self).__name__} declares no roles")
+        if not isinstance(self.roles, tuple | list) or not all(isinstance(r, Role) for r in self.roles):
+            raise WorkflowError(
+                f"{type(self).__name__}.roles must be a tuple of Role, got {self.roles!r:.60}: write (Role('name'),)"
+            )
         table: dict[str, Role] = {}
         for role in self.roles:
             lenient = self.lenient.get(role.name, self.lenient.get("*"))

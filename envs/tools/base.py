@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ...agents.threads import contained, contained_async
+from ...own import told
 from ..execution import Execution
 from ..workflow import TOOLS, Node, ToolError, WorkflowError, unknown
 
@@ -205,6 +206,8 @@ def _fail(found: Tool, execution: Execution, node: Node, error: Exception) -> No
     if isinstance(error, Infrastructure):
         execution.abort(error, "tool")
     else:
+        if not isinstance(error, ToolError | TimeoutError | asyncio.TimeoutError):
+            node.meta = {"raised": told(error)}
         execution.fail(node, _message(found, error))
 
 

@@ -9,7 +9,7 @@ import importlib
 import sys
 from difflib import get_close_matches
 
-from .own import load
+from .own import BrokenPlugin, load, place, told
 
 COMMANDS = {
     "list": ("envs.commands:list_main", "list the environments"),
@@ -71,6 +71,9 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # `unitymas list | head`
         return 0
+    except BrokenPlugin as error:
+        print(f"unitymas {name}: {error}", file=sys.stderr)
+        return 1
     except ModuleNotFoundError as error:
         print(
             f"unitymas {name}: {error}; pip install 'unitymas[all]' brings what every command needs",
@@ -81,7 +84,12 @@ def main(argv: list[str] | None = None) -> int:
         if "--debug" in args:
             raise
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print(f"unitymas {name}: {text}", file=sys.stderr)
+        print(f"unitymas {name}: {told(error) if place(error, own=True) else text}", file=sys.stderr)
+        return 1
+    except Exception as error:  # in somebody's own code it is theirs to mend
+        if "--debug" in args or not place(error, own=True):
+            raise
+        print(f"unitymas {name}: {told(error)}", file=sys.stderr)
         return 1
 
 

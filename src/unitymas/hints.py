@@ -1,9 +1,11 @@
-"""Words that messages of every room share: a near name for an unknown one, and a number with its noun."""
+"""What messages of every room share: a near name for an unknown one, a number with its noun, a value's kind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "choose one of") -> str:
@@ -16,3 +18,27 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "choose one of") -
 def counted(number: int | float, noun: str, plural: str = "", *, form: str = ",") -> str:
     """A number with its noun, in the singular where it is one: ``1 role``, ``2 roles``, ``1,200 tokens``."""
     return f"{number:{form}} {noun if number == 1 else plural or noun + 's'}"
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of an annotated kind. What has no plain class behind it fits."""
+    origin = get_origin(kind)
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin in (Union, UnionType):
+        return any(fits(value, option) for option in get_args(kind))
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    plain = origin or kind
+    return isinstance(value, plain) if isinstance(plain, type) else True
+
+
+def described(kind: Any) -> str:
+    """An annotated kind in words."""
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(described(option) for option in get_args(kind))
+    return "null" if kind is type(None) else str(getattr(kind, "__name__", kind))

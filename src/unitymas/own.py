@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -18,8 +20,15 @@ STDLIB = tuple(p + os.sep for key in ("stdlib", "platstdlib") if (p := sysconfig
 INSTALLED = tuple(p + os.sep for key in ("purelib", "platlib") if (p := sysconfig.get_path(key)))
 
 
+_PLACED = re.compile(r"\(\S+:\d+\)$")  # a message that tells its place already
+
+
 class OwnCodeError(ValueError):
     """A user's module cannot be imported, or lacks a name; the message says where."""
+
+
+class BrokenPlugin(OwnCodeError, ModuleNotFoundError):
+    """An installed plug-in cannot be loaded."""
 
 
 def load(target: str, package: str | None = None) -> ModuleType:
@@ -64,7 +73,7 @@ def load_plugin(point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:
-        raise OwnCodeError(f"the plug-in {point.name!r} ({point.value}) is broken: {told(error)}") from error
+        raise BrokenPlugin(f"the plug-in {point.name!r} ({point.value}) is broken: {told(error)}") from error
 
 
 def _file(path: Path) -> ModuleType:
@@ -93,32 +102,47 @@ def _file(path: Path) -> ModuleType:
 
 
 def told(error: BaseException) -> str:
-    """An error in one line, with the place in the user's code where it happened: `NameError: … (my_team.py:12)`."""
+    """An error in one line, with the place in the code where it happened: `NameError: … (my_team.py:12)`."""
     said = error.msg if isinstance(error, SyntaxError) else str(error)
     where = place(error)
-    return f"{type(error).__name__}: {said}" + (f" ({where})" if where and where not in said else "")
+    return f"{type(error).__name__}: {said}" + ("" if _PLACED.search(said) else at(where))
 
 
-def place(error: BaseException) -> str:
+def place(error: BaseException, own: bool = False) -> str:
     """File and line of an error: the innermost frame outside of this package, the standard library and site-packages.
 
-    Where there is none, the innermost one outside of the standard library, and nothing without a traceback.
+    Where there is none, the innermost frame outside of the standard library; with `own`, nothing.
     """
+    where: str = getattr(error, "where", "")
+    if where:
+        return where
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{_short(error.filename)}:{error.lineno}"
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    for outside in ((PACKAGE, *STDLIB, *INSTALLED), (PACKAGE, *STDLIB), STDLIB):
+        return f"{os.path.basename(error.filename)}:{error.lineno}"
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    for elsewhere in (foreign,) if own else (foreign, _standard):
         for file, line in reversed(frames):
-            installed = file.startswith(INSTALLED)
-            if file.startswith("<frozen") or (
-                file.startswith(outside) and not (installed and outside is STDLIB)
-            ):
-                continue
-            return f"{_short(file)}:{line}"
+            if not elsewhere(file):
+                return f"{os.path.basename(file)}:{line}"
     return ""
 
 
-def _short(file: str) -> str:
-    """A path as a reader knows it: from here, where it lies below."""
-    here = os.getcwd() + os.sep
-    return file[len(here) :] if file.startswith(here) else file
+def defined(thing: Any) -> str:
+    """File and line where a function or a method stands; nothing where that is not known."""
+    code = getattr(inspect.unwrap(thing), "__code__", None)
+    return "" if code is None else f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+
+
+def at(where: str) -> str:
+    """A place as the end of a message."""
+    return f" ({where})" if where else ""
+
+
+def _standard(file: str) -> bool:
+    return (
+        file.startswith(("<frozen", "<string>")) or file.startswith(STDLIB) and not file.startswith(INSTALLED)
+    )
+
+
+def foreign(file: str) -> bool:
+    """Whether a file is of this package, the standard library, or installed."""
+    return _standard(file) or file.startswith((PACKAGE, *INSTALLED))

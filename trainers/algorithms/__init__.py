@@ -11,11 +11,11 @@ One file each; a class is imported when it is first made. A new one: docs/new-al
 from __future__ import annotations
 
 from dataclasses import fields
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, get_type_hints
 
-from ...hints import nearest
-from ...own import find, load_plugin, plugins
+from ...hints import described, fits, nearest
+from ...own import find, load_plugin
 from .base import Algorithm, GroupRelative, Needs, Plan, PolicyGradient, Tree
 
 __all__ = [
@@ -60,7 +60,7 @@ def register_algorithm(name: str, where: str | type[Algorithm]) -> None:
 
 
 def list_algorithms() -> list[str]:
-    return sorted({*_WHERE, *plugins(GROUP)})
+    return sorted({*_WHERE, *_plugins()})
 
 
 def make_algorithm(name: str, **config: Any) -> Algorithm:
@@ -80,7 +80,7 @@ def find_algorithm(name: str) -> type[Algorithm]:
         cls = _WHERE[name]
         if isinstance(cls, str):
             cls = find(cls, __name__)
-    elif name in (points := plugins(GROUP)):
+    elif name in (points := _plugins()):
         cls = load_plugin(points[name])
     elif ":" in name:
         cls = find(name)
@@ -91,6 +91,11 @@ def find_algorithm(name: str) -> type[Algorithm]:
     return cls
 
 
+def _plugins() -> dict[str, EntryPoint]:
+    """Found, not loaded: a broken plug-in fails when it is asked for, and only then."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
 def _checked(name: str, cls: type[Algorithm], config: dict[str, Any]) -> dict[str, Any]:
     """Refuse unknown keys and values of the wrong kind (YAML reads `1e-3` as a string, for one)."""
     hints = get_type_hints(cls)
@@ -98,27 +103,6 @@ def _checked(name: str, cls: type[Algorithm], config: dict[str, Any]) -> dict[st
     for key, value in config.items():
         if key not in known:
             raise ValueError(f"algorithm {name!r} has no key {key!r}: {nearest(key, known)}")
-        if not _fits(value, hints[key]):
-            raise ValueError(f"{name}.{key} is {value!r}: expected {_described(hints[key])}")
+        if not fits(value, hints[key]):
+            raise ValueError(f"{name}.{key} is {value!r}: expected {described(hints[key])}")
     return config
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    origin = get_origin(kind)
-    if origin is Literal:
-        return value in get_args(kind)
-    if origin in (Union, UnionType):
-        return any(_fits(value, option) for option in get_args(kind))
-    if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, origin or kind)
-
-
-def _described(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(_described(option) for option in get_args(kind))
-    return "null" if kind is type(None) else str(getattr(kind, "__name__", kind))
