@@ -48,12 +48,17 @@ def tag_split(text: str, *names: str, most: int = 64) -> tuple[list[str], list[s
 
     `names` are regular expressions. There is one more text than tags; the last holds all that is left.
     """
-    parts = _tags(names).split(text, maxsplit=most)
+    parts = tag_pattern(names).split(text, maxsplit=most)
     return [tag.lower() for tag in parts[1::2]], parts[::2]
 
 
 def tagged(text: str, name: str) -> str | None:
     """The content of `<name>…</name>` where the text is that and nothing else; None if it is not."""
+    opening, closing, bare = f"<{name}>", f"</{name}>", text.strip()
+    if bare.startswith(opening) and bare.endswith(closing):
+        content = bare[len(opening) : -len(closing)]
+        if "<" not in content:  # nearly always; below is what this cannot decide
+            return content.strip()
     tags, around = tag_split(text, name, most=3)
     if tags != [name, f"/{name}"] or around[0].strip() or around[2].strip():
         return None
@@ -61,12 +66,13 @@ def tagged(text: str, name: str) -> str | None:
 
 
 def first_tagged(text: str, name: str, strip: bool = True) -> str | None:
-    """The content of the first `<name>` that is closed at once, wherever it stands; None where none is."""
-    tags, around = tag_split(text, name)
-    for place in range(len(tags) - 1):
-        if tags[place] == name and tags[place + 1] == f"/{name}":
-            return around[place + 1].strip() if strip else around[place + 1]
-    return None
+    """What stands between the first `<name>` and the next `</name>`, wherever they stand; None where they do not."""
+    opening = _any((f"<{name}>",)).search(text)
+    closing = _any((f"</{name}>",)).search(text, opening.end()) if opening else None
+    if opening is None or closing is None:
+        return None
+    content = text[opening.end() : closing.start()]
+    return content.strip() if strip else content
 
 
 def between(text: str, starts: tuple[str, ...], ends: tuple[str, ...]) -> str | None:
@@ -79,7 +85,8 @@ def between(text: str, starts: tuple[str, ...], ends: tuple[str, ...]) -> str | 
 
 
 @lru_cache(maxsize=512)
-def _tags(names: tuple[str, ...]) -> re.Pattern[str]:
+def tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds the tags of these names (regular expressions), opening or closing."""
     return re.compile(rf"<(/?(?:{'|'.join(names)}))>", re.IGNORECASE)
 
 

@@ -29,7 +29,7 @@ from .reading import (
     json_object,
     last_boxed,
     split_thinking,
-    tag_split,
+    tag_pattern,
 )
 from .spoken import Spoken
 
@@ -137,7 +137,7 @@ class Tags(_Base):
     enums: Mapping[str, tuple[str, ...]]
     otherwise: Any
     _order: list[str] = field(repr=False, compare=False)
-    _marks: tuple[str, ...] = field(repr=False, compare=False)
+    _marks: re.Pattern[str] = field(repr=False, compare=False)
 
     def __init__(self, *names: str, otherwise: Any = None, **enums: tuple[str, ...]) -> None:
         if not names:
@@ -152,18 +152,23 @@ class Tags(_Base):
         set_(self, "enums", freeze({k: tuple(v) for k, v in enums.items()}))
         set_(self, "otherwise", freeze(otherwise))
         set_(self, "_order", [mark for n in names for mark in (n.lower(), f"/{n.lower()}")])
-        set_(self, "_marks", tuple(map(re.escape, names)))
+        set_(self, "_marks", tag_pattern(tuple(map(re.escape, names))))
 
     @property
     def stop(self) -> tuple[str, ...]:
         return (f"</{self.names[-1]}>",)
 
     def _read(self, text: str, node: str) -> Reply:
-        tags, around = tag_split(text, *self._marks, most=len(self._order) + 1)
-        if tags != self._order or any(gap and not gap.isspace() for gap in around[::2]):
+        parts = self._marks.split(text, len(self._order) + 1)
+        tags = parts[1::2]
+        if (
+            tags != self._order
+            and [tag.lower() for tag in tags] != self._order
+            or "".join(parts[::4]).strip()
+        ):
             return Reply(text, False, self.otherwise, node)
         values: dict[str, str] = {}
-        for name, value in zip(self.names, around[1::2], strict=True):
+        for name, value in zip(self.names, parts[2::4], strict=True):
             value = value.strip()
             allowed = self.enums.get(name)
             if allowed is not None:
@@ -302,7 +307,7 @@ class Custom(_Base):
 def read_reply(format: Format, text: str, node: str = "", lenient: bool | None = None) -> Reply:
     """What a role said, read by its format, with its role's rule for what may stand around (see above)."""
     reply = format.parse(text, node)
-    if not reply.thinking and "think>" in text.lower() and not isinstance(format, _Base):
+    if not isinstance(format, _Base) and "think>" in text.lower():
         thinking, said, closed = split_thinking(text)  # a format of somebody's own, which knows no thinking
         reply = format.parse(said, node)
         reply = reply._replace(text=said, thinking=thinking, ok=reply.ok and closed)

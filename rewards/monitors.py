@@ -66,6 +66,7 @@ def measure(traces: Iterable[Trace]) -> dict[str, float]:
     return {
         "acts": sum(len(t.acts()) for t in traces) / n,
         "tool_uses": sum(len(t.uses()) for t in traces) / n,
+        "thinking_characters": sum(len(node.thinking) for t in traces for node in t.acts()) / n,
         "message_entropy": message_entropy(traces),
         "format_credit": credits[True] / n,
         "task_credit": credits[False] / n,

@@ -10,6 +10,7 @@ import pytest
 
 from unitymas.agents.policies import Call
 from unitymas.agents.remote import OpenAIPolicy, RemoteError, RemoteUnavailable
+from unitymas.agents.roles import Tags
 
 
 class Server:
@@ -146,3 +147,28 @@ def test_names():
     for wrong in ("openai:", "openai:m@localhost:8000"):
         with pytest.raises(ValueError, match="openai:MODEL@URL"):
             OpenAIPolicy.of(wrong)
+
+
+def test_a_redirect_is_not_followed_and_takes_no_key_away(server):
+    elsewhere = Server()
+    try:
+        for status in (301, 302, 303, 307, 308):
+            server.script.append((status, {}, {"Location": f"{elsewhere.url}/chat/completions"}))
+            with pytest.raises(RemoteError, match=f"HTTP {status}"):
+                ask(server, api_key="secret")
+        assert not elsewhere.seen
+    finally:
+        elsewhere.http.shutdown()
+        elsewhere.http.server_close()
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_what_a_server_parsed_as_reasoning_is_kept_as_thinking(server, field):
+    answer = said("<answer>Paris")
+    answer["choices"][0]["message"][field] = "Rome? </answer> No."
+    server.script.append((200, answer, {}))
+    text = ask(
+        server, call=Call("solver", "solver", [{"role": "user", "content": "?"}], stop=("</answer>",))
+    ).text
+    assert text == "<think>Rome? </answer> No.</think>\n<answer>Paris</answer>"
+    assert Tags("answer").parse(text)[1:3] == (True, "Paris")

@@ -19,6 +19,7 @@ from unitymas.envs.trace import Trace
 from unitymas.envs.workflow import Episode, Outcome, Workflow
 from unitymas.envs.workflows.code import one_tag
 from unitymas.envs.workflows.mask import ROLES, read_filing, read_plan
+from unitymas.rewards.monitors import measure
 
 PLANNER, SEARCHER, SUMMARIZER, UPDATER, ANSWERER = (role.reply for role in ROLES)
 THOUGHT = "<think>\nIs it <answer>Rome</answer>?\n</think>\n\n"
@@ -178,6 +179,7 @@ def test_thinking_stays_in_its_node_and_with_its_author(pair):
     assert "<think>" not in second.messages[-1]["content"] and "Rome" not in str(trace.outcome)
     assert again.messages[1]["content"] == first.text == f"{THOUGHT}<answer>Paris</answer>"
     assert first.thinking == THOUGHT and first.ok and first.value == "Paris"
+    assert measure([trace])["thinking_characters"] == 3 * len(THOUGHT)
     plain = trace.to_dict()
     assert [n["thinking"] for n in plain["nodes"]] == [len(THOUGHT)] * 3
     assert plain["nodes"][0]["reply"] == first.text
