@@ -4,8 +4,9 @@
     OpenAIPolicy("Qwen/Qwen3-8B", "http://localhost:8000/v1", temperature=0.7)
 
 Only the standard library is needed: each request runs in a thread. What may pass (429, 5xx, a dropped connection) is
-tried again, after the time the server names or a growing pause, until the deadline; what cannot pass (a wrong key, a
-model nobody serves) is an error at once that says what the server said. The key comes from OPENAI_API_KEY.
+tried again, after the time the server names or a growing pause, until the deadline (until 15 s, while it never answered);
+what cannot pass (a wrong key, a model nobody serves) is an error at once that says what the server said. Rollouts,
+evaluations and training stop then, and where calls in a row fail alike (`outage.py`). The key comes from OPENAI_API_KEY.
 
 The server makes tokens of the messages. Contents go to it unchanged; that it does not read control tokens in them
 (`<|im_end|>` in a passage) cannot be promised from here, as it is for models in this process (`plain.py`).
@@ -25,6 +26,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from .outage import ModelFailure
 from .policies import Answer, Call, Message
 from .reading import split_thinking
 from .threads import contained
@@ -33,6 +35,7 @@ TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 REASONS = {"stop": "stop", "length": "length", "content_filter": "stop", "tool_calls": "stop"}
 
 
+HOPELESS = (401, 402, 403, 404)  # the key, the account, the model, the path: nothing in the request itself
 LARGEST_ANSWER = 16 << 20
 
 
@@ -46,8 +49,14 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
-class RemoteError(RuntimeError):
+class RemoteError(ModelFailure):
     """The endpoint cannot answer; asking again would not help."""
+
+
+class RemoteRefused(RemoteError):
+    """The endpoint answers nobody with this key, this model or this path."""
+
+    hopeless = True
 
 
 class RemoteUnavailable(RemoteError):
@@ -58,6 +67,8 @@ class RemoteUnavailable(RemoteError):
 
 class OpenAIPolicy:
     """Answers calls by chat completions."""
+
+    first_answer = 15.0  # seconds within which an endpoint must have answered anybody at all
 
     def __init__(
         self,
@@ -81,6 +92,8 @@ class OpenAIPolicy:
         self.key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY", "")
         self.deadline, self.choices, self.options = deadline, choices, options
         self.system = dict(system or {})
+        self._answered = False
+        self._silent = 0.0  # since when there is no answer to anything; 0: there was one
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="openai")
 
     @classmethod
@@ -102,21 +115,28 @@ class OpenAIPolicy:
     async def act(self, call: Call) -> Answer:
         """Answer one call. Cancelling it stops its retries; a request on its way is left to end by itself."""
         body = self._body(call)
-        ends = time.monotonic() + self.deadline
+        began = time.monotonic()
         loop = asyncio.get_running_loop()
         for attempt in range(1_000_000):
-            left = ends - time.monotonic()
+            left = began + self.deadline - time.monotonic()
             outcome = await loop.run_in_executor(self._threads, contained(self._post), body, max(left, 0.1))
             if isinstance(outcome, dict):
+                self._answered, self._silent = True, 0.0
                 return self._answer(call, outcome)
+            now = time.monotonic()
+            patience = self.deadline if self._answered else min(self.deadline, self.first_answer)
+            self._silent = 0.0 if outcome.alive else self._silent or now
+            ends = began + self.deadline
+            if self._silent:  # for anybody: who asks later need not wait as long again
+                ends = min(ends, self._silent + patience)
             pause = (
                 outcome.after
                 if outcome.after is not None
                 else min(30.0, 0.5 * 2**attempt) * random.uniform(0.5, 1)
             )
-            if time.monotonic() + pause >= ends:
+            if now + pause >= ends:
                 raise RemoteUnavailable(
-                    f"{self.url} gave no answer for {self.model!r} within {self.deadline:g} s; "
+                    f"{self.url} gave no answer for {self.model!r} within {max(now - began, ends - began):.3g} s; "
                     f"the last of {attempt + 1} tries: {outcome.why}"
                 )
             await asyncio.sleep(pause)
@@ -156,16 +176,20 @@ class OpenAIPolicy:
                 raise RemoteError(f"{self.url} sent more than {LARGEST_ANSWER >> 20} MB as an answer")
             answer = json.loads(raw)
         except urllib.error.HTTPError as error:
-            said = error.read(2000).decode(errors="replace")
+            said = _sentence(error.read(2000).decode(errors="replace"))
             if error.code in TRANSIENT:
-                return _Again(f"HTTP {error.code} {said:.200}", _seconds(error.headers.get("Retry-After")))
-            raise RemoteError(
+                after = _seconds(error.headers.get("Retry-After"))
+                return _Again(
+                    f"HTTP {error.code} {said:.200}", after, alive=error.code < 500 or after is not None
+                )
+            kind = RemoteRefused if error.code in HOPELESS else RemoteError
+            raise kind(
                 f"{self.url} refused the request for {self.model!r}: HTTP {error.code} {said:.500}"
             ) from None
         except (OSError, ValueError, RecursionError) as error:  # no connection, a timeout, half an answer
             return _Again(f"{type(error).__name__}: {error}")
         if not isinstance(answer, dict) or not answer.get("choices"):
-            return _Again(f"an answer without choices: {str(answer):.200}")
+            return _Again(f"an answer without choices: {str(answer):.200}", alive=True)
         return answer
 
     def _answer(self, call: Call, answer: dict[str, Any]) -> Answer:
@@ -206,10 +230,21 @@ class OpenAIPolicy:
 
 
 class _Again:
-    """Why a request may be tried again, and when."""
+    """Why a request may be tried again, and when. `alive`: the server is there."""
 
-    def __init__(self, why: str, after: float | None = None) -> None:
-        self.why, self.after = why, after
+    def __init__(self, why: str, after: float | None = None, alive: bool = False) -> None:
+        self.why, self.after, self.alive = why, after, alive
+
+
+def _sentence(body: str) -> str:
+    """What the server said, without the braces around it."""
+    try:
+        told = json.loads(body)
+        told = told.get("error", told)
+        told = told if isinstance(told, str) else told.get("message") or told.get("detail") or body
+    except (ValueError, AttributeError):
+        return body
+    return str(told)
 
 
 def _seconds(header: str | None) -> float | None:

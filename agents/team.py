@@ -17,6 +17,7 @@ from typing import Any
 from ..hints import nearest
 from ..own import defined
 from .model_settings import ModelSettings
+from .outage import Failures
 from .policies import (
     Answer,
     Call,
@@ -106,6 +107,7 @@ class BoundTeam:
     def __init__(self, policies: Mapping[str, Policy], names: Mapping[str, str]) -> None:
         self.policies, self.names = dict(policies), dict(names)
         self.keep_tokens = ""  # what every call asks to be kept: "ids", "text", or nothing
+        self.failures = Failures()
         self._sees = {agent for agent, p in self.policies.items() if getattr(p, "sees_reference", False)}
 
     def sees(self, agent: str | None) -> bool:

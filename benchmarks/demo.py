@@ -24,66 +24,19 @@ from ..envs import trace as traces
 from ..envs.registry import spec
 from ..hints import counted
 from ..trainers.config import merge
+from ..trainers.presets import tiny_settings
 from ..trainers.resolve import resolve
 from ..trainers.run import train
 from ..trainers.settings import faster_precision
 from . import report
 from .stats import paired_difference
 
-MASK: dict[str, Any] = {
-    # one passage a search: among several the tiny model finds the right kind of answer, not the right name
-    "args": {"top_k": 1},
-    # at full weight the format's -1 teaches a clumsy searcher to end at once
-    "reward": ["unitymas.rewards.mask:MaskCredit", "unitymas.rewards.outcome:DrMasFormat"],
-}
-RECIPES: dict[str, dict[str, Any]] = {
-    "mask-hotpotqa": {"env": MASK},
-    "mask-nq": {"env": MASK},
-    "rag-nq": {"env": {"args": {"top_k": 1}}},
-    "rag-hotpotqa": {"env": {"args": {"top_k": 1}}},
-    # prompts are six times as long as the others' (the problem, the program, what its tests said), programs run in the
-    # sandbox, and a program needs more than 40 tokens
-    "code-deepcoder": {
-        "tasks_per_step": 6,
-        "policies": {"*": {"sampling": {"max_tokens": 64}}},
-        "groups": {"*": {"context": 2048}},
-    },
-}
-"""What differs from `COMMON`, by environment."""
-
-COMMON: dict[str, Any] = {
-    "steps": 24,
-    "tasks_per_step": 12,
-    "k": 8,
-    "minibatches": 2,
-    "checkpoint_every": 0,
-    "concurrency": 256,
-    "eval": {"every": 8, "tasks": 200},
-    "policies": {
-        "*": {
-            # held near where it began, so that what is rewarded again and again moves it first: without this, chance
-            # alone (rewards shuffled between episodes) flips even more of what a small model stood undecided about
-            "algorithm": {"name": "ppo", "kl_loss": 0.05},
-            "reference": True,
-            # a higher rate learns somewhat more, but without signal (the control) it wears down what the model can;
-            # falling to a tenth over the run: the last checkpoint counts, so it should stand still
-            "learning": {"lr": 1.5e-4, "schedule": "linear", "micro_tokens": 4096},
-            "sampling": {"max_tokens": 40, "temperature": 0.8},
-        }
-    },
-    # one thread: at this size a second one costs more than it brings (20 s a step instead of 16)
-    # the longest prompt with its reply has some 140 tokens; caches are laid out for `context`, one for each model
-    "groups": {"*": {"slots": 96, "threads": 1, "context": 512}},
-}
-
-
-ADAPTERS: dict[str, Any] = {"steps": 20, "policies": {"*": {"learning": {"lr": 1e-3}}}}
-"""What differs with `--preset lora`. Adapters take, and need, a higher rate than a model's own weights."""
+COMMON: dict[str, Any] = {"checkpoint_every": 0}
 
 
 def recipe(env: str, preset: str = "shared") -> dict[str, Any]:
-    """The settings that this environment is trained with."""
-    return merge(merge(COMMON, RECIPES.get(env, {})), ADAPTERS if preset == "lora" else {})
+    """The settings that this environment is trained with: those of `unitymas train` with the tiny model."""
+    return merge(tiny_settings(env, preset), COMMON)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

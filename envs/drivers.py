@@ -105,7 +105,14 @@ def heap_at_rest() -> Iterator[None]:
 async def side_by_side(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Play many episodes at once; what they give, in their order."""
     with heap_at_rest():
-        return await asyncio.gather(*episodes)
+        played = [asyncio.ensure_future(episode) for episode in episodes]
+        try:
+            return await asyncio.gather(*played)
+        except BaseException:  # one cannot be played on: neither are the others
+            for episode in played:
+                episode.cancel()
+            await asyncio.gather(*played, return_exceptions=True)
+            raise
 
 
 async def aplay(
@@ -123,7 +130,8 @@ async def aplay(
         await asyncio.wait_for(_answer_all(execution, team, arena, episode, scorer, order), deadline)
     except asyncio.TimeoutError:
         execution.truncate(f"more than {deadline} s")
-    arena.toolbox.close(execution)
+    finally:
+        arena.toolbox.close(execution)
     trace = execution.trace
     scorer.advance(trace)
     trace.tags["seconds"] = time.perf_counter() - began
@@ -157,7 +165,9 @@ async def _answer(execution: Execution, node: Node, team: BoundTeam, arena: Aren
 
 
 async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> None:
-    """Put a call to the team and hand its answer to the execution; a policy that fails ends the episode."""
+    """Put a call to the team and hand its answer to the execution; a policy that fails ends the episode.
+
+    Where it will fail all others too, this raises `Outage`."""
     try:
         said = team.ask_any(call)
         if inspect.isawaitable(said):
@@ -170,7 +180,9 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
             raise wrong
     except Exception as error:  # a policy failed, not the workflow
         execution.abort(error, "model")
+        team.failures.failed(team.names.get(call.agent), error)
         return
+    team.failures.answered(team.names.get(call.agent))
     text = said if isinstance(said, str) else said.text
     reply = None
     if (

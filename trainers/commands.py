@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .presets import PRESETS
+from .presets import PRESETS, note
 
 if TYPE_CHECKING:
     from .run import Run
@@ -45,7 +45,7 @@ def train_main(
     if args.id is not None and "=" in args.id:
         args.overrides, args.id = [args.id, *args.overrides], None
     from .config import dump
-    from .resolve import fresh_directory, resolve
+    from .resolve import asked, fresh_directory, resolve
     from .run import train
 
     if args.anew and args.resume is None:
@@ -57,11 +57,13 @@ def train_main(
             run = _resume(args)
     else:
         preset = args.preset or (None if args.config else "shared")
+        about = "" if preset is None else note(preset, asked(args.id, args.config, args.overrides))
         if args.dry_run:
-            print(
-                dump(resolve(args.id, preset_name=preset, file=args.config, overrides=args.overrides)), end=""
-            )
+            config = resolve(args.id, preset_name=preset, file=args.config, overrides=args.overrides)
+            print((f"# {about}\n" if about else "") + dump(config), end="")
             return 0
+        if about:
+            print(about, flush=True)
         how: dict[str, Any] = {"file": args.config, "overrides": args.overrides}
         if args.watch and args.dir is None:
             args.dir = fresh_directory(resolve(args.id, preset_name=preset, **how))

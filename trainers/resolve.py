@@ -18,7 +18,7 @@ from ..envs.registry import spec
 from .algorithms import make_algorithm
 from .config import ConfigError, RunConfig, build, merge, override, read_yaml
 from .credit import Shaping, credit_from_config
-from .presets import preset
+from .presets import preset, settings
 from .recipes import make_recipe
 from .settings import Learning
 
@@ -32,12 +32,16 @@ def resolve(
     **fields: Any,
 ) -> RunConfig:
     """The config tree: defaults <- preset <- YAML file <- overrides (`a.b=c`) and keyword fields."""
-    tree = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
-    if id is not None:
-        tree = merge(tree, {"env": {"id": id}})
+    tree = asked(id, file, overrides, **fields)
     if preset_name is not None:
         tree = over_preset(preset_name, tree)
     return settled(tree)
+
+
+def asked(id: str | None, file: str | Path | None, overrides: Sequence[str], **fields: Any) -> dict[str, Any]:
+    """What is given alone, as a tree."""
+    tree = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
+    return tree if id is None else merge(tree, {"env": {"id": id}})
 
 
 def settled(tree: dict[str, Any]) -> RunConfig:
@@ -80,7 +84,8 @@ def with_horizons(config: RunConfig) -> RunConfig:
 
 
 def over_preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The preset for the roles of the environment that is given, under what is given."""
+    """The preset for the roles of the environment that is given, and what it learns with, under what is given."""
+    given = merge(settings(name, given), given)
     env = given.get("env") or {}
     workflow = spec(env.get("id", "mask-hotpotqa")).make_workflow(**(env.get("args") or {}))
     return merge(preset(name, [role.name for role in workflow.roles]), given)

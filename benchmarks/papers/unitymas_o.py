@@ -14,8 +14,9 @@ from typing import Any
 
 from ...envs.registry import spec
 from ...trainers.config import merge
+from ...trainers.presets import TINY as COMMON
 from ...trainers.run import train
-from ..demo import COMMON, recipe
+from ..demo import recipe
 from .grid import Claim, Figures, Paper, Settings, command
 
 PACKAGE = __package__.partition(".")[0]
