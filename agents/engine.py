@@ -163,6 +163,7 @@ class Engine(Versioned):
             self.waiting.append(request)
         return request
 
+    @torch.inference_mode()  # as `step`: the cache moves in either
     def cancel(self, request: Request) -> None:
         """End a request now; what it has said so far is its result."""
         if request.done:

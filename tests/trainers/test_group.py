@@ -253,8 +253,9 @@ def test_cancelling(tiny_llama: str) -> None:
         first, second, third = (
             asyncio.ensure_future(group.generate("team", call(e, "0"))) for e in ("e1", "e2", "e3")
         )
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        engine = group.hosted["team"].engine
+        while len(engine.waiting) + len(engine.running) < 3:  # all have begun
+            await asyncio.sleep(0)
         assert await group.cancel("e1", "0") == 1
         with pytest.raises(CallCancelled, match="e1/0"):
             await first
@@ -263,7 +264,6 @@ def test_cancelling(tiny_llama: str) -> None:
             await second
         await third
         assert [sample.id for sample in group.store] == ["e3/0"]
-        engine = group.hosted["team"].engine
         assert engine.counts["finish_cancelled"] == 2 and not engine.busy
 
     asyncio.run(run())
