@@ -20,6 +20,10 @@ def tours(index: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     if len(known) < 2:
         return []
     newest = [i for i in rows if index["label"][i] == sources[-1]]
+    tasks = {source: {(index["env"][i], index["task"][i]) for i in rows if index["label"][i] == source}
+             for source in (sources[0], sources[-1])}  # fmt: skip
+    if not tasks[sources[0]] & tasks[sources[-1]]:  # not before and after: sources of different tasks
+        newest = rows
     found = _changes(index, rows, sources[0], sources[-1]) if len(sources) > 1 else []
     failed = [i for i in newest if index["ended"][i] == "error" or _score(index, i) <= 0]
     if failed:

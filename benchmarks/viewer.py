@@ -66,16 +66,21 @@ def parts(
 ) -> Iterator[str]:
     """The page, piece by piece: head, index and program first, then the blocks of episodes."""
     index: dict[str, list[Any]] = {column: [] for column in _COLUMNS}
-    name = ""
+    names: set[str] = set()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as blocks:
         for number, block in enumerate(_blocks(episodes)):
             for label, episode in block:
-                name = name or headline_of(episode, headline)
+                names.add(headline_of(episode, headline))
                 for column, value in _row(episode, label, headline, number).items():
                     index[column].append(value)
             blocks.write(data_block([_clipped(episode) for _, episode in block], f"block{number}"))
         blocks.seek(0)
-        known = {"title": title, "headline": name, "tours": tours(index), "columns": _coded(index)}
+        known = {
+            "title": title,
+            "headline": names.pop() if len(names) == 1 else "score",
+            "tours": tours(index),
+            "columns": _coded(index),
+        }
         scripts = (*SCRIPTS, "live.js") if live else SCRIPTS
         yield page(title, asset("viewer.html"), style="viewer.css", scripts=scripts, before_script=data_block(known, "index"), live=live)  # fmt: skip
         yield from iter(lambda: blocks.read(1 << 20), "")

@@ -19,7 +19,9 @@ function drawOutcome(episode) {
   if (typeof outcome !== 'object' || Array.isArray(outcome))
     return h('p', { class: 'outcome' }, h('span', {}, 'outcome'), h('b', {}, short(told(outcome), 300)));
   const { answer, ...rest } = outcome;
-  const others = Object.entries(rest).map(([k, v]) => `${words(k)} ${short(told(v), 120)}`);
+  const others = Object.entries(rest)
+    .filter(([, v]) => told(v) !== '')
+    .map(([k, v]) => `${words(k)} ${short(told(v), 120)}`);
   return h(
     'p',
     { class: 'outcome' },

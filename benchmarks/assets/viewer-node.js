@@ -123,7 +123,7 @@ function drawReply(node, nodes) {
             { class: 'mono' },
             node.value === null || node.value === undefined
               ? 'no value'
-              : `read as ${short(told(node.value), 2000)}`,
+              : `read as ${short(told(node.value), 2000) || '(empty)'}`,
           ),
         ),
       ],

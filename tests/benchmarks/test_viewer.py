@@ -81,6 +81,8 @@ def test_the_page_opens_on_the_task_that_improved_most() -> None:
     assert opened(*rows[2:5]) == [("a success", 2, None)], "one validation: nothing to compare"
     assert opened(("", "", "t", 1.0), ("", "", "t", 0.0)) == [("a failure", 1, None), ("a success", 0, None)]
     assert opened(rows[0]) == []
+    apart = [("", "a", "t", 0.0), ("", "b", "u", 1.0)]
+    assert [name for name, *_ in opened(*apart)] == ["a failure", "a success"], "not before and after"
 
 
 def test_of_failures_the_one_with_a_cause_is_shown() -> None:
