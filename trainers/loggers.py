@@ -58,7 +58,7 @@ class Logbook:
         else:
             os.truncate(self.path, mark["bytes"])
             if self.console is not None:
-                self.console.recall(json.loads(line) for line in self.path.read_text().splitlines())
+                self.console.recall(rows_of(self.path))
         data = self.arena.data
         self._line(
             "begin", step,
@@ -114,6 +114,19 @@ class Logbook:
         row = {"kind": kind, "step": step, "time": round(time.time(), 3), **figures}
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """A book's rows; a last line that a kill tore is left out, and damage names the line."""
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(keepends=True), 1):
+        if not line.endswith("\n"):
+            break
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise Damaged(f"{path}, line {number}: this is not a line of JSON ({error})") from error
+    return rows
 
 
 def _console(directory: Path, config: RunConfig, headline: str) -> Console | None:

@@ -10,7 +10,6 @@ the newest whole checkpoint. The controller here is one asyncio loop; model grou
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections import defaultdict
@@ -36,7 +35,7 @@ from .collect import Collector, Cursor, Seat
 from .config import ConfigError, RunConfig, dump, merge
 from .credit import Transform, apply_credit, credit_from_config
 from .interrupt import Interrupts
-from .loggers import Logbook
+from .loggers import Logbook, rows_of
 from .plan import check_roles, described, group_specs
 from .progress import Progress
 from .recipes import make_recipe
@@ -459,13 +458,9 @@ class Run:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl."""
+        """The rows of metrics.jsonl; a last line that a kill tore is left out."""
         path = self.dir / "metrics.jsonl"
-        return (
-            [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-            if path.exists()
-            else []
-        )
+        return rows_of(path) if path.exists() else []
 
 
 def train(

@@ -22,6 +22,7 @@ import torch
 import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.agents import TINY
+from unitymas.agents.llm import load_policy
 from unitymas.agents.manifest import MANIFEST, Damaged, manifest
 from unitymas.agents.weights import from_config, load_model, load_tokenizer, save_model
 from unitymas.envs import trace as traces
@@ -331,6 +332,20 @@ def test_hostile_json_is_an_error_with_a_name(victim: Victim, tmp_path: Path, te
     (where / "config.yaml").write_text(text)
     with pytest.raises(Damaged, match=r"config\.yaml"):
         resumed(where)
+
+
+def test_a_damaged_run_does_not_play(victim: Victim, tmp_path: Path) -> None:
+    """`run:DIR` as a team: one bit anywhere in what it plays from is refused."""
+    chance = random.Random(2)
+    files = [
+        Path("config.yaml"),
+        *(f.relative_to(victim.dir) for f in (victim.dir / "policies" / "team").iterdir()),
+    ]
+    for number, name in enumerate(files):
+        where = Path(shutil.copytree(victim.dir, tmp_path / str(number)))
+        flip(chance, where / name, [])
+        with pytest.raises(Damaged, match=name.name):
+            load_policy(f"run:{where}")
 
 
 def test_a_config_names_no_objects(victim: Victim, tmp_path: Path) -> None:

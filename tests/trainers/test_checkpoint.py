@@ -1,6 +1,8 @@
 """A checkpoint is whole or absent: killed between any two writes, on a full disk, replaced, damaged."""
 
+import dataclasses
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import torch
 
 from unitymas.trainers import checkpoint
 from unitymas.trainers.checkpoint import CheckpointError, finished, latest, prune, verify, writing
+from unitymas.trainers.config import RunConfig
 
 
 def save(target: Path, number: int) -> None:
@@ -110,6 +113,8 @@ def test_no_room_for_the_new_one_leaves_the_old_one(tmp_path: Path) -> None:
     ended = subprocess.run(script, capture_output=True, text=True, check=False)
     assert ended.returncode == 3, ended.stderr
     assert "disk is full" in ended.stdout and "untouched" in ended.stdout
+    advised = re.findall(r"(\w+)=\d", ended.stdout)
+    assert advised and set(advised) <= {field.name for field in dataclasses.fields(RunConfig)}
     newest = latest(tmp_path)
     assert newest is not None and load(newest) == (1, 1.0)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
@@ -137,6 +142,27 @@ def test_an_error_inside_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), writing(tmp_path / "step-000001"):
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path / f"step-{step:06d}", step)
+    weights = tmp_path / "step-000003" / "groups" / "shared" / "weights.pt"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 4  # one bit
+    weights.write_bytes(data)
+    (tmp_path / "step-000002" / "MANIFEST.json").unlink()
+    newest = latest(tmp_path)
+    assert newest is not None and load(newest) == (1, 1.0)
+    said = capsys.readouterr().err
+    assert "step-000003 is damaged" in said and "weights.pt" in said and "step-000002 is no finished" in said
+    assert said.count(f"Going back to {tmp_path / 'step-000001'}") == 2
+    save(tmp_path / "step-000002", 7)  # the run goes on, and keeps one: what was set aside does not count
+    prune(tmp_path, keep=1)
+    assert [folder.name for folder in finished(tmp_path)] == ["step-000002"]
+    assert (tmp_path / "step-000003.damaged").is_dir()
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
