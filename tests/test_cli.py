@@ -83,8 +83,8 @@ def test_one_is_singular(capsys):
     assert not re.search(r"\b1 (roles|tasks|episodes|tokens|samples|steps)\b", told)
 
 
-class Asked(Exception):
-    """Carries the parser of a command."""
+class Asked(BaseException):
+    """Carries the parser of a command past what the command line catches."""
 
 
 def parser_of(name, monkeypatch):
