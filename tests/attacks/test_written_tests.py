@@ -1,12 +1,10 @@
-"""A fuzzer for tests that a role wrote: whatever they hold, the hidden verdict stays what it is without them.
+"""Tests that a role wrote: whatever they hold, the hidden verdict stays what it is without them.
 
-pytest tests/attacks/test_written_tests.py                        a fixed seed, some dozens
-python tests/attacks/test_written_tests.py --tries 5000 --seed 7  as long as one likes
+pytest tests/attacks/test_written_tests.py --fuzz 100000
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from typing import Any
@@ -132,22 +130,9 @@ def hostile(chance: random.Random) -> Any:
     return anything(chance) if chance.random() < 0.1 else tests
 
 
-def fuzz(tries: int, seed: int) -> None:
-    chance = random.Random(seed)
-    for n in range(tries):
+def test_fuzzed_lists_of_tests(fuzz: int) -> None:
+    chance = random.Random(0)
+    for n in range(max(20, fuzz // 10)):  # each costs some six programs
         tests, fn_name = hostile(chance), chance.choice((None, "add"))
         _, private = judged(tests, fn_name)
-        assert (private["passed"], private["total"]) == (2, 2), (n, seed, tests, fn_name)
-
-
-def test_fuzzed_lists_of_tests() -> None:
-    fuzz(25, seed=0)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tries", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    fuzz(options.tries, options.seed)
-    print(f"{options.tries} lists of tests, seed {options.seed}: every hidden verdict stood")
+        assert (private["passed"], private["total"]) == (2, 2), (n, tests, fn_name)
