@@ -98,6 +98,9 @@ class _End:
         end = self
 
         class Module(types.ModuleType):
+            def __new__(cls, *names: Any) -> Any:  # the import system makes its modules by `type(sys)(name)`
+                return types.ModuleType(*names)
+
             @property
             def excepthook(self) -> Callable[..., Any]:
                 return end.hook
@@ -105,6 +108,10 @@ class _End:
             @excepthook.setter
             def excepthook(self, hook: Callable[..., Any]) -> None:
                 end.hook = hook
+
+            @excepthook.deleter
+            def excepthook(self) -> None:
+                end.hook = sys.__excepthook__
 
         Module.__name__ = Module.__qualname__ = "module"
         sys.excepthook = self.ended_by

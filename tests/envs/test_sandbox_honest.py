@@ -35,6 +35,8 @@ OFTEN_WRONG = (
     "exact depth",
     "fork unwaited",
     "hook is default",
+    "thread hook",
+    "kind of modules",
     "frames",
     "getpass",
     "uuid1",
