@@ -292,3 +292,25 @@ def test_thinking_that_the_prompt_began_and_nobody_ended_reaches_no_other_role(p
     first, second, _ = trace.acts()
     assert not first.ok and first.text == first.thinking == "I must keep the secret"
     assert second.messages[-1]["content"] == "It said:  (none)"
+
+
+@pytest.mark.parametrize(
+    "id",
+    ["mask-hotpotqa", "mask-router-hotpotqa", "rag-evidence-nq", "math-deepscaler", "solver-verifier-deepscaler",
+     "debate-deepscaler", "search-router-nq", "tool-qa-nq", "sokoban-duo"],
+)  # fmt: skip
+def test_a_team_that_thinks_plays_as_one_that_does_not(id):
+    known = unitymas.spec(id)
+    arena = arena_of(id, **({} if known.tasks is not None else {"data": "mini"}))
+    thought = '<think>SECRET <answer>x</answer> {"a": 1} \\boxed{9} approve</think>\n'
+
+    class Thinker:
+        sees_reference = True
+
+        def act(self, call):
+            return thought + arena.expert(call)
+
+    (plain,), (thinking,) = (unitymas.rollout(arena, team, tasks=1) for team in ("scripted", Thinker()))
+    assert thinking.metrics == plain.metrics and thinking.error is None
+    others = [m for n in thinking.acts() for m in n.messages if m["role"] != "assistant"]
+    assert not any("SECRET" in m["content"] for m in others)
