@@ -297,7 +297,7 @@ def test_thinking_that_the_prompt_began_and_nobody_ended_reaches_no_other_role(p
 @pytest.mark.parametrize(
     "id",
     ["mask-hotpotqa", "mask-router-hotpotqa", "rag-evidence-nq", "math-deepscaler", "solver-verifier-deepscaler",
-     "debate-deepscaler", "search-router-nq", "tool-qa-nq", "sokoban-duo"],
+     "debate-deepscaler", "search-router-hotpotqa", "tool-qa-nq", "sokoban-duo"],
 )  # fmt: skip
 def test_a_team_that_thinks_plays_as_one_that_does_not(id):
     known = unitymas.spec(id)
