@@ -35,17 +35,20 @@ def decisions_of(trace: Trace, episode: str, trained: Collection[str]) -> list[D
     return rows
 
 
-def row_of(node: Node, task: str, episode: str, name: str, trained: Collection[str]) -> Decision:
+def row_of(
+    node: Node, task: str, episode: str, name: str, trained: Collection[str], asked: str = ""
+) -> Decision:
     """What an act says of itself; its place in a chain and its credit are its caller's to fill in.
 
-    `name` is the node's among the episode's samples: its id, unless several were drawn for it.
+    `name` is the node's among the episode's samples: its id, unless several were drawn for it. `asked` is its prompt's
+    hash, where it is known.
     """
     policy = str(node.meta.get("policy", ""))
     return Decision(
         id=f"{episode}/{name}", task=task, episode=episode, node=name,
         role=node.role or "", agent=node.agent or "", chain="", policy=policy,
         n_tokens=int(node.meta.get("tokens_out", 0)) or 1, parents=node.parents,
-        prompt_hash=prompt_hash(node), anchor=node.anchor, version=int(node.meta.get("version", 0)),
+        prompt_hash=asked or prompt_hash(node), anchor=node.anchor, version=int(node.meta.get("version", 0)),
         trainable=policy in trained and not node.meta.get("forced") and bool(node.meta.get("sample")),
     )  # fmt: skip
 

@@ -178,8 +178,9 @@ class TreeSampler:
         else:
             for c in candidates:
                 c.credit = {node: c.branch.credits(node) for node in c.asked}
+        asked: dict[str, str] = {}  # siblings answer the same prompt: it is hashed once
         for c in candidates:
-            c.rows = self._rows(c)
+            c.rows = self._rows(c, asked)
             self.grown.candidates.append(Candidate(_round_of(c), dict(c.branch.names)))
         drawn = [row for c in candidates for row in c.rows]
         worth = self._worths(drawn, before)
@@ -254,15 +255,20 @@ class TreeSampler:
 
     # rows --------------------------------------------------------------------------------------------------
 
-    def _rows(self, c: _Candidate) -> list[Decision]:
-        """The decisions of a candidate's round; which chain they belong to is still to be said."""
+    def _rows(self, c: _Candidate, asked: dict[str, str] | None = None) -> list[Decision]:
+        """The decisions of a candidate's round; which chain they belong to is still to be said.
+
+        `asked`: node -> its prompt's hash, filled in by the first candidate of a set."""
+        asked = {} if asked is None else asked
         branch, rows = c.branch, []
         acts = [n for n in branch.play.canonical() if n.kind == "act" and n.agent]
         for id in c.asked:
             node = branch.play.node(id)
             if node.reply is None:  # the episode ended before it was answered
                 continue
-            row = row_of(node, branch.play.task.id, self.root.episode, branch.names[id], self.trained)
+            task, name = branch.play.task.id, branch.names[id]
+            row = row_of(node, task, self.root.episode, name, self.trained, asked.get(id, ""))
+            asked[id] = row.prompt_hash
             row.turn = sum(n.agent == node.agent and n.round < node.round for n in acts)
             row.parents = tuple(branch.names.get(parent, parent) for parent in node.parents)
             row.credit, row.env_id = c.credit.get(id, {}), branch.arena.env_id

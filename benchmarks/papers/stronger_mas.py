@@ -155,6 +155,9 @@ PAPER = Paper(
         Claim(says="the team's reward helps (α = 1 against 0)", better="duo-at-grpo", worse="alpha-0"),
     ),
     reading=(
+        "The `alpha` cells were run before a change (22 November 2026): candidates were then chosen by their unmixed credits, "
+        "and only their advantages were mixed; now both are mixed. The other cells mix nothing, so the change does not touch "
+        "them.\n\n"
         "Three claims hold: joint training is far above the untrained team; exchanging the roles' policies breaks a team with "
         "a policy per role (it loses 0.44 to 0.60 of the maps, down to the untrained team's level); and with a reward at the "
         "end alone, at seven times the cost (candidates are scored by playing on), the team solves 0.24 to 0.45 fewer of the maps "

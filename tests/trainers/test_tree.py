@@ -22,6 +22,7 @@ from unitymas.envs.tools.base import Tool
 from unitymas.envs.workflow import WorkflowError
 from unitymas.trainers.algorithms import Tree, make_algorithm
 from unitymas.trainers.collect import Collector
+from unitymas.trainers.credit import apply_credit, credit_from_config
 from unitymas.trainers.groups import partition
 from unitymas.trainers.table import Table
 from unitymas.trainers.tree import TreeSampler
@@ -162,6 +163,36 @@ def test_greedy_goes_on_with_the_best_and_siblings_are_compared_alike():
     assert lost.chain == f"e~{lost.node.partition('~')[2]}/planner" and lost.ended == "truncated"
     late = [c for c in grown.trace.credits if c.component == "outcome"]
     assert late  # the trace has it all
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(["step", "rollout"]), st.floats(-1, 1), st.integers(0, 1000))
+def test_the_chosen_candidate_is_the_best_by_what_advantages_are_made_of(score, weight, seed):
+    """Credit transforms come first: a candidate is not chosen by one number and praised by another."""
+    where = arena()
+    root = Branch.begin(where, team(where, Speaker()), where.task("t0"), seed, "e")
+
+    def worth(rows):
+        return {r.id: weight * r.credit.get("own", 0.0) + r.credit.get("found", 0.0) for r in rows}
+
+    grown = asyncio.run(TreeSampler(root, Tree(4, score), {"team"}, seed, worth=worth).grow())
+    table, drawn = Table(grown.rows), {}
+    mixed = apply_credit(table, credit_from_config({"*": [{"name": "mix", "team": ["own"], "alpha": 0.0}]}))
+    for row, reward, again in zip(table.rows, table.reward.tolist(), mixed.reward.tolist(), strict=True):
+        if row.sibling_set:
+            assert reward == again == row.worth == worth([row])[row.id]  # and not transformed twice
+            drawn.setdefault(row.sibling_set, {})[row.node] = reward
+    rounds = {}
+    for name, candidates in drawn.items():
+        chosen = next(node for node in candidates if grown.line.names.get(node.partition("~")[0]) == node)
+        number = chosen.partition("~")[2].partition(".")[0]
+        totals = rounds.setdefault(number, [chosen.rpartition(".")[2], {}])
+        for node, reward in candidates.items():
+            lot = node.rpartition(".")[2]
+            totals[1][lot] = totals[1].get(lot, 0.0) + reward
+        assert name
+    for chosen, totals in rounds.values():
+        assert totals[chosen] >= max(totals.values()) - 1e-9
 
 
 def test_rollouts_credit_what_comes_late():
