@@ -32,6 +32,23 @@ class NotVerified(ValueError):
 def remake(results: Mapping[str, Any]) -> Arena:
     """The arena of a submission whose results have passed their schema; `NotVerified` says why there is none."""
     env, data = results["provenance"]["env"], results["provenance"]["data"]
+    arena = make_again(results)
+    if arena.code_hash != env["code_hash"]:
+        raise NotVerified(
+            f"not verified: made by other code than is here: the environment's code is {arena.code_hash} here, "
+            f"and was {env['code_hash']:.40}"
+        )
+    if arena.data.fingerprint != data["fingerprint"] and not _generated(spec(env["env_id"]), data["name"]):
+        raise NotVerified(
+            f"not verified: {data['name']} has fingerprint {arena.data.fingerprint} on this machine, "
+            f"and had {data['fingerprint']:.40}"
+        )
+    return arena
+
+
+def make_again(results: Mapping[str, Any]) -> Arena:
+    """The same as it is here and today, whatever code and data it was made by."""
+    env, data = results["provenance"]["env"], results["provenance"]["data"]
     try:
         known = spec(env["env_id"])
     except UnknownEnv:
@@ -43,24 +60,13 @@ def remake(results: Mapping[str, Any]) -> Arena:
         )
     how: dict[str, Any] = {"budget": env["budget"]} if "budget" in modified else {}
     try:
-        arena = make_arena(known.id, **where(known, data), **settings(known, env["config"]), **how)
+        return make_arena(known.id, **where(known, data), **settings(known, env["config"]), **how)
     except NotVerified:
         raise
     except Exception as error:
         raise NotVerified(
             f"not verified: it cannot be made here ({type(error).__name__}: {str(error):.200})"
         ) from None
-    if arena.code_hash != env["code_hash"]:
-        raise NotVerified(
-            f"not verified: made by other code than is here: the environment's code is {arena.code_hash} here, "
-            f"and was {env['code_hash']:.40}"
-        )
-    if arena.data.fingerprint != data["fingerprint"] and not _generated(known, data["name"]):
-        raise NotVerified(
-            f"not verified: {data['name']} has fingerprint {arena.data.fingerprint} on this machine, "
-            f"and had {data['fingerprint']:.40}"
-        )
-    return arena
 
 
 def settings(known: EnvSpec, config: Mapping[str, Any]) -> dict[str, Any]:

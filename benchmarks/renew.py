@@ -1,0 +1,97 @@
+"""Bring an entry to today's code without generating: its replies stay, if the environment still asks the same.
+
+    python -m unitymas.benchmarks.renew benchmarks/submissions/*
+
+An entry is verified against the code it was made by. After a change of a workflow or a reward rule that asks every
+role the very same prompts, a model would still say what it said; parsed values, tool results, metrics and credits
+are then the new code's, and so are hashes and keys. If one prompt has changed, the entry must be played again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..envs.arena import Arena
+from ..envs.trace import Trace, read_dicts, write
+from . import identity
+from .checking import measure_of, read_submission, sha256
+from .page import write_page
+from .reenact import Mismatch, reenact
+from .remake import NotVerified, make_again
+from .results import episode_list, episode_row, figures
+from .submission import check
+
+
+def renew(folder: Path) -> None:
+    """Write an entry anew, as today's code makes it of its replies; `ValueError` says why that cannot be."""
+    results, metadata = read_submission(folder)
+    arena = make_again(results)
+    told = results["provenance"]
+    for agent, role in arena.roles.items():
+        told["roles"][agent]["prompt_sha"] = identity.prompt_sha(role)
+    told["env"] = identity.world(arena)
+    world, team = identity.digest(told["env"]), identity.players_hash(told["roles"])
+    traces = []
+    for recorded in read_dicts(folder / "traces.jsonl.zst"):
+        again = _played(arena, recorded)
+        task = arena.task(again.task_id)
+        key = identity.sample_key(world, team, task, told["seed"], again.sample)
+        again.tags = {**recorded["tags"], "players": team, "key": key}
+        traces.append(again)
+    write(traces, folder / "traces.jsonl.zst")
+    measure, price = measure_of(results), tuple(results["price"])
+    rows = [episode_row(t, measure, price) for t in read_dicts(folder / "traces.jsonl.zst")]
+    results["figures"] = figures(rows, measure, results["figures"]["k"])
+    results["episodes"] = episode_list(rows)
+    write_page(folder / "results.json", [json.dumps(results, indent=1, sort_keys=True) + "\n"])
+    metadata["files"] = {name: sha256(folder / name) for name in ("results.json", "traces.jsonl.zst")}
+    write_page(folder / "metadata.yaml", [yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)])
+
+
+def _played(arena: Arena, recorded: Mapping[str, Any]) -> Trace:
+    """A recorded episode as today's code plays it, which must have asked the same of everybody."""
+    name = f"episode {recorded['task_id']}#{recorded['sample']}"
+    try:
+        again = reenact(arena, recorded, tools_again=True)
+    except Mismatch as error:
+        raise ValueError(f"{name}: {error}; play it again") from None
+    ours = {node["id"]: node for node in again.to_dict()["nodes"]}
+    for theirs in recorded["nodes"]:
+        for part in ("kind", "agent", "messages", "tool", "args"):
+            now = ours.get(theirs["id"], {}).get(part)
+            if now != theirs[part]:
+                raise ValueError(
+                    f"{name}, node {theirs['id']}, {part}: asked {theirs[part]!r:.80} then, {now!r:.80} now; play it again"
+                )
+    return again
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m unitymas.benchmarks.renew", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="submissions")
+    failed = 0
+    for folder in parser.parse_args(argv).folders:
+        try:
+            if problems := check(folder):
+                raise ValueError(problems[0])
+            renew(folder)
+            problems = check(folder, verify=True)
+            print(f"{folder}: {problems[0] if problems else 'renewed and verified'}")
+            failed += bool(problems)
+        except (ValueError, NotVerified) as error:
+            print(f"{folder}: {error}", file=sys.stderr)
+            failed += 1
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
