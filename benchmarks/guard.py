@@ -94,12 +94,13 @@ class Guard:
             self.close()
             # never in the folder it was called from: Python would import what lies there, and that may be an entry
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "unitymas.benchmarks.guard"], cwd=os.sep, env=_environment(),
+                [sys.executable, "-I", "-c", _BOOT, *_paths()], cwd=os.sep, env=_environment(),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         return self._server
 
 
+_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from unitymas.benchmarks.guard import serve; serve()"
 _shared: tuple[dict[str, str], Guard] | None = None
 
 
@@ -121,8 +122,14 @@ def _environment() -> dict[str, str]:
     around = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     if around.get("UNITYMAS_HOME"):
         around["UNITYMAS_HOME"] = str(Path(around["UNITYMAS_HOME"]).expanduser().absolute())
-    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
-    return {**around, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
+    return {**around, "OPENBLAS_NUM_THREADS": "1"}
+
+
+def _paths() -> list[str]:
+    """Where modules are found: Python's own first, so that nothing beside a script takes their names."""
+    own = tuple({sys.base_prefix, sys.prefix})
+    every = [os.path.abspath(path) for path in sys.path if path]
+    return sorted(every, key=lambda path: not path.startswith(own))
 
 
 def _line(pipe: IO[bytes], deadline: float) -> bytes:
@@ -144,7 +151,7 @@ def _line(pipe: IO[bytes], deadline: float) -> bytes:
 # in the server ----------------------------------------------------------------------------------------
 
 
-def _serve() -> None:
+def serve() -> None:
     """Answer requests, a line of JSON each, until there are no more."""
     import zstandard  # noqa: F401 (what every child needs is loaded once, before the forks)
 
@@ -232,7 +239,3 @@ def _show(folder: Path, verdict: Verdict, page: Path) -> None:
     from .leaderboard import write_traces
 
     write_traces(folder, verdict.metadata, verdict.results, page)
-
-
-if __name__ == "__main__":
-    _serve()

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from unitymas.benchmarks import leaderboard, submission
+from unitymas.benchmarks.guard import Guard
 from unitymas.envs.drivers import derive
 
 from .forging import Entry, K, honest
@@ -507,3 +508,18 @@ def test_checking_imports_and_calls_nothing_that_an_entry_names(source: Path, tm
             problems
         )
     assert not ran.exists()
+
+
+def test_a_file_named_as_a_module_of_python_is_not_imported(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of strangers' files may be where a script lies, or where one stands."""
+    for name in ("re", "json", "yaml", "resource"):
+        (tmp_path / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise SystemExit(3)\n"
+        )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with Guard() as guard:
+        assert guard.check(source, verify=True).problems == []
+    assert not (tmp_path / "ran").exists()
