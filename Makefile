@@ -22,7 +22,7 @@ check: .venv/ready
 	$(BIN)/mypy
 
 docs: .venv/ready
-	$(BIN)/python -m unitymas.benchmarks.pages docs
+	$(BIN)/python -m unitymas.benchmarks.pages.environments docs
 
 site: .venv/ready
 	$(BIN)/mkdocs build -q --strict

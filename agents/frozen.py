@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from ..hints import nearest
+from .hints import nearest
 
 
 class FrozenDict(dict[str, Any]):

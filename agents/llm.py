@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from . import model_path
-from .chat import Chat
+from .engines.pieces import opens_thinking, pieces
+from .engines.sampling import SamplingParams
 from .manifest import Damaged, read_signed
-from .pieces import opens_thinking, pieces
 from .policies import Answer, Call
-from .sampling import SamplingParams
+from .text.chat import Chat
 
 if TYPE_CHECKING:
-    from .engine import Generation
+    from .engines.torch_engine import Generation
 
 
 class Voice(Protocol):
@@ -147,9 +147,9 @@ def load_model_policy(
     """A model directory with an engine of its own, on a GPU where there is one. `sampling`: fields of `SamplingParams`."""
     import torch
 
-    from .engine import Engine
+    from .engines.torch_engine import Engine
     from .machine import device_of, use_threads
-    from .weights import load_model, load_tokenizer
+    from .model.weights import load_model, load_tokenizer
 
     place = device_of(device)
     model, tokenizer = load_model(path), load_tokenizer(path)
@@ -163,7 +163,7 @@ def load_model_policy(
 
 def load_vllm_policy(model: str, *, name: str = "", dtype: str | None = None, **sampling: Any) -> LLMPolicy:
     """A model served by vLLM in this process. What is sampled so is for evaluation."""
-    from .vllm import VLLMEngine
+    from .engines.vllm_engine import VLLMEngine
 
     path = model_path(model)
     options: dict[str, Any] = {"dtype": dtype} if dtype else {}

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from .spoken import Spoken as Spoken
+from .text.spoken import Spoken as Spoken
 
 Message = Mapping[str, Any]
 

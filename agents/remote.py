@@ -28,7 +28,7 @@ from typing import Any
 
 from .outage import ModelFailure
 from .policies import Answer, Call, Message
-from .reading import split_thinking
+from .text.reading import split_thinking
 from .threads import contained
 
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)

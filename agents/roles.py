@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from .frozen import FROZEN, FrozenDict, freeze
-from .reading import (
+from .text.reading import (
     MAX_REPLY,
     between,
     first_json_object,
@@ -31,7 +31,7 @@ from .reading import (
     split_thinking,
     tag_pattern,
 )
-from .spoken import Spoken
+from .text.spoken import Spoken
 
 __all__ = [
     "MAX_REPLY", "Boxed", "Choice", "Custom", "Format", "FormatError", "Json", "Raw", "Reply", "Role", "Tags",

@@ -14,8 +14,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..hints import nearest
 from ..own import defined
+from .hints import nearest
 from .model_settings import ModelSettings
 from .outage import Failures
 from .policies import (

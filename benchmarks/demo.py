@@ -20,16 +20,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..envs import trace as traces
+from ..agents.hints import counted
+from ..envs.core import trace as traces
 from ..envs.registry import spec
-from ..hints import counted
-from ..trainers.config import merge
-from ..trainers.presets import tiny_settings
-from ..trainers.resolve import resolve
-from ..trainers.run import train
-from ..trainers.settings import faster_precision
-from . import report
-from .stats import paired_difference
+from ..trainers.config.group_settings import faster_precision
+from ..trainers.config.presets import tiny_settings
+from ..trainers.config.resolve import resolve
+from ..trainers.config.schema import merge
+from ..trainers.controller.run import train
+from .evaluation.stats import paired_difference
+from .pages import report
 
 COMMON: dict[str, Any] = {"checkpoint_every": 0}
 

@@ -18,15 +18,15 @@ from typing import Any
 
 import yaml
 
-from ..envs.arena import Arena
-from ..envs.trace import Trace, read_dicts, write
-from . import identity
-from .checking import measure_of, read_submission, sha256
-from .page import write_page
-from .reenact import Mismatch, reenact
-from .remake import NotVerified, make_again
-from .results import episode_list, episode_row, figures
-from .submission import check
+from ..envs.core.arena import Arena
+from ..envs.core.trace import Trace, read_dicts, write
+from .evaluation import identity
+from .evaluation.results import episode_list, episode_row, figures
+from .leaderboard.checks import measure_of, read_submission, sha256
+from .leaderboard.reenact import Mismatch, reenact
+from .leaderboard.remake import NotVerified, make_again
+from .leaderboard.submission import check
+from .pages.html import write_page
 
 
 def renew(folder: Path) -> None:

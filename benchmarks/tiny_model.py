@@ -17,16 +17,16 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from ..agents import model_path
-from ..agents.engine import Engine
+from ..agents.engines.sampling import SamplingParams
+from ..agents.engines.torch_engine import Engine
 from ..agents.llm import LLMPolicy
-from ..agents.sampling import SamplingParams
-from ..agents.weights import load_model
+from ..agents.model.weights import load_model
+from ..envs.core.drivers import rollout
 from ..envs.data.mini.questions import comparison, entity_questions
 from ..envs.data.mini.world import COMPANIES_PER_BLOCK, ENTITIES_PER_BLOCK, Dice, World
-from ..envs.drivers import rollout
 from ..envs.registry import make, spec
 from ..envs.workflows.parts import UNKNOWN
-from ..trainers.tiny_drills import Lesson, alike, decision, neighbours, reader_lesson, solving
+from ..trainers.tiny.drills import Lesson, alike, decision, neighbours, reader_lesson, solving
 
 TEAMS: dict[str, dict[str, Any]] = {
     "mask-nq": {"top_k": 1},

@@ -26,9 +26,9 @@ from typing import Any
 
 from ..agents.frozen import FrozenDict
 from ..agents.roles import Choice, Format, Raw, Role
-from .tasks import QA, Schema
-from .trace import jsonable
-from .workflow import Episode, Outcome, Workflow, WorkflowError
+from .core.tasks import QA, Schema
+from .core.trace import jsonable
+from .core.workflow import Episode, Outcome, Workflow, WorkflowError
 
 START, END = "START", "END"
 State = Mapping[str, Any]

@@ -17,16 +17,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from ..hints import described, fits
+from ..agents.hints import described, fits
 from ..own import OwnCodeError, find, load, load_plugin, plugins, told
-from .arena import Arena
-from .execution import Budget
-from .tasks import SCHEMAS, DataSet, fingerprint
-from .workflow import Workflow
+from .core.arena import Arena
+from .core.execution import Budget
+from .core.tasks import SCHEMAS, DataSet, fingerprint
+from .core.workflow import Workflow
 
 if TYPE_CHECKING:
     from ..agents.roles import Role
-    from .env import WorkflowEnv
+    from .faces.aec import WorkflowEnv
 
 ID = re.compile(r"(?P<name>[a-z0-9]+(?:[-_][a-z0-9]+)*?)(?:-v(?P<version>\d+))?")
 PACKAGE = __package__.rpartition(".")[0]
@@ -183,7 +183,7 @@ def make(
     plain function or a list of them; `tools` replace the default ones by name; `lenient` (True, False, or a mapping
     by role) says what may stand around a reply, as `Role.lenient`; whatever else is given configures the workflow.
     """
-    from .env import WorkflowEnv
+    from .faces.aec import WorkflowEnv
 
     return WorkflowEnv(
         make_arena(id, split=split, data=data, tasks=tasks, size=size, reward=reward, tools=tools, budget=budget, **config),

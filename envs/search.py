@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..agents.team import Team
-from .arena import Arena
-from .branch import Branch, check_forks
-from .drivers import arena_of, derive, run_sync, select_tasks
-from .trace import Trace
+from .core.arena import Arena
+from .core.branch import Branch, check_forks
+from .core.drivers import arena_of, derive, run_sync, select_tasks
+from .core.trace import Trace
 
 Score = str | Callable[[Trace], float]
 

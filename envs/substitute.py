@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..agents.team import Team
-from .arena import Arena
-from .branch import Branch
-from .drivers import arena_of, take
-from .execution import Ended, Execution
-from .ledger import Credit
-from .tasks import Task
-from .trace import Trace, jsonable
-from .workflow import Node, WorkflowError
+from .core.arena import Arena
+from .core.branch import Branch
+from .core.drivers import arena_of, take
+from .core.execution import Ended, Execution
+from .core.ledger import Credit
+from .core.tasks import Task
+from .core.trace import Trace, jsonable
+from .core.workflow import Node, WorkflowError
 
 Of = Literal["node", "role", "team"]
 _number = itertools.count()

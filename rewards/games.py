@@ -22,13 +22,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..envs.ledger import Credit
-from ..envs.tasks import Task
-from ..envs.trace import Trace
-from ..envs.workflow import Node
+from ..envs.core.ledger import Credit
+from ..envs.core.tasks import Task
+from ..envs.core.trace import Trace
+from ..envs.core.workflow import Node
 from ..envs.workflows.games import GAMES
 from ..envs.workflows.games.game import Game
-from ..envs.workflows.games.world import walk
+from ..envs.workflows.games.simulator import walk
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any, Protocol
 
-from ..envs.trace import Trace
+from ..envs.core.trace import Trace
 
 Figures = Mapping[str, float]
 

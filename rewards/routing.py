@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..envs.ledger import Credit
-from ..envs.tasks import Task
-from ..envs.trace import Trace
-from ..envs.workflow import Node
+from ..envs.core.ledger import Credit
+from ..envs.core.tasks import Task
+from ..envs.core.trace import Trace
+from ..envs.core.workflow import Node
 from .metrics import exact_match, f1
 from .outcome import answer_of
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-from ..envs.ledger import Credit
-from ..envs.tasks import Task
-from ..envs.trace import Trace
-from ..envs.workflow import Node
+from ..envs.core.ledger import Credit
+from ..envs.core.tasks import Task
+from ..envs.core.trace import Trace
+from ..envs.core.workflow import Node
 
 
 class FormatReward:

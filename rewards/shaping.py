@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-from ..envs.ledger import Credit, Rule, as_rule
-from ..envs.tasks import Task
-from ..envs.trace import Trace
-from ..envs.workflow import Node
+from ..envs.core.ledger import Credit, Rule, as_rule
+from ..envs.core.tasks import Task
+from ..envs.core.trace import Trace
+from ..envs.core.workflow import Node
 
 Score = Callable[[Trace, Task], float]
 NodeScore = Callable[[Trace, Node, Task], "float | None"]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unitymas import __version__
+from unitymas.agents.hints import counted
 from unitymas.cli import COMMANDS, main
-from unitymas.hints import counted
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -17,9 +17,9 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from ..envs.trace import Trace, jsonable
-from ..envs.workflow import Node
-from .decisions import prompt_hash
+from ..envs.core.trace import Trace, jsonable
+from ..envs.core.workflow import Node
+from .controller.statistics.decisions import prompt_hash
 
 Kind = Literal["sft", "prompt-completion", "dpo", "steps"]
 Row = dict[str, Any]

@@ -11,10 +11,10 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal
 
-from ..agents.chat import Chat
-from ..envs.drivers import rollout
+from ..agents.text.chat import Chat
+from ..envs.core.drivers import rollout
+from ..envs.core.trace import Trace
 from ..envs.registry import make_arena, spec
-from ..envs.trace import Trace
 from .rows import rows
 
 
@@ -68,7 +68,7 @@ def warmstart(
     from trl import SFTConfig, SFTTrainer
 
     from ..agents import model_path
-    from ..agents.weights import load_tokenizer
+    from ..agents.model.weights import load_tokenizer
 
     path = model_path(model)
     tokenizer = load_tokenizer(path)

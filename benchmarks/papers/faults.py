@@ -16,8 +16,8 @@ import numpy as np
 
 from ...trainers.algorithms import register_algorithm
 from ...trainers.algorithms.grpo import GRPO
-from ...trainers.groups import Groups
-from ...trainers.table import Floats, Ints, Table
+from ...trainers.controller.statistics.comparison import Groups
+from ...trainers.controller.statistics.table import Floats, Ints, Table
 from .grid import Claim, Figures, Paper, Settings, command
 from .micro import held_out, learn, micro_model
 from .uneven import registered

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..identity import this_run
-from ..page import write_page
-from ..stats import student_quantile
+from ..evaluation.identity import this_run
+from ..evaluation.stats import student_quantile
+from ..pages.html import write_page
 
 HERE = Path(__file__).resolve()
 CHECKOUT = (HERE.parents[2] / "docs").is_dir()

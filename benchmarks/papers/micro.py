@@ -14,17 +14,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...agents.chat import Chat
 from ...agents.llm import load_policy
 from ...agents.policies import Call
-from ...envs.drivers import rollout
+from ...agents.text.chat import Chat
+from ...envs.core.drivers import rollout
+from ...envs.core.trace import Trace
 from ...envs.registry import make
-from ...envs.trace import Trace
 from ...trainers.algorithms import make_algorithm
-from ...trainers.config import merge
-from ...trainers.run import train
-from ...trainers.settings import Learning
-from ...trainers.table import Signal
+from ...trainers.config.group_settings import Learning
+from ...trainers.config.schema import merge
+from ...trainers.controller.run import train
+from ...trainers.controller.statistics.table import Signal
 from .grid import Figures
 
 TEMPLATE = (
@@ -97,7 +97,7 @@ def micro_model(
     from tokenizers import Tokenizer, models
     from transformers import AddedToken, LlamaConfig, PreTrainedTokenizerFast
 
-    from ...agents.weights import from_config, save_model
+    from ...agents.model.weights import from_config, save_model
 
     ear = heard(env, roles, by, how)
     known = [*SIGNS, *sorted(ear.words)]
@@ -155,10 +155,10 @@ def school(
     batch: int = 128,
 ) -> None:
     """Teach a micro model to say what was said in these lessons, in place. Imitation is the policy gradient with advantage 1."""
-    from ...agents.weights import load_model, load_tokenizer, save_model
-    from ...trainers.parameters import Parameters
-    from ...trainers.samples import Sample
-    from ...trainers.update import Learner
+    from ...agents.model.weights import load_model, load_tokenizer, save_model
+    from ...trainers.group.parameters import Parameters
+    from ...trainers.group.sample_store import Sample
+    from ...trainers.group.update import Learner
 
     network, tokenizer = load_model(model), load_tokenizer(model)
     chat = Chat(tokenizer)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...agents import TINY
 from ...agents.policies import Call
-from ...envs.drivers import rollout
+from ...envs.core.drivers import rollout
 from ...envs.registry import make
 from ...rewards.routing import CallCost, RoutedF1
 from .grid import Claim, Figures, Paper, Settings, command

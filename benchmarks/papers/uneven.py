@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...agents.roles import Choice, Role
-from ...envs.ledger import Credit
+from ...envs.core.ledger import Credit
+from ...envs.core.tasks import Schema, Task
+from ...envs.core.trace import Trace
+from ...envs.core.workflow import Episode, Node, Outcome, Workflow
 from ...envs.registry import register
-from ...envs.tasks import Schema, Task
-from ...envs.trace import Trace
-from ...envs.workflow import Episode, Node, Outcome, Workflow
 
 WORDS = ("ash", "bay", "cup", "dew", "elm", "fog", "gum", "hay")
 PAY = {"leader": 1.0, "worker": 10.0}

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ...envs.registry import spec
-from ...trainers.config import merge
-from ...trainers.presets import TINY as COMMON
-from ...trainers.run import train
+from ...trainers.config.presets import TINY as COMMON
+from ...trainers.config.schema import merge
+from ...trainers.controller.run import train
 from ..demo import recipe
 from .grid import Claim, Figures, Paper, Settings, command
 

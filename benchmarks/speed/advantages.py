@@ -15,7 +15,7 @@ import random
 import time
 
 from ...trainers.algorithms import list_algorithms, make_algorithm
-from ...trainers.table import Decision, Table, ValueSummary
+from ...trainers.controller.statistics.table import Decision, Table, ValueSummary
 
 CONFIG: dict[str, dict[str, object]] = {"matpo": {"main": "role0"}, "at_grpo": {"tree": 0}}
 

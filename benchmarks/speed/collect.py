@@ -23,17 +23,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ...agents import TINY
-from ...agents.engine import Engine
+from ...agents.engines.sampling import SamplingParams
+from ...agents.engines.torch_engine import Engine
 from ...agents.policies import Answer, Call
-from ...agents.sampling import SamplingParams
 from ...agents.team import BoundTeam
-from ...envs.arena import Arena
+from ...envs.core.arena import Arena
+from ...envs.core.trace import Trace
 from ...envs.registry import make_arena
-from ...envs.trace import Trace
-from ...trainers.collect import Collector, Cursor, Seat
-from ...trainers.group import ModelGroup
-from ...trainers.samples import SampleStore
-from ...trainers.settings import GroupSpec, Learning, PolicySpec, Sampling
+from ...trainers.config.group_settings import GroupSpec, Learning, PolicySpec, Sampling
+from ...trainers.controller.collect import Collector, Cursor, Seat
+from ...trainers.group.model_group import ModelGroup
+from ...trainers.group.sample_store import SampleStore
 from .engine import generate
 
 Asked = list[tuple[list[int], SamplingParams]]

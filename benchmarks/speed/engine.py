@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from ...agents.engine import Engine
-from ...agents.sampling import SamplingParams
-from ...agents.weights import from_config, to_hf
+from ...agents.engines.sampling import SamplingParams
+from ...agents.engines.torch_engine import Engine
+from ...agents.model.weights import from_config, to_hf
 
 VOCAB = 2048
 Asked = list[tuple[list[int], int]]  # prompts, and how many new tokens each wants

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...agents.frozen import freeze
-from ...envs.drivers import call_for
-from ...envs.execution import Execution
+from ...envs.core.drivers import call_for
+from ...envs.core.execution import Execution
 from ...envs.registry import make
 
 REPLIES = {

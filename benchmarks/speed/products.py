@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...agents.attention import pack, plain_attend
-from ...agents.logprobs import logprobs_entropy
+from ...agents.model.attention import pack, plain_attend
+from ...agents.model.logprobs import logprobs_entropy
 from .engine import models
 
 HEADS, KEYS, WIDTH = 6, 2, 32

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ...agents import TINY
-from ...agents.attention import pack
-from ...agents.weights import load_model, load_tokenizer
+from ...agents.model.attention import pack
+from ...agents.model.weights import load_model, load_tokenizer
 
 TEXTS = (
     "What is the capital of France?",

@@ -20,9 +20,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ...envs.tools.code import verify_code
-from ...envs.tools.sandbox import LEVELS, SandboxError, close_rooms, resolve
-from ...envs.tools.sandbox_launch import Level
+from ...envs.tools.code.verify import verify_code
+from ...envs.tools.sandbox.launch import Level
+from ...envs.tools.sandbox.runner import LEVELS, SandboxError, close_rooms, resolve
 
 PROGRAM = """
 import sys

@@ -22,10 +22,10 @@ from typing import Any
 from ...agents.llm import load_policy
 from ...agents.policies import Answer, Call
 from ...agents.team import BoundTeam
-from ...envs.branch import Branch
+from ...envs.core.branch import Branch
 from ...envs.registry import make_arena
-from ...trainers.algorithms.base import Tree
-from ...trainers.tree import TreeSampler
+from ...trainers.algorithms.algorithm import Tree
+from ...trainers.controller.tree import TreeSampler
 
 
 @dataclass

@@ -27,13 +27,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...agents.weights import from_config, save_model
+from ...agents.model.weights import from_config, save_model
 from ...trainers.algorithms import make_algorithm
-from ...trainers.parameters import Parameters
-from ...trainers.samples import Sample
-from ...trainers.settings import Learning
-from ...trainers.table import Signal
-from ...trainers.update import Learner
+from ...trainers.config.group_settings import Learning
+from ...trainers.controller.statistics.table import Signal
+from ...trainers.group.parameters import Parameters
+from ...trainers.group.sample_store import Sample
+from ...trainers.group.update import Learner
 
 REPLY, K = 32, 8
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from unitymas.trainers.algorithms import GroupRelative, register_algorithm
-from unitymas.trainers.groups import Groups
-from unitymas.trainers.table import Floats, Ints, Signal, Table
+from unitymas.trainers.controller.statistics.comparison import Groups
+from unitymas.trainers.controller.statistics.table import Floats, Ints, Signal, Table
 
 
 @dataclass(frozen=True, kw_only=True)

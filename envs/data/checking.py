@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import files
-from .adapters import Adapter
+from .qa_adapters import Adapter
 from .recognise import adapt, entry_for, guess_kind, records_of
-from .schemas import DataError, FieldError, check_row
+from .row_schemas import DataError, FieldError, check_row
 from .sources import sha256
 
 MOST_PROBLEMS = 20

@@ -19,9 +19,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .adapters import Row
 from .fields import Record, decoded, pick, row_id, spoken, text
-from .schemas import FieldError, brief
+from .qa_adapters import Row
+from .row_schemas import FieldError, brief
 
 Test = dict[str, Any]
 MOST_SHOWN = 3  # visible tests, where a set does not say

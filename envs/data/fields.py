@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .schemas import FieldError, brief
+from .row_schemas import FieldError, brief
 
 Record = Mapping[str, Any]
 _WRAPPERS = ("ground_truth", "answer", "target", "golden_answers", "aliases", "value")

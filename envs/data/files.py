@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from .schemas import DataError, brief
+from .row_schemas import DataError, brief
 
 LONGEST_LINE = 256 << 20  # bytes of one JSON line, also after decompression
 SUFFIXES = (".json", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet")

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...hints import counted
-from ..tasks import fingerprint
+from ...agents.hints import counted
+from ..core.tasks import fingerprint
 from . import files
-from .catalogue import CATALOGUE, SPLITS, Known, known
+from .local import SCHEMA, folder, home, is_prepared
+from .published import CATALOGUE, SPLITS, Known, known
 from .recognise import adapt, entry_for, guess_kind, passages_of, records_of, unique
-from .schemas import DataError
+from .row_schemas import DataError
 from .sources import Say, Source, cut_by_id, sha256, source_for, write_json
-from .store import SCHEMA, folder, home, is_prepared
 
 
 def prepare(

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..tasks import DataSet, fingerprint
+from ..core.tasks import DataSet, fingerprint
 from . import files
-from .adapters import Adapter, math, multihop, paragraphs, qa
-from .catalogue import Known
 from .code_adapters import code
-from .schemas import KINDS, DataError, FieldError, check_row
+from .published import Known
+from .qa_adapters import Adapter, math, multihop, paragraphs, qa
+from .row_schemas import KINDS, DataError, FieldError, check_row
 from .sources import LocalSource, Located
 
 _GENERIC: dict[str, Adapter] = {"qa": qa, "code": code, "math": math}

@@ -13,12 +13,12 @@ This page is the door; behind it: ``catalogue`` (which sets there are), ``source
 and ``checking``.
 """
 
-from .catalogue import CATALOGUE
 from .checking import Report, check
+from .local import Listed, home, is_prepared, list_data, load, splits
 from .preparing import prepare
+from .published import CATALOGUE
 from .recognise import load_file, read_tasks
-from .schemas import DataError, check_row
-from .store import Listed, home, is_prepared, list_data, load, splits
+from .row_schemas import DataError, check_row
 
 __all__ = [
     "CATALOGUE", "DataError", "Listed", "Report", "check", "check_row", "home", "is_prepared", "list_data", "load",

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from . import files
-from .catalogue import SPLITS, Hub, Known, Package
-from .schemas import DataError
+from .published import SPLITS, Hub, Known, Package
+from .row_schemas import DataError
 
 Located = Iterator[tuple[str, dict[str, Any]]]
 Say = Callable[[str], None]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import Infrastructure, Result, Tool, Toolbox, tool
+from .tool import Infrastructure, Result, Tool, Toolbox, tool
 
 __all__ = ["Infrastructure", "Result", "Tool", "Toolbox", "math_equal", "tool", "verify_code"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "math_equal":
-        from .math import math_equal
+        from .math.equal import math_equal
 
         return math_equal
     if name == "verify_code":
-        from .code import verify_code
+        from .code.verify import verify_code
 
         return verify_code
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

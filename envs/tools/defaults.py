@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 from ...agents.frozen import thaw
-from ..tasks import DataSet
-from .base import Result, Tool
+from ..core.tasks import DataSet
+from .tool import Result, Tool
 
 SEARCH = {
     "description": "Search the passages; gives those that fit the query best.",
@@ -63,8 +63,8 @@ def _verify(program: str, fn_name: str | None, task: Any, tests: Any = None) -> 
     a role wrote has a part in the hidden verdict. Those that are none, or that the task's own solution
     fails, lower the tester's golden rate and nothing else.
     """
-    from .code import verify_code
-    from .code_tests import named_function, written_tests
+    from .code.cases import named_function, written_tests
+    from .code.verify import verify_code
 
     judging = thaw(task.reference["hidden_tests"])
     hidden = verify_code(program, judging, fn_name=fn_name)

@@ -23,9 +23,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...agents.reading import is_shallow
-from ..workflow import ToolError
-from .base import Infrastructure, Kind, Tool, background
+from ...agents.text.reading import is_shallow
+from ..core.workflow import ToolError
+from .tool import Infrastructure, Kind, Tool, background
 
 START_SECONDS = 60.0  # a server may have to be installed first
 LONGEST_ANSWER = 1_000_000  # characters of one result

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...agents.policies import Call
-from ...agents.reading import between, tag_split
 from ...agents.roles import Custom, FormatError, Role
-from ..tasks import CODE
-from ..workflow import Episode, Outcome, Workflow
+from ...agents.text.reading import between, tag_split
+from ..core.tasks import CODE
+from ..core.workflow import Episode, Outcome, Workflow
 
 STATE = 12_000  # characters of earlier turns that a prompt may hold
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from ...agents.policies import Call
 from ...agents.roles import Custom, FormatError, Role, first_json_object
-from ..tasks import CODE
-from ..workflow import Episode, Outcome, Workflow
+from ..core.tasks import CODE
+from ..core.workflow import Episode, Outcome, Workflow
 from .code import checked_text, one_tag, problem_text, tests_text
 
 MOST = 4  # tests of the tester's that are run

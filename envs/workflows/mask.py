@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from ...agents.frozen import FrozenDict
 from ...agents.policies import Call
-from ...agents.reading import first_tagged, tag_split, tagged
 from ...agents.roles import Custom, FormatError, Role
-from ..workflow import Episode, Outcome, Workflow
+from ...agents.text.reading import first_tagged, tag_split, tagged
+from ..core.workflow import Episode, Outcome, Workflow
 from .parts import ANSWER, UNKNOWN, first_line, passages_text
 
 NOTHING = "No useful information"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ...agents.policies import Call
 from ...agents.roles import Choice, Role
-from ..workflow import Episode, Outcome, Workflow
+from ..core.workflow import Episode, Outcome, Workflow
 from . import mask
 from .mask import ROLES, Step, filed, reader_prompt, told, updater_prompt, view
 from .parts import UNKNOWN

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ...agents.policies import Call
 from ...agents.roles import Role, Tags
-from ..tasks import MATH
-from ..workflow import Episode, Outcome, Workflow
+from ..core.tasks import MATH
+from ..core.workflow import Episode, Outcome, Workflow
 
 STATUS = ("correct", "incorrect", "uncertain")
 ERRORS = ("none", "calculation", "reasoning", "missing_case", "misread_problem", "format", "unclear")

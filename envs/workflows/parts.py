@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ...agents.reading import first_tagged, tagged
 from ...agents.roles import Custom, FormatError
+from ...agents.text.reading import first_tagged, tagged
 
 UNKNOWN = "unknown"
 _TAG = re.compile(r"</?\w+\s*/?>")

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from ...agents.policies import Call
 from ...agents.roles import Boxed, Role, Tags
-from ..tasks import MATH
-from ..workflow import Episode, Outcome, Workflow
+from ..core.tasks import MATH
+from ..core.workflow import Episode, Outcome, Workflow
 from .mask import NOTHING
 from .parts import ANSWER, UNKNOWN, first_line, passages_text
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...agents.policies import Call
 from ...agents.roles import Json, Role, Tags
-from ..workflow import Episode, Outcome, Workflow
+from ..core.workflow import Episode, Outcome, Workflow
 from .parts import ANSWER, UNKNOWN, passages_text
 
 Docs = Sequence[Mapping[str, str]]

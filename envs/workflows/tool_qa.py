@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 
-from ...agents.calls import ToolCalls
 from ...agents.policies import Call
 from ...agents.roles import Role
-from ..toolloop import tool_loop
-from ..workflow import Episode, Outcome, Workflow
+from ...agents.text.calls import ToolCalls
+from ..core.workflow import Episode, Outcome, Workflow
+from ..tool_loop import tool_loop
 from .parts import ANSWER, passages_text
 
 

@@ -16,7 +16,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .agents.calls import ToolCalls as ToolCalls
     from .agents.roles import Boxed as Boxed
     from .agents.roles import Choice as Choice
     from .agents.roles import Custom as Custom
@@ -27,51 +26,54 @@ if TYPE_CHECKING:
     from .agents.roles import Role as Role
     from .agents.roles import Tags as Tags
     from .agents.team import Team as Team
-    from .benchmarks.evaluate import evaluate as evaluate
-    from .envs.check import check_env as check_env
-    from .envs.drivers import arollout as arollout
-    from .envs.drivers import rollout as rollout
-    from .envs.execution import Budget as Budget
-    from .envs.ledger import Credit as Credit
+    from .agents.text.calls import ToolCalls as ToolCalls
+    from .benchmarks.evaluation.evaluate import evaluate as evaluate
+    from .envs.conformance import check_env as check_env
+    from .envs.core.drivers import arollout as arollout
+    from .envs.core.drivers import rollout as rollout
+    from .envs.core.execution import Budget as Budget
+    from .envs.core.ledger import Credit as Credit
+    from .envs.core.tasks import Task as Task
+    from .envs.core.trace import Trace as Trace
+    from .envs.core.workflow import Episode as Episode
+    from .envs.core.workflow import Outcome as Outcome
+    from .envs.core.workflow import ToolError as ToolError
+    from .envs.core.workflow import Workflow as Workflow
     from .envs.registry import list_envs as list_envs
     from .envs.registry import make as make
     from .envs.registry import register as register
     from .envs.registry import spec as spec
-    from .envs.tasks import Task as Task
-    from .envs.toolloop import tool_loop as tool_loop
-    from .envs.tools.base import Infrastructure as Infrastructure
-    from .envs.tools.base import Result as Result
-    from .envs.tools.base import Tool as Tool
-    from .envs.tools.base import tool as tool
-    from .envs.trace import Trace as Trace
-    from .envs.workflow import Episode as Episode
-    from .envs.workflow import Outcome as Outcome
-    from .envs.workflow import ToolError as ToolError
-    from .envs.workflow import Workflow as Workflow
+    from .envs.tool_loop import tool_loop as tool_loop
+    from .envs.tools.tool import Infrastructure as Infrastructure
+    from .envs.tools.tool import Result as Result
+    from .envs.tools.tool import Tool as Tool
+    from .envs.tools.tool import tool as tool
+    from .trainers.controller.run import train as train
     from .trainers.rows import to_hf_dataset as to_hf_dataset
-    from .trainers.run import train as train
+
+from . import _moved as _moved  # old names of modules go on working
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "agents.calls": ("ToolCalls",),
+    "agents.text.calls": ("ToolCalls",),
     "agents.roles": ("Boxed", "Choice", "Custom", "FormatError", "Json", "Raw", "Reply", "Role", "Tags"),
     "agents.team": ("Team",),
-    "benchmarks.evaluate": ("evaluate",),
-    "envs.check": ("check_env",),
-    "envs.drivers": ("arollout", "rollout"),
-    "envs.execution": ("Budget",),
+    "benchmarks.evaluation.evaluate": ("evaluate",),
+    "envs.conformance": ("check_env",),
+    "envs.core.drivers": ("arollout", "rollout"),
+    "envs.core.execution": ("Budget",),
     "envs.graph": ("GraphWorkflow",),
-    "envs.adapters": ("AECWorkflow", "single_role"),
-    "envs.ledger": ("Credit",),
+    "envs.faces.bridges": ("AECWorkflow", "single_role"),
+    "envs.core.ledger": ("Credit",),
     "envs.registry": ("list_envs", "make", "register", "spec"),
-    "envs.tasks": ("Task",),
-    "envs.toolloop": ("tool_loop",),
-    "envs.tools.base": ("Infrastructure", "Result", "Tool", "tool"),
-    "envs.trace": ("Trace",),
-    "envs.workflow": ("Episode", "Outcome", "ToolError", "Workflow"),
+    "envs.core.tasks": ("Task",),
+    "envs.tool_loop": ("tool_loop",),
+    "envs.tools.tool": ("Infrastructure", "Result", "Tool", "tool"),
+    "envs.core.trace": ("Trace",),
+    "envs.core.workflow": ("Episode", "Outcome", "ToolError", "Workflow"),
     "trainers.rows": ("to_hf_dataset",),
-    "trainers.run": ("train",),
+    "trainers.controller.run": ("train",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = ["__version__", *sorted(_WHERE)]

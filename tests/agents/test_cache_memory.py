@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
-from unitymas.agents import cache
-from unitymas.agents.engine import Engine
-from unitymas.agents.memory import available
-from unitymas.agents.sampling import SamplingParams
-from unitymas.agents.weights import from_config
+from unitymas.agents.engines import kv_cache as cache
+from unitymas.agents.engines.memory import available
+from unitymas.agents.engines.sampling import SamplingParams
+from unitymas.agents.engines.torch_engine import Engine
+from unitymas.agents.model.weights import from_config
 
 torch.set_num_threads(1)
 MIB = 1 << 20

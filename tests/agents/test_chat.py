@@ -7,13 +7,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from unitymas.agents.chat import Chat
-from unitymas.agents.engine import Engine
+from unitymas.agents.engines.sampling import SamplingParams
+from unitymas.agents.engines.torch_engine import Engine
 from unitymas.agents.llm import LLMPolicy, RunPolicy, load_policy
+from unitymas.agents.model.weights import from_config, save_model
 from unitymas.agents.policies import Call
-from unitymas.agents.sampling import SamplingParams
-from unitymas.agents.spoken import Spoken
-from unitymas.agents.weights import from_config, save_model
+from unitymas.agents.text.chat import Chat
+from unitymas.agents.text.spoken import Spoken
 
 torch.set_num_threads(1)
 

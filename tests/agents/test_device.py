@@ -8,13 +8,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig
 
-from unitymas.agents import engine as engines
-from unitymas.agents.engine import Engine
-from unitymas.agents.sampling import Draw, SamplingParams
-from unitymas.agents.weights import from_config
-from unitymas.trainers.packing import lay
-from unitymas.trainers.parameters import Parameters
-from unitymas.trainers.samples import Sample
+from unitymas.agents.engines import torch_engine as engines
+from unitymas.agents.engines.sampling import Draw, SamplingParams
+from unitymas.agents.engines.torch_engine import Engine
+from unitymas.agents.model.weights import from_config
+from unitymas.trainers.group.packing import lay
+from unitymas.trainers.group.parameters import Parameters
+from unitymas.trainers.group.sample_store import Sample
 
 AWAY = torch.device("meta")
 SIZES = {

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
 
-from unitymas.agents.attention import pack
-from unitymas.agents.engine import Engine
-from unitymas.agents.logprobs import Support, logprobs_entropy
-from unitymas.agents.prompts import cut, groups
-from unitymas.agents.sampling import SamplingParams, Trie, uniform
-from unitymas.agents.weights import from_config
+from unitymas.agents.engines.prefill import cut, groups
+from unitymas.agents.engines.sampling import SamplingParams, Trie, uniform
+from unitymas.agents.engines.torch_engine import Engine
+from unitymas.agents.model.attention import pack
+from unitymas.agents.model.logprobs import Support, logprobs_entropy
+from unitymas.agents.model.weights import from_config
 
 VOCAB, END = 97, 96
 SIZES = {

@@ -18,10 +18,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from unitymas.agents.attention import pack
-from unitymas.agents.logprobs import Support, logprobs_entropy
-from unitymas.agents.shape import UnsupportedArchitecture, shape_of
-from unitymas.agents.weights import from_config, load_model, save_adapter, save_model
+from unitymas.agents.model.attention import pack
+from unitymas.agents.model.logprobs import Support, logprobs_entropy
+from unitymas.agents.model.shape import UnsupportedArchitecture, shape_of
+from unitymas.agents.model.weights import from_config, load_model, save_adapter, save_model
 
 SIZES = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -190,7 +190,7 @@ def test_log_probs_and_entropies_against_the_plain_formula(n, restricted, seed, 
         return logp.detach(), entropy.detach(), h.grad, w.grad
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unitymas.agents.logprobs.CHUNK", chunk)
+        patch.setattr("unitymas.agents.model.logprobs.CHUNK", chunk)
         mine = run(lambda h, w: logprobs_entropy(h, w, targets, heat, Support.of(allowed)))
     for a, b in zip(mine, run(plain), strict=True):
         assert torch.allclose(a, b, atol=2e-5)
@@ -209,7 +209,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("vocab", [1_000, 16_000, 128_000])
 def test_tokens_by_vocabulary_is_never_held(vocab, monkeypatch):
-    monkeypatch.setattr("unitymas.agents.logprobs.CHUNK", 1 << 18)
+    monkeypatch.setattr("unitymas.agents.model.logprobs.CHUNK", 1 << 18)
     hidden, head = torch.randn(700, 2, requires_grad=True), torch.randn(vocab, 2, requires_grad=True)
     targets = torch.randint(0, vocab, (700,))
     with Largest() as largest:
@@ -259,7 +259,7 @@ def test_adapters_start_neutral_and_each_row_may_use_its_own():
     assert torch.allclose(model.forward_packed(packed, adapter="a"), base)
     changed = model.forward_packed(packed, adapter="b")
     assert not torch.allclose(changed, base, atol=1e-3)
-    from unitymas.agents.attention import PackedAttention
+    from unitymas.agents.model.attention import PackedAttention
 
     attention = PackedAttention(packed.segments, torch.float32, torch.device("cpu"))
     mixed = model(packed.ids, packed.position, attention, route=[("b", torch.arange(7) >= 4)])

@@ -6,9 +6,9 @@ import torch
 from unitymas.agents import machine
 from unitymas.agents.llm import load_policy
 from unitymas.agents.team import Team, TeamError
-from unitymas.benchmarks import evalcli
+from unitymas.cli import environments as commands
+from unitymas.cli import evaluation as evalcli
 from unitymas.cli import main
-from unitymas.envs import commands
 from unitymas.envs.registry import spec
 
 ENV = "mask-hotpotqa"

@@ -11,9 +11,9 @@ from aiohttp import web
 import unitymas
 from unitymas.agents.outage import Failures, ModelFailure, Outage
 from unitymas.agents.remote import OpenAIPolicy
-from unitymas.benchmarks.evaluate import evaluate
+from unitymas.benchmarks.evaluation.evaluate import evaluate
 from unitymas.cli import main
-from unitymas.trainers.run import train
+from unitymas.trainers.controller.run import train
 
 ENV = "mask-hotpotqa"
 

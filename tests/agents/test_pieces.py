@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unitymas.agents import TINY
+from unitymas.agents.engines.pieces import pieces
 from unitymas.agents.llm import load_policy
-from unitymas.agents.pieces import pieces
+from unitymas.agents.model.weights import load_tokenizer
 from unitymas.agents.policies import Call
-from unitymas.agents.weights import load_tokenizer
 
 TOKENIZER = load_tokenizer(TINY)
 

@@ -10,11 +10,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import unitymas.agents
-from unitymas.agents.chat import Chat
-from unitymas.agents.plain import plain_of
+from unitymas.agents.engines.sampling import Tries
 from unitymas.agents.policies import Call
-from unitymas.agents.sampling import Tries
-from unitymas.agents.spoken import Spoken
+from unitymas.agents.text.chat import Chat
+from unitymas.agents.text.plain import plain_of
+from unitymas.agents.text.spoken import Spoken
 
 CHATML = """{%- for m in messages %}
 {%- if m.role == 'assistant' and m.tool_calls %}<|im_start|>assistant

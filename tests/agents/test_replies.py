@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unitymas
-from unitymas.agents.calls import ToolCalls
 from unitymas.agents.policies import Answer
-from unitymas.agents.reading import MAX_REPLY, first_json_object, split_thinking
 from unitymas.agents.roles import Boxed, Choice, Custom, Json, Raw, Reply, Role, Tags, read_reply
-from unitymas.envs.drivers import arena_of, take
-from unitymas.envs.trace import Trace
-from unitymas.envs.workflow import Episode, Outcome, Workflow
+from unitymas.agents.text.calls import ToolCalls
+from unitymas.agents.text.reading import MAX_REPLY, first_json_object, split_thinking
+from unitymas.envs.core.drivers import arena_of, take
+from unitymas.envs.core.trace import Trace
+from unitymas.envs.core.workflow import Episode, Outcome, Workflow
 from unitymas.envs.workflows.code import one_tag
 from unitymas.envs.workflows.mask import ROLES, read_filing, read_plan
 from unitymas.rewards.monitors import measure
@@ -236,14 +236,14 @@ def test_long_replies_are_read_beside_the_event_loop(pair, monkeypatch):
 @pytest.fixture(scope="module")
 def tokenizer():
     from unitymas.agents import model_path
-    from unitymas.agents.weights import load_tokenizer
+    from unitymas.agents.model.weights import load_tokenizer
 
     return load_tokenizer(model_path("tiny"))
 
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_what_is_said_while_thinking_is_no_stop_string(tokenizer, opened):
-    from unitymas.agents.stopping import Stopper, closing_tokens, pieces_within
+    from unitymas.agents.engines.stopping import Stopper, closing_tokens, pieces_within
 
     stop = ("</answer>",)
     closers = closing_tokens(stop, pieces_within(tokenizer, len(tokenizer)))
@@ -260,7 +260,7 @@ def test_what_is_said_while_thinking_is_no_stop_string(tokenizer, opened):
 
 
 def test_the_tokens_of_thinking_are_counted(tokenizer):
-    from unitymas.agents.pieces import thinking_tokens
+    from unitymas.agents.engines.pieces import thinking_tokens
 
     for thought, n in (("<think>Paris or Rome</think>", None), ("", 0), ("<think>", 0)):
         text = f"{thought}<answer>Paris</answer>"
@@ -276,7 +276,7 @@ def test_the_tokens_of_thinking_are_counted(tokenizer):
 
 
 def test_thinking_that_the_prompt_began_and_nobody_ended_reaches_no_other_role(pair, tokenizer, monkeypatch):
-    from unitymas.agents.pieces import opens_thinking
+    from unitymas.agents.engines.pieces import opens_thinking
 
     ends = {"<think>\n": True, "<think>\n\n</think>\n\n": False, "": False}
     for end, opened in ends.items():

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unitymas.agents
-from unitymas.agents.attention import pack
-from unitymas.agents.llama import Llama
-from unitymas.agents.weights import load_model
+from unitymas.agents.model.attention import pack
+from unitymas.agents.model.llama import Llama
+from unitymas.agents.model.weights import load_model
 from unitymas.envs.data import mini
-from unitymas.trainers import tiny
-from unitymas.trainers.tiny_drills import system_text
-from unitymas.trainers.tiny_school import School
-from unitymas.trainers.tiny_tokenizer import OPENING, SPECIAL, build, grow, known_words, pieces
+from unitymas.trainers.tiny import make as tiny
+from unitymas.trainers.tiny.drills import system_text
+from unitymas.trainers.tiny.school import School
+from unitymas.trainers.tiny.tokenizer import OPENING, SPECIAL, build, grow, known_words, pieces
 
 HOME = Path(unitymas.agents.__path__[0]) / "tiny"
 

@@ -15,13 +15,13 @@ import torch
 
 import unitymas
 from unitymas.agents import model_path
-from unitymas.agents.attention import pack
+from unitymas.agents.engines.sampling import SamplingParams
+from unitymas.agents.engines.vllm_engine import VLLMEngine
 from unitymas.agents.llm import LLMPolicy
-from unitymas.agents.logprobs import Support, logprobs_entropy
-from unitymas.agents.sampling import SamplingParams
-from unitymas.agents.vllm import VLLMEngine
-from unitymas.agents.weights import load_model, load_tokenizer
-from unitymas.envs.drivers import rollout
+from unitymas.agents.model.attention import pack
+from unitymas.agents.model.logprobs import Support, logprobs_entropy
+from unitymas.agents.model.weights import load_model, load_tokenizer
+from unitymas.envs.core.drivers import rollout
 from unitymas.envs.registry import make_arena
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

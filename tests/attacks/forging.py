@@ -12,11 +12,13 @@ import yaml
 import zstandard
 
 from unitymas.agents.policies import Answer, Call
-from unitymas.benchmarks import checking, identity, submission
-from unitymas.benchmarks.evaluate import evaluate
-from unitymas.benchmarks.results import episode_list, episode_row, figures
+from unitymas.benchmarks.evaluation import identity
+from unitymas.benchmarks.evaluation.evaluate import evaluate
+from unitymas.benchmarks.evaluation.results import episode_list, episode_row, figures
+from unitymas.benchmarks.leaderboard import checks as checking
+from unitymas.benchmarks.leaderboard import submission
+from unitymas.envs.core.trace import read_dicts
 from unitymas.envs.registry import make_arena
-from unitymas.envs.trace import read_dicts
 
 ENV, TASKS, K = "rag-nq", 6, 4
 

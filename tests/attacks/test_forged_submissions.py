@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from unitymas.benchmarks import leaderboard, submission
-from unitymas.benchmarks.guard import Guard
-from unitymas.envs.drivers import derive
+from unitymas.benchmarks.leaderboard import board as leaderboard
+from unitymas.benchmarks.leaderboard import submission
+from unitymas.benchmarks.leaderboard.guard import Guard
+from unitymas.envs.core.drivers import derive
 
 from .forging import Entry, K, honest
 from .hostile import HOSTILE_ENTRIES, configured

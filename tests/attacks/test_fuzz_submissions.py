@@ -16,9 +16,10 @@ import pytest
 import yaml
 import zstandard
 
-from unitymas.benchmarks import checking, viewer
-from unitymas.benchmarks.sources import labelled_episodes
-from unitymas.envs.trace import Trace, read, read_dicts
+from unitymas.benchmarks.leaderboard import checks as checking
+from unitymas.benchmarks.pages import viewer
+from unitymas.benchmarks.pages.trace_sources import labelled_episodes
+from unitymas.envs.core.trace import Trace, read, read_dicts
 
 from .forging import Entry, honest
 

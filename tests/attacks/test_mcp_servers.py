@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from unitymas.envs.tools.base import Infrastructure, background
+from unitymas.envs.core.trace import jsonable
+from unitymas.envs.core.workflow import ToolError
 from unitymas.envs.tools.mcp import LONGEST_ANSWER, McpServer
-from unitymas.envs.trace import jsonable
-from unitymas.envs.workflow import ToolError
+from unitymas.envs.tools.tool import Infrastructure, background
 
 pytest.importorskip("mcp")
 

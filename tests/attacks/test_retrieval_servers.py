@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from unitymas.envs.tools.retrieval import Bm25Index, Passage, RetrieverPool, RetrieverUnavailable, make_app
-from unitymas.envs.tools.retrieval.base import Hit
+from unitymas.envs.tools.retrieval.retriever import Hit
 from unitymas.envs.tools.retrieval.server import Limits
 
 web = pytest.importorskip("aiohttp.web")

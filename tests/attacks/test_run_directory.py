@@ -24,14 +24,14 @@ from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.agents import TINY
 from unitymas.agents.llm import load_policy
 from unitymas.agents.manifest import MANIFEST, Damaged, manifest
-from unitymas.agents.weights import from_config, load_model, load_tokenizer, save_model
-from unitymas.envs import trace as traces
+from unitymas.agents.model.weights import from_config, load_model, load_tokenizer, save_model
+from unitymas.envs.core import trace as traces
 from unitymas.envs.registry import unregister
-from unitymas.trainers import checkpoint
-from unitymas.trainers.config import ConfigError
-from unitymas.trainers.loggers import Logbook
-from unitymas.trainers.resume import newest, resumed
-from unitymas.trainers.run import Run, train
+from unitymas.trainers.config.schema import ConfigError
+from unitymas.trainers.controller import checkpoint
+from unitymas.trainers.controller.loggers import Logbook
+from unitymas.trainers.controller.resume import newest, resumed
+from unitymas.trainers.controller.run import Run, train
 
 ID = "one-of-run-directories"
 

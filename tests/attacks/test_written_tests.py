@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from unitymas.envs.tasks import CODE, Task
+from unitymas.envs.core.tasks import CODE, Task
 from unitymas.envs.tools.defaults import verify
-from unitymas.envs.tools.sandbox import SandboxError, resolve
+from unitymas.envs.tools.sandbox.runner import SandboxError, resolve
 
 try:
     resolve("auto")

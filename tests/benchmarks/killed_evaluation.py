@@ -8,11 +8,11 @@ from pathlib import Path
 
 from unitymas.agents.policies import Call
 from unitymas.agents.roles import Role
-from unitymas.benchmarks.evaluate import evaluate
+from unitymas.benchmarks.evaluation.evaluate import evaluate
+from unitymas.envs.core.tasks import Task
+from unitymas.envs.core.trace import Trace
+from unitymas.envs.core.workflow import Episode, Outcome, Workflow
 from unitymas.envs.registry import register
-from unitymas.envs.tasks import Task
-from unitymas.envs.trace import Trace
-from unitymas.envs.workflow import Episode, Outcome, Workflow
 
 
 class Guess(Workflow):

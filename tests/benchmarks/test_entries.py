@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from unitymas.benchmarks import entries, submission
+from unitymas.benchmarks.leaderboard import entries, submission
 
 
 def run_of(path: Path, args: dict[str, object]) -> Path:

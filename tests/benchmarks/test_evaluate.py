@@ -20,18 +20,20 @@ import numpy as np
 import pytest
 
 from unitymas.agents import TINY
-from unitymas.agents.engine import Engine
+from unitymas.agents.engines.torch_engine import Engine
 from unitymas.agents.llm import LLMPolicy
+from unitymas.agents.model.weights import load_model, load_tokenizer
 from unitymas.agents.policies import Answer, Call
 from unitymas.agents.roles import Choice, Role
-from unitymas.agents.weights import load_model, load_tokenizer
-from unitymas.benchmarks import evalcli, store, suites, tables
-from unitymas.benchmarks import evaluate as ev
-from unitymas.benchmarks.console import Board
+from unitymas.benchmarks.evaluation import episode_files as store
+from unitymas.benchmarks.evaluation import evaluate as ev
+from unitymas.benchmarks.evaluation import suites, tables
+from unitymas.benchmarks.evaluation.terminal import Board
+from unitymas.cli import evaluation as evalcli
 from unitymas.envs import registry
-from unitymas.envs.ledger import Credit
-from unitymas.envs.trace import read_dicts
-from unitymas.envs.workflow import Episode, Outcome, Workflow
+from unitymas.envs.core.ledger import Credit
+from unitymas.envs.core.trace import read_dicts
+from unitymas.envs.core.workflow import Episode, Outcome, Workflow
 
 SCRIPT = Path(__file__).with_name("killed_evaluation.py")
 TASKS = [
@@ -396,7 +398,7 @@ def test_inside_a_running_loop() -> None:
 
 def test_the_pins_are_those_of_this_release() -> None:
     """When environments or test data changed on purpose: raise the suite's version, then print the pins anew:
-    `python -m unitymas.benchmarks.suites > suites.json`, and put that into `benchmarks/assets`."""
+    `python -m unitymas.benchmarks.evaluation.suites > suites.json`, and put that into `benchmarks/pages/assets`."""
     registry.unregister("two-minds")
     try:
         assert suites.pins() == suites.compose()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from unitymas.benchmarks import export
-from unitymas.envs.drivers import rollout
-from unitymas.envs.trace import Trace, write
+from unitymas.benchmarks.evaluation import export
+from unitymas.envs.core.drivers import rollout
+from unitymas.envs.core.trace import Trace, write
 
 Make = Callable[..., dict[str, Any]]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from unitymas.benchmarks import live, viewer
+from unitymas.benchmarks.pages import live, viewer
 
 Make = Callable[..., dict[str, Any]]
 

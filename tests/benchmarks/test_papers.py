@@ -9,9 +9,9 @@ import pytest
 
 from unitymas.benchmarks.papers import dr_mas, faults, grid, micro, routing, stronger_mas, uneven, unitymas_o
 from unitymas.benchmarks.papers.grid import Claim, Paper, judged, key_of, load, mean_of, page, run
-from unitymas.envs.drivers import rollout
+from unitymas.envs.core.drivers import rollout
 from unitymas.envs.registry import make, unregister
-from unitymas.trainers.table import Decision, Table
+from unitymas.trainers.controller.statistics.table import Decision, Table
 
 played = []
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import zstandard
 
-from unitymas.benchmarks import renew, submission
-from unitymas.benchmarks.evaluate import evaluate
-from unitymas.envs.trace import read_dicts
+from unitymas.benchmarks import renew
+from unitymas.benchmarks.evaluation.evaluate import evaluate
+from unitymas.benchmarks.leaderboard import submission
+from unitymas.envs.core.trace import read_dicts
 
 
 def older(folder: Path, change: Callable[[Any], Any]) -> Path:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from unitymas.benchmarks import charts, report
-from unitymas.envs.drivers import rollout
-from unitymas.envs.trace import write
+from unitymas.benchmarks.pages import charts, report
+from unitymas.envs.core.drivers import rollout
+from unitymas.envs.core.trace import write
 
 HOSTILE = "</pre><script>document.title='owned'</script>\x1b[2J\ud800"
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from unitymas.agents.policies import Answer, Call
-from unitymas.benchmarks import leaderboard, submission
-from unitymas.benchmarks.evaluate import evaluate
-from unitymas.benchmarks.rerun import rerun
+from unitymas.benchmarks.evaluation.evaluate import evaluate
+from unitymas.benchmarks.leaderboard import board as leaderboard
+from unitymas.benchmarks.leaderboard import submission
+from unitymas.benchmarks.leaderboard.rerun import rerun
 
 ENV = "chain-deepscaler"
 

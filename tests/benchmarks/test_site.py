@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from unitymas.benchmarks import entries, leaderboard, submission
-from unitymas.benchmarks.evaluate import evaluate
+from unitymas.benchmarks.evaluation.evaluate import evaluate
+from unitymas.benchmarks.leaderboard import board as leaderboard
+from unitymas.benchmarks.leaderboard import entries, submission
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\x1b[31m\u202e\ud800"
 TEAMS = {"Expert": "scripted", "Fool": "fool", HOSTILE: {"summarizer": "fool", "*": "scripted"}}

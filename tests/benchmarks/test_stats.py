@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unitymas.benchmarks import stats
+from unitymas.benchmarks.evaluation import stats
 
 rows = st.lists(st.lists(st.integers(0, 1), min_size=3, max_size=6), min_size=1, max_size=6)
 

@@ -12,12 +12,14 @@ import pytest
 import yaml
 import zstandard
 
-from unitymas.benchmarks import reenact, schema, submission, suites
-from unitymas.benchmarks.evaluate import evaluate
-from unitymas.benchmarks.page import asset
-from unitymas.benchmarks.results import canonical, trace_digest
+from unitymas.benchmarks.evaluation import suites
+from unitymas.benchmarks.evaluation.evaluate import evaluate
+from unitymas.benchmarks.evaluation.results import canonical, trace_digest
+from unitymas.benchmarks.leaderboard import json_schema as schema
+from unitymas.benchmarks.leaderboard import reenact, submission
+from unitymas.benchmarks.pages.html import asset
+from unitymas.envs.core.trace import read_dicts
 from unitymas.envs.registry import make_arena
-from unitymas.envs.trace import read_dicts
 
 Change = Callable[[list[dict[str, Any]]], None]
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from unitymas.benchmarks import page, viewer
-from unitymas.benchmarks.tours import tours
+from unitymas.benchmarks.pages import html as page
+from unitymas.benchmarks.pages import viewer
+from unitymas.benchmarks.pages.tours import tours
 
 Make = Callable[..., dict[str, Any]]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unitymas.benchmarks.pages import main, pages
+from unitymas.benchmarks.pages.environments import main, pages
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -74,11 +74,13 @@ def test_generated_pages_are_fresh():
         kept.symmetric_difference(texts)
         | {n for n in kept & set(texts) if (DOCS / n).read_text() != texts[n]}
     )
-    assert not stale, f"run `make docs` (python -m unitymas.benchmarks.pages docs) and commit: {stale}"
+    assert not stale, (
+        f"run `make docs` (python -m unitymas.benchmarks.pages.environments docs) and commit: {stale}"
+    )
 
 
 def test_pages_of_environments_that_are_no_more_go(tmp_path, monkeypatch):
-    monkeypatch.setattr("unitymas.benchmarks.pages.pages", lambda: {"environments/a.md": "a"})
+    monkeypatch.setattr("unitymas.benchmarks.pages.environments.pages", lambda: {"environments/a.md": "a"})
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments/old.md").write_text("old")
     assert main([str(tmp_path)]) == 0

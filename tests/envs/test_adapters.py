@@ -8,7 +8,7 @@ import pytest
 
 import unitymas
 from unitymas import AECWorkflow, GraphWorkflow, Tags
-from unitymas.envs.adapters import AECRewards
+from unitymas.envs.faces.bridges import AECRewards
 from unitymas.envs.graph import END, START, GraphError
 from unitymas.envs.registry import unregister
 

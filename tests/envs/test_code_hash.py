@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unitymas.envs.arena import bare_code
+from unitymas.envs.core.arena import bare_code
 
 PROGRAM = '''"""Words."""
 from __future__ import annotations

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from unitymas.envs.data.adapters import paragraphs
-from unitymas.envs.data.catalogue import CATALOGUE
+from unitymas.envs.core.tasks import SCHEMAS, Task
 from unitymas.envs.data.code_adapters import code, mbpp
-from unitymas.envs.data.schemas import DataError, FieldError, check_row
+from unitymas.envs.data.published import CATALOGUE
+from unitymas.envs.data.qa_adapters import paragraphs
+from unitymas.envs.data.row_schemas import DataError, FieldError, check_row
 from unitymas.envs.data.sets import read_tasks
-from unitymas.envs.tasks import SCHEMAS, Task
 
 HOTPOT_HUB = {
     "id": "h1", "question": "Which town is older?", "answer": "Arden", "type": "comparison", "level": "easy",

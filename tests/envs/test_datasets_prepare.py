@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from unitymas.cli.data import data_main
 from unitymas.envs import registry
 from unitymas.envs.data import sources
-from unitymas.envs.data.catalogue import CATALOGUE, Hub, Package
-from unitymas.envs.data.commands import data_main
-from unitymas.envs.data.schemas import DataError
+from unitymas.envs.data.published import CATALOGUE, Hub, Package
+from unitymas.envs.data.row_schemas import DataError
 from unitymas.envs.data.sets import check, home, is_prepared, list_data, load, load_file, prepare
 
 

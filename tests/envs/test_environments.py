@@ -8,11 +8,11 @@ import sys
 import pytest
 
 import unitymas
-from unitymas.envs import trace as traces
-from unitymas.envs.commands import validate
-from unitymas.envs.drivers import heap_at_rest
+from unitymas.cli.environments import validate
+from unitymas.envs.core import trace as traces
+from unitymas.envs.core.drivers import heap_at_rest
+from unitymas.envs.core.workflow import WorkflowError
 from unitymas.envs.registry import list_envs, unregister
-from unitymas.envs.workflow import WorkflowError
 
 
 @pytest.mark.parametrize("id", list_envs())

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unitymas import Choice, Outcome, Raw, Role, Tags, ToolError, Workflow
-from unitymas.envs.execution import Budget, Ended, Execution, ReplayDivergence
-from unitymas.envs.tasks import QA, Task
-from unitymas.envs.workflow import WorkflowError
+from unitymas.envs.core.execution import Budget, Ended, Execution, ReplayDivergence
+from unitymas.envs.core.tasks import QA, Task
+from unitymas.envs.core.workflow import WorkflowError
 
 TASK = Task.of({"id": "t", "question": "why?", "answers": ["because"], "tags": ["a", "b"]}, QA)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unitymas.envs.tasks import TaskError
+from unitymas.envs.core.tasks import TaskError
 from unitymas.envs.workflows.games import GAMES, sudoku
 from unitymas.envs.workflows.games.game import data_set, tasks
 

@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 import unitymas
-from unitymas.envs.tasks import TaskError
-from unitymas.envs.trace import Trace
-from unitymas.envs.workflow import WorkflowError
+from unitymas.envs.core.tasks import TaskError
+from unitymas.envs.core.trace import Trace
+from unitymas.envs.core.workflow import WorkflowError
 from unitymas.envs.workflows.games import GAMES
 from unitymas.envs.workflows.games.game import tasks
 from unitymas.envs.workflows.games.teams import GameTeam
@@ -203,7 +203,7 @@ def test_every_prompt_shows_the_board_as_it_is():
 
 
 def test_anchors_name_the_state():
-    from unitymas.trainers.decisions import decisions_of
+    from unitymas.trainers.controller.statistics.decisions import decisions_of
 
     one = play("planpath-solo", script(planner=["up", "down", "up", "right"]))
     acts = one.acts()

@@ -16,7 +16,7 @@ import pytest
 
 import unitymas
 from unitymas.agents.roles import Choice, Json, Tags
-from unitymas.envs.human import completed, keys_of
+from unitymas.envs.faces.human import completed, keys_of
 from unitymas.envs.workflows.mask import ROLES
 
 SEED = 3

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 import unitymas
 from unitymas import Credit, Outcome, Role, Workflow
 from unitymas.agents.team import Team
-from unitymas.envs.arena import Arena
-from unitymas.envs.drivers import aplay, run_sync
-from unitymas.envs.env import WorkflowEnv
-from unitymas.envs.ledger import RewardError
-from unitymas.envs.tasks import DataSet
+from unitymas.envs.core.arena import Arena
+from unitymas.envs.core.drivers import aplay, run_sync
+from unitymas.envs.core.ledger import RewardError
+from unitymas.envs.core.tasks import DataSet
+from unitymas.envs.faces.aec import WorkflowEnv
 from unitymas.rewards.rules import TurnReward
 from unitymas.rewards.shaping import Propagated, TurnDelta
 

@@ -3,7 +3,7 @@
 import pytest
 
 import unitymas
-from unitymas.envs.drivers import play
+from unitymas.envs.core.drivers import play
 from unitymas.envs.workflows.mask import Step, steps_in, updater_prompt, view
 from unitymas.envs.workflows.mask_router import MOVES, STOP, Desk
 from unitymas.rewards.routing import CallCost

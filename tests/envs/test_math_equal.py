@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unitymas.envs.tools import math_pool, numerals
-from unitymas.envs.tools.math import extract_answer, math_equal
+from unitymas.envs.tools.math import numerals
+from unitymas.envs.tools.math import processes as math_pool
+from unitymas.envs.tools.math.equal import extract_answer, math_equal
 
 EQUAL = [
     # numbers, however they are written

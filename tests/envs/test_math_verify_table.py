@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from unitymas.envs.tools.math import math_equal
+from unitymas.envs.tools.math.equal import math_equal
 
 SDIST = Path(os.environ.get("MATH_VERIFY_SDIST", "math_verify-0.9.0.tar.gz"))
 PATIENT = 20.0  # seconds of processor time: here we ask what is right, not how fast

@@ -15,10 +15,10 @@ import pytest
 
 import unitymas
 from unitymas.agents.roles import Role
+from unitymas.envs.core.workflow import Episode, Outcome, ToolError, Workflow
 from unitymas.envs.registry import unregister
-from unitymas.envs.tools.base import Infrastructure, background
 from unitymas.envs.tools.mcp import McpServer, mcp_tools
-from unitymas.envs.workflow import Episode, Outcome, ToolError, Workflow
+from unitymas.envs.tools.tool import Infrastructure, background
 
 pytest.importorskip("mcp")
 

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from unitymas.envs.core.tasks import CODE, MATH, QA, Task, TaskError
 from unitymas.envs.data import mini
 from unitymas.envs.data.mini import words
 from unitymas.envs.data.mini.programs import FAMILIES, combinations, run_solution
@@ -16,7 +17,6 @@ from unitymas.envs.data.mini.questions import RELATIONS
 from unitymas.envs.data.mini.splits import check_disjoint
 from unitymas.envs.data.mini.sums import working
 from unitymas.envs.data.mini.world import World
-from unitymas.envs.tasks import CODE, MATH, QA, Task, TaskError
 
 
 def test_every_word_of_a_name_has_one_meaning() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from unitymas.envs.tools.sandbox import Limits, Result, SandboxError, resolve, run_python
+from unitymas.envs.tools.sandbox.runner import Limits, Result, SandboxError, resolve, run_python
 
 LIMITS = Limits(time_limit=1.0, wall_limit=6.0, memory_mb=256)
 

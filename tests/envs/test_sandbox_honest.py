@@ -1,4 +1,4 @@
-"""Honest programs run as `python program.py` does: a part of the corpus of `benchmarks/honest.py`, and places."""
+"""Honest programs run as `python program.py` does: a part of the corpus of `benchmarks/judge/honest.py`, and places."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from unitymas.benchmarks.honest import differences
-from unitymas.benchmarks.idioms import ENDING, PRINTING, READING, WHOLE, idioms
-from unitymas.envs.tools import sandbox, sandbox_launch
-from unitymas.envs.tools.sandbox import Limits, Program, SandboxError, resolve
-from unitymas.envs.tools.sandbox_launch import Level
+from unitymas.benchmarks.judge.honest import differences
+from unitymas.benchmarks.judge.idioms import ENDING, PRINTING, READING, WHOLE, idioms
+from unitymas.envs.tools.sandbox import launch
+from unitymas.envs.tools.sandbox import runner as sandbox
+from unitymas.envs.tools.sandbox.launch import Level
+from unitymas.envs.tools.sandbox.runner import Limits, Program, SandboxError, resolve
 
 try:
     resolve("auto")
@@ -71,10 +72,10 @@ def test_packages_and_interpreters_under_tmp(
     (tmp_path / "stdlib").mkdir()
     (tmp_path / "stdlib" / "late.py").write_text("word = 'late'")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sandbox_launch, "PACKAGES", ("pack",))
-    view = sandbox_launch._view.__wrapped__()
+    monkeypatch.setattr(launch, "PACKAGES", ("pack",))
+    view = launch._view.__wrapped__()
     view = replace(view, binds=[*view.binds, str(tmp_path / "stdlib")])
-    monkeypatch.setattr(sandbox_launch, "_view", lambda: view)
+    monkeypatch.setattr(launch, "_view", lambda: view)
     rooms = sandbox._Rooms(level)
     program = f"import sys, pack.part; sys.path.append({str(tmp_path / 'stdlib')!r}); import late; print(pack.part.word, late.word)"
     try:

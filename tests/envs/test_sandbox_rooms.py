@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unitymas.envs.tools import sandbox
-from unitymas.envs.tools.sandbox import Limits, Program, SandboxError, resolve, run_python
+from unitymas.envs.tools.sandbox import runner as sandbox
+from unitymas.envs.tools.sandbox.runner import Limits, Program, SandboxError, resolve, run_python
 
 try:
     resolve("auto")
@@ -66,7 +66,7 @@ def test_nothing_is_left_of_closed_rooms() -> None:
 def test_a_dead_host_leaves_no_program_behind() -> None:
     """Killed in mid-case, so that nothing can be cleaned up: the keeper notices, and kills."""
     code = (
-        "from unitymas.envs.tools.sandbox import *; import os\n"
+        "from unitymas.envs.tools.sandbox.runner import *; import os\n"
         "resolve(); print('go', flush=True)\n"
         "run_python('''import ctypes, time; ctypes.CDLL(None).prctl(15, b'orphan-case'); time.sleep(100)''',"
         " limits=Limits(90))"
@@ -115,7 +115,7 @@ def test_as_an_ordinary_user(level: str) -> None:
     python = next((p for p in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(p)), None)
     code = f"""
 import sys
-from unitymas.envs.tools.code import verify_code
+from unitymas.envs.tools.code.verify import verify_code
 tests = [["1", "1"], ["2", "3"]]
 print(verify_code("print(input())", tests, sandbox={level!r}).verdicts == ["accepted", "wrong_answer"])
 for program in ("import os, time\\nfor _ in range(99):\\n    if os.fork() == 0: time.sleep(9)", "open('/etc/passwd')", "open(__file__ + '/../../x', 'w')", "x = bytes(1 << 30)"):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from unitymas.envs.tools.sandbox import Limits, SandboxError, resolve, run_python
+from unitymas.envs.tools.sandbox.runner import Limits, SandboxError, resolve, run_python
 
 try:
     resolve("auto")

@@ -6,11 +6,11 @@ import pytest
 
 from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.agents.policies import RandomPolicy
-from unitymas.envs.arena import Arena
+from unitymas.envs.core.arena import Arena
+from unitymas.envs.core.tasks import DataSet
+from unitymas.envs.core.workflow import WorkflowError
 from unitymas.envs.search import ab_mcts, best_of_n
-from unitymas.envs.tasks import DataSet
-from unitymas.envs.tools.base import Tool
-from unitymas.envs.workflow import WorkflowError
+from unitymas.envs.tools.tool import Tool
 
 DEPTH = 8
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unitymas
-from unitymas.envs.trace import read, write
-from unitymas.envs.workflow import WorkflowError
+from unitymas.envs.core.trace import read, write
+from unitymas.envs.core.workflow import WorkflowError
 
 
 def scripted(id="mask-hotpotqa", **how):

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unitymas
-from unitymas.agents.calls import MOST, ToolCalls, read_calls
 from unitymas.agents.policies import FoolPolicy
 from unitymas.agents.roles import Json, Role, Tags
-from unitymas.envs.arena import Arena
-from unitymas.envs.drivers import play
-from unitymas.envs.tasks import DataSet
-from unitymas.envs.toolloop import LONGEST, tool_loop
-from unitymas.envs.tools.base import Tool, tool
-from unitymas.envs.tools.schemas import about, misfit
-from unitymas.envs.workflow import Episode, Outcome, Workflow, WorkflowError
+from unitymas.agents.text.calls import MOST, ToolCalls, read_calls
+from unitymas.envs.core.arena import Arena
+from unitymas.envs.core.drivers import play
+from unitymas.envs.core.tasks import DataSet
+from unitymas.envs.core.workflow import Episode, Outcome, Workflow, WorkflowError
+from unitymas.envs.tool_loop import LONGEST, tool_loop
+from unitymas.envs.tools.signatures import about, misfit
+from unitymas.envs.tools.tool import Tool, tool
 
 ROW = {"id": "t", "question": "why?", "answers": ["because"]}
 
@@ -251,8 +251,8 @@ def test_the_second_prompt_continues_the_very_tokens_of_the_first(knows_tools):
     from transformers import AutoTokenizer
 
     from unitymas.agents import TINY
-    from unitymas.agents.chat import Chat
     from unitymas.agents.policies import Call
+    from unitymas.agents.text.chat import Chat
 
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     if not knows_tools:

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unitymas.envs.tools import verify_code
-from unitymas.envs.tools.code import Report, Verdict, averify_code, extract_code
-from unitymas.envs.tools.code_checkers import same_text, same_value
-from unitymas.envs.tools.sandbox import Limits, SandboxError, resolve
+from unitymas.envs.tools.code.checkers import same_text, same_value
+from unitymas.envs.tools.code.verify import Report, Verdict, averify_code, extract_code
+from unitymas.envs.tools.sandbox.runner import Limits, SandboxError, resolve
 
 try:
     resolve("auto")
@@ -64,7 +64,7 @@ def test_report() -> None:
     assert report.pass_rate == pytest.approx(1 / 3)
     assert report.sandbox in ("bubblewrap", "namespaces")
     assert report.cases[1].error == "ValueError: 2" and 'File "program.py", line 2' in report.cases[1].stderr
-    assert "sandbox_program" not in report.cases[1].stderr
+    assert "program" not in report.cases[1].stderr
     assert "secret" not in json.dumps(report.to_dict()) and "secret" in report.cases[2].explain()
 
 

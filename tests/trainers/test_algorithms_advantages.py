@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unitymas.trainers.algorithms import make_algorithm
-from unitymas.trainers.gae import summarise, token_advantages
-from unitymas.trainers.groups import partition
-from unitymas.trainers.table import Decision, Table
+from unitymas.trainers.controller.statistics.comparison import partition
+from unitymas.trainers.controller.statistics.gae import summarise, token_advantages
+from unitymas.trainers.controller.statistics.table import Decision, Table
 
 UNHURRIED = settings(deadline=None, max_examples=25)
 SEEDS = st.integers(0, 2**20)

@@ -25,7 +25,7 @@ from unitymas.trainers.algorithms import (
     make_algorithm,
     register_algorithm,
 )
-from unitymas.trainers.table import Table
+from unitymas.trainers.controller.statistics.table import Table
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "my_algorithm.py"
 

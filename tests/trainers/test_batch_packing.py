@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unitymas.trainers.batch import Thin, count, tokens_per_unit
-from unitymas.trainers.packing import lay, micro_batches, tokens
-from unitymas.trainers.samples import Sample
+from unitymas.trainers.group.batch import Thin, count, tokens_per_unit
+from unitymas.trainers.group.packing import lay, micro_batches, tokens
+from unitymas.trainers.group.sample_store import Sample
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 

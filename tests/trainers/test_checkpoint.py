@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from unitymas.trainers import checkpoint
-from unitymas.trainers.checkpoint import CheckpointError, finished, latest, prune, verify, writing
-from unitymas.trainers.config import RunConfig
+from unitymas.trainers.config.schema import RunConfig
+from unitymas.trainers.controller import checkpoint
+from unitymas.trainers.controller.checkpoint import CheckpointError, finished, latest, prune, verify, writing
 
 
 def save(target: Path, number: int) -> None:

@@ -8,10 +8,10 @@ from rich.console import Console as Rich
 import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.envs.registry import unregister
-from unitymas.trainers.config import RunConfig
-from unitymas.trainers.console import Console
-from unitymas.trainers.progress import Progress
-from unitymas.trainers.run import train
+from unitymas.trainers.config.schema import RunConfig
+from unitymas.trainers.controller.console import Console
+from unitymas.trainers.controller.progress import Progress
+from unitymas.trainers.controller.run import train
 
 
 class One(Workflow):

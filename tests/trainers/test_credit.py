@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unitymas import Outcome, Role, Workflow, rollout
-from unitymas.envs.arena import Arena
-from unitymas.envs.tasks import DataSet
-from unitymas.trainers.credit import (
+from unitymas.envs.core.arena import Arena
+from unitymas.envs.core.tasks import DataSet
+from unitymas.trainers.controller.statistics.credit import (
     Influence,
     Mix,
     Shaping,
@@ -23,8 +23,8 @@ from unitymas.trainers.credit import (
     credit_from_config,
     shaping,
 )
-from unitymas.trainers.decisions import credits_by_node, shuffled_credits
-from unitymas.trainers.table import Decision, Table
+from unitymas.trainers.controller.statistics.decisions import credits_by_node, shuffled_credits
+from unitymas.trainers.controller.statistics.table import Decision, Table
 
 UNHURRIED = settings(deadline=None, max_examples=25)
 SEEDS = st.integers(0, 2**20)

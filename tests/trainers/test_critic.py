@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 
 import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
-from unitymas.agents.weights import load_model
-from unitymas.envs.ledger import Credit
+from unitymas.agents.model.weights import load_model
+from unitymas.envs.core.ledger import Credit
 from unitymas.envs.registry import unregister
-from unitymas.trainers import gae
 from unitymas.trainers.algorithms import make_algorithm
-from unitymas.trainers.config import ConfigError
-from unitymas.trainers.parameters import Parameters
-from unitymas.trainers.resolve import resolve
-from unitymas.trainers.run import Run
-from unitymas.trainers.samples import Sample
-from unitymas.trainers.settings import Learning
-from unitymas.trainers.table import Decision, Table, ValueSummary
-from unitymas.trainers.targets import Discount, summaries
-from unitymas.trainers.update import Learner
+from unitymas.trainers.config.group_settings import Learning
+from unitymas.trainers.config.resolve import resolve
+from unitymas.trainers.config.schema import ConfigError
+from unitymas.trainers.controller.run import Run
+from unitymas.trainers.controller.statistics import gae
+from unitymas.trainers.controller.statistics.table import Decision, Table, ValueSummary
+from unitymas.trainers.group.parameters import Parameters
+from unitymas.trainers.group.sample_store import Sample
+from unitymas.trainers.group.targets import Discount, summaries
+from unitymas.trainers.group.update import Learner
 
 GOOD, BAD, CUT = range(3)
 ENDINGS = {GOOD: ("terminal", 1.0), BAD: ("terminal", 0.0), CUT: ("truncated", 0.0)}

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unitymas.trainers import gae
 from unitymas.trainers.algorithms import make_algorithm
-from unitymas.trainers.table import Decision, Table
+from unitymas.trainers.controller.statistics import gae
+from unitymas.trainers.controller.statistics.table import Decision, Table
 
 UNHURRIED = settings(deadline=None, max_examples=25)
 RATES = st.sampled_from([0.0, 0.5, 0.9, 0.95, 1.0])

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from unitymas.agents import TINY, model_path
+from unitymas.agents.model.weights import load_model
 from unitymas.agents.policies import Call
-from unitymas.agents.weights import load_model
 from unitymas.trainers.algorithms import make_algorithm
-from unitymas.trainers.checkpoint import CheckpointError
-from unitymas.trainers.group import CallCancelled, ModelGroup
-from unitymas.trainers.settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
-from unitymas.trainers.table import Signal
-from unitymas.trainers.update import UpdateError
+from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
+from unitymas.trainers.controller.checkpoint import CheckpointError
+from unitymas.trainers.controller.statistics.table import Signal
+from unitymas.trainers.group.model_group import CallCancelled, ModelGroup
+from unitymas.trainers.group.update import UpdateError
 
 LEARNING = Learning(lr=1e-2, micro_tokens=64)
 NODES = ("0", "1", "2.0")

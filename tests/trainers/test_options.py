@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unitymas.agents.sampling import SamplingParams
-from unitymas.trainers import config, settings
+from unitymas.agents.engines.sampling import SamplingParams
 from unitymas.trainers.algorithms import list_algorithms, make_algorithm
-from unitymas.trainers.algorithms.base import RANGES
-from unitymas.trainers.config import ConfigError, build
-from unitymas.trainers.credit import CREDIT, credit_from_config
-from unitymas.trainers.options import OutOfRange, Range
-from unitymas.trainers.resolve import resolve
+from unitymas.trainers.algorithms.algorithm import RANGES
+from unitymas.trainers.config import group_settings as settings
+from unitymas.trainers.config import schema as config
+from unitymas.trainers.config.choices import OutOfRange, Range
+from unitymas.trainers.config.resolve import resolve
+from unitymas.trainers.config.schema import ConfigError, build
+from unitymas.trainers.controller.statistics.credit import CREDIT, credit_from_config
 
 
 def numeric(cls: type) -> dict[str, bool]:

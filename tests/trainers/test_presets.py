@@ -4,9 +4,9 @@ import pytest
 
 from unitymas.benchmarks import demo
 from unitymas.cli import main
-from unitymas.trainers.config import merge
-from unitymas.trainers.presets import PRESETS, TINY
-from unitymas.trainers.resolve import resolve
+from unitymas.trainers.config.presets import PRESETS, TINY
+from unitymas.trainers.config.resolve import resolve
+from unitymas.trainers.config.schema import merge
 
 ENV = "mask-hotpotqa"
 

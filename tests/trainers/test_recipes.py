@@ -12,19 +12,19 @@ import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.agents.policies import Answer, Call, ExpertPolicy, FoolPolicy, RandomPolicy
 from unitymas.agents.team import Team
-from unitymas.envs.branch import Branch
-from unitymas.envs.drivers import arena_of
-from unitymas.envs.ledger import Credit
+from unitymas.envs.core.branch import Branch
+from unitymas.envs.core.drivers import arena_of
+from unitymas.envs.core.ledger import Credit
 from unitymas.envs.registry import unregister
-from unitymas.trainers.config import ConfigError
-from unitymas.trainers.counterfactual import Counterfactual, question
-from unitymas.trainers.decisions import decisions_of
+from unitymas.trainers.config.resolve import resolve
+from unitymas.trainers.config.schema import ConfigError
+from unitymas.trainers.controller.counterfactual import Counterfactual, question
+from unitymas.trainers.controller.run import Run
+from unitymas.trainers.controller.statistics.decisions import decisions_of
+from unitymas.trainers.controller.step import Default
 from unitymas.trainers.recipes import list_recipes, make_recipe, register_recipe
 from unitymas.trainers.recipes.cross import Mixed
 from unitymas.trainers.recipes.malt import rows, valued
-from unitymas.trainers.resolve import resolve
-from unitymas.trainers.run import Run
-from unitymas.trainers.step import Default
 
 WORDS = ("w1", "w2", "w3", "w4")
 ID = "pair-of-guessers"

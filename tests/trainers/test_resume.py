@@ -19,19 +19,19 @@ import torch
 import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.agents.manifest import Damaged
-from unitymas.envs.arena import Arena
+from unitymas.cli.training import train_main
+from unitymas.envs.core.arena import Arena
+from unitymas.envs.core.trace import Trace
 from unitymas.envs.registry import unregister
-from unitymas.envs.trace import Trace
 from unitymas.rewards.monitors import Watch
-from unitymas.trainers import checkpoint
-from unitymas.trainers.commands import train_main
-from unitymas.trainers.config import ConfigError
-from unitymas.trainers.loggers import Logbook
+from unitymas.trainers.config.resolve import resolve
+from unitymas.trainers.config.schema import ConfigError
+from unitymas.trainers.controller import checkpoint
+from unitymas.trainers.controller.loggers import Logbook
+from unitymas.trainers.controller.resume import NothingToResume, read_config, resumed
+from unitymas.trainers.controller.run import Run, train
+from unitymas.trainers.controller.step import Default
 from unitymas.trainers.recipes import register_recipe
-from unitymas.trainers.resolve import resolve
-from unitymas.trainers.resume import NothingToResume, read_config, resumed
-from unitymas.trainers.run import Run, train
-from unitymas.trainers.step import Default
 
 WORDS = ("w1", "w2", "w3", "w4")
 ID, OTHER = "pair-of-resume", "pair-beside-it"

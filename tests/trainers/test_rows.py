@@ -76,7 +76,7 @@ def test_failed_episodes_give_no_rows(traces):
 def test_the_very_tokens_are_kept_when_asked_for():
     pytest.importorskip("torch")
     from unitymas.agents import model_path
-    from unitymas.agents.weights import load_tokenizer
+    from unitymas.agents.model.weights import load_tokenizer
 
     team = unitymas.Team({"*": "scripted", "searcher": "tiny"})
     how = {"data": "mini", "tasks": 1, "max_turns": 1}

@@ -7,13 +7,13 @@ import torch
 
 import unitymas
 from unitymas import Outcome, Role, Tags, Workflow
-from unitymas.agents.weights import load_model
+from unitymas.agents.model.weights import load_model
+from unitymas.cli.training import train_main
+from unitymas.envs.core.trace import read_dicts
 from unitymas.envs.registry import unregister
-from unitymas.envs.trace import read_dicts
-from unitymas.trainers.commands import train_main
-from unitymas.trainers.config import ConfigError, RunConfig, build, dump, read_yaml
-from unitymas.trainers.resolve import resolve
-from unitymas.trainers.run import Run, Stopped, train
+from unitymas.trainers.config.resolve import resolve
+from unitymas.trainers.config.schema import ConfigError, RunConfig, build, dump, read_yaml
+from unitymas.trainers.controller.run import Run, Stopped, train
 
 
 class Pair(Workflow):

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from unitymas.agents.policies import Call
-from unitymas.trainers import checkpoint
 from unitymas.trainers.algorithms import make_algorithm
-from unitymas.trainers.group import CallCancelled, ModelGroup
-from unitymas.trainers.runtime import METHODS, start_groups, stop_groups
-from unitymas.trainers.settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
-from unitymas.trainers.table import Signal
-from unitymas.trainers.update import UpdateError
+from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
+from unitymas.trainers.controller import checkpoint
+from unitymas.trainers.controller.statistics.table import Signal
+from unitymas.trainers.group.model_group import CallCancelled, ModelGroup
+from unitymas.trainers.group.runtime import METHODS, start_groups, stop_groups
+from unitymas.trainers.group.update import UpdateError
 
 LEARNING = Learning(lr=1e-2, micro_tokens=100)
 
@@ -138,8 +138,8 @@ def test_errors_and_cancelling_cross(tiny_llama: str, tmp_path: Path, cluster: N
 JOIN = """
 import asyncio, sys
 import ray
-from unitymas.trainers.runtime import start_groups, stop_groups
-from unitymas.trainers.settings import GroupSpec, PolicySpec
+from unitymas.trainers.group.runtime import start_groups, stop_groups
+from unitymas.trainers.config.group_settings import GroupSpec, PolicySpec
 
 async def run():
     specs = {n: GroupSpec(name=n, model=sys.argv[1], policies={"p": PolicySpec()}, slots=2, threads=1) for n in "a"}

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from unitymas.trainers.samples import Sample, SampleStore
+from unitymas.trainers.group.sample_store import Sample, SampleStore
 
 
 def sample(episode: str, node: str, version: int = 0) -> Sample:

@@ -4,13 +4,13 @@ import pytest
 
 import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
-from unitymas.envs.ledger import Credit
+from unitymas.envs.core.ledger import Credit
 from unitymas.envs.registry import unregister
-from unitymas.trainers.collect import Harvest
-from unitymas.trainers.config import ConfigError
-from unitymas.trainers.resolve import resolve
-from unitymas.trainers.run import Run, train
-from unitymas.trainers.step import Default
+from unitymas.trainers.config.resolve import resolve
+from unitymas.trainers.config.schema import ConfigError
+from unitymas.trainers.controller.collect import Harvest
+from unitymas.trainers.controller.run import Run, train
+from unitymas.trainers.controller.step import Default
 
 WORDS = ("w1", "w2", "w3", "w4")
 NEAR, FAR = "guess-near", "guess-far"
@@ -118,7 +118,7 @@ def test_useful_tasks_are_told_by_environment_too(tiny_llama, tmp_path):
     fields = settings(tiny_llama)
     fields["policies"]["*"]["algorithm"] = {"name": "dapo"}
     run = Run(resolve(NEAR, preset_name="shared", **fields), tmp_path)
-    from unitymas.trainers.table import Decision
+    from unitymas.trainers.controller.statistics.table import Decision
 
     def row(env, i, pay):
         return Decision(

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
-from unitymas.envs.ledger import Credit
+from unitymas.envs.core.ledger import Credit
+from unitymas.envs.core.trace import Trace
+from unitymas.envs.core.workflow import WorkflowError
 from unitymas.envs.registry import unregister
-from unitymas.envs.trace import Trace
-from unitymas.envs.workflow import WorkflowError
-from unitymas.trainers import checkpoint
-from unitymas.trainers.collect import Harvest
-from unitymas.trainers.loggers import Logbook
-from unitymas.trainers.resolve import resolve
-from unitymas.trainers.run import Run
-from unitymas.trainers.step import collected
+from unitymas.trainers.config.resolve import resolve
+from unitymas.trainers.controller import checkpoint
+from unitymas.trainers.controller.collect import Harvest
+from unitymas.trainers.controller.loggers import Logbook
+from unitymas.trainers.controller.run import Run
+from unitymas.trainers.controller.step import collected
 
 WORDS = ("w1", "w2")
 ID = "step-test"

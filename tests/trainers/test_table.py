@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unitymas.trainers.algorithms import make_algorithm
-from unitymas.trainers.groups import GROUPS, partition, report, returns, scores, starved, zero_shares
-from unitymas.trainers.table import Decision, Signal, Table
+from unitymas.trainers.controller.statistics.comparison import (
+    GROUPS,
+    partition,
+    report,
+    returns,
+    scores,
+    starved,
+    zero_shares,
+)
+from unitymas.trainers.controller.statistics.table import Decision, Signal, Table
 
 UNHURRIED = settings(deadline=None, max_examples=20)
 SEEDS = st.integers(0, 2**20)

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from unitymas import Outcome, Role, Tags, Workflow
 from unitymas.agents.policies import Answer
 from unitymas.agents.team import BoundTeam
-from unitymas.envs.arena import Arena
-from unitymas.envs.branch import Branch, check_forks
-from unitymas.envs.drivers import aplay
-from unitymas.envs.execution import Execution
-from unitymas.envs.ledger import Credit
-from unitymas.envs.tasks import DataSet
-from unitymas.envs.tools.base import Tool
-from unitymas.envs.workflow import WorkflowError
+from unitymas.envs.core.arena import Arena
+from unitymas.envs.core.branch import Branch, check_forks
+from unitymas.envs.core.drivers import aplay
+from unitymas.envs.core.execution import Execution
+from unitymas.envs.core.ledger import Credit
+from unitymas.envs.core.tasks import DataSet
+from unitymas.envs.core.workflow import WorkflowError
+from unitymas.envs.tools.tool import Tool
 from unitymas.trainers.algorithms import Tree, make_algorithm
-from unitymas.trainers.collect import Collector
-from unitymas.trainers.credit import apply_credit, credit_from_config
-from unitymas.trainers.groups import partition
-from unitymas.trainers.table import Table
-from unitymas.trainers.tree import TreeSampler
+from unitymas.trainers.controller.collect import Collector
+from unitymas.trainers.controller.statistics.comparison import partition
+from unitymas.trainers.controller.statistics.credit import apply_credit, credit_from_config
+from unitymas.trainers.controller.statistics.table import Table
+from unitymas.trainers.controller.tree import TreeSampler
 
 
 class Team(Workflow):

@@ -13,10 +13,10 @@ from unitymas.agents.threads import ThreadError, in_thread, together
 from unitymas.envs.registry import unregister
 from unitymas.envs.tools import Tool
 from unitymas.trainers.algorithms import PolicyGradient, register_algorithm
-from unitymas.trainers.config import ConfigError
-from unitymas.trainers.resolve import resolve
-from unitymas.trainers.run import Run
-from unitymas.trainers.watchdog import Watchdog
+from unitymas.trainers.config.resolve import resolve
+from unitymas.trainers.config.schema import ConfigError
+from unitymas.trainers.controller.run import Run
+from unitymas.trainers.controller.watchdog import Watchdog
 
 WORDS = ("w1", "w2", "w3", "w4")
 

@@ -14,9 +14,9 @@ from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_type_hints
 
-from ...hints import described, fits, nearest
+from ...agents.hints import described, fits, nearest
 from ...own import find, load_plugin
-from .base import Algorithm, GroupRelative, Needs, Plan, PolicyGradient, Tree
+from .algorithm import Algorithm, GroupRelative, Needs, Plan, PolicyGradient, Tree
 
 __all__ = [
     "Algorithm",

@@ -22,15 +22,15 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..groups import Groups, Score, partition
-from ..options import Aggregation
-from ..table import Decision, Ints, Signal, Table
-from .base import GroupRelative, Metrics, Needs, Plan, Tree
+from ..config.choices import Aggregation
+from ..controller.statistics.comparison import Groups, Score, partition
+from ..controller.statistics.table import Decision, Ints, Signal, Table
+from .algorithm import GroupRelative, Metrics, Needs, Plan, Tree
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..batch import Batch
+    from ..group.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class ATGRPO(GroupRelative):
 
     def critic_loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
         """Squared distance from what it should have said, at every token and after the last (`tree_score="value"`)."""
-        from .. import losses
+        from ..group import losses
 
         if batch.values is None or batch.returns is None or batch.old_values is None:
             raise ValueError(f"{self.name}: a critic's batch needs values, old_values and returns")

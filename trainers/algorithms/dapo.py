@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..table import Floats, Ints, Table
-from .base import GroupRelative, Plan
+from ..controller.statistics.table import Floats, Ints, Table
+from .algorithm import GroupRelative, Plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..groups import Groups, Score, partition
-from ..options import Aggregation
-from ..table import Table
-from .base import GroupRelative
+from ..config.choices import Aggregation
+from ..controller.statistics.comparison import Groups, Score, partition
+from ..controller.statistics.table import Table
+from .algorithm import GroupRelative
 
 
 @dataclass(frozen=True, kw_only=True)

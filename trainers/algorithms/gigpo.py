@@ -21,9 +21,9 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..groups import Score, partition, returns
-from ..table import Bools, Floats, Ints, Signal, Table
-from .base import GroupRelative, Needs
+from ..controller.statistics.comparison import Score, partition, returns
+from ..controller.statistics.table import Bools, Floats, Ints, Signal, Table
+from .algorithm import GroupRelative, Needs
 
 
 @dataclass(frozen=True, kw_only=True)

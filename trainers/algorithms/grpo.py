@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..options import Aggregation
-from .base import GroupRelative
+from ..config.choices import Aggregation
+from .algorithm import GroupRelative
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..options import Aggregation, Importance
-from .base import GroupRelative
+from ..config.choices import Aggregation, Importance
+from .algorithm import GroupRelative
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..batch import Batch
+    from ..group.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,6 @@ class GSPO(GroupRelative):
     aggregation: Aggregation = "sequence-mean"
 
     def log_ratio(self, batch: Batch) -> Tensor:
-        from .. import losses
+        from ..group import losses
 
         return losses.sequence_log_ratio(batch)

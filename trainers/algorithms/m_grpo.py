@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from ..groups import Groups, Score
-from ..table import Floats, Ints, Signal, Table, total
-from .base import GroupRelative, Unit
+from ..controller.statistics.comparison import Groups, Score
+from ..controller.statistics.table import Floats, Ints, Signal, Table, total
+from .algorithm import GroupRelative, Unit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .base import Needs
+from .algorithm import Needs
 from .ppo import PPO
 
 

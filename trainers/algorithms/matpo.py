@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ..table import Floats, Ints, Signal, Table, total
-from .base import GroupRelative
+from ..controller.statistics.table import Floats, Ints, Signal, Table, total
+from .algorithm import GroupRelative
 
 
 @dataclass(frozen=True, kw_only=True)

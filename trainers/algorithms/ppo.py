@@ -22,14 +22,14 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from .. import gae
-from ..table import Floats, Ints, Signal, Table
-from .base import Metrics, Needs, PolicyGradient
+from ..controller.statistics import gae
+from ..controller.statistics.table import Floats, Ints, Signal, Table
+from .algorithm import Metrics, Needs, PolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..batch import Batch
+    from ..group.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class PPO(PolicyGradient):
 
     def critic_loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
         """For a critic with parameters, and an optimiser, of its own."""
-        from .. import losses
+        from ..group import losses
 
         if batch.values is None or batch.returns is None or batch.old_values is None:
             raise ValueError(f"{self.name}: a critic's batch needs values, old_values and returns")

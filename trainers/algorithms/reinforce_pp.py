@@ -19,9 +19,9 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .. import gae
-from ..table import Ints, Signal, Table
-from .base import GroupRelative, Needs
+from ..controller.statistics import gae
+from ..controller.statistics.table import Ints, Signal, Table
+from .algorithm import GroupRelative, Needs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..groups import Groups
-from ..table import Floats
-from .base import GroupRelative
+from ..controller.statistics.comparison import Groups
+from ..controller.statistics.table import Floats
+from .algorithm import GroupRelative
 
 
 @dataclass(frozen=True, kw_only=True)

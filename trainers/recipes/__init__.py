@@ -13,9 +13,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ...hints import nearest
+from ...agents.hints import nearest
 from ...own import find, load_plugin, plugins
-from ..step import Default
+from ..controller.step import Default
 
 GROUP = "unitymas.recipes"  # of entry points
 _WHERE: dict[str, str | type[Default]] = {

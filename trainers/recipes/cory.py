@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...agents.hints import nearest
 from ...agents.team import BoundTeam
-from ...hints import nearest
-from ..step import Default
+from ..controller.step import Default
 
 if TYPE_CHECKING:
-    from ..run import Run
+    from ..controller.run import Run
 
 
 @dataclass(frozen=True)

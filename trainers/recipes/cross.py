@@ -13,13 +13,13 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...agents.hints import nearest
 from ...agents.policies import Answer, Call, PolicyWrapper
 from ...agents.team import BoundTeam
-from ...hints import nearest
-from ..step import Default
+from ..controller.step import Default
 
 if TYPE_CHECKING:
-    from ..run import Run
+    from ..controller.run import Run
 
 
 class Mixed(PolicyWrapper):

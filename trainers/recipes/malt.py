@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...agents.manifest import MANIFEST
 from ...agents.threads import in_thread
-from ...envs.ledger import Credit
-from ...envs.trace import Trace
-from ..algorithms.base import Plan, Tree
-from ..options import COUNT, check_ranges
-from ..step import Default, Metrics, collected
-from ..table import Table
+from ...envs.core.ledger import Credit
+from ...envs.core.trace import Trace
+from ..algorithms.algorithm import Plan, Tree
+from ..config.choices import COUNT, check_ranges
+from ..controller.statistics.table import Table
+from ..controller.step import Default, Metrics, collected
 
 if TYPE_CHECKING:
-    from ..run import Run
-    from ..tree import Grown
+    from ..controller.run import Run
+    from ..controller.tree import Grown
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Malt(Default):
         self._gathered: list[Trace] = []
 
     def check(self, run: Run) -> None:
-        from ...envs.branch import check_forks
+        from ...envs.core.branch import check_forks
 
         check_forks(run.arena, "recipe 'malt'")
         for name, policy in run.config.policies.items():

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...envs.arena import Arena
+from ...envs.core.arena import Arena
 from ...envs.registry import make_arena
-from ..collect import Collector, Cursor, Harvest
-from ..step import Default
+from ..controller.collect import Collector, Cursor, Harvest
+from ..controller.step import Default
 
 if TYPE_CHECKING:
-    from ..run import Run
+    from ..controller.run import Run
 
 
 @dataclass

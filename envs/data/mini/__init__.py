@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ...tasks import DataSet, TaskError, fingerprint
+from ...core.tasks import DataSet, TaskError, fingerprint
 from .passages import passages
 from .programs import programs
 from .questions import MIXES, QUESTIONS_PER_BLOCK, questions

@@ -4,16 +4,16 @@ All three are callables `(query, k) -> [{id, title, text}]` (the pool's is await
 `aretrieve_many(queries, k)`, aligned with the queries, and name what they search by `.fingerprint`. See base.py.
 """
 
-from .base import Hit, Index, IndexFormatError, Passage, RetrievalError
 from .bm25 import Bm25Index
 from .build import index_corpus, index_main, open_index
-from .cache import AnswerCache
 from .corpus import CorpusError, read_corpus
 from .dense import DenseIndex
 from .embedders import Embedder, HashEmbedder, SentenceEncoder
+from .memo import AnswerCache
 from .pool import RetrieverPool, RetrieverUnavailable
+from .retriever import Hit, Index, IndexFormatError, Passage, RetrievalError
 from .server import make_app, serve, serve_main
-from .text import Analyzer
+from .terms import Analyzer
 
 __all__ = [
     "Analyzer",

@@ -22,9 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .base import Hit, Index, IntArray, Passage, RetrievalError, best_first, check_k, check_queries
-from .postings import UNIT, Postings, PostingsBuilder
-from .store import (
+from .index_files import (
     Draft,
     Fingerprint,
     PassageFile,
@@ -37,7 +35,9 @@ from .store import (
     read_array,
     read_manifest,
 )
-from .text import Analyzer
+from .postings import UNIT, Postings, PostingsBuilder
+from .retriever import Hit, Index, IntArray, Passage, RetrievalError, best_first, check_k, check_queries
+from .terms import Analyzer
 
 SMALL = 4096
 """Up to so many passages, summing everything is the fastest way."""

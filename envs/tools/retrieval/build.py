@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ....hints import counted
-from .base import Passage, RetrievalError
+from ....agents.hints import counted
 from .bm25 import Bm25Index
 from .corpus import Progress, read_corpus
 from .dense import DenseIndex
 from .embedders import Embedder, HashEmbedder, SentenceEncoder
-from .store import read_manifest
-from .text import Analyzer
+from .index_files import read_manifest
+from .retriever import Passage, RetrievalError
+from .terms import Analyzer
 
 
 def open_index(path: str | Path, *, verify: bool = True) -> Bm25Index | DenseIndex:

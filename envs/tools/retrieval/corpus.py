@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import Passage, RetrievalError
+from .retriever import Passage, RetrievalError
 from .wire import ID_FIELDS, TEXT_FIELDS, BadAnswer, read_passage
 
 LONGEST_LINE = 64 << 20

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .base import Hit, Index, IntArray, Passage, RetrievalError, batches, best_first, check_k, check_queries
 from .embedders import Embedder, Vectors, embedder_from
-from .store import (
+from .index_files import (
     Fingerprint,
     PassageFile,
     PassageWriter,
@@ -27,6 +26,17 @@ from .store import (
     new_index,
     read_array,
     read_manifest,
+)
+from .retriever import (
+    Hit,
+    Index,
+    IntArray,
+    Passage,
+    RetrievalError,
+    batches,
+    best_first,
+    check_k,
+    check_queries,
 )
 
 UNIT = 1 << 20  # scores are compared in steps of a millionth, so that rounding makes no order

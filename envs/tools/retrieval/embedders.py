@@ -19,8 +19,8 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from .base import RetrievalError
-from .text import Analyzer
+from .retriever import RetrievalError
+from .terms import Analyzer
 
 Vectors = npt.NDArray[np.float32]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from .base import Passage
+from .retriever import Passage
 from .wire import DIALECTS, BadAnswer, Misaligned, decode_response, encode_request
 
 PATHS = ("/retrieve", "/query", "/search", "/")

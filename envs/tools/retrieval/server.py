@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .base import Index, Passage, batches
+from .retriever import Index, Passage, batches
 from .wire import Request, decode_request, encode_response
 
 BATCH = 8  # queries that are searched together; a clock is looked at between two batches

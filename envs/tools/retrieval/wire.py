@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .base import Passage
+from .retriever import Passage
 
 DIALECTS = ("unitymas", "search-r1")
 TEXT_FIELDS = ("text", "contents", "content", "document", "passage", "paragraph_text", "body")

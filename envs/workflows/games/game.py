@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
-from ...tasks import DataSet, Schema, TaskError, fingerprint
+from ...core.tasks import DataSet, Schema, TaskError, fingerprint
 
 Solution = tuple[str, ...]
 GAME_TASK = Schema("game", ("id", "game", "start"), ("solution",))

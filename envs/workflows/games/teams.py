@@ -20,12 +20,12 @@ from typing import Any
 
 from ....agents.policies import Call
 from ....agents.roles import Choice, Custom, Format, FormatError, Reply, Role, Tags
-from ...tasks import DataSet, Task
-from ...trace import Trace
-from ...workflow import Episode, Outcome, Workflow, WorkflowError, unknown
+from ...core.tasks import DataSet, Task
+from ...core.trace import Trace
+from ...core.workflow import Episode, Outcome, Workflow, WorkflowError, unknown
 from . import GAMES
 from .game import GAME_TASK, Game, Solution, data_set
-from .world import walk
+from .simulator import walk
 
 APPROVE = "approve"
 _PLAN = re.compile(r"<plan>([^<]*)</plan>\s*\Z", re.IGNORECASE)

@@ -1,0 +1,1 @@
+"""Engines: who generates tokens. The torch engine, vLLM, and how tokens are sampled."""

@@ -1,0 +1,252 @@
+"""Keys and values of what an engine has read: a slot for each running request, and blocks of shared prefixes.
+
+A request owns one slot, contiguous in memory, for as long as it runs. Running requests always occupy the first
+slots, so that a step reads one dense slice. There are as many slots, and as long ones, as requests have needed so far:
+what is not used is not reserved. Beside the slots stands a pool of *blocks* (a few tokens each): the keys
+and values of prompts seen before. A block is known by its tokens and by the block before it, so equal means equal
+and there is nothing to collide. New requests copy the blocks they share into their slots; of the rest, what several
+of them have in common is computed once and written into the slot of each.
+
+Shapes: L layers, S slots, C context, K key heads, D head width, T tokens, H heads; the leading 2 is keys and values.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..model.attention import Buckets, Span
+from ..model.llama import Attention
+from ..model.shape import Shape
+from .memory import available
+from .prefill import Piece
+
+
+class Cache:
+    """The slots: [2, L, S, K, C, D]. They grow as requests come and replies get longer, up to a part of what is free."""
+
+    grain = 64  # tokens by which slots grow
+    share = 0.5  # of the free memory; while they grow, the slots stand there twice
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self.both = torch.zeros(
+            2, shape.layers, 0, shape.kv_heads, 0, shape.head_width, dtype=dtype, device=device
+        )
+        self.token = 2 * shape.layers * shape.kv_heads * shape.head_width * self.both.element_size()  # bytes
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Slots, and tokens in each, that there is memory for."""
+        return self.both.shape[2], self.both.shape[4]
+
+    def limit(self) -> int:
+        """Tokens that all slots together may hold."""
+        return int((available(self.both.device) + self.both.nbytes) * self.share) // self.token
+
+    def hold(self, slots: int, length: int, promised: int, most: int) -> None:
+        """See to it that `slots` slots have `length` tokens each; they will not need more than `promised`.
+
+        There will never be more than `most` slots. Where there is memory, it grows to double, so that it seldom grows.
+        """
+        had, width = self.size
+        if slots <= had and length <= width:
+            return
+        if length > width:
+            width = self.round(min(promised, max(length, 2 * width)))
+        had = had if slots <= had else min(most, max(slots, 2 * had))
+        if had * width > self.limit():
+            had, width = slots, self.round(promised)
+        self.lay_out(had, width)
+
+    def lay_out(self, slots: int, width: int) -> None:
+        """Have this many slots of this width, and in them what they held so far."""
+        old, (two, layers, _, heads, _, depth) = self.both, self.both.shape
+        self.both = old.new_zeros(two, layers, slots, heads, width, depth)
+        slots, width = min(slots, old.shape[2]), min(width, old.shape[4])
+        self.both[:, :, :slots, :, :width] = old[:, :, :slots, :, :width]
+
+    def round(self, tokens: int) -> int:
+        """To whole grains: a step reads slots in such pieces."""
+        return -(-tokens // self.grain) * self.grain
+
+    def rows(self, slot: Tensor, position: Tensor) -> Tensor:
+        """Where `write` puts the heads of tokens at (slot [T], position [T]): [T * K]."""
+        heads, context = self.both.shape[3:5]
+        head = slot[:, None] * heads + torch.arange(heads, device=slot.device)
+        return (head * context + position[:, None]).flatten()
+
+    def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
+        """Put k and v [T, K, D] in their rows."""
+        for cached, new in zip(self.both[:, layer], (k, v), strict=True):
+            cached.view(-1, new.shape[-1]).index_copy_(0, rows, new.reshape(-1, new.shape[-1]))
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self.both[:, :, target, :, :length] = self.both[:, :, source, :, :length]
+
+
+class Prefixes:
+    """The pool of blocks, least recently used first out. It grows to `most` blocks where memory allows."""
+
+    share = 0.25  # of the free memory
+
+    def __init__(self, cache: Cache, most: int, size: int) -> None:
+        self.cache, self.most, self.size = cache, most, size
+        two, layers, _, heads, _, width = cache.both.shape
+        self.pool = cache.both.new_empty(0, two, layers, heads, size, width)
+        self.clear()
+
+    @property
+    def slots(self) -> Tensor:
+        """The slots, cut into blocks: [2, L, S, K, blocks of a slot, size, D]."""
+        return self.cache.both.unflatten(4, (-1, self.size))  # type: ignore[no-any-return]
+
+    def clear(self) -> None:
+        """Forget everything: the weights have changed."""
+        self.known: OrderedDict[tuple[object, tuple[int, ...]], tuple[int, int]] = (
+            OrderedDict()
+        )  # -> serial, place
+        self.free = list(range(len(self.pool)))
+        self.end = self.most  # blocks, until memory is found short
+        self.serial = 0
+
+    def find(self, ids: Sequence[int], salt: object) -> list[int]:
+        """Places of the known blocks `ids` begins with; the last token is never among them: it must be computed."""
+        places: list[int] = []
+        parent = salt
+        for start in range(0, len(ids) - self.size, self.size):
+            key = (parent, tuple(ids[start : start + self.size]))
+            if key not in self.known:
+                break
+            self.known.move_to_end(key)
+            parent, place = self.known[key]
+            places.append(place)
+        return places
+
+    def load(self, found: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Copy blocks to the beginning of slots: (slot, places) of each."""
+        copies = [(slot, i, place) for slot, places in found for i, place in enumerate(places)]
+        if copies:
+            slot, block, place = torch.tensor(copies).T
+            self.slots[:, :, slot, :, block] = self.pool[place]
+
+    def store(self, prompts: Iterable[tuple[int, Sequence[int], object]]) -> None:
+        """Keep the whole blocks of prompts whose keys and values stand in slots: (slot, ids, salt) of each."""
+        taken = {  # of a place taken twice, the later owner counts: the other was forgotten
+            place: (slot, i, place) for slot, ids, salt in prompts for i, place in self._register(ids, salt)
+        }
+        if taken:
+            slot, block, place = torch.tensor(list(taken.values())).T
+            self.pool[place] = self.slots[:, :, slot, :, block]
+
+    def _register(self, ids: Sequence[int], salt: object) -> Iterator[tuple[int, int]]:
+        """Make the whole blocks of a prompt known; the new ones: (number in the prompt, place)."""
+        parent = salt
+        for start in range(0, len(ids) - self.size + 1, self.size):
+            key = (parent, tuple(ids[start : start + self.size]))
+            if key not in self.known:
+                place = self._place(keep=len(ids) // self.size)
+                if place is None:
+                    return
+                self.serial += 1
+                self.known[key] = (self.serial, place)
+                yield start // self.size, place
+            self.known.move_to_end(key)
+            parent = self.known[key][0]
+
+    def _place(self, keep: int) -> int | None:
+        """A free place; the oldest block gives way, but never one of the `keep` most recent (this prompt's own)."""
+        if self.free or self._grow():
+            return self.free.pop()
+        if len(self.known) <= keep:
+            return None
+        return self.known.popitem(last=False)[1][1]
+
+    def _grow(self) -> bool:
+        """Make room for twice as many blocks, where there may be more and memory allows."""
+        had = len(self.pool)
+        if had >= self.end:
+            return False
+        room = int((available(self.pool.device) + self.pool.nbytes) * self.share) // (
+            self.size * self.cache.token
+        )
+        self.end = max(had, min(self.most, room))
+        blocks = min(self.end, max(256, 2 * had))
+        grown = self.pool.new_empty(blocks, *self.pool.shape[1:])
+        grown[:had] = self.pool
+        self.pool = grown
+        self.free += range(had, blocks)
+        return bool(self.free)
+
+
+class Reading:
+    """Attention while prompts are read: the tokens of a piece, computed once, see their slot so far."""
+
+    def __init__(self, cache: Cache, pieces: Sequence[Piece], alone: bool) -> None:
+        """`pieces`: in the order of the row; what stands before each is in its slots, or also read now."""
+        self.cache = cache
+        device = cache.both.device
+        spans: list[Span] = []
+        slot: list[int] = []
+        position: list[int] = []
+        source: list[int] = []  # where a token is in the row
+        self.n = 0
+        for piece in pieces:
+            spans.append(Span(self.n, piece.n, piece.start))
+            for s in piece.slots:
+                slot += [s] * piece.n
+                position += range(piece.start, piece.start + piece.n)
+                source += range(self.n, self.n + piece.n)
+            self.n += piece.n
+        self.rows = cache.rows(torch.tensor(slot, device=device), torch.tensor(position, device=device))
+        self.source = torch.tensor(source, device=device)
+        self.buckets = Buckets(spans, cache.both.dtype, device, alone)
+        self.seats = [
+            torch.tensor([pieces[i].slots[0] for i in group], device=device) for group in self.buckets.groups
+        ]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.cache.write(layer, self.rows, k[self.source], v[self.source])
+        both = self.cache.both[:, layer].unbind()
+        widths = [mask.shape[2] for mask in self.buckets.masks]
+        seen = (
+            [cached[:, :, :width].index_select(0, seats) for cached in both]
+            for seats, width in zip(self.seats, widths, strict=True)
+        )
+        out = self.buckets.attend(q, seen)
+        if len(q) == self.n:
+            return out
+        return torch.cat((out, out.new_zeros(len(q) - self.n, *out.shape[1:])))  # rows that only fill a shape
+
+
+class Speaking:
+    """Attention while replies are spoken: one new token for each of the first n slots."""
+
+    def __init__(self, cache: Cache, position: Tensor, width: int) -> None:
+        self.cache, self.width = cache, width
+        self.rows = cache.rows(torch.arange(len(position), device=position.device), position)
+        hidden = torch.arange(width, device=position.device) > position[:, None]
+        mask = torch.zeros(hidden.shape, dtype=cache.both.dtype, device=position.device)
+        self.mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.cache.write(layer, self.rows, k, v)
+        keys, values = self.cache.both[:, layer, : len(q), :, : self.width]
+        grouped = q.unflatten(
+            1, (k.shape[1], -1)
+        )  # the heads that share keys stand as that key head's queries
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask).flatten(1, 2)
+
+
+class Beside:
+    """Both in one pass: the first n rows speak, the others are read."""
+
+    def __init__(self, n: int, speaking: Attention, reading: Attention) -> None:
+        self.n, self.speaking, self.reading = n, speaking, reading
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        (q1, q2), (k1, k2), (v1, v2) = (x.tensor_split([self.n]) for x in (q, k, v))
+        return torch.cat((self.speaking(layer, q1, k1, v1), self.reading(layer, q2, k2, v2)))

@@ -1,0 +1,52 @@
+"""The text that each token of a reply adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..text.reading import split_thinking
+
+UNFINISHED = "\ufffd"  # what a decoder shows for the first bytes of a character
+
+
+def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """One text per token; together they are the decoded reply.
+
+    A token alone decodes wrongly where spaces are implied or a character spans tokens. So each is decoded with
+    those before it that gave the last text, and what that adds is its own. A token that ends within a character
+    adds nothing yet; its successor adds the whole character.
+    """
+    said: list[str] = []
+    begin = known = 0  # ids[begin:known] gave the last text
+    for end in range(1, len(ids) + 1):
+        before = _decoded(tokenizer, ids[begin:known])
+        text = _decoded(tokenizer, ids[begin:end])
+        if len(text) <= len(before) or (text.endswith(UNFINISHED) and end < len(ids)):
+            said.append("")
+            continue
+        said.append(text[len(before) :])
+        begin, known = known, end
+    return said
+
+
+def opens_thinking(tokenizer: Any, prompt: Sequence[int]) -> bool:
+    """Whether a prompt ends in an opened block, as some chat templates write it: the reply begins inside of it."""
+    return _decoded(tokenizer, prompt[-16:]).rstrip().lower().endswith("<think>")
+
+
+def thinking_tokens(tokenizer: Any, ids: Sequence[int], text: str) -> int:
+    """How many of a reply's first tokens are its thinking; 0 where it thinks nothing, or never stops."""
+    thinking, _, closed = split_thinking(text)
+    if not thinking or not closed:
+        return 0
+    length = 0
+    for count, piece in enumerate(pieces(tokenizer, ids), 1):
+        length += len(piece)
+        if length >= len(thinking.rstrip()):
+            return count
+    return len(ids)
+
+
+def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)) if ids else ""

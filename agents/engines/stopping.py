@@ -1,0 +1,69 @@
+"""Stop strings: when a reply has said one, judged on its text but found out cheaply, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..text.reading import split_thinking
+from .pieces import UNFINISHED, opens_thinking
+
+
+def pieces_within(tokenizer: Any, vocab: int) -> list[str]:
+    """What each token adds to a text that it does not begin (alone, some decoders drop its space)."""
+    known = range(min(vocab, len(tokenizer)))
+    once, twice = (
+        tokenizer.batch_decode([[i] * n for i in known], clean_up_tokenization_spaces=False) for n in (1, 2)
+    )
+    return [b[len(a) :] if b.startswith(a) else UNFINISHED for a, b in zip(once, twice, strict=True)]
+
+
+def closing_tokens(stop: tuple[str, ...], pieces: Sequence[str]) -> frozenset[int]:
+    """Tokens with which one of the strings may be complete; one of broken UTF-8 may hold any character's last byte."""
+    return frozenset(
+        i
+        for i, piece in enumerate(pieces)
+        if UNFINISHED in piece or any(s in piece or _ends(s, piece) for s in stop)
+    )
+
+
+def _ends(stop: str, piece: str) -> bool:
+    """Whether the piece can go on from a text and so complete the string."""
+    return any(stop.endswith(piece[:n]) for n in range(1, min(len(stop), len(piece)) + 1))
+
+
+class Stopper:
+    """Watches one reply for its stop strings; what it says while it thinks is none.
+
+    Decoding at every token would cost more than a small model's step. A stop string can only be complete at a token
+    that begins with an end of it (or holds it whole), so only there is the tail of the reply decoded.
+    """
+
+    __slots__ = ("closers", "opened", "stop", "tail", "tokenizer")
+
+    def __init__(
+        self, stop: tuple[str, ...], tokenizer: Any, closers: frozenset[int], prompt: Sequence[int] = ()
+    ) -> None:
+        self.stop, self.tokenizer, self.closers = stop, tokenizer, closers
+        self.opened = "<think>" if opens_thinking(tokenizer, prompt) else ""
+        self.tail = 4 + max(len(s.encode()) for s in stop)  # no token holds less than a byte
+
+    def stops(self, ids: Sequence[int]) -> bool:
+        """Is the reply complete with its newest token?"""
+        if ids[-1] not in self.closers:
+            return False
+        tail = self._decoded(ids[-self.tail :])
+        return any(s in tail for s in self.stop) and self._end(self._decoded(ids)) is not None
+
+    def cut(self, text: str) -> str:
+        """The text up to and including the first stop string."""
+        return text[: self._end(text)]
+
+    def _end(self, text: str) -> int | None:
+        """Where the reply is complete; None where it goes on."""
+        thinking, said, closed = split_thinking(self.opened + text)
+        ends = [said.index(s) + len(s) for s in self.stop if s in said] if closed else []
+        return len(thinking) - len(self.opened) + min(ends) if ends else None
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))

@@ -1,0 +1,446 @@
+"""The torch engine: token ids in; token ids and log-probs out.
+
+    engine = Engine(model, tokenizer, slots=64, context=512)
+    request = engine.submit(prompt_ids, SamplingParams(max_tokens=32))
+    while not request.done:
+        engine.step()
+    request.result.ids, request.result.logprobs
+
+Requests of any lengths run side by side; each joins as a slot becomes free and leaves by itself. One `step` gives
+every running request its next token; those that join have their prompts read in the same pass (prefixes seen before
+are copied, what several of them have in common is read once). `step` is a plain function; `agenerate` drives it from
+asyncio, on the loop's own thread, because a second thread would fight the controller for Python's lock after every
+small product.
+
+With `deterministic=True` every product has a fixed shape and prompts are read in fixed pieces, so that a request's
+result is the same, bit for bit, whatever it is batched with. Threads and machine are part of that promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..model.llama import Llama, Route
+from .generation import Generation as Generation
+from .generation import Request as Request
+from .kv_cache import Beside, Cache, Prefixes, Reading, Speaking
+from .prefill import Piece, cut, groups
+from .sampling import Draw, SamplingParams, Tries, draw
+from .stopping import Stopper, closing_tokens, pieces_within
+
+
+class Versioned:
+    """Which version of the weights an engine speaks with: of all, and of adapters that came by themselves."""
+
+    version = 0
+
+    def __init__(self) -> None:
+        self._own: dict[str, int] = {}
+
+    def version_of(self, adapter: str | None) -> int:
+        return self.version if adapter is None else self._own.get(adapter, self.version)
+
+    def _took_over(self, version: int, adapter: str | None = None) -> None:
+        if adapter is None:
+            self.version, self._own = version, {}
+        else:
+            self._own[adapter] = version
+
+
+class Engine(Versioned):
+    """Continuous batching over one model. See the module's text."""
+
+    block = 4  # tokens of a shared block
+    fixed_block = 16  # the same in deterministic mode: also the piece in which prompts are read there
+    reading_rows = 2048  # prompt tokens read at once
+    fixed_rows = 256  # the same in deterministic mode: always exactly so many
+
+    def __init__(
+        self,
+        model: Llama,
+        tokenizer: Any = None,
+        *,
+        slots: int = 64,
+        context: int | None = None,
+        dtype: torch.dtype | None = None,
+        stop_ids: Iterable[int] | None = None,
+        deterministic: bool = False,
+        share_prefixes: bool = True,
+    ) -> None:
+        if slots < 1:
+            raise ValueError(f"an engine needs at least one slot, not {slots}")
+        self.tokenizer = tokenizer
+        self.slots = slots
+        self.context = min(context or model.shape.context, model.shape.context)
+        self.deterministic = deterministic
+        self.dtype = dtype or model.embed.dtype
+        self.stop_ids = frozenset(
+            stop_ids if stop_ids is not None else closing_ids(model.hf_config, tokenizer)
+        )
+        super().__init__()
+        self.publish(model, 0)
+        self.device = self.model.embed.device
+        self.share_prefixes = share_prefixes
+        self._lay_out()
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # request i is in slot i
+        self.counts: Counter[str] = Counter()
+        self._trie = Tries(tokenizer, self.stop_ids)
+        self._closers: dict[tuple[str, ...], frozenset[int]] = {}
+        self._driver: asyncio.Task[None] | None = None
+
+    def _lay_out(self) -> None:
+        """The slots, and the pool of blocks beside them. They grow with use, but for slots of a fixed shape."""
+        size = self.fixed_block if self.deterministic else self.block
+        of_a_slot = -(-self.context // size)
+        self.cache = Cache(self.model.shape, self.dtype, self.device)
+        if self.deterministic:
+            if self.slots * of_a_slot * size > self.cache.limit():
+                raise self._too_large(
+                    f"{self.slots} slots of {self.context} tokens", self.slots * self.context
+                )
+            self.cache.lay_out(self.slots, of_a_slot * size)
+        self.prefixes = Prefixes(self.cache, self.slots * of_a_slot if self.share_prefixes else 0, size)
+
+    def _too_large(self, what: str, tokens: int) -> MemoryError:
+        """What needs how much, what there is, and which settings change it."""
+        wanted, most = (n * self.cache.token / 2**30 for n in (tokens, self.cache.limit()))
+        return MemoryError(
+            f"{what} need {wanted:.3g} GiB for keys and values, and {self.device} has {most:.3g} GiB for them (half of "
+            f"what is free); lower groups.*.context ({self.context}), groups.*.slots ({self.slots}) or "
+            f"policies.*.sampling.max_tokens, or set groups.*.precision=bfloat16 ({self.dtype} now)"
+        )
+
+    def fix_shapes(self) -> None:
+        """Be deterministic from now on, as if made so."""
+        if self.busy:
+            raise RuntimeError("an engine cannot change its shapes while requests run or wait")
+        if not self.deterministic:
+            self.deterministic = True
+            self._lay_out()
+
+    # -- weights
+
+    def publish(self, model: Llama, version: int, adapter: str | None = None) -> None:
+        """Take over a copy of the model's weights, or of one adapter's alone.
+
+        What already runs goes on with the new ones, as of its own version."""
+        if adapter is None:
+            self.model = copy.deepcopy(model).to(self.dtype).requires_grad_(False).eval()
+        else:
+            self.model = self.model.with_adapter_of(model, adapter)
+        self._took_over(version, adapter)
+        if hasattr(self, "prefixes"):
+            self.prefixes.clear()
+
+    # -- requests
+
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, key: Any = None, adapter: str | None = None
+    ) -> Request:
+        """Queue a request. `key` is the caller's own name for it; `adapter` a low-rank adapter of the model."""
+        request = Request(list(prompt), params, key, adapter)
+        if not request.prompt:
+            raise ValueError("a prompt needs at least one token")
+        if not 0 <= min(request.prompt) <= max(request.prompt) < self.model.shape.vocab:
+            raise ValueError(
+                f"token ids must be in 0..{self.model.shape.vocab - 1}; is this another model's tokenizer?"
+            )
+        request.node = self._trie(params.choices) if params.choices else None
+        request.stopper = self._stopper(params.stop, request.prompt) if params.stop else None
+        request.version = self.version_of(adapter)
+        if len(request.prompt) >= self.context:
+            self._finish(request, "overflow")
+        else:
+            self.waiting.append(request)
+        return request
+
+    @torch.inference_mode()  # as `step`: the cache moves in either
+    def cancel(self, request: Request) -> None:
+        """End a request now; what it has said so far is its result."""
+        if request.done:
+            return
+        if request in self.running:
+            self._leave(request)
+        else:
+            self.waiting.remove(request)
+        self._finish(request, "cancelled")
+
+    def generate(self, prompts: Iterable[Sequence[int]], params: SamplingParams) -> list[Generation]:
+        """Answer several prompts, each with its own seed (params.seed, +1, +2 …), and wait for all."""
+        requests = [self.submit(p, params.but(seed=params.seed + i)) for i, p in enumerate(prompts)]
+        while not all(r.done for r in requests):
+            self.step()
+        return [_result(r) for r in requests]
+
+    async def agenerate(
+        self, prompt: Sequence[int], params: SamplingParams, key: Any = None, adapter: str | None = None
+    ) -> Generation:
+        """Answer one prompt among whatever else runs. Cancelling the task cancels the request."""
+        request = self.submit(prompt, params, key, adapter)
+        if not request.done:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            request.on_done = lambda _: None if future.done() else future.set_result(None)
+            self._drive()
+            try:
+                await future
+            finally:
+                self.cancel(request)
+        return _result(request)
+
+    def _drive(self) -> None:
+        """See to it that a task on this loop steps while there is work."""
+        loop = asyncio.get_running_loop()
+        if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
+            self._driver = loop.create_task(self._steps())
+
+    async def _steps(self) -> None:
+        await asyncio.sleep(0)  # those who were about to ask, ask first
+        while self.busy:
+            try:
+                self.step()
+            except Exception as error:
+                self._fail(error)
+            await asyncio.sleep(0)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    # -- one step
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Let waiting requests in and give everyone a next token: prompts are read beside what the others speak."""
+        spoken = len(self.running)  # slots
+        free = self.slots - spoken
+        if self.waiting and free >= min(len(self.waiting), max(1, self.slots // 8)):
+            self._let_in(min(free, len(self.waiting)))
+        if not self.running:
+            return
+        if not self.deterministic:
+            self._make_room()
+        work = groups(self._join(spoken), self.fixed_rows if self.deterministic else self.reading_rows)
+        if spoken and (self.deterministic or not work):
+            work.insert(0, [])
+        state: dict[int, Tensor] = {}  # of each slot's last token
+        for pieces in work:
+            speaks = 0 if state else spoken
+            hidden = self._compute(pieces, speaks)
+            state.update(zip(range(speaks), hidden, strict=False))
+            ends = zip(pieces, hidden[speaks:], strict=False)
+            state.update((slot, own) for piece, own in ends for slot in piece.slots)
+        if self.share_prefixes:
+            joined = enumerate(self.running[spoken:], spoken)
+            self.prefixes.store((slot, r.prompt, r.adapter) for slot, r in joined)
+        if spoken:
+            self.counts.update(steps=1, tokens_spoken=spoken)
+        self._say(torch.stack([state[slot] for slot in range(len(self.running))]))
+
+    def _let_in(self, most: int) -> None:
+        """Let up to `most` waiting requests run, in order, and only such that memory is there for to their ends."""
+        had, width = self.cache.size
+        limit = had * width  # tokens; the memory is asked for only where this is not enough
+        need = max(map(self._need, self.running), default=0)
+        for _ in range(most):
+            need = max(need, self.cache.round(self._need(self.waiting[0])))
+            wanted = (len(self.running) + 1) * need
+            if (
+                not self.deterministic
+                and wanted > limit
+                and wanted > (limit := max(limit, self.cache.limit()))
+            ):
+                if self.running:
+                    return  # until some have left
+                refused, need = self.waiting.popleft(), 0
+                what = f"a prompt of {len(refused.prompt)} tokens and a reply of up to {refused.params.max_tokens}"
+                self._end(refused, self._too_large(what, wanted))
+                continue
+            self.running.append(self.waiting.popleft())
+
+    def _make_room(self) -> None:
+        """Slots for all who run, long enough for this step."""
+        had, width = self.cache.size
+        longest = 1 + max(r.length for r in self.running)
+        if len(self.running) > had or longest > width:
+            self.cache.hold(len(self.running), longest, max(map(self._need, self.running)), self.slots)
+
+    def _need(self, request: Request) -> int:
+        """Tokens that a request can come to."""
+        return min(self.context, len(request.prompt) + request.params.max_tokens)
+
+    def _join(self, first: int) -> list[Piece]:
+        """Copy what is known of the prompts in slots from `first` on. -> the rest, what they share but once."""
+        joining = list(enumerate(self.running[first:], first))
+        found = [(slot, self.prefixes.find(r.prompt, r.adapter)) for slot, r in joining]
+        self.prefixes.load(found)
+        size = self.prefixes.size
+        pieces = list(
+            cut(
+                {slot: r.prompt for slot, r in joining},
+                known={slot: len(places) * size for slot, places in found},
+                family={slot: (0 if self.share_prefixes else slot, r.adapter or "") for slot, r in joining},
+                block=size,
+                most=self.fixed_block if self.deterministic else self.reading_rows,
+            )
+        )
+        new: Counter[int] = Counter()  # slot -> tokens
+        for piece in pieces:
+            new[min(piece.slots)] += piece.n
+        for slot, request in joining:
+            request.cached = len(request.prompt) - new[slot]
+            request.version = self.version_of(request.adapter)
+            self.counts.update(prompts=1, tokens_read=new[slot], tokens_copied=request.cached)
+        return pieces
+
+    def _compute(self, pieces: list[Piece], spoken: int) -> Tensor:
+        """One pass of the model: the states of the first `spoken` slots' last tokens, then of each piece's."""
+        speakers = self.running[:spoken]
+        rows = self.slots if self.deterministic and spoken else spoken
+        spare = rows - spoken  # they write where no prompt stands
+        ids = [r.ids[-1] for r in speakers] + [0] * spare
+        position = [r.length for r in speakers] + [self.context - 1] * spare
+        adapters = [r.adapter for r in speakers] + [None] * spare
+        width = min(self.context, (max(position, default=0) // 32 + 1) * 32)
+        ends = list(range(rows))
+        for piece in pieces:
+            request = self.running[piece.slots[0]]
+            ids += request.prompt[piece.start : piece.start + piece.n]
+            position += range(piece.start, piece.start + piece.n)
+            adapters += [request.adapter] * piece.n
+            ends.append(len(ids) - 1)
+        if self.deterministic and pieces:
+            spare = self.fixed_rows - len(ids)
+            ids, position, adapters = ids + [0] * spare, position + [0] * spare, adapters + [None] * spare
+            ends += [0] * (self.fixed_rows - len(ends))
+        row, place, keep = (torch.tensor(x, device=self.device) for x in (ids, position, ends))
+        ways: list[Speaking | Reading] = []
+        if rows:
+            ways.append(Speaking(self.cache, place[:rows], self.context if self.deterministic else width))
+        if pieces:
+            ways.append(Reading(self.cache, pieces, alone=self.deterministic))
+        attention = ways[0] if len(ways) == 1 else Beside(rows, *ways)
+        return self.model(row, place, attention, route=self._route(adapters), keep=keep if pieces else None)  # type: ignore[no-any-return]
+
+    def _say(self, hidden: Tensor) -> None:
+        """Sample each running request's next token and let those leave that are done."""
+        requests = list(self.running)
+        rows = self.slots if self.deterministic else len(requests)
+        if len(hidden) < rows:
+            hidden = torch.cat((hidden, hidden.new_zeros(rows - len(hidden), hidden.shape[1])))
+        scores = self.model.logits(hidden)[: len(requests)]
+        drawn = draw(
+            scores,
+            [r.params for r in requests],
+            [len(r.ids) for r in requests],
+            [None if r.node is None else tuple(r.node.children) for r in requests],
+        )
+        if not all(logprob == logprob for logprob in drawn.logprobs):
+            raise FloatingPointError("the model's scores are not numbers (NaN): its weights are broken")
+        reasons = [self._take(request, drawn, i) for i, request in enumerate(requests)]
+        for request, reason in zip(requests, reasons, strict=True):
+            if reason:
+                self._leave(request)
+                self._finish(request, reason)
+
+    def _take(self, request: Request, drawn: Draw, i: int) -> str | None:
+        """Add a sampled token; the reason to finish, if there is one now."""
+        token = drawn.ids[i]
+        request.ids.append(token)
+        request.logprobs.append(drawn.logprobs[i])
+        request.support.append(drawn.support[i])
+        if request.node is not None:
+            request.node = request.node.children[token]
+            if not request.node.children:
+                return "stop"
+        elif token in self.stop_ids or (request.stopper and request.stopper.stops(request.ids)):
+            return "stop"
+        full = len(request.prompt) + len(request.ids) >= self.context
+        return "length" if full or len(request.ids) >= request.params.max_tokens else None
+
+    def _leave(self, request: Request) -> None:
+        """Free the slot; the last running request moves into it."""
+        slot = self.running.index(request)
+        last = self.running.pop()
+        if last is not request:
+            self.running[slot] = last
+            self.cache.move(len(self.running), slot, last.length)
+
+    def _finish(self, request: Request, reason: str) -> None:
+        self.counts[f"finish_{reason}"] += 1
+        result = Generation(
+            prompt_ids=request.prompt,
+            ids=request.ids,
+            logprobs=request.logprobs,
+            finish_reason=reason,
+            text=self._text(request),
+            support=request.support if any(s is not None for s in request.support) else None,
+            version=request.version,
+            cached=request.cached,
+        )
+        self._end(request, result)
+
+    def _fail(self, error: Exception) -> None:
+        """A step failed: everyone who waits for the engine is told so."""
+        requests, self.running = [*self.running, *self.waiting], []
+        self.waiting.clear()
+        for request in requests:
+            self._end(request, error)
+
+    def _end(self, request: Request, result: Generation | BaseException) -> None:
+        request.result = result
+        if request.on_done:
+            request.on_done(request)
+
+    # -- words
+
+    def _text(self, request: Request) -> str:
+        if request.node is not None and request.node.choice is not None:
+            return request.node.choice
+        if self.tokenizer is None:
+            return ""
+        ids = request.ids[:-1] if request.ids and request.ids[-1] in self.stop_ids else request.ids
+        text: str = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return request.stopper.cut(text) if request.stopper else text
+
+    @cached_property
+    def _pieces_within(self) -> list[str]:
+        return pieces_within(self.tokenizer, self.model.shape.vocab)
+
+    def _stopper(self, stop: tuple[str, ...], prompt: Sequence[int]) -> Stopper:
+        if self.tokenizer is None:
+            raise ValueError("stop strings need an engine with a tokenizer")
+        if stop not in self._closers:
+            self._closers[stop] = closing_tokens(stop, self._pieces_within)
+        return Stopper(stop, self.tokenizer, self._closers[stop], prompt)
+
+    def _route(self, adapters: Sequence[str | None]) -> Route:
+        """Who uses which adapter, as masks."""
+        return [
+            (name, torch.tensor([a == name for a in adapters], device=self.device))
+            for name in sorted({a for a in adapters if a is not None})
+        ]
+
+
+def closing_ids(*owners: Any) -> set[int]:
+    """The tokens that end a reply, by those who name some: a model's configuration, a tokenizer."""
+    found: set[int] = set()
+    for owner in owners:
+        ids = getattr(owner, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or [])
+    return found
+
+
+def _result(request: Request) -> Generation:
+    if isinstance(request.result, BaseException):
+        raise request.result
+    assert request.result is not None
+    return request.result

@@ -1,0 +1,1 @@
+"""The decoder of the Llama family: its shape, weights, attention and log-probs."""

@@ -1,0 +1,183 @@
+"""Weights in and out: Hugging Face directories and GGUF files to `Llama` and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..manifest import MANIFEST, Damaged, check
+from .llama import Linear, Llama, LowRank
+from .shape import Shape, shape_of
+
+# our name of a layer's part -> its name in a Hugging Face file; several names are stacked in that order
+_LAYER = {
+    "attention_norm": ("input_layernorm",),
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "q_norm": ("self_attn.q_norm",),
+    "k_norm": ("self_attn.k_norm",),
+    "out": ("self_attn.o_proj",),
+    "mlp_norm": ("post_attention_layernorm",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+_TOP = {
+    "embed": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "untied_head": "lm_head.weight",
+}
+
+
+def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtype = torch.float32) -> Llama:
+    """The model of a Hugging Face directory, or of a GGUF file inside it, or of a `.gguf` path itself."""
+    path = Path(path)
+    if path.suffix == ".gguf":
+        path, gguf_file = path.parent, path.name
+    if not path.is_dir() or (gguf_file and not (path / gguf_file).is_file()):
+        raise FileNotFoundError(
+            f"no model at {path / gguf_file if gguf_file else path}: give a directory with config.json and "
+            "*.safetensors, or a .gguf file. Nothing is downloaded unasked."
+        )
+    if gguf_file is None and not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path} holds no config.json: it is no Hugging Face model directory")
+    if (path / MANIFEST).is_file():  # a run's policy
+        check(path, others=True)  # a card of the model may be put beside it
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path, **({"gguf_file": gguf_file} if gguf_file else {}))
+    shape = shape_of(config)  # refuses what cannot be computed before anything large is read
+    model = Llama(shape, config)
+    model.load_state_dict(from_hf(_read(path, gguf_file), shape), strict=True)
+    return model.to(dtype)
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """The tokenizer beside a model: of its directory, or inside its .gguf file."""
+    from transformers import AutoTokenizer
+
+    path = Path(path)
+    where = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
+    return AutoTokenizer.from_pretrained(path.parent if where else path, local_files_only=True, **where)
+
+
+def from_config(config: Any, seed: int = 0) -> Llama:
+    """A new model with random weights, of the shape a transformers configuration describes."""
+    return Llama(shape_of(config), config).init_weights(seed, getattr(config, "initializer_range", 0.02))
+
+
+def save_model(model: Llama, path: str | Path, tokenizer: Any = None) -> Path:
+    """Write a Hugging Face directory (config, safetensors and, if given, the tokenizer) that transformers loads."""
+    from safetensors.torch import save_file
+
+    if model.hf_config is None:
+        raise ValueError(
+            "this model was built without a transformers configuration and cannot be saved as one"
+        )
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    model.hf_config.save_pretrained(path)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in to_hf(model)}
+    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+    if tokenizer is not None:
+        tokenizer.save_pretrained(path)
+    return path
+
+
+def save_adapter(model: Llama, adapter: str, path: str | Path) -> Path:
+    """Write one low-rank adapter as peft's `save_pretrained` does: peft, transformers and vLLM load it on the base.
+
+    Of matrices that lie in one here and in several there, each gets its rows of `up`, and they share `down`."""
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    state: dict[str, Tensor] = {}
+    targets: set[str] = set()
+    for ours, names, sizes in _layer_names(model.shape):
+        module = model.get_submodule(ours)
+        if isinstance(module, Linear):
+            low = module.adapters[adapter]
+            assert isinstance(low, LowRank)
+            rank, alpha = len(low.down), low.scale * len(low.down)
+            for name, up in zip(names, low.up.detach().split(sizes), strict=True):
+                state[f"base_model.model.{name}.lora_A.weight"] = low.down.detach().cpu().clone()
+                state[f"base_model.model.{name}.lora_B.weight"] = up.cpu().clone()
+                targets.add(name.rpartition(".")[2])
+    save_file(state, path / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": getattr(model.hf_config, "_name_or_path", ""),
+        "r": rank, "lora_alpha": alpha, "target_modules": sorted(targets), "lora_dropout": 0.0, "bias": "none",
+    }  # fmt: skip
+    (path / "adapter_config.json").write_text(json.dumps(config, indent=2))
+    return path
+
+
+def to_hf(model: Llama) -> Iterator[tuple[str, Tensor]]:
+    """Parameters under their Hugging Face names: for files, and for pushing weights to vLLM. Adapters are left out."""
+    state = model.state_dict()
+    yield from ((name, state[ours]) for ours, name in _TOP.items() if ours in state)
+    for ours, name, sizes in _layer_names(model.shape):
+        for kind in ("weight", "bias"):
+            if f"{ours}.{kind}" in state:
+                parts = state[f"{ours}.{kind}"].split(sizes)
+                yield from ((f"{part}.{kind}", t.clone()) for part, t in zip(name, parts, strict=True))
+
+
+def from_hf(state: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
+    """Our parameters from Hugging Face names; what is missing is named."""
+    wanted = {ours: [name] for ours, name in _TOP.items() if ours != "untied_head" or not shape.tied}
+    for ours, names, _ in _layer_names(shape):
+        for kind in ("weight", "bias"):
+            if kind == "weight" or f"{names[0]}.bias" in state:
+                wanted[f"{ours}.{kind}"] = [f"{name}.{kind}" for name in names]
+    missing = [name for names in wanted.values() for name in names if name not in state]
+    if missing:
+        raise ValueError(
+            f"the model file lacks {len(missing)} tensors, among them {missing[0]}; it is not complete"
+        )
+    return {ours: torch.cat([state[n].float() for n in names]) for ours, names in wanted.items()}
+
+
+def _layer_names(shape: Shape) -> Iterator[tuple[str, list[str], list[int]]]:
+    """(our name, Hugging Face names, rows of each) for every part of every layer."""
+    keys = shape.kv_heads * shape.head_width
+    sizes = {
+        "attention_norm": [shape.d], "mlp_norm": [shape.d], "q_norm": [shape.head_width], "k_norm": [shape.head_width],
+        "qkv": [shape.heads * shape.head_width, keys, keys], "out": [shape.d], "gate_up": [shape.ffn] * 2,
+        "down": [shape.d],
+    }  # fmt: skip
+    for layer in range(shape.layers):
+        for ours, names in _LAYER.items():
+            if shape.qk_norm or ours not in ("q_norm", "k_norm"):
+                yield f"layers.{layer}.{ours}", [f"model.layers.{layer}.{n}" for n in names], sizes[ours]
+
+
+def _load_file(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except SafetensorError as error:
+        raise Damaged(f"{path} cannot be read: {error}") from error
+    return tensors
+
+
+def _read(path: Path, gguf_file: str | None) -> dict[str, Tensor]:
+    """All tensors of a directory, by their Hugging Face names."""
+    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
+    if gguf_file is None and (index.is_file() or single.is_file()):
+        files = (
+            sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if index.is_file()
+            else [single.name]
+        )
+        return {name: tensor for file in files for name, tensor in _load_file(path / file).items()}
+    from transformers import AutoModelForCausalLM
+
+    extra = {"gguf_file": gguf_file} if gguf_file else {}
+    return dict(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **extra).state_dict())

@@ -1,0 +1,88 @@
+"""Replies that call tools: `<tool>{"name": "retrieve", "arguments": {"query": "…"}}</tool>`.
+
+`ToolCalls(final)` is the reply format of a role that calls tools itself: one or more calls, or else a final
+answer in the format `final`. What a model may get wrong in a call (no JSON, no name, no closing tag) is kept
+in the value as the call's `error`, so that it can be told instead of being dropped. `toolloop.tool_loop` plays it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ..frozen import freeze
+from ..roles import Format, Reply, _Base
+from .reading import between, is_shallow
+
+OPEN, CLOSE = "<tool>", "</tool>"
+EXAMPLE = '<tool>{"name": "…", "arguments": {…}}</tool>'
+MOST = 16  # calls that one reply may make
+
+
+@dataclass(frozen=True)
+class ToolCalls(_Base):
+    """Tool calls, or a final answer. The value is `{"calls": (…)}` or `{"final": …}`.
+
+    A call is `{"name", "arguments"}`, or `{"error"}`. Thinking aloud before the first call is legal. Words after a call
+    are not (there a model makes up the tool's result): the calls still count, but the reply is not `ok`. With
+    `several=False` sampling stops at the end of the first call.
+    """
+
+    final: Format
+    several: bool = True
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return self.final.stop if self.several else (*self.final.stop, CLOSE)
+
+    def _read(self, text: str, node: str) -> Reply:
+        if OPEN not in text:
+            final = self.final.parse(text)
+            return Reply(text, final.ok, freeze({"final": final.value}), node)
+        calls, nothing_else = read_calls(text)
+        legal = nothing_else and not any("error" in call for call in calls)
+        return Reply(text, legal, freeze({"calls": calls}), node)
+
+    def within(self, text: str) -> str | None:
+        if OPEN in text:
+            return between(text, (OPEN,), (CLOSE,))
+        return self.final.within(text) if isinstance(self.final, _Base) else text
+
+    def describe(self) -> str:
+        return f"{EXAMPLE}, or {self.final.describe()}"
+
+
+def read_calls(text: str) -> tuple[list[dict[str, Any]], bool]:
+    """The calls of a reply in order, and whether nothing but blanks stands between and after them."""
+    calls: list[dict[str, Any]] = []
+    nothing_else = True
+    for part in text.split(OPEN)[1 : MOST + 1]:
+        inside, closed, after = part.partition(CLOSE)
+        calls.append(_read_call(inside) if closed else {"error": f"the call is not closed; write {EXAMPLE}"})
+        nothing_else = nothing_else and not after.strip()
+    return calls, nothing_else and text.count(OPEN) <= MOST
+
+
+def _read_call(inside: str) -> dict[str, Any]:
+    try:
+        call = _json(inside)
+        name = call.get("name") if isinstance(call, dict) else None
+        if not isinstance(name, str):
+            return {"error": f"the call names no tool; write {EXAMPLE}"}
+        arguments = call.get("arguments", {})
+        if isinstance(arguments, str):  # JSON inside of JSON, as the chat protocols have it
+            arguments = _json(arguments)
+    except (ValueError, RecursionError) as error:
+        return {"error": f"the call is not JSON ({error}); write {EXAMPLE}"}
+    if not isinstance(arguments, dict) or not is_shallow(arguments):
+        return {"error": f"the arguments of {name!r} must be a (shallow) JSON object; write {EXAMPLE}"}
+    return {"name": name, "arguments": arguments}
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, parse_constant=_no_number)
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON number")

@@ -1,0 +1,164 @@
+"""Messages to the very tokens a model sees.
+
+A conversation is rendered by the tokenizer's own chat template. One thing the template alone would get wrong: when a
+role goes on with its own earlier words, tokenising these again may cut them differently from how they were sampled.
+So a chat remembers what was sampled at each node. A message that says which node spoke it (`Spoken`) and that follows
+exactly what that node was shown continues *those* ids: prompt, sampled ids, then only what is new. What was sampled
+is never tokenised again, and the turns of a conversation share an exact token prefix, in the engine and in training.
+
+Where a template rewrites earlier turns (some drop old thoughts), there is no such prefix; the conversation is then
+rendered anew, and `Prompt.continued` says so. It is also rendered anew where one agent's reply, shown to another, holds
+control tokens that it sampled. For what is said is data: only the template writes control tokens (`plain.py`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..policies import Call, Message
+from .plain import plain_of
+from .spoken import Spoken
+
+Turn = tuple[tuple[str, Any], ...]  # a message as plain data that compares
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a model is to see."""
+
+    ids: list[int]
+    messages: tuple[Turn, ...]
+    continued: str | None = None  # the node whose tokens this prompt begins with
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a node was shown, and what it sampled."""
+
+    agent: str
+    shown: tuple[Turn, ...]
+    ids: list[int]
+    text: str
+    closed: bool  # it sampled the closing token itself
+    controls: bool  # it sampled control tokens before that
+
+
+class Chat:
+    """The voice of one tokenizer, with a system prompt for each role that has one."""
+
+    remembered = 1 << 13  # episodes; the oldest are forgotten first
+    cached = 4096  # renderings
+
+    def __init__(
+        self, tokenizer: Any, system: Mapping[str, str] | None = None, stop_ids: Iterable[int] = ()
+    ) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            name = getattr(tokenizer, "name_or_path", "") or "this model"
+            raise ValueError(
+                f"the tokenizer of {name} has no chat template: add chat_template.jinja to its directory, so that it "
+                "is known how a conversation becomes tokens"
+            )
+        self.tokenizer, self.plain = tokenizer, plain_of(tokenizer)
+        self.system = dict(system or {})
+        self.stop_ids = frozenset(stop_ids)
+        self._said: OrderedDict[str, dict[str, _Said]] = OrderedDict()  # episode -> node -> what it said
+        self._rendered: OrderedDict[tuple[Turn, ...], list[int]] = OrderedDict()
+
+    def prompt(self, call: Call) -> Prompt:
+        """The tokens of a call, going on with sampled ones where it can."""
+        messages = self._with_system(call)
+        turns = tuple(map(_turn, messages))
+        earlier = self._said.get(call.episode, {})
+        for i in range(len(messages) - 1, -1, -1):
+            node = getattr(messages[i].get("content"), "node", "")
+            said = earlier.get(node)
+            if said is None or (said.controls and said.agent != call.agent):
+                continue
+            if said.shown == turns[:i] and said.text == messages[i]["content"]:
+                rest = self._rest(turns, i, said)
+                if rest is not None:
+                    return Prompt(said.ids + rest, turns, node)
+        return Prompt(self._render(turns), turns)
+
+    def conversation(self, messages: Iterable[Message], *, ready: bool) -> list[int]:
+        """The tokens of a whole conversation; `ready` for a reply, or closed (an example to learn from)."""
+        return self._encode(self._text(tuple(map(_turn, self._with_tools(messages))), ready))
+
+    def remember(self, call: Call, prompt: Prompt, ids: Sequence[int], text: str) -> None:
+        """Keep what a node sampled, for a conversation that may go on from it."""
+        if not call.node or not ids:
+            return
+        nodes = self._said.setdefault(call.episode, {})
+        closed = ids[-1] in self.stop_ids
+        controls = not self.plain.ids.isdisjoint(ids[:-1] if closed else ids)
+        nodes[call.node] = _Said(call.agent, prompt.messages, prompt.ids + list(ids), text, closed, controls)
+        if len(self._said) > self.remembered:
+            self._said.popitem(last=False)
+
+    def forget(self, episode: str) -> None:
+        """An episode is over."""
+        self._said.pop(episode, None)
+
+    def _with_system(self, call: Call) -> list[Message]:
+        system = self.system.get(call.agent) or self.system.get(call.role) or call.system
+        messages = self._with_tools(call.messages)
+        if not system:
+            return messages
+        if messages and messages[0]["role"] == "system":
+            return [{"role": "system", "content": f"{system}\n\n{messages[0]['content']}"}, *messages[1:]]
+        return [{"role": "system", "content": system}, *messages]
+
+    def _with_tools(self, messages: Iterable[Message]) -> list[Message]:
+        if self._knows_tools:
+            return list(messages)
+        return [{**m, "role": "user"} if m["role"] == "tool" else m for m in messages]
+
+    @cached_property
+    def _knows_tools(self) -> bool:
+        """Whether the template shows what role "tool" says; otherwise the user says it."""
+        said = [("user", "q"), ("assistant", "a"), ("tool", "what the tool gave")]
+        turns = tuple((("role", role), ("content", content)) for role, content in said)
+        try:
+            return said[-1][1] in self._text(turns)
+        except ValueError:
+            return False
+
+    def _render(self, turns: tuple[Turn, ...]) -> list[int]:
+        """Tokens of a conversation, ready for a reply. Samples of one prompt ask for the same again and again."""
+        if turns not in self._rendered:
+            self._rendered[turns] = self._encode(self._text(turns))
+            if len(self._rendered) > self.cached:
+                self._rendered.popitem(last=False)
+        return list(self._rendered[turns])
+
+    def _rest(self, turns: tuple[Turn, ...], i: int, said: _Said) -> list[int] | None:
+        """Tokens of all that follows message i; None when the template does not leave the text before it alone."""
+        before = self._text(turns[:i]) + self.plain.hide_text(said.text, "assistant")
+        whole = self._text(turns)
+        if not whole.startswith(before):
+            return None
+        rest = self._encode(whole[len(before) :])
+        return rest[1:] if said.closed and rest and rest[0] in self.stop_ids else rest
+
+    def _text(self, turns: Sequence[Turn], ready: bool = True) -> str:
+        """What the template makes of a conversation, its contents under cover."""
+        messages = self.plain.hide(map(dict, turns))
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=ready, tokenize=False
+            )
+        except Exception as error:  # templates refuse what they do not know in many ways
+            roles = ", ".join(str(m.get("role")) for m in messages)
+            raise ValueError(f"the chat template cannot render messages of roles {roles}: {error}") from error
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        return self.plain.encode(self.plain.show(text))
+
+
+def _turn(message: Message) -> Turn:
+    return tuple((k, str(v) if isinstance(v, Spoken) else v) for k, v in message.items() if k != "node")

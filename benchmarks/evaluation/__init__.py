@@ -1,0 +1,1 @@
+"""Evaluation: episodes to figures with intervals, and what they are figures of."""

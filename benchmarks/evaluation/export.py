@@ -1,0 +1,205 @@
+"""Traces for other tools: a `datasets` dataset, a pandas frame, Parquet, and Perfetto's timeline.
+
+    unitymas export runs/mask-1 --to parquet -o traces.parquet       one row an act
+    unitymas export runs/mask-1 --to perfetto -o trace.json          open in ui.perfetto.dev
+
+`acts` gives one flat row per act, the unit that people analyse and train on; `to_frame`, `to_dataset` and
+`write_parquet` put the same rows into the shape that each tool likes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..pages.html import write_page
+from ..pages.trace_sources import labelled_episodes
+from ..pages.viewer import as_dict, score_of
+
+Labelled = Iterable[tuple[str, Mapping[str, Any]]]
+
+
+def acts(episodes: Labelled) -> Iterator[dict[str, Any]]:
+    """One row per act. Structured values (messages, value, rewards) stay JSON text: their shape differs by
+    role, and columns of tables may not."""
+    for label, episode in episodes:
+        for node in episode["nodes"]:
+            if node["kind"] != "act":
+                continue
+            meta = node.get("meta") or {}
+            yield {
+                "source": label,
+                "env_id": episode["env_id"],
+                "task_id": episode["task_id"],
+                "seed": episode["seed"],
+                "sample": int(episode.get("sample", 0)),
+                "ended": episode["ended"],
+                "score": score_of(episode),
+                "node": node["id"],
+                "parents": " ".join(node["parents"]),
+                "role": node["role"],
+                "agent": node["agent"],
+                "turn": node["turn"],
+                "messages": _json(node["messages"]),
+                "reply": _text(node["reply"]),
+                "ok": node["ok"],
+                "value": _json(node["value"]),
+                "rewards": _json(node["rewards"]),
+                "credit": float(node["credit"]),
+                "tokens_in": meta.get("tokens_in"),
+                "tokens_out": meta.get("tokens_out"),
+                "policy": None if meta.get("policy") is None else str(meta["policy"]),
+                "version": meta.get("version"),
+            }
+
+
+def to_frame(episodes: Iterable[Any]) -> Any:
+    """A pandas DataFrame of acts."""
+    import pandas
+
+    return pandas.DataFrame(list(acts(("", as_dict(e)) for e in episodes)))
+
+
+def to_dataset(episodes: Iterable[Any]) -> Any:
+    """A `datasets.Dataset` of acts, ready for `push_to_hub`, `map` or TRL (with `messages` parsed: a column
+    of chats)."""
+    import datasets
+
+    rows = [
+        {**row, "messages": json.loads(row["messages"])} for row in acts(("", as_dict(e)) for e in episodes)
+    ]
+    for row in rows:
+        row["messages"] = [{"role": m["role"], "content": _text(m["content"])} for m in row["messages"]]
+    return datasets.Dataset.from_list(rows)
+
+
+def write_parquet(episodes: Labelled, path: Path) -> int:
+    """Acts as a Parquet file, written in blocks; gives the number of rows."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    strings = ("source", "env_id", "task_id", "ended", "node", "parents", "role", "agent", "messages", "reply", "value",
+               "rewards", "policy")  # fmt: skip
+    numbers = {"seed": pyarrow.int64(), "sample": pyarrow.int64(), "turn": pyarrow.int64(), "tokens_in": pyarrow.int64(),
+               "tokens_out": pyarrow.int64(), "version": pyarrow.int64(), "score": pyarrow.float64(),
+               "credit": pyarrow.float64(), "ok": pyarrow.bool_()}  # fmt: skip
+    schema = pyarrow.schema([(name, pyarrow.string()) for name in strings] + list(numbers.items()))
+    count = 0
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        for block in _blocks(acts(episodes), 10_000):
+            writer.write_table(pyarrow.Table.from_pylist(block, schema=schema))
+            count += len(block)
+    return count
+
+
+def write_jsonl(episodes: Labelled, path: Path) -> int:
+    """Acts as lines of JSON."""
+    count = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal count
+        for row in acts(episodes):
+            count += 1
+            yield json.dumps(row, ensure_ascii=True) + "\n"
+
+    write_page(path, lines())
+    return count
+
+
+def perfetto(episodes: Labelled) -> Iterator[dict[str, Any]]:
+    """Events of Chrome's trace format: a process per episode, a thread per role or tool, a slice per node.
+
+    Where nodes carry wall-clock times (``began`` and ``seconds`` in their measurements) these are drawn;
+    otherwise a node is a unit long and begins with its round, which shows the same order.
+    """
+    for process, (label, episode) in enumerate(episodes, start=1):
+        name = " ".join(filter(None, (label, f"{episode['task_id']}#{episode.get('sample', 0)}")))
+        yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": _text(name)}}
+        threads: dict[str, int] = {}
+        for node in episode["nodes"]:
+            lane = str(node["tool"] if node["kind"] == "use" else node["agent"])
+            if lane not in threads:
+                threads[lane] = len(threads) + 1
+                yield {
+                    "ph": "M",
+                    "name": "thread_name",
+                    "pid": process,
+                    "tid": threads[lane],
+                    "args": {"name": _text(lane)},
+                }
+            began, seconds = _span(node)
+            yield {
+                "ph": "X", "cat": node["kind"], "name": _text(lane), "pid": process, "tid": threads[lane],
+                "ts": round(began * 1e6, 3), "dur": round(max(seconds, 1e-6) * 1e6, 3),
+                "args": {"node": node["id"], "ok": node["ok"], "credit": node["credit"], "error": _text(node["error"]),
+                         "reply": _text((node["reply"] or "")[:500])},
+            }  # fmt: skip
+
+
+def write_perfetto(episodes: Labelled, path: Path) -> int:
+    """The events as one file for ui.perfetto.dev or chrome://tracing; gives their number."""
+    events = [json.dumps(event, ensure_ascii=True) for event in perfetto(episodes)]
+    write_page(path, ['{"displayTimeUnit":"ms","traceEvents":[\n', ",\n".join(events), "\n]}\n"])
+    return len(events)
+
+
+def _span(node: Mapping[str, Any]) -> tuple[float, float]:
+    meta = node.get("meta") or {}
+    if isinstance(meta.get("began"), (int, float)):
+        return float(meta["began"]), float(meta.get("seconds") or 0.0)
+    return float(node.get("round", 0)) * 1e-3, 0.8e-3
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=True, default=str)
+
+
+def _text(value: Any) -> str | None:
+    """Text that other tools can store: lone surrogates, which UTF-8 has no form for, are replaced."""
+    return None if value is None else str(value).encode("utf-8", "replace").decode("utf-8")
+
+
+def _blocks(rows: Iterable[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    block: list[dict[str, Any]] = []
+    for row in rows:
+        block.append(row)
+        if len(block) == size:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def write_dataset(episodes: Labelled, path: Path) -> int:
+    """A `datasets` dataset on disk (``datasets.load_from_disk``); gives the number of rows."""
+    made = to_dataset(episode for _, episode in episodes)
+    made.save_to_disk(str(path))
+    return len(made)
+
+
+WRITERS = {
+    "parquet": (write_parquet, ".parquet"), "jsonl": (write_jsonl, ".jsonl"), "perfetto": (write_perfetto, ".json"),
+    "dataset": (write_dataset, ""),
+}  # fmt: skip
+
+
+def export_main(argv: list[str] | None = None) -> int:
+    """``unitymas export SOURCE --to …``."""
+    parser = argparse.ArgumentParser(prog="unitymas export", description="Traces for other tools.")
+    parser.add_argument("sources", nargs="+", type=Path, help="run directories, evaluations, or trace files")
+    parser.add_argument(
+        "--to", choices=sorted(WRITERS), default="parquet", help="the format (default: parquet)"
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, help="default: traces.parquet, traces.jsonl, traces.json, traces/"
+    )
+    parser.add_argument("--limit", type=int, help="at most so many episodes of each source")
+    given = parser.parse_args(argv)
+    write, suffix = WRITERS[given.to]
+    out = given.out or Path(f"traces{suffix or '-dataset'}")
+    count = write(labelled_episodes(given.sources, limit=given.limit), out)
+    print(f"{out}: {count:,} {'events' if given.to == 'perfetto' else 'rows'}")
+    return 0

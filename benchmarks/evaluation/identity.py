@@ -1,0 +1,209 @@
+"""What an evaluation is an evaluation *of*: identities of players and samples, and the provenance block.
+
+A sample's key is a hash of everything its episode depends on: the task's content, the environment (version,
+code, configuration, budget), who plays every role, the seed and the sample index. Equal keys are the same
+experiment, so a finished one is never generated again; anything changed gives another key, so nothing stale
+is ever reused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from ...agents.roles import Role
+from ...agents.team import BoundTeam
+from ...envs.core.arena import Arena
+from ...envs.core.tasks import Task
+from .results import canonical
+
+LIBRARIES = (
+    "unitymas",
+    "numpy",
+    "gymnasium",
+    "pettingzoo",
+    "torch",
+    "transformers",
+    "vllm",
+    "ray",
+    "bm25s",
+    "math-verify",
+)
+
+
+def digest(value: Any, length: int = 16) -> str:
+    """A short SHA-256 of any JSON-like value."""
+    return hashlib.sha256(canonical(value)).hexdigest()[:length]
+
+
+def who(policy: Any, label: str) -> dict[str, Any]:
+    """The identity of a player. Models say it themselves through ``identity()`` (weights hash, template,
+    sampling); functions and scripted players are identified by name and source."""
+    inner = getattr(policy, "fn", policy)
+    kind = _code_of(inner)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    player = {"player": name if " at 0x" in label else label}
+    told = getattr(policy, "identity", None)
+    if told is not None:
+        return {**player, **(told() if callable(told) else told)}
+    state = (
+        {key: _plain(value) for key, value in vars(inner).items()}
+        if hasattr(inner, "__dict__") and kind is not inner
+        else {}
+    )
+    return {**player, "name": name, "code": _source_hash(kind), **({"state": state} if state else {})}
+
+
+def role_config(team: BoundTeam, arena: Arena) -> dict[str, Any]:
+    """Who plays each agent, and what it is told: part of every key and of the provenance."""
+    return {
+        agent: {
+            "role": role.name,
+            **who(team.policies[agent], team.names[agent]),
+            "prompt_sha": prompt_sha(role),
+        }
+        for agent, role in arena.roles.items()
+    }
+
+
+def prompt_sha(role: Role) -> str:
+    """A hash of what a role is always told: its system message, and how it shall reply."""
+    return digest({"system": role.system, "reply": role.reply.describe()})
+
+
+def players_hash(players: Mapping[str, Mapping[str, Any]]) -> str:
+    """One hash of a role config. What a player is called does not count: a run may be moved, a model renamed."""
+    return digest(
+        {agent: {k: v for k, v in seat.items() if k != "player"} for agent, seat in players.items()}
+    )
+
+
+def world(arena: Arena) -> dict[str, Any]:
+    """The environment's part of a key."""
+    return {
+        "env_id": arena.env_id,
+        "code_hash": arena.code_hash,
+        "config": arena.config,
+        "budget": asdict(arena.budget),
+        "tools": {name: _source_hash(_code_of(tool.fn)) for name, tool in arena.toolbox.tools.items()},
+        "index": passages_hash(arena),
+    }
+
+
+def passages_hash(arena: Arena) -> str | None:
+    """What can be found by searching; None where there is nothing to search."""
+    passages = arena.data.passages
+    return None if passages is None else arena.data.fingerprint
+
+
+def sample_key(world_: str, players: str, task: Task, seed: int, sample: int) -> str:
+    """The content hash of one sample."""
+    return digest([world_, players, task.row, seed, sample], 24)
+
+
+def tasks_hash(tasks: Sequence[Task]) -> str:
+    """One hash of the ordered tasks: two results are comparable when they share it."""
+    return digest([digest(task.row, 64) for task in tasks])
+
+
+def provenance(arena: Arena, players: Mapping[str, Any], tasks: Sequence[Task], seed: int) -> dict[str, Any]:
+    """All that one needs to know to run it again; the same in two runs of the same command."""
+    return {
+        "env": world(arena),
+        "data": {
+            "name": arena.data.name, "split": arena.data.split, "fingerprint": arena.data.fingerprint,
+            "tasks_hash": tasks_hash(tasks), "tasks": len(tasks),
+        },
+        "roles": dict(players),
+        "seed": seed,
+        "libraries": {name: found for name in LIBRARIES if (found := _version(name))},
+        "git": _git(),
+    }  # fmt: skip
+
+
+def this_run(command: Sequence[str] | None = None) -> dict[str, Any]:
+    """Where and when: the part of a result that differs between two runs of the same command."""
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(command if command is not None else [Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "gpu": _gpu(),
+    }
+
+
+def _code_of(callable_: Any) -> Any:
+    return callable_ if inspect.isroutine(callable_) else type(callable_)
+
+
+def _source_hash(kind: Any) -> str:
+    """A hash of a function's or class's source; of a function also what tells two on one line apart, and
+    what they have caught from around them."""
+    try:
+        source = inspect.getsource(kind)
+    except (OSError, TypeError):  # made at a prompt, or built in
+        source = getattr(kind, "__qualname__", repr(type(kind)))
+    code = getattr(kind, "__code__", None)
+    caught = [_cell(cell) for cell in getattr(kind, "__closure__", None) or ()]
+    defaults = [_plain(value) for value in getattr(kind, "__defaults__", None) or ()]
+    return digest([source, _code(code) if code is not None else None, caught, defaults])
+
+
+def _code(code: CodeType) -> list[Any]:
+    consts = [_code(const) if isinstance(const, CodeType) else repr(const) for const in code.co_consts]
+    return [code.co_code.hex(), list(code.co_names), consts]
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        return _plain(cell.cell_contents)
+    except ValueError:  # not filled yet
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can tell apart; of anything else only its type, for its repr may hold an address."""
+    return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__qualname__
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git() -> dict[str, Any] | None:
+    """The commit of the checkout the package runs from, and whether it was changed; None for an installed
+    package."""
+    here = Path(__file__).resolve().parent
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no", "--", "."], cwd=here.parent,
+            capture_output=True, text=True, timeout=10, check=True,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def _gpu() -> str | None:
+    torch = sys.modules.get("torch")  # never loaded for this
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return str(torch.cuda.get_device_name())

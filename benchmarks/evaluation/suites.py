@@ -1,0 +1,187 @@
+"""Suites: fixed lists of environments with fixed test tasks, each with a version.
+
+    unitymas eval suite:mini --team tiny
+
+A suite's version changes when anything that could change a score does. What it consists of, and the
+fingerprints of its data, stand in ``suites.json``: where the data on a machine is another, the evaluation stops
+and says so rather than printing figures that compare with nothing. The real sets of ``suite:qa`` and the
+others must have been prepared (``unitymas data prepare …``); ``suite:mini`` needs nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...agents.team import Team
+from ...envs.core.tasks import DataSet
+from ...envs.registry import list_envs, make_arena, spec
+from ..pages.html import asset
+from . import tables
+from .evaluate import Evaluation, OnEpisode, Result
+
+PINS = "suites.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Which environments, on which data, how many tasks of each."""
+
+    name: str
+    version: int
+    envs: tuple[str, ...]
+    data: str | None
+    tasks: int
+    description: str
+
+    @property
+    def id(self) -> str:
+        return f"suite:{self.name}-v{self.version}"
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """One result by environment, and their tables. There is no average over environments: it would mean
+    nothing."""
+
+    suite: Suite
+    results: dict[str, Result] = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "suite": self.suite.id,
+            "results": {env: result.plain for env, result in self.results.items()},
+        }
+
+    def markdown(self) -> str:
+        return f"{self.suite.id}: {self.suite.description}\n\n" + tables.markdown(
+            [r.plain for r in self.results.values()]
+        )
+
+    def latex(self) -> str:
+        return tables.latex([r.plain for r in self.results.values()])
+
+    def __str__(self) -> str:
+        return self.markdown()
+
+
+def suite(name: str) -> Suite:
+    """A suite by name ("suite:mini" or "suite:mini-v1"); an unknown one is answered with the nearest."""
+    known = {s.name: s for s in _suites()}
+    asked, _, version = name.removeprefix("suite:").partition("-v")
+    if asked not in known:
+        near = difflib.get_close_matches(asked, known, n=1)
+        raise KeyError(
+            f"unknown suite {name!r}; "
+            + (f"did you mean 'suite:{near[0]}'?" if near else f"known: {', '.join(known)}")
+        )
+    found = known[asked]
+    if version and version != str(found.version):
+        raise KeyError(
+            f"{name!r} is not the version of this release, which is {found.id}; install the release that had it"
+        )
+    return found
+
+
+def _suites() -> tuple[Suite, ...]:
+    def of(name: str, version: int, data: str | None, tasks: int, description: str) -> Suite:
+        return Suite(name, version, tuple(pins()[f"suite:{name}-v{version}"]), data, tasks, description)
+
+    return (
+        of("mini", 1, "mini", 8, "every environment on the embedded mini world"),
+        of("qa", 1, None, 500, "question answering on the real test sets"),
+        of("code", 1, None, 200, "programming on the real test sets, graded by hidden tests"),
+        of("math", 1, None, 200, "mathematics on the real test sets"),
+        of("planning", 1, None, 64, "generated puzzles and simulators, test split"),
+    )
+
+
+def evaluations(
+    name: str, team: Any, *, tasks: Any = None, out: Any = None, **how: Any
+) -> dict[str, Evaluation]:
+    """The evaluations that a suite is made of, by environment. ``tasks`` may lower their number of tasks."""
+    chosen = suite(name)
+    if not chosen.envs:
+        raise ValueError(f"{chosen.id} has no environment in this installation")
+    team = Team.of(team)  # one for all, so that a model is loaded once
+    made: dict[str, Evaluation] = {}
+    for env in chosen.envs:
+        folder = Path(out) / env if out is not None else None
+        made[env] = Evaluation(
+            env, team, tasks=tasks or chosen.tasks, out=folder, **settings(chosen, env), **how
+        )
+        check_pin(chosen, env, made[env].arena.data)
+    return made
+
+
+def evaluate_suite(
+    name: str,
+    team: Any,
+    *,
+    concurrency: int = 256,
+    rescore: bool = False,
+    on_episode: OnEpisode | None = None,
+    **how: Any,
+) -> SuiteResult:
+    """`evaluate` on every environment of a suite."""
+    results = {
+        env: evaluation.rescore()
+        if rescore
+        else evaluation.run(concurrency=concurrency, on_episode=on_episode)
+        for env, evaluation in evaluations(name, team, **how).items()
+    }
+    return SuiteResult(suite(name), results)
+
+
+def check_pin(chosen: Suite, env: str, data: DataSet) -> None:
+    """Refuse data that is not what the suite is defined on."""
+    expected = pins().get(chosen.id, {}).get(env)
+    if expected is not None and data.fingerprint != expected:
+        raise ValueError(
+            f"{chosen.id}: the {data.split} tasks of {env} have fingerprint {data.fingerprint}, but the suite is defined "
+            f"on {expected}; prepare that data set again, or evaluate {env} by itself"
+        )
+
+
+def settings(chosen: Suite, env: str) -> dict[str, Any]:
+    """The arguments of `make` for one environment of a suite: its test split, and the suite's data where it
+    has any."""
+    own = spec(env).tasks is not None
+    return {"split": "test"} if own or chosen.data is None else {"split": "test", "data": chosen.data}
+
+
+def pins() -> dict[str, dict[str, str | None]]:
+    """What each suite consists of, with the fingerprint of the test data (None: not pinned, real data)."""
+    found: dict[str, dict[str, str | None]] = json.loads(asset(PINS))
+    return found
+
+
+def compose() -> dict[str, dict[str, str | None]]:
+    """What ``suites.json`` should hold for the environments and the generated data of this release."""
+    every = list_envs()
+
+    def fingerprints(envs: list[str], data: str | None) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        for env in envs:
+            where = {"split": "test"} if spec(env).tasks is not None else {"split": "test", "data": data}
+            real = spec(env).tasks is None and data is None
+            found[env] = None if real else make_arena(env, **where).data.fingerprint
+        return found
+
+    def of(kind: str) -> list[str]:
+        return [env for env in every if spec(env).dataset and spec(env).kind.partition("-")[0] == kind]
+
+    return {
+        "suite:mini-v1": fingerprints(every, "mini"),
+        "suite:qa-v1": fingerprints(of("qa"), None),
+        "suite:code-v1": fingerprints(of("code"), None),
+        "suite:math-v1": fingerprints(of("math"), None),
+        "suite:planning-v1": fingerprints([env for env in every if spec(env).tasks is not None], None),
+    }
+
+
+if __name__ == "__main__":  # python -m unitymas.benchmarks.evaluation.suites > suites.json
+    print(json.dumps(compose(), indent=1))

@@ -1,0 +1,1 @@
+"""How often the code judge is wrong: published programs, mutants of them, and honest idioms."""

@@ -1,0 +1,1 @@
+"""The leaderboard: submissions, their verification, and the static site."""

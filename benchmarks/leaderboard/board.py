@@ -1,0 +1,406 @@
+"""One static site out of a folder of submissions: no server, nothing fetched, readable without its script.
+
+    unitymas leaderboard build submissions -o site
+
+Every submission is checked and played again from its replies before it is shown, each within limits of time and
+memory in a process of its own (`guard`). One that fails is left out and named. One that nobody could play again here
+(own code, data that is not there) is listed apart, without a rank. Results on different data, tasks or settings never
+share a table: there is one for each. Every row leads to its episodes.
+
+    unitymas leaderboard rerun submissions/theirs --team hf:their/model     plays a random tenth again (`rerun`)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ...agents.hints import counted
+from ...envs.untrusted import json_value, open_regular, packed_lines
+from ..evaluation.identity import digest
+from ..pages import viewer
+from ..pages.html import escape, page, printable, write_page
+from . import rerun
+from .guard import MEMORY_MB, SECONDS, Guard
+
+SHOWN_EPISODES = 2_000
+"""Episodes of an entry that its page of traces carries."""
+_DEEPEST = 4  # folders between the board's and an entry's
+_WIDTH = 180  # of the drawn interval, in its own units
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One accepted submission."""
+
+    slug: str
+    metadata: Mapping[str, Any]
+    results: Mapping[str, Any]
+    unverified: tuple[str, ...] = ()
+    """Why it could not be played again here."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verified(self) -> bool:
+        return not self.unverified
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.results["figures"]
+        return found
+
+    @property
+    def group(self) -> str:
+        """What has to be equal for two scores to stand in one table."""
+        data, env = self.results["provenance"]["data"], self.results["provenance"]["env"]
+        return digest([
+            self.verified, env["env_id"], env["code_hash"], env["config"], env["budget"], data["name"], data["split"], data["tasks_hash"],
+            self.results["measure"],
+        ])  # fmt: skip
+
+
+def build(
+    folder: str | Path,
+    out: str | Path,
+    *,
+    title: str = "unitymas leaderboard",
+    seconds: float = SECONDS,
+    memory_mb: int = MEMORY_MB,
+) -> tuple[list[Entry], dict[str, list[str]]]:
+    """Build the site; gives the entries that are on it, and the problems of those that are not.
+
+    No entry gets more than `seconds` and `memory_mb`.
+    """
+    folder, out = Path(folder), Path(out)
+    entries: list[Entry] = []
+    rejected: dict[str, list[str]] = {}
+    with Guard(seconds=seconds, memory_mb=memory_mb) as guard:
+        for path in found_in(folder):
+            name = str(path.relative_to(folder))
+            page_of = out / "traces" / f"{_slug(name)}.html"
+            verdict = guard.check(path, verify=True, page=page_of)
+            if verdict.problems:
+                rejected[name] = verdict.problems
+            else:
+                entries.append(
+                    Entry(_slug(name), verdict.metadata, verdict.results, tuple(verdict.unverified), tuple(verdict.notes))
+                )  # fmt: skip
+    groups = _grouped(entries)
+    write_page(
+        out / "index.html",
+        [
+            page(title, _body(title, groups, rejected), style="site.css", scripts=("site.js",)),
+            "</body>\n</html>\n",
+        ],
+    )
+    summary = [{**_summary(e), "group": e.group} for group in groups for e in group]
+    write_page(out / "leaderboard.json", [json.dumps(summary, indent=1, sort_keys=True) + "\n"])
+    return entries, rejected
+
+
+def found_in(folder: Path) -> list[Path]:
+    """The submissions below a folder, at most a few levels deep; links to other folders are not followed."""
+    found = []
+    for path, inner, files in os.walk(folder):
+        if "metadata.yaml" in files or "metadata.yaml" in inner:
+            found.append(Path(path))
+        if len(Path(path).relative_to(folder).parts) >= _DEEPEST:
+            inner.clear()
+    return sorted(found)
+
+
+def write_traces(
+    folder: Path, metadata: Mapping[str, Any], results: Mapping[str, Any], page_of: Path
+) -> None:
+    """The page of an entry's episodes."""
+    with open_regular(folder / "traces.jsonl.zst") as file:
+        lines = islice(packed_lines(file, "traces.jsonl.zst", whole=True), SHOWN_EPISODES)
+        viewer.build(
+            (json_value(line, "traces.jsonl.zst") for line in lines), page_of,
+            title=f"{metadata['name']} on {results['env_id']}", headline=results["figures"]["headline"],
+        )  # fmt: skip
+
+
+def _grouped(entries: Iterable[Entry]) -> list[list[Entry]]:
+    groups: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        groups[entry.group].append(entry)
+    for group in groups.values():
+        group.sort(key=lambda e: (-e.figures["score"]["value"] if e.verified else 0.0, e.slug))
+    return sorted(
+        groups.values(), key=lambda g: (not g[0].verified, g[0].results["env_id"], -len(g), g[0].group)
+    )
+
+
+def _summary(entry: Entry) -> dict[str, Any]:
+    figures = entry.figures
+    return {
+        "name": entry.metadata["name"], "authors": entry.metadata["authors"], "env_id": entry.results["env_id"],
+        "data": entry.results["provenance"]["data"], "score": figures["score"], "headline": figures["headline"],
+        "success": figures["success"], "parameters": parameters(entry), "pass_at": figures["pass_at"], "pass_hat": figures["pass_hat"], "k": figures["k"],
+        "roles": entry.results["provenance"]["roles"], "per_episode": figures["per_episode"], "verified": entry.verified,
+        "unverified": list(entry.unverified), "notes": list(entry.notes),
+        "date": entry.results["run"]["date"], "traces": f"traces/{entry.slug}.html",
+    }  # fmt: skip
+
+
+_SIZE = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)\s?([BbMm])(?![A-Za-z0-9])")
+_KNOWN_SIZES = {"tiny": "2.06M"}
+
+
+def parameters(entry: Entry) -> str:
+    """How large the entry's models are: as its metadata declare, else as the models' names say ("Qwen3-0.6B")."""
+    if declared := entry.metadata.get("parameters"):
+        return printable(declared)[:24]
+    sizes = list(dict.fromkeys(map(_size_of, _models(entry))))
+    if not sizes:
+        return "no model"
+    return "unknown" if sizes == ["?"] else " + ".join(sizes)
+
+
+def _size_of(model: str) -> str:
+    named = _SIZE.search(model)
+    return _KNOWN_SIZES.get(model) or (f"{named[1]}{named[2].upper()}" if named else "?")
+
+
+def _models(entry: Entry) -> list[str]:
+    """The names of the models that play."""
+    seats = entry.results["provenance"]["roles"].values()
+    players = [
+        p
+        for s in seats
+        for p in ([*s["policies"].values()] if isinstance(s.get("policies"), Mapping) else [s])
+    ]
+    return list(dict.fromkeys(str(p["model"]) for p in players if isinstance(p, Mapping) and p.get("model")))
+
+
+# the page ---------------------------------------------------------------------------------------------
+
+
+def _body(title: str, groups: Sequence[Sequence[Entry]], rejected: Mapping[str, list[str]]) -> str:
+    count = sum(map(len, groups))
+    contents = "".join(
+        f'<li><a href="#{g[0].group}">{escape(_name(g[0]))}</a> <span>{len(g)}</span></li>' for g in groups
+    )
+    return f"""<header class="top"><h1>{escape(title)}</h1>
+<p class="soft">{count} {"entry" if count == 1 else "entries"}. Every figure here was recomputed from the entry's own episodes when this page was built;
+<b class="good">verified</b> entries were also played again from their replies. That proves what the environment makes of these replies,
+not which model wrote them, nor that they were its first: for that the board's keeper plays a tenth again (<code>unitymas leaderboard rerun</code>).
+Lines show the score with its 95% interval over tasks.</p>
+<p class="soft">These figures differ from the README's and the training pages': entries here are sampled (ours at temperature 1) on <em>test</em> tasks,
+k times each; a training run is followed by greedy replies to <em>validation</em> tasks, which score higher.</p>
+<label class="find"><span class="label">Filter</span><input id="query" type="search" placeholder="team, model, environment  ( / )" autocomplete="off" spellcheck="false"></label>
+<ul class="contents">{contents}</ul></header>
+<main>{"".join(map(_table, groups)) or '<p class="soft">No entry yet.</p>'}{_rejections(rejected)}{_SUBMIT}</main>
+<footer class="soft">Tables hold only results on the same tasks, settings and code. avg@k counts failures as 0.
+pass@k and pass^k are the unbiased estimators. The figures as data: <a href="leaderboard.json">leaderboard.json</a>.</footer>"""
+
+
+_SUBMIT = """<section id="submit"><h2>Submit an entry</h2><p>Any team, any model. Evaluate it with its episodes, pack them, check the package, and send the folder:</p>
+<pre tabindex="0">unitymas eval rag-nq --data mini --team tiny --tasks 64 -k 4 --out evaluations/mine
+unitymas submit evaluations/mine --name "My team" -o submissions/mine
+unitymas submit --check --verify submissions/mine
+unitymas leaderboard build submissions -o site</pre>
+<p class="soft">What a package holds, and what the check can and cannot show, stands in docs/evaluation.md. Where a model's name does
+not say how large it is, <code>unitymas submit … --parameters 7B</code> does.</p></section>"""
+
+
+def _name(entry: Entry) -> str:
+    data = entry.results["provenance"]["data"]
+    return f"{entry.results['env_id']} · {data['name']} {data['split']}, {counted(data['tasks'], 'task')}"
+
+
+def _table(group: Sequence[Entry]) -> str:
+    first = group[0]
+    env, data = first.results["provenance"]["env"], first.results["provenance"]["data"]
+    figures = first.figures
+    modified = env["config"].get("modified") or []
+    facts = [
+        f"ranked by {figures['headline']}", f"success is {figures['success']}",
+        f"tasks {data['tasks_hash']}", f"code {env['code_hash']}",
+        *([f"modified: {', '.join(map(str, modified))}"] if modified else []),
+    ]  # fmt: skip
+    columns = (("", ""), ("team", ""), ("size", "n"), (f"{figures['headline']} avg@k", "n"), ("k", "n"), ("pass@1", "n"), ("pass@k", "n"),
+               ("pass^k", "n"), ("failed", "n"), ("acts", "n"), ("tokens", "n"), ("cost", "n"), ("date", "n"), ("episodes", ""))  # fmt: skip
+    head = "".join(_heading(i, name, kind) for i, (name, kind) in enumerate(columns))
+    names = [name for name, _ in columns]
+    rows = "".join(_row(rank, entry, names) for rank, entry in enumerate(group, start=1))
+    apart = "" if first.verified else "Not verified, not ranked: "
+    return f"""<section id="{first.group}"><h2>{apart}{escape(_name(first))}</h2><p class="facts">{" · ".join(map(escape, facts))}</p>
+<div class="scroll"><table><thead><tr>{head}</tr></thead>{rows}</table></div></section>"""
+
+
+_COLUMNS = {
+    "size": "parameters of the models that play",
+    "failed": "share of episodes that ended in an error",
+    "acts": "replies an episode",
+    "tokens": "generated tokens an episode",
+    "cost": "dollars an episode, where the endpoint has a price",
+    "pass@k": "at least one of k samples succeeds",
+    "pass^k": "all of k samples succeed",
+}
+
+
+def _heading(index: int, name: str, kind: str) -> str:
+    if not name or name == "episodes":
+        return f"<th>{name}</th>"
+    order = ' aria-sort="descending"' if "avg@k" in name else ""
+    about = f' title="{_COLUMNS[name]}"' if name in _COLUMNS else ""
+    return f'<th class="{kind}" scope="col"{order}><button data-column="{index}"{about}>{escape(name)}</button></th>'
+
+
+def _row(rank: int, entry: Entry, columns: Sequence[str]) -> str:
+    figures, per = entry.figures, entry.figures["per_episode"]
+    k, score = str(figures["k"]), figures["score"]
+    size, cost = parameters(entry), per.get("cost") or 0.0
+    failed = figures["endings"].get("error", 0) / figures["episodes"]
+    mark = (
+        '<b class="good" title="played again from its replies on this machine">verified</b>'
+        if entry.verified
+        else f'<span class="bad">{escape("; ".join(entry.unverified), 300)}</span>'
+    )
+    if entry.notes:
+        mark += f' <span class="faint">{escape("; ".join(entry.notes), 300)}</span>'
+    cells = [
+        (rank, f'<td class="n faint">{rank if entry.verified else "–"}</td>'),
+        (printable(entry.metadata["name"]).lower(), f'<td class="team"><button class="more" aria-expanded="false">{escape(entry.metadata["name"], 80)}</button> {mark}'
+         f'<div class="faint">{escape(", ".join(_players(entry)), 120)}</div></td>'),
+        (_magnitude(size), f'<td class="n">{escape(size)}</td>'),
+        (score["value"], f'<td class="n score"><b>{score["value"]:.3f}</b>{_interval(score)}</td>'),
+        (figures["k"], f'<td class="n">{figures["k"]}</td>'),
+        *((value, f'<td class="n">{value:.3f}</td>') for value in (
+            _point(figures["pass_at"], "1"), _point(figures["pass_at"], k), _point(figures["pass_hat"], k))),
+        (failed, f'<td class="n{" bad" if failed else ""}">{failed:.1%}</td>'),
+        (per["acts"], f'<td class="n">{per["acts"]:.1f}</td>'),
+        (per["tokens_out"], f'<td class="n">{per["tokens_out"]:,.0f}</td>'),
+        (cost, f'<td class="n">{f"${cost:.4f}" if cost else "–"}</td>'),
+        (entry.results["run"]["date"], f'<td class="n faint">{escape(str(entry.results["run"]["date"])[:10])}</td>'),
+        ("", f'<td><a href="traces/{entry.slug}.html">look</a></td>'),
+    ]  # fmt: skip
+    with_keys = "".join(
+        html.replace("<td", f'<td data-label="{escape(name)}" data-value="{escape(value)}"', 1)
+        for (value, html), name in zip(cells, columns, strict=True)
+    )
+    return f'<tbody><tr class="entry">{with_keys}</tr><tr class="detail" hidden><td colspan="{len(columns)}">{_detail(entry)}</td></tr></tbody>'
+
+
+def _magnitude(size: str) -> float:
+    """A size for sorting; what is unknown comes last."""
+    found = _SIZE.search(size)
+    return float(found[1]) * (1e9 if found[2] in "Bb" else 1e6) if found else 0.0
+
+
+def _interval(score: Mapping[str, Any]) -> str:
+    """The interval as a line with a dot, on the scale from 0 to 1 (or to the score, where it is larger)."""
+    top = max(1.0, score["high"] or score["value"])
+    low, high = score["low"], score["high"]
+    x = [
+        _WIDTH * min(1.0, max(0.0, v / top))
+        for v in (score["value"], low if low is not None else 0, high if high is not None else 0)
+    ]
+    words = f"{low:.3f} to {high:.3f}" if low is not None and high is not None else "no interval: one task"
+    line = f'<line class="ci" x1="{x[1]:.1f}" x2="{x[2]:.1f}" y1="5" y2="5"/>' if low is not None else ""
+    return (f'<svg viewBox="-3 0 {_WIDTH + 6} 10" role="img" aria-label="{words}"><title>{words}</title>'
+            f'<line class="axis" x1="0" x2="{_WIDTH}" y1="5" y2="5"/>{line}<circle cx="{x[0]:.1f}" cy="5" r="3"/></svg>')  # fmt: skip
+
+
+def _detail(entry: Entry) -> str:
+    roles = "".join(
+        f"<tr><td>{escape(role)}</td><td>{escape(', '.join(_players(entry, role)), 80)}</td><td class='n'>{did['calls_per_episode']:.2f}</td>"
+        f"<td class='n'>{did['format_validity']:.1%}</td><td class='n'>{did['mean_credit']:+.3f}</td><td class='n'>{did['tokens_out']:.0f}</td></tr>"
+        for role, did in entry.figures["roles"].items()
+    )
+    failures = "".join(
+        f"<li>{count} × {escape(cause, 160)}</li>"
+        for cause, count in list(entry.figures["failures"].items())[:6]
+    )
+    libraries = ", ".join(
+        f"{name} {version}" for name, version in entry.results["provenance"]["libraries"].items()
+    )
+    url = str(entry.metadata.get("url") or "")
+    link = (
+        f'<p><a rel="nofollow noopener" href="{escape(url)}">{escape(url, 100)}</a></p>'
+        if re.match(r"https?://", url)
+        else ""
+    )
+    return f"""<div class="sheet"><div><p>{escape(entry.metadata["description"], 2000)}</p>{link}
+<p class="soft">{escape(entry.metadata["authors"], 300)}</p><p class="soft mono">{escape(entry.results["run"]["command"], 500)}</p>
+<p class="faint">{escape(libraries)}</p>{f"<ul class='soft'>{failures}</ul>" if failures else ""}</div>
+<table class="roles"><thead><tr><th>role</th><th>played by</th><th class="n">calls</th><th class="n">legal</th><th class="n">credit</th><th class="n">tokens</th></tr></thead><tbody>{roles}</tbody></table></div>"""
+
+
+def _players(entry: Entry, role: str | None = None) -> list[str]:
+    seats = entry.results["provenance"]["roles"].values()
+    return list(dict.fromkeys(str(s["player"]) for s in seats if role is None or s["role"] == role))
+
+
+def _rejections(rejected: Mapping[str, list[str]]) -> str:
+    if not rejected:
+        return ""
+    items = "".join(f"<li><b>{escape(name)}</b>: {escape(problems[0], 300)}{f' (and {len(problems) - 1} more)' if len(problems) > 1 else ''}</li>"
+                    for name, problems in rejected.items())  # fmt: skip
+    return f'<section id="rejected"><h2>Not listed</h2><p class="facts">What they claim is not what the harness would have written.</p><ul>{items}</ul></section>'
+
+
+def _point(table: Mapping[str, Any], k: str) -> float:
+    return float(table[k]["value"]) if k in table else float("nan")
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", printable(name)).strip("-.") + "-" + digest(name, 6)
+
+
+def leaderboard_main(argv: list[str] | None = None) -> int:
+    """``unitymas leaderboard build DIR -o SITE``, and ``unitymas leaderboard rerun ENTRY``."""
+    parser = argparse.ArgumentParser(
+        prog="unitymas leaderboard", description="Build the static leaderboard site, or play entries again."
+    )
+    actions = parser.add_subparsers(dest="action", required=True, help="what to do")
+    site = actions.add_parser("build", help="the static site of a folder of submissions")
+    site.add_argument("folder", type=Path, help="folder of submissions")
+    site.add_argument(
+        "-o", "--out", type=Path, default=Path("site"), help="the site's folder (default: site)"
+    )
+    site.add_argument("--title", default="unitymas leaderboard", help="the page's title")
+    site.add_argument(
+        "--seconds", type=float, default=SECONDS, help="time for checking one entry (default: %(default)s)"
+    )
+    site.add_argument(
+        "--memory-mb",
+        type=int,
+        default=MEMORY_MB,
+        help="memory for checking one entry (default: %(default)s)",
+    )
+    rerun.add_arguments(
+        actions.add_parser("rerun", help="play a random tenth of an entry again, and compare")
+    )
+    given = parser.parse_args(argv)
+    if given.action == "rerun":
+        return rerun.rerun_command(given)
+    if not given.folder.is_dir():
+        raise FileNotFoundError(f"{given.folder} is no folder; give one that holds submissions")
+    if not found_in(given.folder):
+        raise ValueError(
+            f"{given.folder} holds no submission (a folder with metadata.yaml); pack one with: "
+            f"unitymas submit EVALUATION --name NAME -o {given.folder}/NAME"
+        )
+    entries, rejected = build(
+        given.folder, given.out, title=given.title, seconds=given.seconds, memory_mb=given.memory_mb
+    )
+    for name, problems in rejected.items():
+        print(f"not listed: {printable(name)}: {printable(problems[0], 300)}")
+    for entry in entries:
+        for why in entry.unverified:
+            print(f"not ranked: {printable(entry.slug)}: {printable(why, 300)}")
+    print(
+        f"{given.out / 'index.html'}  ({counted(len(entries), 'entry', 'entries')}, {sum(e.verified for e in entries)} verified, {len(rejected)} not listed)"
+    )
+    return 0

@@ -1,0 +1,329 @@
+"""What is checked of a submission, in one pass over its files; `guard` runs it in a process of its own.
+
+First the files are opened within bounds and held against their schemas. Then everything that follows from something
+else is computed again: figures from episodes, keys and seeds from what they hash, provenance from the environment,
+and with ``verify`` each episode from its replies. An episode is there once for each task and sample, or the entry is
+rejected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+
+from ...envs.core.arena import Arena
+from ...envs.core.drivers import derive
+from ...envs.registry import UnknownEnv, spec
+from ...envs.untrusted import Refused, json_value, open_regular, packed_lines, read_text
+from ..evaluation import identity
+from ..evaluation.results import EpisodeRow, Measure, episode_row, figures
+from ..evaluation.stats import Success
+from ..pages.html import asset
+from . import speakers
+from .json_schema import violations
+from .reenact import Mismatch, ToolDown, differences, reenact
+from .remake import NotVerified, players, remake, tasks_of, untrue
+
+FILES = ("results.json", "metadata.yaml", "traces.jsonl.zst", "README.md")
+MOST = {"results.json": 100_000_000, "metadata.yaml": 64_000, "traces.jsonl.zst": 2_000_000_000}
+"""Bytes of each file."""
+MOST_UNPACKED = 8_000_000_000
+"""Bytes of all episodes together."""
+MAX_LINE = 40_000_000
+"""Bytes of one episode, unpacked."""
+MOST_PROBLEMS = 200
+_DEEPEST = {"results.json": 32, "metadata.yaml": 8}
+
+
+@dataclass
+class Verdict:
+    """What checking found: `problems` reject an entry, `unverified` says why nobody could play it again here,
+    `notes` is what a reader should know of one that passed."""
+
+    problems: list[str] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+    """As claimed, without the list of episodes."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def inspect(folder: Path, *, verify: bool) -> Verdict:
+    """Check a submission here and now; `guard.Guard` does it with limits of time and memory."""
+    verdict = Verdict()
+    try:
+        for problem in islice(_problems(folder, verify, verdict), MOST_PROBLEMS):
+            verdict.problems.append(problem)
+    except Refused as error:
+        verdict.problems.append(str(error))
+    except NotVerified as error:
+        verdict.unverified.append(str(error))
+    return verdict
+
+
+def read_submission(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Its results and metadata, as they claim, held against their schema; `Refused` names the first fault."""
+    try:
+        text = read_text(folder / "results.json", MOST["results.json"])
+        results = json_value(text, "results.json", deepest=_DEEPEST["results.json"])
+        metadata = plain_yaml(read_text(folder / "metadata.yaml", MOST["metadata.yaml"]), "metadata.yaml")
+    except (Refused, OSError) as error:
+        raise Refused(f"results.json or metadata.yaml cannot be read: {error}") from None
+    whole = {"results": results, "metadata": metadata}
+    if broken := next(violations(whole, json.loads(asset("submission.schema.json"))), None):
+        raise Refused(broken)
+    return results, metadata
+
+
+def plain_yaml(text: str, name: str) -> Any:
+    """YAML of texts, lists and tables: no alias, no key twice, a few levels deep; every scalar is a string."""
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.BaseLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise Refused(f"{name} uses aliases, which can make a small file mean an enormous one")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST["metadata.yaml"]:
+                raise Refused(f"{name}: nested more than {_DEEPEST['metadata.yaml']} levels deep")
+        return yaml.load(text, Loader=_Texts)
+    except Refused:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise Refused(f"{name}: not YAML ({str(error):.200})") from None
+
+
+class _Texts(yaml.BaseLoader):
+    """Every scalar a string, and no key twice."""
+
+
+def _table(loader: _Texts, node: yaml.MappingNode) -> dict[Any, Any]:
+    table: dict[Any, Any] = loader.construct_mapping(node, deep=True)
+    if len(table) < len(node.value):
+        raise yaml.YAMLError(f"a key stands twice in the table at line {node.start_mark.line + 1}")
+    return table
+
+
+_Texts.add_constructor("tag:yaml.org,2002:map", _table)
+
+
+def measure_of(results: Mapping[str, Any]) -> Measure:
+    """The measure that a result was computed by."""
+    told = results["measure"]
+    return Measure(told["headline"], told["success_metric"], Success(told["relation"], told["threshold"]))
+
+
+def sha256(file: Path | BinaryIO) -> str:
+    """Of a file's bytes."""
+    if isinstance(file, Path):
+        with open(file, "rb") as opened:
+            return sha256(opened)
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    file.seek(0)
+    return digest.hexdigest()
+
+
+def _problems(folder: Path, verify: bool, verdict: Verdict) -> Iterator[str]:
+    there = {name for name in FILES if (folder / name).is_symlink() or (folder / name).exists()}
+    if missing := [name for name in FILES if name not in there]:
+        yield f"{folder} lacks {', '.join(missing)}"
+        return
+    results, metadata = read_submission(folder)
+    verdict.metadata = metadata
+    verdict.results = {name: part for name, part in results.items() if name != "episodes"}
+    if metadata["env_id"] != results["env_id"]:
+        yield f"metadata.yaml is about {metadata['env_id']}, results.json about {results['env_id']}"
+    with open_regular(folder / "results.json", MOST["results.json"]) as file:
+        yield from _signed("results.json", sha256(file), metadata)
+    with open_regular(folder / "traces.jsonl.zst", MOST["traces.jsonl.zst"]) as file:
+        yield from _signed("traces.jsonl.zst", sha256(file), metadata)
+        check = Check(results, verdict)
+        yield from check.claims()
+        if verify and not verdict.problems:
+            check.prepare()
+            yield from check.provenance()
+        yield from check.episodes(file)
+    yield from check.end()
+
+
+def _signed(name: str, found: str, metadata: Mapping[str, Any]) -> Iterator[str]:
+    told = metadata["files"][name]
+    if found != told:
+        yield f"{name}: its SHA-256 is {found[:16]}…, but metadata.yaml says {told[:16]}…"
+
+
+class Check:
+    """One submission whose results have passed their schema, held against its episodes."""
+
+    def __init__(self, results: dict[str, Any], verdict: Verdict) -> None:
+        self.results, self.verdict = results, verdict
+        self.told = results["provenance"]
+        self.measure, self.price = measure_of(results), tuple(results["price"])
+        self.k, self.seed = results["figures"]["k"], self.told["seed"]
+        self.rows: list[EpisodeRow] = []
+        self.claimed = {(e["task"], e["sample"]): e for e in results["episodes"]}
+        self.world = identity.digest(self.told["env"])
+        self.players = identity.players_hash(self.told["roles"])
+        self.team = speakers.Team(self.told["roles"])
+        self.arena: Arena | None = None
+        self.again: dict[str, Any] = {}
+        self.shape = json.loads(asset("trace.schema.json"))
+
+    def claims(self) -> Iterator[str]:
+        """What is wrong with the claims alone: each task must have each sample once."""
+        if self.told["env"]["env_id"] != self.results["env_id"]:
+            yield f"provenance.env.env_id: {self.told['env']['env_id']}, but the results are about {self.results['env_id']}"
+        try:
+            declared = Measure.of_spec(spec(self.results["env_id"]))
+        except UnknownEnv:
+            declared = self.measure
+        if self.measure != declared:
+            yield (
+                f"measure: the environment is ranked by {declared.headline} ({declared}), "
+                f"not by {self.measure.headline} ({self.measure})"
+            )
+        if len(self.claimed) < len(self.results["episodes"]):
+            yield "results.json names an episode twice"
+        samples: dict[str, set[int]] = defaultdict(set)
+        for task, sample in self.claimed:
+            samples[task].add(sample)
+        wanted = set(range(self.k))
+        for task, found in samples.items():
+            if found != wanted:
+                yield (
+                    f"task {task:.80}: samples {_few(sorted(found))} are there; "
+                    f"k={self.k} means each of 0 to {self.k - 1}, once"
+                )
+        if len(samples) != self.told["data"]["tasks"]:
+            yield f"provenance.data.tasks: {self.told['data']['tasks']} are claimed, {len(samples)} have episodes"
+
+    def prepare(self) -> None:
+        """Make the environment again; why that cannot be is kept, and the rest is checked all the same."""
+        try:
+            self.arena = remake(self.results)
+            self.again = players(self.arena, self.results)
+        except NotVerified as error:
+            self.arena = None
+            self.verdict.unverified.append(str(error))
+
+    def provenance(self) -> Iterator[str]:
+        """What of the provenance is another when it is computed again."""
+        if self.arena is None:
+            return
+        tasks = tasks_of(self.arena, self.results)
+        yield from untrue(self.arena, tasks, self.results)
+        first = {task.id for task in tasks}
+        played = {task for task, _ in self.claimed}
+        if odd := sorted(played - first):
+            yield (
+                f"task {odd[0]:.80} is not among the first {len(tasks)} of the {self.arena.data.split} split, which "
+                "are what an evaluation of so many tasks plays"
+            )
+        elif missing := sorted(first - played):
+            yield f"task {missing[0]:.80} of the {self.arena.data.split} split has no episode"
+        self.tasks = {task.id: task for task in tasks}
+
+    def episodes(self, file: BinaryIO) -> Iterator[str]:
+        """What is wrong with the episodes, each by its name."""
+        lines = packed_lines(file, "traces.jsonl.zst", whole=True, most=MOST_UNPACKED, longest=MAX_LINE)
+        for number, line in enumerate(lines, 1):
+            trace = json_value(line, f"traces.jsonl.zst, line {number}")
+            if broken := list(islice(violations(trace, self.shape), 3)):
+                yield f"traces.jsonl.zst: episode {number} is no trace ({'; '.join(broken)})"
+                return
+            row = episode_row(trace, self.measure, self.price)
+            self.rows.append(row)
+            name = f"episode {row.task:.80}#{row.sample}"
+            yield from (f"{name}, {problem}" for problem in self._episode(trace, row))
+            if self.arena is not None and row.task in self.tasks:
+                yield from (f"{name}, {problem}" for problem in self._again(trace))
+
+    def end(self) -> Iterator[str]:
+        """What only all episodes together show."""
+        for task, sample in self.claimed:
+            yield f"episode {task:.80}#{sample} is in results.json but has no trace"
+        if not self.rows:
+            yield "traces.jsonl.zst holds no episode"
+            return
+        try:
+            found = figures(self.rows, self.measure, self.k)
+        except ValueError as error:
+            yield f"figures: they cannot be computed ({error})"
+            return
+        yield from _compare("figures", self.results["figures"], found)
+        yield from self.team.copies(self.verdict.notes)
+        if self.seed != 0:
+            self.verdict.notes.append(f"seed {self.seed}, chosen by its makers")
+
+    def _episode(self, trace: Mapping[str, Any], row: EpisodeRow) -> Iterator[str]:
+        claim = self.claimed.pop((row.task, row.sample), None)
+        if claim is None:
+            yield "which has a trace, is not in results.json (or is there twice)"
+            return
+        for key in ("digest", "score", "solved", "key"):
+            if claim[key] != getattr(row, key):
+                yield f"{key}: results.json says {claim[key]!r:.40}, its trace gives {getattr(row, key)!r:.40}"
+        env, data = self.told["env"], self.told["data"]
+        tags = trace["tags"]
+        for key, told, found in (
+            ("env_id", env["env_id"], trace["env_id"]), ("code_hash", env["code_hash"], trace["code_hash"]),
+            ("config", env["config"], trace["config"]),
+            ("data", {k: data[k] for k in ("name", "split", "fingerprint")}, trace["data"]),
+            ("seed", derive(self.seed, row.task, row.sample), trace["seed"]),
+            ("tags.players", self.players, tags.get("players")),
+        ):  # fmt: skip
+            if told != found:
+                yield f"{key}: the provenance gives {told!r:.60}, its trace says {found!r:.60}"
+        yield from self.team.labels(tags.get("team"))
+        for node in trace["nodes"]:
+            yield from self.team.reply(node)
+        self.team.remember(trace)
+
+    def _again(self, trace: Mapping[str, Any]) -> Iterator[str]:
+        assert self.arena is not None
+        task = self.tasks[trace["task_id"]]
+        key = identity.sample_key(self.world, self.players, task, self.seed, trace["sample"])
+        if trace["tags"].get("key") != key:
+            yield f"key: its trace says {trace['tags'].get('key')!r:.40}, what it hashes gives {key!r}"
+        try:
+            again = reenact(self.arena, trace, tools_again=True, players=self.again)
+            yield from differences(trace, again)
+        except Mismatch as error:
+            yield str(error)
+        except ToolDown as error:
+            self.verdict.unverified.append(f"not verified: a tool failed on this machine ({str(error):.200})")
+            self.arena = None
+        except Exception as error:
+            yield f"it cannot be played again ({type(error).__name__}: {str(error):.200})"
+
+
+def _compare(name: str, told: Any, found: Any) -> Iterator[str]:
+    """Every leaf that differs, by its path; timings are compared too, for they come from the same traces."""
+    if isinstance(told, Mapping) and isinstance(found, Mapping):
+        for key in sorted({*told, *found}, key=str):
+            where = f"{name}.{key!s:.60}"
+            if key not in told or key not in found:
+                yield f"{where} is {'missing' if key in found else 'not a figure that the traces give'}"
+            else:
+                yield from _compare(where, told[key], found[key])
+    elif isinstance(told, (int, float)) and isinstance(found, (int, float)) and not isinstance(told, bool):
+        if not abs(told - found) <= 1e-9 * max(1.0, abs(found)):
+            yield f"{name}: results.json says {told}, the traces give {found}"
+    elif told != found:
+        yield f"{name}: results.json says {told!r:.60}, the traces give {found!r:.60}"
+
+
+def _few(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (" …" if len(numbers) > 8 else "")

@@ -1,0 +1,125 @@
+"""Our own entries on the leaderboard, made afresh: the scripted expert, the fool, chance, and the tiny model.
+
+    python -m unitymas.benchmarks.leaderboard.entries -o submissions
+    python -m unitymas.benchmarks.leaderboard.entries -o submissions --runs runs/shared runs/separate
+
+The expert bounds a table from above, the fool and chance from below; a model's score means something between
+them. A training run is played on its own environment, as it was configured there but on test tasks, beside
+the expert, the fool, chance and the untrained tiny model, so that before and after stand in one table.
+A second call plays only what is owed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...agents.hints import counted
+from ...agents.manifest import read_signed
+from ..evaluation.evaluate import evaluate
+from . import submission
+
+ENVS = ("mask-hotpotqa", "rag-hotpotqa", "code-deepcoder", "math-deepscaler")
+TEAMS: Mapping[str, tuple[str, str]] = {
+    "Scripted expert": (
+        "scripted",
+        "The workflow's own expert, which sees the reference: the most one can score.",
+    ),
+    "Chance": ("random", "A legal choice at random where there are choices, else a few random words."),
+    "Fool": ("fool", "Malformed, empty, huge and hostile replies: what an environment must not reward."),
+    "Tiny": ("tiny", "The embedded model as it ships, before any training on this environment."),
+}
+
+
+@dataclass
+class Table:
+    """Teams that are compared on one environment, configured alike."""
+
+    env: str
+    args: dict[str, Any] = field(default_factory=dict)
+    teams: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def tables(envs: list[str], teams: dict[str, tuple[str, str]], runs: list[Path]) -> list[Table]:
+    """One table per environment, and per way in which a run configured it."""
+    made = [Table(env, {}, dict(teams)) for env in envs]
+    for run in runs:
+        if not (run / "config.yaml").is_file():
+            raise SystemExit(f"{run} is no run directory: it holds no config.yaml")
+        config = yaml.safe_load(read_signed(run / "config.yaml"))
+        env, args = config["env"]["id"], config["env"]["args"]
+        found = next((table for table in made if (table.env, table.args) == (env, args)), None)
+        if found is None:
+            found = Table(env, args, dict(teams))
+            made.append(found)
+        found.teams[f"Tiny, trained: {run.name}"] = (f"run:{run}", _told(config))
+    return made
+
+
+def _told(config: Mapping[str, Any]) -> str:
+    policies = config["policies"]
+    learners = {policy["algorithm"]["name"] for policy in policies.values() if not policy["frozen"]}
+    return (
+        f"Trained for {counted(config['steps'], 'step')} of {counted(config['tasks_per_step'], 'task')}, {counted(config['k'], 'sample')} each, with "
+        f"{', '.join(sorted(learners))}; policies: {', '.join(policies)}; seed {config['seed']}."
+    )
+
+
+def make(out: Path, made: list[Table], *, tasks: int, k: int) -> list[Path]:
+    """Evaluate each team of each table on the embedded world's test tasks, and pack a submission of it."""
+    packed = []
+    for table in made:
+        for name, (player, description) in table.teams.items():
+            configured = "-".join(f"{key}-{value}" for key, value in sorted(table.args.items()))
+            folder = re.sub(r"[^a-z0-9]+", "-", f"{name} {table.env} {configured}".lower()).strip("-")
+            kept = out / "evaluations" / folder
+            size = "2.06M" if name.startswith("Tiny") else ""
+            evaluate(table.env, player, k=k, tasks=tasks, data="mini", out=kept, **table.args)
+            packed.append(
+                submission.pack(
+                    kept,
+                    out / folder,
+                    name=name,
+                    authors="unitymas",
+                    description=description,
+                    parameters=size,
+                )
+            )
+            print(packed[-1], flush=True)
+    return packed
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m unitymas.benchmarks.leaderboard.entries", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("-o", "--out", type=Path, default=Path("submissions"))
+    parser.add_argument(
+        "--runs", nargs="+", type=Path, default=[], metavar="DIR", help="training runs to enter"
+    )
+    parser.add_argument(
+        "--also", action="append", default=[], metavar="NAME=TEAM", help="one more team on every environment"
+    )
+    parser.add_argument("--only", nargs="+", choices=sorted(TEAMS), default=list(TEAMS), help="which of ours")
+    parser.add_argument("--envs", nargs="*", default=list(ENVS), help="default: %(default)s")
+    parser.add_argument("--tasks", type=int, default=64)
+    parser.add_argument("-k", type=int, default=4)
+    given = parser.parse_args(argv)
+    teams = {name: TEAMS[name] for name in given.only}
+    for extra in given.also:
+        name, equals, player = extra.rpartition("=")
+        if not equals:
+            parser.error(f"--also {extra!r}: write NAME=TEAM")
+        teams[name] = (player, f"{player}, evaluated by us.")
+    make(given.out, tables(given.envs, teams, given.runs), tasks=given.tasks, k=given.k)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,180 @@
+"""The environment that a submission claims to have played, made again without running anything that it names.
+
+Only registered environments are made, on registered data, with settings that are plain data: numbers, words and
+tables of them. An entry point or a path is neither, so nothing of a submission is imported, called or opened. What
+cannot be made again so is *own code: not verified*; that is no accusation, and no verification either.
+"""
+
+from __future__ import annotations
+
+import inspect
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...agents.policies import ExpertPolicy, FoolPolicy, Policy, RandomPolicy
+from ...envs.core.arena import Arena
+from ...envs.core.tasks import Task
+from ...envs.core.trace import jsonable
+from ...envs.data import sets
+from ...envs.registry import EnvSpec, UnknownEnv, make_arena, resolve, spec
+from ..evaluation import identity
+
+_WORD = re.compile(r"[A-Za-z0-9_ -]{0,64}")
+_LARGEST = 1_000_000
+
+
+class NotVerified(ValueError):
+    """Why an entry cannot be played again here; the message says whose code or data is missing."""
+
+
+def remake(results: Mapping[str, Any]) -> Arena:
+    """The arena of a submission whose results have passed their schema; `NotVerified` says why there is none."""
+    env, data = results["provenance"]["env"], results["provenance"]["data"]
+    arena = make_again(results)
+    if arena.code_hash != env["code_hash"]:
+        raise NotVerified(
+            f"not verified: made by other code than is here: the environment's code is {arena.code_hash} here, "
+            f"and was {env['code_hash']:.40}"
+        )
+    if arena.data.fingerprint != data["fingerprint"] and not _generated(spec(env["env_id"]), data["name"]):
+        raise NotVerified(
+            f"not verified: {data['name']} has fingerprint {arena.data.fingerprint} on this machine, "
+            f"and had {data['fingerprint']:.40}"
+        )
+    return arena
+
+
+def make_again(results: Mapping[str, Any]) -> Arena:
+    """The same as it is here and today, whatever code and data it was made by."""
+    env, data = results["provenance"]["env"], results["provenance"]["data"]
+    try:
+        known = spec(env["env_id"])
+    except UnknownEnv:
+        raise NotVerified(f"own code: not verified: {env['env_id']} is not registered here") from None
+    modified = env["config"]["modified"]
+    if own := [name for name in modified if name in ("reward", "tasks") or name.startswith("tools.")]:
+        raise NotVerified(
+            f"own code: not verified: the environment was modified ({', '.join(map(str, own))})"
+        )
+    how: dict[str, Any] = {"budget": env["budget"]} if "budget" in modified else {}
+    try:
+        return make_arena(known.id, **where(known, data), **settings(known, env["config"]), **how)
+    except NotVerified:
+        raise
+    except Exception as error:
+        raise NotVerified(
+            f"not verified: it cannot be made here ({type(error).__name__}: {str(error):.200})"
+        ) from None
+
+
+def settings(known: EnvSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The workflow's own arguments out of a claimed configuration; whatever else it holds is somebody's own code."""
+    taken = inspect.signature(resolve(known.workflow)).parameters
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if name == "modified":
+            continue
+        if name in known.config and jsonable(known.config[name]) == value:
+            continue  # as registered, whatever it is
+        if name not in taken or taken[name].kind in (
+            inspect.Parameter.VAR_KEYWORD,
+            inspect.Parameter.VAR_POSITIONAL,
+        ):
+            raise NotVerified(f"own code: not verified: {name!r:.60} is no setting of {known.id}")
+        if not plain(value):
+            raise NotVerified(
+                f"own code: not verified: the setting {name!r:.60} is {value!r:.60}; only numbers and words are plain data"
+            )
+        found[name] = value
+    return found
+
+
+def plain(value: Any, levels: int = 3) -> bool:
+    """Whether a setting is data: a number of modest size, a word, or a short list or table of them.
+
+    A word has neither ``:`` nor ``.`` nor ``/``, so it is neither an entry point nor a path.
+    """
+    if value is None or isinstance(value, bool):
+        return True
+    if isinstance(value, (int, float)):
+        return -_LARGEST <= value <= _LARGEST
+    if isinstance(value, str):
+        return _WORD.fullmatch(value) is not None
+    if levels and isinstance(value, list):
+        return len(value) <= 100 and all(plain(item, levels - 1) for item in value)
+    if levels and isinstance(value, Mapping):
+        return len(value) <= 100 and all(plain(k) and plain(v, levels - 1) for k, v in value.items())
+    return False
+
+
+def where(known: EnvSpec, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The tasks to take: the environment's own, the embedded world's, or of a data set prepared on this machine."""
+    name, split = data["name"], data["split"]
+    if known.tasks is not None:
+        return {"split": split}
+    if name != "mini" and (_WORD.fullmatch(name) is None or not sets.is_prepared(name)):
+        raise NotVerified(f"not verified: the data set {name!r:.60} is not prepared on this machine")
+    return {"data": name, "split": split}
+
+
+def tasks_of(arena: Arena, results: Mapping[str, Any]) -> list[Task]:
+    """The tasks that an evaluation of so many of them plays: the first of the split, in its order."""
+    return [arena.task(id) for id in list(arena.task_ids)[: results["provenance"]["data"]["tasks"]]]
+
+
+def untrue(arena: Arena, tasks: list[Task], results: Mapping[str, Any]) -> Iterator[str]:
+    """Each part of the provenance that can be computed again and is another."""
+    told = results["provenance"]
+    pairs: list[tuple[str, Any, Any]] = [
+        (f"provenance.env.{name}", told["env"].get(name), value)
+        for name, value in jsonable(identity.world(arena)).items()
+        if name != "tools" or _same_python(results)
+    ]
+    data = told["data"]
+    pairs += [
+        ("provenance.data.name", data["name"], arena.data.name),
+        ("provenance.data.split", data["split"], arena.data.split),
+        ("provenance.data.fingerprint", data["fingerprint"], arena.data.fingerprint),
+        ("provenance.data.tasks_hash", data["tasks_hash"], identity.tasks_hash(tasks)),
+        ("provenance.roles", sorted(told["roles"]), sorted(arena.roles)),
+    ]
+    for agent in sorted(told["roles"].keys() & arena.roles.keys()):
+        seat, role = told["roles"][agent], arena.roles[agent]
+        prompt = identity.prompt_sha(role)
+        pairs.append((f"provenance.roles.{agent}.role", seat["role"], role.name))
+        pairs.append((f"provenance.roles.{agent}.prompt_sha", seat["prompt_sha"], prompt))
+    for name, theirs, ours in pairs:
+        if theirs != ours:
+            yield f"{name}: the submission says {theirs!r:.80}, the environment gives {ours!r:.80}"
+
+
+def players(arena: Arena, results: Mapping[str, Any]) -> dict[str, Policy]:
+    """Who of the team comes with unitymas, by agent: they can be asked again, and say the same."""
+    known: list[Policy] = [RandomPolicy(), FoolPolicy()]
+    if arena.expert is not None:
+        known.append(ExpertPolicy(arena.expert))
+    ours = {(said := identity.who(policy, ""))["name"]: (policy, said) for policy in known}
+    found: dict[str, Policy] = {}
+    for agent, seat in results["provenance"]["roles"].items():
+        policy, said = ours.get(str(seat.get("name")), (None, {}))
+        if policy is None:
+            continue
+        if _same_python(results) and seat.get("code") != said["code"]:
+            raise NotVerified(
+                f"not verified: {agent} is played by {seat['name']}, whose code is {said['code']} here, "
+                f"and was {seat.get('code')!r:.40}"
+            )
+        found[agent] = policy
+    return found
+
+
+def _same_python(results: Mapping[str, Any]) -> bool:
+    """Hashes of functions hold their bytecode, which differs between minor versions of Python."""
+    told = str(results["run"].get("python"))
+    return told.split(".")[:2] == platform.python_version().split(".")[:2]
+
+
+def _generated(known: EnvSpec, name: str) -> bool:
+    return known.tasks is not None or name == "mini"

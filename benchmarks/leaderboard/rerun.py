@@ -1,0 +1,205 @@
+"""Play a random part of a submission again with the team that it names: the only check of who spoke.
+
+    unitymas leaderboard rerun submissions/theirs --team hf:their/model
+    unitymas leaderboard rerun submissions/expert --share 0.1 --seed 7
+
+The board's keeper draws a tenth of the tasks with a seed of their own, plays all samples of each with the same seeds,
+and compares. Greedy and scripted players must give the same replies, letter by letter. A sampled team is compared by
+its scores alone, paired by task: a forger who is better by little, on few tasks, is not found by that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...agents.team import BoundTeam, Team
+from ...cli.evaluation import parse_team
+from ...envs.core.arena import Arena
+from ...envs.core.drivers import aplay, derive, run_sync, side_by_side
+from ...envs.core.tasks import Task
+from ...envs.core.trace import read_dicts
+from ..evaluation import identity, stats
+from ..evaluation.results import Measure
+from ..evaluation.stats import Difference
+from ..pages.html import printable
+from .checks import measure_of, read_submission
+from .remake import NotVerified, remake, tasks_of
+from .speakers import temperatures
+from .submission import check
+
+BUILT_IN = ("scripted", "random", "fool", "tiny")
+"""Players that an entry may choose by itself; any other name may be a path, and is the keeper's to give."""
+SUSPICIOUS = 0.01
+
+
+@dataclass(frozen=True)
+class Again:
+    """What came of playing a part of an entry again."""
+
+    tasks: int
+    episodes: int
+    exact: bool
+    """Whether replies had to be the same."""
+    unlike: tuple[str, ...]
+    """Of a deterministic team: the episodes with other replies, each with the first of them."""
+    difference: Difference
+    """Recorded minus played again, paired by task."""
+    strangers: tuple[str, ...]
+    """Seats whose player is another than the entry names."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing speaks against the entry."""
+        if self.strangers or self.unlike:
+            return False
+        return self.exact or self.difference.p >= SUSPICIOUS or self.difference.value <= 0
+
+    def __str__(self) -> str:
+        lines = [f"{self.tasks} tasks, {self.episodes} episodes played again"]
+        lines += [f"another player than the entry names: {line}" for line in self.strangers]
+        if self.exact:
+            same = self.episodes - len(self.unlike)
+            lines.append(f"deterministic team: {same} of {self.episodes} episodes have the same replies")
+            lines += [f"other replies in {line}" for line in self.unlike[:10]]
+        else:
+            d = self.difference
+            lines.append(
+                f"sampled team, so only scores are compared: recorded minus played again {d.value:+.3f} "
+                f"(95% {_number(d.low)} to {_number(d.high)}, p={d.p:.3f}; below {SUSPICIOUS} speaks against the entry)"
+            )
+        lines.append("nothing speaks against the entry" if self.agrees else "this speaks against the entry")
+        return "\n".join(lines)
+
+
+def rerun(folder: Path, team: Any = None, *, share: float = 0.1, seed: int | None = None) -> Again:
+    """Play a share of an entry's tasks again, drawn by `seed` (a secret one without). The entry must be verified."""
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be above 0 and at most 1, got {share}")
+    if problems := check(folder, verify=True):
+        raise ValueError(f"{folder} is not verified, so there is nothing to compare with: {problems[0]}")
+    results, _ = read_submission(folder)
+    try:
+        arena = remake(results)
+    except NotVerified as error:  # pragma: no cover (checked a moment ago)
+        raise ValueError(f"{folder}: {error}") from None
+    seats = results["provenance"]["roles"]
+    bound = Team.of(team if team is not None else _own_team(seats)).bind(arena.roles, expert=arena.expert)
+    every = tasks_of(arena, results)
+    count = max(1, round(share * len(every)))
+    rng = random.Random(secrets.randbits(64) if seed is None else seed)
+    chosen = rng.sample(every, min(len(every), count))
+    recorded = {
+        (t["task_id"], t["sample"]): t
+        for t in read_dicts(folder / "traces.jsonl.zst")
+        if t["task_id"] in {task.id for task in chosen}
+    }
+    played = run_sync(_play(arena, bound, chosen, results["figures"]["k"], results["provenance"]["seed"]))
+    return _compared(recorded, played, measure_of(results), seats, identity.role_config(bound, arena))
+
+
+async def _play(
+    arena: Arena, team: BoundTeam, tasks: Sequence[Task], k: int, seed: int
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """All samples of these tasks, with the seeds of an evaluation."""
+    slots = [(task, sample) for task in tasks for sample in range(k)]
+
+    async def one(task: Task, sample: int) -> dict[str, Any]:
+        execution = arena.start(task, derive(seed, task.id, sample))
+        return (await aplay(execution, team, arena, f"{task.id}#{sample}")).to_dict()
+
+    async with team:
+        traces = await side_by_side(one(task, sample) for task, sample in slots)
+    return {(task.id, sample): trace for (task, sample), trace in zip(slots, traces, strict=True)}
+
+
+def _compared(
+    recorded: Mapping[tuple[str, int], Mapping[str, Any]],
+    played: Mapping[tuple[str, int], Mapping[str, Any]],
+    measure: Measure,
+    seats: Mapping[str, Any],
+    players: Mapping[str, Any],
+) -> Again:
+    strangers = tuple(
+        f"{agent} was {_player(seats[agent])}, here {_player(players[agent])}"
+        for agent in players
+        if identity.players_hash({agent: seats[agent]}) != identity.players_hash({agent: players[agent]})
+    )
+    exact = all(_deterministic(seat) for seat in players.values())
+    unlike = [
+        f"{task}#{sample}: {first}"
+        for (task, sample), trace in sorted(played.items())
+        if (first := _first_difference(recorded[task, sample], trace)) is not None
+    ]
+    theirs: dict[str, list[float]] = defaultdict(list)
+    ours: dict[str, list[float]] = defaultdict(list)
+    for slot, trace in sorted(played.items()):
+        theirs[slot[0]].append(measure.score(recorded[slot]))
+        ours[slot[0]].append(measure.score(trace))
+    difference = stats.paired_difference(theirs, ours)
+    return Again(len(theirs), len(played), exact, tuple(unlike) if exact else (), difference, strangers)
+
+
+def _first_difference(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> str | None:
+    """The first act that was answered otherwise; all later ones may differ because of it."""
+    for theirs, ours in zip(recorded["nodes"], again["nodes"], strict=False):
+        if theirs["id"] != ours["id"] or theirs["reply"] != ours["reply"]:
+            return f"node {theirs['id']} says {theirs['reply']!r:.60}, played again {ours['reply']!r:.60}"
+    if len(recorded["nodes"]) != len(again["nodes"]):
+        return f"{len(recorded['nodes'])} nodes, played again {len(again['nodes'])}"
+    return None
+
+
+def _deterministic(seat: Mapping[str, Any]) -> bool:
+    """Whether a player gives the same reply to the same question: one of ours that is no model, or a greedy one."""
+    if str(seat.get("player")) in ("scripted", "random", "fool"):
+        return True
+    told = list(temperatures(seat))
+    return bool(told) and max(told) == 0
+
+
+def _own_team(seats: Mapping[str, Any]) -> dict[str, str]:
+    """The team that an entry names, where every player of it comes with unitymas."""
+    named = {agent: str(seat["player"]) for agent, seat in seats.items()}
+    for agent, player in named.items():
+        if player not in BUILT_IN:
+            raise ValueError(
+                f"{agent} is played by {player!r:.80}; paths and models that an entry names are not opened, "
+                "so say who plays: --team hf:ORG/NAME, run:DIR, … (or role=player,*=player)"
+            )
+    return named
+
+
+def _player(seat: Mapping[str, Any]) -> str:
+    weights = seat.get("weights") or seat.get("code") or ""
+    return f"{seat['player']!r:.60}" + (f" ({str(weights):.16}…)" if weights else "")
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:+.3f}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("entry", type=Path, help="a submission")
+    parser.add_argument(
+        "--team", help="who plays: as for `unitymas eval` (default: the entry's, if it comes with unitymas)"
+    )
+    parser.add_argument("--share", type=float, default=0.1, help="of the tasks (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, help="draws the tasks (default: a secret one, so that nobody prepares)"
+    )
+
+
+def rerun_command(given: argparse.Namespace) -> int:
+    """``unitymas leaderboard rerun ENTRY``: 0 when nothing speaks against the entry, else 1."""
+    team = parse_team(given.team) if given.team else None
+    found = rerun(given.entry, team, share=given.share, seed=given.seed)
+    print(printable(str(found)))
+    return 0 if found.agrees else 1

@@ -1,0 +1,118 @@
+"""Whether the replies of a submission can be those of the players that it names.
+
+No check can prove which model spoke. But a reply has tokens, a player has a limit of them and a name, and a team that
+is sampled does not say the same again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..evaluation import identity
+
+_LONGEST_TOKEN = 512
+"""Bytes: no vocabulary in use holds a longer one."""
+_CLOSING = 32
+"""Tokens that a reply may have beyond its bytes: what ended it, and a stop word that was cut off."""
+_ENOUGH = 6
+"""Copies among the samples of a team, all of its tasks together, from which on it cannot be chance."""
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A model that plays a seat, as far as its identity tells."""
+
+    names: frozenset[str]
+    max_tokens: int | None
+
+
+class Team:
+    """The players of a submission: what they may say, and what they have said."""
+
+    def __init__(self, seats: Mapping[str, Mapping[str, Any]]) -> None:
+        self.seats = seats
+        self.voices = {agent: voice for agent, seat in seats.items() if (voice := _voice(seat))}
+        self.sampled = {agent for agent, seat in seats.items() if max(temperatures(seat), default=0) > 0}
+        self.heard: dict[str, list[str]] = {}
+
+    def labels(self, team: Any) -> Iterator[str]:
+        """Whether an episode was played by the players that the provenance names."""
+        told = team if isinstance(team, Mapping) else {}
+        for agent, seat in self.seats.items():
+            label = told.get(agent)
+            if label != seat["player"] and not (isinstance(label, str) and " at 0x" in label):
+                yield f"tags.team.{agent:.60}: the provenance says {seat['player']!r:.60}, its trace {label!r:.60}"
+        if odd := sorted(told.keys() - self.seats.keys()):
+            yield f"tags.team names {odd[0]:.60}, whom the provenance lacks"
+
+    def reply(self, node: Mapping[str, Any]) -> Iterator[str]:
+        """Whether a model of ours can have given this reply with these tokens."""
+        if node["kind"] != "act":
+            return
+        agent, text, meta = node["agent"], node["reply"], node.get("meta") or {}
+        name = f"node {node['id']}"
+        if not isinstance(text, str):
+            yield f"{name}: an act without a reply"
+            return
+        voice = self.voices.get(agent)
+        if voice is None:
+            return
+        tokens, size = meta.get("tokens_out"), len(text.encode("utf-8", "surrogatepass"))
+        if meta.get("policy") not in voice.names:
+            yield f"{name}, meta.policy: {meta.get('policy')!r:.60}, but {agent} is {', '.join(sorted(voice.names))}"
+        if not isinstance(tokens, int) or not isinstance(meta.get("tokens_in"), int):
+            yield f"{name}: a model's reply without the number of its tokens"
+            return
+        if "cut" in meta:
+            return  # it was too long to be kept, and counts as malformed
+        if voice.max_tokens is not None and tokens > voice.max_tokens:
+            yield f"{name}: {tokens} tokens, more than the {voice.max_tokens} that {agent} may say"
+        if size > tokens * _LONGEST_TOKEN:
+            yield f"{name}: a reply of {size} bytes is too long for {tokens} tokens"
+        if tokens > size + _CLOSING:
+            yield f"{name}: {tokens} tokens are more than a reply of {size} bytes can hold"
+
+    def remember(self, trace: Mapping[str, Any]) -> None:
+        """Keep what the sampled players said, to look for copies."""
+        said = [
+            [n["id"], n["reply"]] for n in trace["nodes"] if n["kind"] == "act" and n["agent"] in self.sampled
+        ]
+        if said:
+            self.heard.setdefault(trace["task_id"], []).append(identity.digest(said))
+
+    def copies(self, notes: list[str]) -> Iterator[str]:
+        """Whether samples are copies of each other; where only some are, readers are told."""
+        several = [said for said in self.heard.values() if len(said) > 1]
+        alike = [said for said in several if len(set(said)) == 1]
+        if not alike:
+            return
+        if len(alike) == len(several) and sum(len(said) - 1 for said in alike) >= _ENOUGH:
+            yield (
+                f"samples: in each of {len(alike)} tasks all samples have the same replies, though the team is sampled "
+                "(temperature above 0): they are copies, or its temperature is 0 and must be said"
+            )
+        else:
+            notes.append(f"in {len(alike)} of {len(several)} tasks all samples have the same replies")
+
+
+def _voice(seat: Mapping[str, Any]) -> Voice | None:
+    """The models behind a seat; only ours say their template, and with it always their tokens."""
+    several = seat.get("policies")
+    voices = list(several.values()) if isinstance(several, Mapping) else [seat]
+    if not voices or not all(isinstance(v, Mapping) and "template_sha" in v for v in voices):
+        return None
+    limits = [v["sampling"].get("max_tokens") for v in voices if isinstance(v.get("sampling"), Mapping)]
+    known = [limit for limit in limits if isinstance(limit, int) and not isinstance(limit, bool)]
+    return Voice(frozenset(str(v.get("model")) for v in voices), max(known, default=None))
+
+
+def temperatures(value: Any, levels: int = 4) -> Iterator[float]:
+    """Every temperature that a player's identity names."""
+    if isinstance(value, Mapping) and levels:
+        for name, item in value.items():
+            if name == "temperature" and isinstance(item, (int, float)) and not isinstance(item, bool):
+                yield float(item)
+            else:
+                yield from temperatures(item, levels - 1)

@@ -1,0 +1,163 @@
+"""A leaderboard submission: a folder that proves its own figures.
+
+    unitymas submit evaluations/mine --name "My team"      packs results.json, metadata.yaml, traces.jsonl.zst, README.md
+    unitymas submit --check submissions/my-team            recomputes every figure from the traces
+    unitymas submit --check --verify submissions/my-team   also plays every episode again from its replies
+
+`check` gives the problems it finds, each with the name of the file, episode or figure. Without ``verify``
+it proves that figures, traces and hashes belong together, and that each sample of each task is there once. With it,
+it also proves that provenance, keys, prompts, parsed values, tool results and metrics are the environment's own; only
+such an entry is called *verified* on the board. What no check can prove is that a model wrote the replies: that takes
+its weights, and `unitymas leaderboard rerun`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...agents.hints import counted
+from ...envs.core.trace import Trace, read_dicts, write
+from ..evaluation import tables
+from ..evaluation.evaluate import saved_results
+from ..evaluation.results import episode_list, episode_row, figures
+from ..pages.html import printable, write_page
+from . import guard
+from .checks import FILES, Verdict, measure_of, read_submission, sha256
+
+__all__ = ["FILES", "SCHEMA", "check", "inspect", "measure_of", "pack", "read_submission", "sha256"]
+SCHEMA = "unitymas.submission/1"
+
+
+def pack(
+    run: str | Path,
+    out: str | Path,
+    *,
+    name: str,
+    authors: str = "",
+    description: str = "",
+    url: str = "",
+    parameters: str = "",
+) -> Path:
+    """Pack an evaluation's folder into a submission. The figures are computed afresh from exactly the
+    packed traces."""
+    run, out = Path(run), Path(out)
+    plain = saved_results(run)
+    if not plain["complete"]:
+        raise ValueError(
+            f"{run} is not finished: run the same `unitymas eval` again, it plays only what is owed"
+        )
+    wanted = [episode["key"] for episode in plain["episodes"]]
+    newest = {
+        t["tags"]["key"]: t
+        for t in read_dicts(run / "traces.jsonl.zst")
+        if t["tags"].get("key") in set(wanted)
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    write((Trace.from_dict(newest[key]) for key in wanted), out / "traces.jsonl.zst")
+    measure, price = measure_of(plain), tuple(plain["price"])
+    rows = [episode_row(t, measure, price) for t in read_dicts(out / "traces.jsonl.zst")]
+    plain = {
+        **plain,
+        "figures": figures(rows, measure, plain["figures"]["k"]),
+        "episodes": episode_list(rows),
+    }
+    write_page(out / "results.json", [json.dumps(plain, indent=1, sort_keys=True) + "\n"])
+    metadata = {
+        "schema": SCHEMA, "name": name, "authors": authors, "description": description, "url": url,
+        "env_id": plain["env_id"],
+        "files": {file: sha256(out / file) for file in ("results.json", "traces.jsonl.zst")},
+        **({"parameters": parameters} if parameters else {}),
+    }  # fmt: skip
+    write_page(out / "metadata.yaml", [yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)])
+    write_page(out / "README.md", [_readme(metadata, plain)])
+    return out
+
+
+def check(folder: str | Path, *, verify: bool = False) -> list[str]:
+    """Every problem of a submission; an empty list means that all its figures follow from its traces, and with
+    `verify` that the environment here tells the same story."""
+    verdict = inspect(folder, verify=verify)
+    return verdict.problems + verdict.unverified
+
+
+def inspect(folder: str | Path, *, verify: bool = False) -> Verdict:
+    """What checking finds, in a process of its own within limits; nothing that the entry names is run."""
+    return guard.shared().check(Path(folder), verify=verify)
+
+
+def _readme(metadata: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+    run = results["run"]
+    return (
+        f"# {printable(metadata['name'])}\n\n{printable(metadata['description'])}\n\n{tables.markdown([results])}\n"
+        f"Evaluated {run['date']} with `{printable(run['command'])}`.\n\n"
+        "Check it: `unitymas submit --check --verify .`; look at its episodes: `unitymas view traces.jsonl.zst`.\n"
+    )
+
+
+def submit_main(argv: list[str] | None = None) -> int:
+    """``unitymas submit``: pack an evaluation, or check submissions."""
+    parser = argparse.ArgumentParser(
+        prog="unitymas submit", description="Pack an evaluation, or check submissions."
+    )
+    parser.add_argument(
+        "folders", nargs="+", type=Path, help="an evaluation's folder; with --check, submissions"
+    )
+    parser.add_argument("--name", help="what the board calls it")
+    parser.add_argument("--authors", default="", help="who made it")
+    parser.add_argument("--description", default="", help="a few words about the team")
+    parser.add_argument("--url", default="", help="where to read more")
+    parser.add_argument("--parameters", default="", help="how large its models are, such as 7B")
+    parser.add_argument("-o", "--out", type=Path, help="default: submissions/NAME")
+    parser.add_argument("--check", action="store_true", help="recompute every figure from the traces")
+    parser.add_argument(
+        "--verify", action="store_true", help="with --check: also play every episode again from its replies"
+    )
+    given = parser.parse_args(argv)
+    if given.check:
+        return max(_check_aloud(folder, given.verify) for folder in given.folders)
+    if not given.name:
+        parser.error("--name is needed: what should the board call it?")
+    for run in _evaluations(given.folders):
+        slug = "".join(c if c.isalnum() else "-" for c in given.name.lower()).strip("-")
+        out = given.out or Path("submissions") / f"{slug}-{saved_results(run)['env_id']}"
+        pack(
+            run,
+            out,
+            name=given.name,
+            authors=given.authors,
+            description=given.description,
+            url=given.url,
+            parameters=given.parameters,
+        )
+        print(out)
+    return 0
+
+
+def _evaluations(folders: list[Path]) -> Iterator[Path]:
+    """The folders themselves, or of a suite the ones in them."""
+    for folder in folders:
+        inner = sorted(path.parent for path in folder.glob("*/results.json"))
+        yield from [folder] if (folder / "results.json").exists() or not inner else inner
+
+
+def _check_aloud(folder: Path, verify: bool) -> int:
+    verdict = inspect(folder, verify=verify)
+    problems = verdict.problems + verdict.unverified
+    for problem in problems[:50]:
+        print(f"{folder}: {printable(problem, 400)}")
+    if len(problems) > 50:
+        print(f"{folder}: {counted(len(problems) - 50, 'more problem')}")
+    for note in verdict.notes:
+        print(f"{folder}: note: {printable(note, 400)}")
+    if not problems:
+        print(
+            f"{folder}: every figure follows from the traces"
+            + (", and every episode from the environment" if verify else "")
+        )
+    return 1 if problems else 0

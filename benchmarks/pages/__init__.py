@@ -1,0 +1,1 @@
+"""Pages for people: the trace viewer, the report, the documentation of environments."""

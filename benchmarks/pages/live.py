@@ -1,0 +1,174 @@
+"""A run as it goes: its report and its episodes on a local server, refreshed while they are open.
+
+    unitymas view runs/mask-1 --live       until Ctrl-C
+    unitymas train … --watch               while the run lasts
+
+The server is bound to 127.0.0.1 and only reads. Pages ask it every two seconds whether anything is new, and take over
+what is, without losing what the reader has open. They are built when somebody looks, from whatever the run has written.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ...agents.hints import counted
+from . import report, viewer
+from .html import escape, page
+
+QUIET = 120.0
+"""Seconds without a word after which a run may have been killed; more, where its steps take longer."""
+
+
+class LiveRun:
+    """What a run's directory shows at the moment; its pages are built once per change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._pages: dict[str, tuple[str, bytes]] = {}
+        self._lock = threading.Lock()
+
+    def stamp(self) -> str:
+        """Changes with every file that the pages are made from."""
+        files = [self.folder / "metrics.jsonl", *sorted((self.folder / "traces").glob("*"))]
+        return " ".join(f"{s.st_mtime_ns}:{s.st_size}" for f in files if (s := _stat(f)))
+
+    def state(self) -> dict[str, Any]:
+        """What the pages ask for: a stamp, and how the run is doing in a sentence."""
+        return {"stamp": self.stamp(), **self.status()}
+
+    def status(self) -> dict[str, Any]:
+        """How the run is doing, and whether more may come."""
+        try:
+            history = report.read_run(self.folder)
+        except FileNotFoundError:
+            return {"going": True, "words": f"waiting for {self.folder} to begin"}
+        if history.ending != report.History.ending:
+            return {"going": False, "words": f"the run has ended: {history.ending}"}
+        done, steps = len(history.steps), history.begin.get("config", {}).get("steps")
+        words = f"step {done} of {steps}" if steps else counted(done, "step")
+        silence = time.time() - (self.folder / "metrics.jsonl").stat().st_mtime
+        if silence > max(QUIET, 5 * median([row.get("time/step", 0.0) for row in history.steps] or [0.0])):
+            words += f"; no news for {silence / 60:.0f} min: it may have been killed (unitymas train --resume {self.folder})"
+        return {"going": True, "words": words}
+
+    def page(self, name: str) -> bytes:
+        """The report, or the viewer's page, as of now."""
+        with self._lock:
+            stamp = self.stamp()
+            if name not in self._pages or self._pages[name][0] != stamp:
+                html = self._report() if name == "report" else self._episodes()
+                self._pages[name] = (stamp, html.encode("utf-8", "replace"))
+            return self._pages[name][1]
+
+    def _report(self) -> str:
+        try:
+            histories = [report.read_run(self.folder)]
+            body = report.body(histories, "episodes.html")
+        except FileNotFoundError:
+            body = f"<header id='head'><h1>{escape(self.folder.name)}</h1><p class='soft'>Nothing is here yet.</p></header>"
+        return (
+            page(self.folder.name, body, style="report.css", scripts=("live.js",), live=True)
+            + "</body></html>\n"
+        )
+
+    def _episodes(self) -> str:
+        pairs = list(report.kept(self.folder))
+        return "".join(viewer.parts(pairs, title=self.folder.name, live=True))
+
+
+def _stat(file: Path) -> Any:
+    try:
+        return file.stat()
+    except OSError:
+        return None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LiveServer
+
+    def do_GET(self) -> None:
+        # a page elsewhere that has its own name point to this machine must not read a run
+        host = self.headers.get("Host", "").rpartition(":")[0]
+        path = self.path.partition("?")[0]
+        if host not in ("127.0.0.1", "localhost"):
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif path == "/state.json":
+            self.server.asked = time.monotonic()
+            self._answer(json.dumps(self.server.run.state()).encode(), "application/json")
+        elif path in ("/", "/episodes.html"):
+            self._answer(
+                self.server.run.page("report" if path == "/" else "episodes"), "text/html; charset=utf-8"
+            )
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _answer(self, body: bytes, kind: str) -> None:
+        self.send_response(HTTPStatus.OK)
+        for name, value in (("Content-Type", kind), ("Content-Length", str(len(body))), ("Cache-Control", "no-store"),
+                            ("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer")):  # fmt: skip
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: the console belongs to the run."""
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Serves one run to this machine."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: str | Path, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.run = LiveRun(Path(folder))
+        self.asked = float("-inf")
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/"
+
+
+@contextmanager
+def watching(folder: str | Path, port: int = 0, linger: float = 5.0) -> Iterator[LiveServer]:
+    """Serve a run in the background. An open page gets to see the end before the server goes."""
+    with LiveServer(folder, port) as server:
+        threading.Thread(target=server.serve_forever, daemon=True, name="live page").start()
+        print(f"live page: {server.address}", flush=True)
+        try:
+            yield server
+            ended = time.monotonic()
+            while server.asked < ended and server.asked > ended - 10 and time.monotonic() < ended + linger:
+                time.sleep(0.05)
+        finally:
+            server.shutdown()
+
+
+def in_progress(folder: Path) -> bool:
+    """Whether this is a training run that has not ended, and wrote something of late."""
+    metrics = _stat(folder / "metrics.jsonl")
+    return bool(metrics) and time.time() - metrics.st_mtime < 600 and LiveRun(folder).status()["going"]
+
+
+def serve(folder: Path, port: int, open_browser: bool) -> int:
+    """`unitymas view --live`: until Ctrl-C."""
+    import webbrowser
+
+    with LiveServer(folder, port) as server:
+        print(f"{server.address}   (Ctrl-C ends it)", flush=True)
+        if open_browser:
+            webbrowser.open(server.address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0

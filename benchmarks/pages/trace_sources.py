@@ -1,0 +1,113 @@
+"""Where episodes are read from: a run directory, an evaluation, a single trace file; each with a label.
+
+runs/7/traces/step-20.jsonl.zst   ->  label "7 step-20"
+evaluations/x/traces.jsonl.zst    ->  label "x"
+
+A training run keeps its tokens beside its traces, in samples/ under the same file name; they are joined here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ...envs.core.trace import read_dicts
+from ...envs.untrusted import Refused, json_value, read_text
+from ..leaderboard.json_schema import violations
+from .html import asset
+
+MAX_DOCUMENT = 500_000_000  # bytes of one .json file
+TRACE_SUFFIXES = (".jsonl", ".jsonl.zst", ".json")
+
+
+def trace_files(source: str | Path) -> list[Path]:
+    """The trace files of a source, in the order of the numbers in their names."""
+    path = Path(source)
+    if path.is_file():
+        return [path]
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; give a run directory or a file of traces")
+    inner = path / "traces"
+    found = [
+        f for f in (inner if inner.is_dir() else path).glob("**/*") if f.name.endswith(TRACE_SUFFIXES[:2])
+    ]
+    found = [f for f in found if not inner.is_dir() or inner in f.parents]
+    if not inner.is_dir():  # a directory of an evaluation also holds other files
+        found = [f for f in found if f.name.startswith("traces")] or [
+            f for f in found if f.name != "metrics.jsonl"
+        ]
+    if not found:
+        raise FileNotFoundError(
+            f"{path} holds no traces (looked for traces/*.jsonl.zst and traces.jsonl.zst)"
+        )
+    return sorted(found, key=lambda f: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", f.name)])
+
+
+def episodes(source: str | Path) -> Iterator[dict[str, Any]]:
+    """The trace dicts of a source, in order."""
+    for file in trace_files(source):
+        yield from _of_file(file)
+
+
+def labelled_episodes(
+    sources: Iterable[Path], limit: int | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """As `episodes`, of several sources, each with a short label saying where it is from."""
+    sources = list(sources)
+    for source in sources:
+        name = source.name if len(sources) > 1 else ""
+        pairs = (
+            (" ".join(filter(None, (name, "" if file == source else file.name.split(".")[0]))), episode)
+            for file in trace_files(source)
+            for episode in _of_file(file)
+        )
+        yield from islice(pairs, limit)
+
+
+def _of_file(file: Path) -> Iterator[dict[str, Any]]:
+    if file.suffix != ".json":
+        beside = file.parent.parent / "samples" / file.name
+        tokens = _tokens(beside) if beside.is_file() else {}
+        for number, episode in enumerate(read_dicts(file), 1):
+            _check(episode, f"{file}, line {number}")
+            for node in episode.get("nodes", ()) if tokens else ():
+                meta = node.get("meta") or {}
+                if meta.get("sample") in tokens:
+                    meta["tokens"] = tokens[meta["sample"]]
+            yield episode
+        return
+    found = json_value(read_text(file, MAX_DOCUMENT), str(file), twins=True)
+    for number, episode in enumerate(found if isinstance(found, list) else [found], 1):
+        _check(episode, f"{file}, episode {number}")
+        yield episode
+
+
+def _check(episode: Any, where: str) -> None:
+    """Pages are drawn from what a trace must be; what another thing is, says its first fault."""
+    if broken := next(violations(episode, _shape()), None):
+        raise Refused(f"{where}: this is no trace ({broken})")
+
+
+@cache
+def _shape() -> Any:
+    return json.loads(asset("trace.schema.json"))
+
+
+def _tokens(samples: Path) -> dict[str, dict[str, Any]]:
+    """Decision id -> its tokens, in the form of a node's `meta["tokens"]`."""
+    found = {}
+    for row in read_dicts(samples):
+        if "tokens" not in row:  # ids alone, as early runs kept them
+            continue
+        told = {"text": row["tokens"], "logprob": row["logprobs"], "advantage": row["advantages"]}
+        found[row["id"]] = {
+            name: values if name == "text" else [round(value, 4) for value in values]
+            for name, values in told.items()
+            if values is not None
+        }
+    return found

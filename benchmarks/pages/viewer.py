@@ -1,0 +1,242 @@
+"""The trace viewer: any number of episodes as one HTML page that needs nothing but a browser.
+
+    unitymas view RUN            a run directory, an evaluation, or one trace file
+    build(traces, "page.html")   the same from Python, from traces or their dicts
+
+The page carries a small index of all episodes, painted first, and the episodes themselves in compressed
+blocks that are unpacked when one is opened; ten thousand episodes therefore open as fast as ten. What is
+drawn and why stands in docs/viewer.md; the drawing itself in ``assets/viewer.js``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+import webbrowser
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .html import asset, data_block, page, write_page
+from .tours import tours
+from .trace_sources import labelled_episodes
+
+TEXT_LIMIT = 100_000  # characters of one text that travel with the page; the trace file keeps them all
+BLOCK_EPISODES = 64
+BLOCK_CHARACTERS = 1_000_000
+SCRIPTS = tuple(f"viewer{part}.js" for part in ("-state", "-list", "-graph", "-node", "-episode", ""))
+_SNIPPET = 160
+_COLUMNS = ("task", "env", "part", "label", "sample", "title", "ended", "score", "credit", "acts", "tools", "tokens", "roles", "malformed",
+            "errors", "block")  # fmt: skip
+
+
+def build(
+    episodes: Iterable[Any],
+    out: str | Path,
+    *,
+    title: str = "Episodes",
+    headline: str | None = None,
+    label: str = "",
+) -> Path:
+    """Write the page for ``episodes`` (traces or their dicts) to ``out`` and return its path.
+
+    ``headline`` names the metric that is shown as the score; without it, a trace's own, else its first.
+    """
+    return build_labelled(((label, as_dict(e)) for e in episodes), out, title=title, headline=headline)
+
+
+def build_labelled(
+    episodes: Iterable[tuple[str, dict[str, Any]]],
+    out: str | Path,
+    *,
+    title: str,
+    headline: str | None = None,
+) -> Path:
+    """As `build`, with a label for each episode ("step 20", "before training") to filter and compare by."""
+    return write_page(Path(out), parts(episodes, title=title, headline=headline))
+
+
+def parts(
+    episodes: Iterable[tuple[str, dict[str, Any]]],
+    *,
+    title: str,
+    headline: str | None = None,
+    live: bool = False,
+) -> Iterator[str]:
+    """The page, piece by piece: head, index and program first, then the blocks of episodes."""
+    index: dict[str, list[Any]] = {column: [] for column in _COLUMNS}
+    names: set[str] = set()
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as blocks:
+        for number, block in enumerate(_blocks(episodes)):
+            for label, episode in block:
+                names.add(headline_of(episode, headline))
+                for column, value in _row(episode, label, headline, number).items():
+                    index[column].append(value)
+            blocks.write(data_block([_clipped(episode) for _, episode in block], f"block{number}"))
+        blocks.seek(0)
+        known = {
+            "title": title,
+            "headline": names.pop() if len(names) == 1 else "score",
+            "tours": tours(index),
+            "columns": _coded(index),
+        }
+        scripts = (*SCRIPTS, "live.js") if live else SCRIPTS
+        yield page(title, asset("viewer.html"), style="viewer.css", scripts=scripts, before_script=data_block(known, "index"), live=live)  # fmt: skip
+        yield from iter(lambda: blocks.read(1 << 20), "")
+        yield "</body>\n</html>\n"
+
+
+def as_dict(episode: Any) -> dict[str, Any]:
+    """The plain dict of a trace, whichever of the two is given."""
+    if isinstance(episode, Mapping):
+        return dict(episode)
+    plain: dict[str, Any] = episode.to_dict()
+    return plain
+
+
+def headline_of(episode: Mapping[str, Any], headline: str | None = None) -> str:
+    """The name of the metric that an episode is judged by: the one asked for, its own, else its first."""
+    return str(headline or episode.get("headline") or next(iter(episode.get("metrics") or {}), ""))
+
+
+def label_words(label: str) -> str:
+    """A label for people: a training run's files by their step, as the curves count it (from 1; 0: before training)."""
+    return re.sub(
+        r"\b(train|validation)-(\d{6})\b", lambda m: f"{m[1]} {int(m[2]) + (m[1] == 'train')}", label
+    )
+
+
+def score_of(episode: Mapping[str, Any], headline: str | None = None) -> float | None:
+    """The number that an episode is judged by, or None where it never got one."""
+    value = (episode.get("metrics") or {}).get(headline_of(episode, headline))
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def title_of(episode: Mapping[str, Any]) -> str:
+    """What an episode is about: the question in its first prompt, else its task id."""
+    for node in episode.get("nodes", ()):
+        said = [m for m in node.get("messages") or () if m.get("role") == "user"]
+        if said:
+            words = str(said[0].get("content", "")).strip()
+            for mark in ("Question:", "Problem:", "question:", "problem:"):
+                if mark in words:
+                    words = words.split(mark, 1)[1].strip()
+                    break
+            first = words.split("\n", 1)[0][:_SNIPPET]
+            if sum(map(str.isalpha, first)) >= 3:  # the first row of a board says nothing
+                return first
+            break
+    return str(episode.get("task_id"))
+
+
+def _row(episode: dict[str, Any], label: str, headline: str | None, block: int) -> dict[str, Any]:
+    nodes = episode.get("nodes", [])
+    acts = [node for node in nodes if node.get("kind") == "act"]
+    malformed = sorted({str(node["role"]) for node in acts if node.get("ok") is False})
+    return {
+        "task": str(episode.get("task_id")),
+        "env": str(episode.get("env_id")),
+        "part": str((episode.get("data") or {}).get("split") or ""),
+        "label": label_words(label),
+        "sample": episode.get("sample"),
+        "title": title_of(episode),
+        "ended": str(episode.get("ended")),
+        "score": score_of(episode, headline),
+        "credit": round(sum(float(node.get("credit") or 0) for node in nodes), 6),
+        "acts": len(acts),
+        "tools": len(nodes) - len(acts),
+        "tokens": sum(int((node.get("meta") or {}).get("tokens_out") or 0) for node in acts),
+        "roles": " ".join(sorted({str(node["role"]) for node in acts})),
+        "malformed": " ".join(malformed),
+        "errors": sum(1 for node in nodes if node.get("error")),
+        "block": block,
+    }
+
+
+def _coded(index: dict[str, list[Any]]) -> dict[str, Any]:
+    """Columns of repeated words as a list of words and a list of positions in it."""
+    coded: dict[str, Any] = {}
+    for name, values in index.items():
+        if name in ("env", "part", "label", "ended", "roles", "malformed", "task"):
+            words = {word: i for i, word in enumerate(dict.fromkeys(values))}
+            coded[name] = {"words": list(words), "codes": [words[value] for value in values]}
+        else:
+            coded[name] = values
+    return coded
+
+
+def _blocks(episodes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    block: list[tuple[str, dict[str, Any]]] = []
+    size = 0
+    for label, episode in episodes:
+        block.append((label, episode))
+        size += sum(_characters(node) for node in episode.get("nodes", ()))
+        if len(block) >= BLOCK_EPISODES or size >= BLOCK_CHARACTERS:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def _characters(node: Mapping[str, Any]) -> int:
+    """About how much text a node holds; enough to cut blocks by."""
+    return len(node.get("reply") or "") + sum(
+        len(str(m.get("content", ""))) for m in node.get("messages") or ()
+    )
+
+
+def _clipped(value: Any) -> Any:
+    """The same JSON with texts cut to `TEXT_LIMIT`, saying how much is left out."""
+    if isinstance(value, str):
+        over = len(value) - TEXT_LIMIT
+        return (
+            value if over <= 0 else f"{value[:TEXT_LIMIT]}\n… {over:,} more characters are in the trace file"
+        )
+    if isinstance(value, Mapping):
+        return {key: _clipped(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clipped(item) for item in value]
+    return value
+
+
+def view_main(argv: list[str] | None = None) -> int:
+    """``unitymas view``: build the page beside what it shows, and open it; a run in progress is served, live."""
+    from .live import in_progress, serve
+
+    parser = argparse.ArgumentParser(prog="unitymas view", description="Look at episodes in the browser.")
+    parser.add_argument(
+        "source", type=Path, help="run directory, evaluation, or trace file (.jsonl, .jsonl.zst, .json)"
+    )
+    parser.add_argument(
+        "beside", type=Path, nargs="*", help="more of them, to compare with (before and after)"
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, help="where to write the page (default: view.html in the source)"
+    )
+    parser.add_argument("--headline", help="the metric shown as the score")
+    parser.add_argument("--limit", type=int, help="show at most so many episodes of each source")
+    parser.add_argument("--no-open", action="store_true", help="do not start a browser")
+    parser.add_argument(
+        "--live",
+        action=argparse.BooleanOptionalAction,
+        help="a page that refreshes itself, on a local server (default: for a run in progress)",
+    )
+    parser.add_argument("--port", type=int, default=0, help="of the local server (default: a free one)")
+    given = parser.parse_intermixed_args(argv)
+    sources = [given.source, *given.beside]
+    if given.live and (given.beside or given.out or given.source.is_file()):
+        parser.error("--live shows one run's directory, without --out")
+    if given.live or (
+        given.live is None and not (given.beside or given.out or given.no_open) and in_progress(given.source)
+    ):
+        return serve(given.source, given.port, open_browser=not given.no_open)
+    out = given.out or (given.source if given.source.is_dir() else given.source.parent) / "view.html"
+    episodes = labelled_episodes(sources, limit=given.limit)
+    build_labelled(
+        episodes, out, title=" and ".join(s.name or str(s) for s in sources), headline=given.headline
+    )
+    print(f"{out}  ({out.stat().st_size / 1e6:.1f} MB)")
+    if not given.no_open:
+        webbrowser.open(out.resolve().as_uri())
+    return 0

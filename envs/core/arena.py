@@ -1,0 +1,182 @@
+"""All that an episode of an environment needs, in one picklable place.
+
+An `Arena` is a workflow with its tasks, tools, reward rules and budget. The AEC face, `rollout` and the
+trainer's collector all start their episodes here, so there is one way an episode begins.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import io
+import itertools
+import sys
+import tokenize
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeGuard
+
+from ...agents.hints import counted
+from ...agents.roles import Role
+from ..tools.tool import Toolbox
+from .execution import Budget, Execution
+from .ledger import Rule, Scorer, as_rule, check_names
+from .tasks import DataSet, Task, TaskError
+from .trace import Trace
+from .workflow import Workflow, unknown
+
+
+class UnknownTask(KeyError):
+    """A task id that the data set does not hold."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Arena:
+    """A workflow with its tasks, tools, rules and budget."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        data: DataSet,
+        *,
+        env_id: str = "custom-v0",
+        tools: Mapping[str, Any] | None = None,
+        rules: Iterable[Any] = (),
+        budget: Budget | None = None,
+        config: Mapping[str, Any] | None = None,
+        expert: Any = None,
+        headline: str = "score",
+        score: str = "",
+    ) -> None:
+        self.workflow = workflow.seal()
+        self.env_id, self.data, self.budget = env_id, data, budget or Budget()
+        self.config = dict(config or {})
+        self.expert, self.headline = expert, headline
+        self.score = score or headline  # the metric that an episode's `score` is, where a rule computes it
+        self.roles: dict[str, Role] = workflow.agents()
+        self.toolbox = Toolbox(tools or {})
+        self.toolbox.check(workflow.tools, type(workflow).__name__)
+        self.rules: list[Rule] = []
+        for rule in rules:
+            self.add_rule(rule)
+        self._index: dict[str, int] = {}
+        for i, row in enumerate(data.rows):
+            if not isinstance(row, Mapping) or row.get("id") is None:
+                raise TaskError(f"data set {data.name!r}: task number {i + 1} has no 'id': {row!r:.80}")
+            if str(row.get("id")) in self._index:
+                raise ValueError(f"data set {data.name!r}: two tasks have the id {row['id']!r}")
+            self._index[str(row.get("id"))] = i
+        if not self._index:
+            raise ValueError(f"data set {data.name!r} ({data.split}) is empty; an environment needs a task")
+        self._tasks: dict[str, Task] = {}
+        self.code_hash = code_hash(type(workflow), *(type(r) for r in self.rules))
+
+    def add_rule(self, rule: Any) -> None:
+        """Attach a reward rule; the same name twice is an error."""
+        rules = [*self.rules, as_rule(rule)]
+        check_names(rules)
+        self.rules = rules
+
+    @property
+    def task_ids(self) -> Sequence[str]:
+        """The ids of all tasks, in order."""
+        return list(self._index)
+
+    def task(self, id: str) -> Task:
+        """A task by id, checked against the schema; an unknown id is answered with the nearest."""
+        found = self._tasks.get(id)
+        if found is None:
+            if id not in self._index:
+                where = f"{self.data.name!r} ({self.data.split}, {counted(len(self._index), 'task')})"
+                raise UnknownTask(f"{where}: {unknown('task', id, self._index)}")
+            found = self._tasks[id] = Task.of(self.data.rows[self._index[id]], self.workflow.schema)
+        return found
+
+    def start(self, task: Task, seed: int) -> Execution:
+        """Begin an episode."""
+        return Execution(self.workflow, task, seed, budget=self.budget, roles=self.roles)
+
+    def scorer(self, task: Task) -> Scorer:
+        """The ledger keeper of one episode."""
+        return Scorer(self.rules, task, self.score)
+
+    def label(self, trace: Trace, sample: int = 0) -> Trace:
+        """Write the provenance onto a trace."""
+        trace.env_id, trace.config, trace.code_hash, trace.sample = (
+            self.env_id,
+            self.config,
+            self.code_hash,
+            sample,
+        )
+        trace.data = {
+            "name": self.data.name, "split": self.data.split, "fingerprint": self.data.fingerprint,
+        }  # fmt: skip
+        return trace
+
+    def rescore(self, trace: Trace) -> Trace:
+        """Apply the rules to a finished trace afresh; nothing is generated, and a failed one stays as it is."""
+        if str(trace.ended) == "error":
+            return trace
+        trace.credits, trace.metrics = [], {}
+        self.scorer(self.task(trace.task_id)).advance(trace)
+        return trace
+
+    def __deepcopy__(self, memo: Any) -> Arena:
+        return self  # shared: nothing in it belongs to one episode
+
+
+@lru_cache(maxsize=256)
+def _source(module: str) -> bytes:
+    try:
+        return bare_code(inspect.getsource(sys.modules[module])).encode()
+    except (OSError, TypeError, KeyError):  # defined at a prompt
+        return module.encode()
+
+
+def bare_code(source: str) -> str:
+    """The source without docstrings, comments, imports and blank lines: what can change an episode.
+
+    A text, not a tree, because versions of Python print trees differently.
+    """
+    lines = [line.encode() for line in source.split("\n")]
+    begin = [0, *itertools.accumulate(len(line) + 1 for line in lines)]  # of each line, in bytes
+    spans, texts = [], set[int]()
+    nodes = list(ast.walk(ast.parse(source)))
+    docstrings = {id(node.value) for node in nodes if _is_docstring(node)}
+    for node in nodes:
+        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
+        if isinstance(node, ast.Import | ast.ImportFrom) or _is_docstring(node):
+            spans.append((begin[first - 1] + node.col_offset, begin[last - 1] + (node.end_col_offset or 0)))
+        elif isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in docstrings:
+            texts.update(range(first, last))  # lines that end inside of a text stay as they are
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            start = begin[row - 1] + len(lines[row - 1].decode()[:column].encode())
+            spans.append((start, start + len(token.string.encode())))
+    code = bytearray(source.encode())
+    for start, end in spans:
+        code[start:end] = bytes(32 if byte != 10 else 10 for byte in code[start:end])
+    kept = enumerate(code.decode().split("\n"), 1)
+    return "\n".join(
+        line if row in texts else line.rstrip() for row, line in kept if row in texts or line.strip()
+    )
+
+
+def _is_docstring(node: ast.AST) -> TypeGuard[ast.Expr]:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def code_hash(*kinds: type) -> str:
+    """A hash of the code of the modules that define these classes: what an episode is made by."""
+    digest = hashlib.sha256()
+    for module in dict.fromkeys(kind.__module__ for kind in kinds):
+        digest.update(_source(module))
+    return digest.hexdigest()[:16]

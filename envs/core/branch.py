@@ -1,0 +1,148 @@
+"""A line of play that can be forked: an execution, its ledger, and who answers.
+
+Trees (trainers/controller/tree.py), search (search.py) and counterfactuals grow out of branches. A fork costs no
+generation: it replays the journal in microseconds. Forks keep the episode's chance, so that luck is the same
+for all that are compared; what differs is the seed of the calls, which comes from the branch's label.
+
+    root = Branch.begin(arena, team, task, seed=0, episode="e")
+    twins = [root.fork(str(i)) for i in range(4)]
+    await asyncio.gather(*(twin.round() for twin in twins))       # four replies to the same question
+    await twins[2].finish()                                       # play one of them to its end
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...agents.policies import Call
+from ...agents.team import BoundTeam, Team
+from ...agents.text.spoken import Spoken
+from .arena import Arena
+from .drivers import ask, call_for, derive, play
+from .execution import Ended, Execution
+from .ledger import Scorer
+from .tasks import Task
+from .trace import Trace
+from .workflow import Node, WorkflowError
+
+
+class Branch:
+    """See the module's text. `label` tells the samples of one branch from those of its siblings."""
+
+    def __init__(
+        self, arena: Arena, team: BoundTeam, play: Execution, scorer: Scorer, episode: str = "",
+        label: str = "", names: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.arena, self.team, self.play, self.scorer = arena, team, play, scorer
+        self.episode, self.label = episode, label
+        self.names: dict[str, str] = dict(names or {})  # node id -> the name its sample is kept under
+
+    @classmethod
+    def begin(cls, arena: Arena, team: BoundTeam, task: Task, seed: int, episode: str = "") -> Branch:
+        """A fresh episode, as far as its first question."""
+        return cls(arena, team, arena.start(task, seed), arena.scorer(task), episode)
+
+    def fork(self, label: str = "", at: str | None = None, seed: int | None = None) -> Branch:
+        """The same state again, or the state in which node `at` was asked. Its own calls will bear `label`."""
+        play = self.play.fork(at, seed)
+        scorer = self.scorer.fork() if at is None else self.arena.scorer(self.play.task)
+        if at is not None:
+            scorer.advance(play.trace, play.round)
+        return Branch(self.arena, self.team, play, scorer, self.episode, label, self.names)
+
+    @property
+    def asked(self) -> list[Node]:
+        """The acts that are waited for."""
+        return [node for node in self.play.pending if node.kind == "act"]
+
+    @property
+    def over(self) -> bool:
+        return self.play.ended is not Ended.NO
+
+    @property
+    def trace(self) -> Trace:
+        """The graph trajectory so far, with what it has earned."""
+        return self.arena.label(self.scorer.show(self.play.trace))
+
+    def credits(self, node: str) -> dict[str, float]:
+        """What a node has earned so far, by component."""
+        return self.trace.rewards(node)
+
+    async def tools(self) -> None:
+        """Use all tools that are waited for, until somebody must speak or the episode is over."""
+        while uses := [node for node in self.play.pending if node.kind == "use"]:
+            await asyncio.gather(*(self.arena.toolbox.acall(self.play, node) for node in uses))
+            self._book()
+        if self.over:
+            self.close()
+
+    async def round(self) -> None:
+        """Everybody who is asked speaks once; then tools, until somebody is asked again."""
+        await self.tools()
+        asked = self.asked
+        if len(asked) == 1:
+            await self._say(asked[0])
+        else:
+            await asyncio.gather(*(self._say(node) for node in asked))
+        self._book()
+        await self.tools()
+
+    async def finish(self) -> Branch:
+        """Play on to the end."""
+        while not self.over:
+            await self.round()
+        self.close()
+        return self
+
+    def close(self) -> None:
+        """Close the simulators of this branch and book what is known."""
+        self.arena.toolbox.close(self.play)
+        self._book()
+
+    def _book(self) -> None:
+        if self.scorer.rules or self.over:
+            self.scorer.advance(self.play.trace, self.play.round)
+
+    async def _say(self, node: Node) -> None:
+        call = call_for(self.play, node, self.episode, reference=self.team.sees(node.agent))
+        name = self.names[node.id] = f"{node.id}~{self.label}" if self.label else node.id
+        if self.label:
+            call.seed = derive(call.seed, self.label)
+        call.node, call.messages = name, self._as_sampled(call)
+        await ask(self.play, node, self.team, call)
+
+    def _as_sampled(self, call: Call) -> Sequence[Mapping[str, Any]]:
+        """Earlier words of the speaker's own under the names of their samples, so that its tokens go on exactly."""
+        return tuple(
+            {**m, "content": Spoken(said, self.names[said.node])}
+            if isinstance(said := m["content"], Spoken) and self.names.get(said.node, said.node) != said.node
+            else m
+            for m in call.messages
+        )
+
+
+def check_forks(arena: Arena, what: str) -> None:
+    """Refuse an environment one of whose tools forbids forks, before anything is played."""
+    for name in arena.workflow.tools:
+        found = arena.toolbox.tools.get(name)
+        if found is not None and found.kind == "unforkable":
+            raise WorkflowError(
+                f"{what} forks episodes, and {arena.env_id} uses the tool {name!r}, which cannot be forked; "
+                "give it a tool of kind 'pure' (its result depends on its arguments alone) or 'session'"
+            )
+
+
+def check_anchors(arena: Arena, what: str) -> None:
+    """Refuse an environment whose acts name no states. One episode is played to see it, without a model."""
+    team = Team({"*": "scripted" if arena.expert else "random"}).bind(arena.roles, arena.expert)
+    try:
+        trace = play(arena.start(arena.task(arena.task_ids[0]), 0), team, arena)
+    except Exception:
+        return  # nothing was seen; who plays it in earnest will be told what is wrong
+    if trace.acts() and not any(node.anchor for node in trace.acts()):
+        raise WorkflowError(
+            f"{what} compares acts from the same state of the world, and {arena.env_id} names no state; name it, "
+            "ep.act(…, anchor=STATE), or choose an algorithm that does without"
+        )

@@ -1,0 +1,350 @@
+"""The two drivers, side by side: one episode at a time, and thousands at once.
+
+Both do the same to an `Execution`: answer what is pending, until it has ended. `rollout` is the front
+door of the asynchronous one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import inspect
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ...agents.hints import counted
+from ...agents.policies import Answer, Call
+from ...agents.roles import Reply
+from ...agents.team import BoundTeam, Team
+from .arena import Arena
+from .execution import Ended, Execution
+from .tasks import DataSet, Task, fingerprint
+from .trace import Trace
+from .workflow import Act, Node
+
+T = TypeVar("T")
+
+LONG_REPLY = 100_000  # characters; longer ones are read in a thread, beside the event loop
+
+
+def call_for(execution: Execution, node: Node, episode: str, *, reference: bool = False) -> Call:
+    """The question that a node puts to a policy."""
+    assert isinstance(node, Act)
+    return Call(
+        agent=node.agent or "", role=node.role or "", messages=node.messages,
+        choices=node.format.choices, stop=node.format.stop, max_tokens=node.max_tokens,
+        seed=execution.call_seed(node), episode=episode, node=node.id,
+        task=execution.task if reference else None,
+    )  # fmt: skip
+
+
+def take(execution: Execution, node: Node, said: str | Answer, reply: Reply | None = None) -> None:
+    """Hand a policy's answer to the execution, and what it reads as where that is known."""
+    text, meta = (said.text, said.meta) if isinstance(said, Answer) else (said, {})
+    if not isinstance(text, str):
+        raise TypeError(f"{node.agent}: a reply must be a string, got {type(text).__name__} {text!r:.60}")
+    execution.answer(node, text, meta, reply)
+
+
+# one at a time ----------------------------------------------------------------------------------------
+
+
+def play(execution: Execution, team: BoundTeam, arena: Arena, episode: str = "") -> Trace:
+    """Play one episode to its end, blocking; an error in `run` is recorded in the trace, a policy's raises."""
+    scorer = arena.scorer(execution.task)
+    while execution.pending:  # nothing is, once it has ended
+        for node in execution.pending:
+            if node.kind == "use":
+                arena.toolbox.call(execution, node)
+            else:
+                take(
+                    execution,
+                    node,
+                    team.ask(call_for(execution, node, episode, reference=team.sees(node.agent))),
+                )
+        if scorer.rules:
+            scorer.advance(execution.trace, execution.round)
+    arena.toolbox.close(execution)
+    scorer.advance(execution.trace)
+    return arena.label(execution.trace)
+
+
+# thousands at once ------------------------------------------------------------------------------------
+
+_resting = 0
+
+
+@contextmanager
+def heap_at_rest() -> Iterator[None]:
+    """What exists already (models, indices, data) is not searched for garbage while episodes come and go.
+
+    Thousands of new objects set off collections of the whole heap: 4% of a round of rollouts. A heap that somebody
+    has frozen before stays as it is.
+    """
+    global _resting
+    if not _resting:
+        if gc.get_freeze_count():
+            yield
+            return
+        gc.freeze()
+    _resting += 1
+    try:
+        yield
+    finally:
+        _resting -= 1
+        if not _resting:
+            gc.unfreeze()
+
+
+async def side_by_side(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Play many episodes at once; what they give, in their order."""
+    with heap_at_rest():
+        played = [asyncio.ensure_future(episode) for episode in episodes]
+        try:
+            return await asyncio.gather(*played)
+        except BaseException:  # one cannot be played on: neither are the others
+            for episode in played:
+                episode.cancel()
+            await asyncio.gather(*played, return_exceptions=True)
+            raise
+
+
+async def aplay(
+    execution: Execution,
+    team: BoundTeam,
+    arena: Arena,
+    episode: str = "",
+    order: Callable[[list[Node]], list[Node]] | None = None,
+) -> Trace:
+    """Play one episode to its end; what goes wrong is recorded in the trace as `ended="error"`."""
+    scorer = arena.scorer(execution.task)
+    deadline = arena.budget.seconds
+    began = time.perf_counter()
+    try:
+        await asyncio.wait_for(_answer_all(execution, team, arena, episode, scorer, order), deadline)
+    except asyncio.TimeoutError:
+        execution.truncate(f"more than {deadline} s")
+    finally:
+        arena.toolbox.close(execution)
+    trace = execution.trace
+    scorer.advance(trace)
+    trace.tags["seconds"] = time.perf_counter() - began
+    trace.tags["team"] = team.names
+    return arena.label(trace)
+
+
+async def _answer_all(
+    execution: Execution,
+    team: BoundTeam,
+    arena: Arena,
+    episode: str,
+    scorer: Any,
+    order: Callable[[list[Node]], list[Node]] | None,
+) -> None:
+    while pending := execution.pending:
+        if len(pending) == 1:
+            await _answer(execution, pending[0], team, arena, episode)
+        else:
+            pending = order(pending) if order is not None else pending
+            await asyncio.gather(*(_answer(execution, n, team, arena, episode) for n in pending))
+        if scorer.rules:
+            scorer.advance(execution.trace, execution.round)
+
+
+async def _answer(execution: Execution, node: Node, team: BoundTeam, arena: Arena, episode: str) -> None:
+    if node.kind == "use":
+        await arena.toolbox.acall(execution, node)
+        return
+    await ask(execution, node, team, call_for(execution, node, episode, reference=team.sees(node.agent)))
+
+
+async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> None:
+    """Put a call to the team and hand its answer to the execution; a policy that fails ends the episode.
+
+    Where it will fail all others too, this raises `Outage`."""
+    try:
+        said = team.ask_any(call)
+        if inspect.isawaitable(said):
+            said = await said
+        if not isinstance(said, str | Answer):
+            wrong = TypeError(
+                f"{node.agent}: a reply must be a string, got {type(said).__name__} {said!r:.60}"
+            )
+            wrong.where = team.place(node.agent)
+            raise wrong
+    except Exception as error:  # a policy failed, not the workflow
+        execution.abort(error, "model")
+        team.failures.failed(team.names.get(call.agent), error)
+        return
+    team.failures.answered(team.names.get(call.agent))
+    text = said if isinstance(said, str) else said.text
+    reply = None
+    if (
+        isinstance(text, str) and len(text) > LONG_REPLY
+    ):  # up to a quarter of a second, which others need not wait
+        reply = await asyncio.to_thread(
+            execution.read, node, text, said.meta if isinstance(said, Answer) else None
+        )
+    if execution.ended is Ended.NO:
+        take(execution, node, said, reply)
+
+
+class Failures:
+    """What went wrong in many episodes: each cause once, with its count and its place."""
+
+    shown = 5
+
+    def __init__(self) -> None:
+        self.causes: Counter[str] = Counter()
+        self.episodes = 0
+
+    def see(self, trace: Trace) -> None:
+        """Count an episode's failures."""
+        self.episodes += 1
+        if str(trace.ended) == "error":
+            self.causes[f"{trace.reason}: {trace.error}"] += 1
+        for node in trace.nodes:
+            if node.kind == "use" and "raised" in node.meta:
+                self.causes[f"tool {node.tool!r} raised {node.meta['raised']}"] += 1
+
+    def say(self) -> None:
+        """Print them, once each."""
+        for cause, count in self.causes.most_common(self.shown):
+            print(f"unitymas: {cause}: {count:,} × in {counted(self.episodes, 'episode')}", file=sys.stderr)
+        if len(self.causes) > self.shown:
+            print(f"unitymas: and {len(self.causes) - self.shown} other failures", file=sys.stderr)
+
+
+def derive(*parts: object) -> int:
+    """A seed from parts, the same in every process."""
+    text = "/".join(map(str, parts))
+    return int.from_bytes(
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).digest(), "big"
+    )
+
+
+def select_tasks(arena: Arena, tasks: int | Iterable[Any] | None) -> tuple[Arena, list[Task]]:
+    """Tasks by number (the first n), by id, or as rows of one's own; None is all of them."""
+    if tasks is None:
+        return arena, [arena.task(i) for i in arena.task_ids]
+    if isinstance(tasks, int):
+        return arena, [arena.task(i) for i in arena.task_ids[:tasks]]
+    given = list(tasks)
+    if given and isinstance(given[0], Mapping):
+        data = DataSet("own", "own", given, fingerprint(given))
+        return arena, [Task.of(row, arena.workflow.schema) for row in data.rows]
+    return arena, [t if isinstance(t, Task) else arena.task(str(t)) for t in given]
+
+
+async def arollout(
+    env: Any,
+    team: Any,
+    *,
+    tasks: int | Iterable[Any] | None = None,
+    k: int = 1,
+    concurrency: int = 256,
+    seed: int = 0,
+    on_trace: Callable[[Trace], Any] | None = None,
+    keep_tokens: str | None = None,
+    **make: Any,
+) -> list[Trace]:
+    """Play `k` episodes of each task with a team; the traces come in the order of tasks and samples.
+
+    `env` is an id, or an environment. An episode's seed comes from (`seed`, task, sample) alone, so what
+    else runs beside it changes nothing. `on_trace` gets each trace as its episode ends.
+
+    `keep_tokens="ids"` puts what local models saw and sampled into `node.meta["tokens"]`: `prompt_ids`, `ids` (the
+    closing token included) and their `logprobs`; `"text"` puts the tokens as text there, for the viewer.
+    """
+    if keep_tokens not in (None, "ids", "text"):
+        raise ValueError(f"keep_tokens={keep_tokens!r}: use 'ids', 'text' or None")
+    if k < 1 or concurrency < 1:
+        raise ValueError(f"k and concurrency must be at least 1, got k={k}, concurrency={concurrency}")
+    arena = arena_of(env, **make)
+    team = Team.of(team)
+    bound = team.bind(arena.roles, expert=arena.expert)
+    bound.keep_tokens = keep_tokens or ""
+    arena, chosen = select_tasks(arena, tasks)
+    gate = asyncio.Semaphore(concurrency)
+    traces: list[Trace | None] = [None] * (len(chosen) * k)
+    failures = Failures()
+
+    async def one(slot: int, task: Task, sample: int) -> None:
+        async with gate:
+            execution = arena.start(task, derive(seed, task.id, sample))
+            trace = await aplay(execution, bound, arena, f"{task.id}#{sample}")
+            trace.sample, trace.origin = sample, (arena, team, task)
+            traces[slot] = trace
+            failures.see(trace)
+            if on_trace is not None:
+                done = on_trace(trace)
+                if inspect.isawaitable(done):
+                    await done
+
+    async with bound:
+        await side_by_side(one(i * k + s, t, s) for i, t in enumerate(chosen) for s in range(k))
+    failures.say()
+    return [t for t in traces if t is not None]
+
+
+def rollout(env: Any, team: Any, **how: Any) -> list[Trace]:
+    """`arollout` from ordinary code (inside a notebook's running loop, too)."""
+    traces: list[Trace] = run_sync(arollout(env, team, **how))
+    return traces
+
+
+def run_sync(work: Coroutine[Any, Any, Any], interrupted: Callable[[], None] | None = None) -> Any:
+    """Run a coroutine to its end: here, or in a thread of its own where a loop is already running.
+
+    A Ctrl-C while that thread runs calls `interrupted`, which sees to it that the work ends.
+    """
+    if asyncio._get_running_loop() is None:
+        return asyncio.run(work)
+    box: list[Any] = []
+
+    def inside() -> None:
+        try:
+            box.append((True, asyncio.run(work)))
+        except BaseException as error:
+            box.append((False, error))
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    while thread.is_alive():
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            if interrupted is None:
+                raise
+            interrupted()
+    worked, value = box[0]
+    if not worked:
+        raise value
+    return value
+
+
+def arena_of(env: Any, **make_args: Any) -> Arena:
+    """The arena behind an id, an arena or an environment; a foreign wrapper is refused by name."""
+    if isinstance(env, Arena):
+        return env
+    if isinstance(env, str):
+        from ..registry import make
+
+        return make(env, **make_args).arena
+    if make_args:
+        raise TypeError(f"{', '.join(make_args)}: these are arguments of make, and env is already made")
+    layer = env
+    while not hasattr(layer, "arena") or layer is not layer.unwrapped:
+        if not getattr(type(layer), "keeps_ledger", False):
+            raise TypeError(
+                f"{type(layer).__name__} wraps the environment and might change what agents see or earn; only reward "
+                "wrappers of unitymas.rewards pass: hand over env.unwrapped, or attach the reward as a rule"
+            )
+        layer = layer.env
+    return layer.arena  # type: ignore[no-any-return]

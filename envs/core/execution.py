@@ -1,0 +1,154 @@
+"""An episode being played, without any input or output of its own.
+
+`Execution` runs a workflow's coroutine to its next requests and waits. Whoever drives it answers them
+(`answer`, `give`, `fail`), in any order; when the last request of a *round* is answered, the branches
+resume in path order and the next round begins. That makes an episode a function of its replies alone:
+the one-at-a-time AEC face and a collector with shuffled arrivals give the same trace.
+
+The journal is the list of answered nodes. State is config + task + seeds + journal: `fork` and `replay`
+feed the journal to a fresh coroutine, and pickling does the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from ...agents.frozen import freeze
+from ...agents.roles import Reply
+from ...agents.text.reading import MAX_REPLY
+from .rounds import Budget, Ended, ReplayDivergence, Rounds, path_key, tokens_of
+from .tasks import Task
+from .workflow import ANSWERED, PENDING, Node, Workflow, WorkflowError
+
+__all__ = ["Budget", "Ended", "Execution", "ReplayDivergence", "path_key"]
+
+
+class Execution(Rounds):
+    """One episode, being played. `pending` lists what it asks; answer all of it and it goes on."""
+
+    # what drivers do -----------------------------------------------------------------------------
+
+    def answer(
+        self, node: Node, text: str, meta: Mapping[str, Any] | None = None, reply: Reply | None = None
+    ) -> Reply:
+        """An agent said `text`. Parsed by its format; when it was the round's last answer, `run` goes on.
+
+        `reply` is what `read` has made of the text, where a driver had it read elsewhere.
+        """
+        if node.state != PENDING or node.kind != "act":
+            raise WorkflowError(f"node {node.id} waits for no reply")
+        if len(text) > MAX_REPLY:
+            meta = {**(meta or {}), "cut": len(text)}
+        node.reply = reply = reply or self.read(node, text, meta)
+        if meta:
+            node.meta = meta
+            self.tokens += tokens_of(meta)
+        self._settle(node)
+        return reply
+
+    def give(self, node: Node, result: Any, private: Any = None) -> None:
+        """A tool's result; `private` is for rewards and the trace, never for `run`."""
+        if node.state != PENDING:
+            raise WorkflowError(f"node {node.id} was answered already")
+        node.result = freeze(result)
+        if private is not None:
+            node.private = freeze(private)
+        self._settle(node)
+
+    def fail(self, node: Node, message: str) -> None:
+        """A tool failed; `run` sees a `ToolError` with this message."""
+        if node.state != PENDING:
+            raise WorkflowError(f"node {node.id} was answered already")
+        node.error = message
+        self._settle(node)
+
+    def truncate(self, reason: str) -> None:
+        """End the episode here (a budget is spent, a deadline is past). `run` is closed, not told."""
+        if self.ended is Ended.NO:
+            self._end(Ended.TRUNCATED, reason)
+
+    def abort(self, error: BaseException, reason: str) -> None:
+        """End the episode with an error from outside of `run` (a model, a tool's infrastructure)."""
+        if self.ended is Ended.NO:
+            self.exception = error
+            self._end(Ended.ERROR, reason)
+
+    def call_seed(self, node: Node) -> int:
+        """The sampling seed of an act: from the seed in force in its round, and its path."""
+        seed = [s for start, s in self.seeds if node.round >= start][-1]
+        return int.from_bytes(hashlib.blake2b(f"{seed}/{node.id}".encode(), digest_size=7).digest(), "big")
+
+    # forks ---------------------------------------------------------------------------------------
+
+    def fork(self, at: str | None = None, seed: int | None = None) -> Execution:
+        """The same episode as a new one: up to now, or up to the moment node `at` was asked.
+
+        What follows plays again with the same chance, unless `seed` gives it another.
+        """
+        if at is None:
+            journal = {n.id: n for n in self.nodes if n.state == ANSWERED}
+            start = self.round
+        else:
+            node = self.node(at)
+            start = node.round
+            journal = {
+                n.id: n for n in self.nodes if n.state == ANSWERED and n.round <= start and n is not node
+            }
+        seeds = tuple((r, s) for r, s in self.seeds if r <= start)
+        if seed is not None:
+            seeds += ((start, seed),)
+        return self._again(journal, seeds)
+
+    def replay(self, substitute: Mapping[str, str]) -> Execution:
+        """The same episode with some replies exchanged and all later ones forced.
+
+        Nodes whose prompt changed by it are marked `meta["changed"]`. Requests that the journal does not
+        know, because control went another way, stay pending.
+        """
+        for name in substitute:
+            if self.node(name).kind != "act":
+                raise WorkflowError(f"replay: node {name} is a tool's; only replies can be substituted")
+        journal = {n.id: n for n in self.nodes if n.state == ANSWERED}
+        return self._again(journal, self.seeds, forced=substitute)
+
+    def node(self, id: str) -> Node:
+        """The node with this id; an unknown one is answered with those there are."""
+        for node in self.nodes:
+            if node.id == id:
+                return node
+        raise WorkflowError(f"no node {id!r} in this episode; it has {', '.join(n.id for n in self.nodes)}")
+
+    def _again(
+        self,
+        journal: Mapping[str, Node],
+        seeds: tuple[tuple[int, int], ...],
+        forced: Mapping[str, str] | None = None,
+    ) -> Execution:
+        return Execution(
+            self.workflow, self.task, budget=self.budget, roles=self.roles,
+            journal=journal, seeds=seeds, forced=forced,
+        )  # fmt: skip
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        journal = [n for n in self.nodes if n.state == ANSWERED]
+        ending = (self.ended, self.reason, None if self.exception is None else str(self.exception))
+        return (_restore, (self.workflow, self.task, self.budget, self.seeds, journal, ending))
+
+
+def _restore(
+    workflow: Workflow,
+    task: Task,
+    budget: Budget,
+    seeds: tuple[tuple[int, int], ...],
+    journal: list[Node],
+    ending: tuple[Ended, str, str | None],
+) -> Execution:
+    play = Execution(workflow, task, budget=budget, seeds=seeds, journal={n.id: n for n in journal})
+    ended, reason, error = ending
+    if ended is Ended.TRUNCATED:
+        play.truncate(reason)
+    elif ended is Ended.ERROR and play.ended is not Ended.ERROR:
+        play.abort(RuntimeError(error), reason)
+    return play

@@ -1,0 +1,238 @@
+"""Rewards as one ledger: every amount says which node earned it, and under which name.
+
+A *rule* is a pure function of what happened. `on_node(trace, node, task)` gives credits as soon as a
+round is answered, `on_end(trace, task)` when the episode is over; a plain function is an `on_end`. The
+`Scorer` applies rules round by round, to what was known at the end of each: so the AEC face, a collector, a fork
+and a rescored trace book the same credits, in whatever order the arms of an `ep.all` stand or answer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from ...own import at, defined
+
+if TYPE_CHECKING:
+    from .tasks import Task
+    from .trace import Trace
+    from .workflow import Node
+
+
+class Credit(NamedTuple):
+    """An amount that a node earned under a component's name."""
+
+    node: str
+    component: str
+    amount: float
+
+
+class RewardError(ValueError):
+    """A reward rule gave something that is no reward; the message names the rule and what it gave."""
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """What a reward is: a name, and credits while the episode runs or when it is over.
+
+    A rule may also have `metrics(trace, task) -> dict[str, float]`: figures to report, not to learn from. One that has
+    none gives a metric of its own name: what it paid an act, the mean over the agents that it paid.
+    """
+
+    name: str
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]: ...
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]: ...
+
+
+class FunctionRule:
+    """A plain function `(trace, task)` as a rule.
+
+    It may give credits, a mapping from node id (or agent) to amount, or one number for every act.
+    """
+
+    def __init__(self, fn: Callable[[Trace, Task], Any], name: str | None = None) -> None:
+        self.fn = fn
+        self.name = name or getattr(fn, "__name__", type(fn).__name__).strip("_<>")
+        if inspect.iscoroutinefunction(fn):
+            raise RewardError(
+                f"reward {self.name!r} is an `async def`; rewards only compute: ask judges and tools in "
+                f"`async def grade` of the workflow{at(defined(fn))}"
+            )
+        try:
+            inspect.signature(fn).bind("trace", "task")
+        except TypeError as error:
+            raise RewardError(
+                f"reward {self.name!r} is called as {self.name}(trace, task): {error}{at(defined(fn))}"
+            ) from None
+        except ValueError:  # a built-in without a signature
+            pass
+
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        return ()
+
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        given = self.fn(trace, task)
+        acts = trace.acts()
+        if isinstance(given, bool | int | float):
+            return [Credit(n.id, self.name, float(given)) for n in acts]
+        if isinstance(given, Mapping):
+            names = {n.id for n in acts} | {n.agent for n in acts} | {n.role for n in acts}
+            odd = [key for key in given if key not in names]
+            if odd:
+                raise RewardError(
+                    f"reward {self.name!r} names {odd[0]!r}, which is no act, agent or role of the trace{at(defined(self.fn))}"
+                )
+            return [
+                Credit(n.id, self.name, given[key])
+                for n in acts
+                for key in dict.fromkeys((n.id, n.agent, n.role))
+                if key in given
+            ]
+        if given is None or isinstance(given, str) or not isinstance(given, Iterable):
+            raise RewardError(
+                f"reward {self.name!r} gave {given!r:.80}; give a number, a dict by node, agent or role, or Credits{at(defined(self.fn))}"
+            )
+        return given
+
+
+def as_rule(given: Any) -> Rule:
+    """A rule out of a rule or a plain function; anything else is an error that says what fits."""
+    if hasattr(given, "on_end") or hasattr(given, "on_node"):
+        return given  # type: ignore[no-any-return]
+    if callable(given):
+        return FunctionRule(given)
+    raise RewardError(
+        f"{given!r} is no reward: give a function (trace, task), or an object with on_node / on_end"
+    )
+
+
+class Scorer:
+    """Applies rules to one episode and books what they give; the same whoever drives the episode."""
+
+    __slots__ = ("booked", "ended", "headline", "ids", "metrics", "paid", "rules", "seen", "task")
+
+    def __init__(self, rules: Sequence[Rule], task: Task, headline: str = "score") -> None:
+        self.rules, self.task, self.headline = rules, task, headline
+        self.booked: list[Credit] = []
+        self.paid: dict[str, list[Credit]] = {r.name: [] for r in rules if not hasattr(r, "metrics")}
+        self.metrics: dict[str, float] = {}
+        self.seen: set[str] = set()
+        self.ids: set[str] = set()
+        self.ended = False
+
+    def fork(self) -> Scorer:
+        """The books so far, to be kept on for a fork of the episode."""
+        twin = Scorer(self.rules, self.task, self.headline)
+        twin.paid = {name: list(credits) for name, credits in self.paid.items()}
+        twin.booked, twin.metrics = list(self.booked), dict(self.metrics)
+        twin.seen, twin.ids, twin.ended = set(self.seen), set(self.ids), self.ended
+        return twin
+
+    def advance(self, trace: Trace, asking: int | None = None) -> list[Credit]:
+        """Book the rounds that were completed since the last call, and give just their credits.
+
+        `asking` is the round whose requests are still being answered. An episode that failed earns nothing more.
+        """
+        self.show(trace)
+        ended = str(trace.ended)
+        if ended == "error" or self.ended:
+            return []
+        before = len(self.booked)
+        rounds: dict[int, list[Node]] = {}
+        for node in trace.nodes:
+            if node.id not in self.seen and (ended != "no" or asking is None or node.round < asking):
+                rounds.setdefault(node.round, []).append(node)
+        for number in sorted(rounds) if len(rounds) > 1 else rounds:
+            self._round(trace.until(number), rounds[number])
+        if ended != "no":
+            self.ended = True
+            self._end(trace)
+        return self.booked[before:]
+
+    def _round(self, trace: Trace, nodes: list[Node]) -> None:
+        """Book a round. All of its nodes are known before any rule looks at one of them."""
+        for node in nodes:
+            self.seen.add(node.id)
+            if node.kind == "act":
+                self.ids.add(node.id)
+        fresh: list[Credit] = []
+        self.show(trace)
+        for node in nodes:
+            for rule in self.rules:
+                if hasattr(rule, "on_node") and (given := rule.on_node(trace, node, self.task)):
+                    self._book(rule, given, fresh)
+        self.booked.extend(fresh)
+
+    def _end(self, trace: Trace) -> None:
+        fresh: list[Credit] = []
+        for rule in self.rules:
+            if hasattr(rule, "on_end"):
+                self._book(rule, rule.on_end(trace, self.task), fresh)
+        for rule in self.rules:
+            if rule.name in self.paid:
+                self.metrics[rule.name] = _per_agent(trace, self.paid[rule.name])
+            else:
+                self.metrics.update(rule.metrics(trace, self.task))  # type: ignore[attr-defined]
+        first = next(iter(self.metrics.values()), 0.0)
+        self.metrics.setdefault("score", self.metrics.get(self.headline, first))
+        self.booked.extend(fresh)
+
+    def show(self, trace: Trace) -> Trace:
+        """Let a trace of this episode show what was booked."""
+        trace.credits, trace.metrics = self.booked, self.metrics
+        return trace
+
+    def _book(self, rule: Rule, given: Iterable[Credit] | None, fresh: list[Credit]) -> None:
+        before = len(fresh)
+        for credit in given or ():
+            if not isinstance(credit, tuple) or len(credit) != 3:
+                raise RewardError(
+                    f"reward {rule.name!r} gave {credit!r:.80}, which is no Credit(node, component, amount){_at(rule)}"
+                )
+            node, component, amount = credit
+            if node not in self.ids:
+                raise RewardError(
+                    f"reward {rule.name!r} credits node {node!r}, which is no answered act of the trace{_at(rule)}"
+                )
+            plain = type(amount) is float
+            number = plain or (isinstance(amount, int | float) and not isinstance(amount, bool))
+            if not number or not math.isfinite(amount):
+                raise RewardError(
+                    f"reward {rule.name!r} gave {amount!r:.60} to node {node!r} as {component!r}; "
+                    f"an amount must be a finite number{_at(rule)}"
+                )
+            booked = plain and type(credit) is Credit  # a copy would be the same
+            fresh.append(credit if booked else Credit(node, component, float(amount)))
+        if rule.name in self.paid:
+            self.paid[rule.name] += fresh[before:]
+
+
+def _at(rule: Any) -> str:
+    """Where a rule stands."""
+    told_by = getattr(rule, "fn", None) or getattr(type(rule), "on_end", None) or type(rule).on_node
+    return at(defined(told_by))
+
+
+def _per_agent(trace: Trace, paid: Iterable[Credit]) -> float:
+    """What an act was paid: the mean over the agents that were paid, each of its own acts' mean."""
+    by_node: dict[str, float] = {}
+    for credit in paid:
+        by_node[credit.node] = by_node.get(credit.node, 0.0) + credit.amount
+    by_agent: dict[str | None, list[float]] = {}
+    for node in trace.nodes:
+        if node.id in by_node:
+            by_agent.setdefault(node.agent, []).append(by_node[node.id])
+    means = [math.fsum(amounts) / len(amounts) for amounts in by_agent.values()]
+    return math.fsum(means) / len(means) if means else 0.0
+
+
+def check_names(rules: Sequence[Rule]) -> None:
+    """The same reward attached twice would count twice without a word: an error instead."""
+    names = [rule.name for rule in rules]
+    for name in names:
+        if names.count(name) > 1:
+            raise RewardError(f"two rewards are called {name!r}; give one of them another name")

@@ -1,0 +1,483 @@
+"""The machine that plays a workflow in rounds.
+
+`Rounds` runs `run` to its next requests. When the last of them is answered, the branches resume in path
+order, which asks the next round. Ids are paths, so nothing depends on the order of arrival. What drivers
+and replays do with it is `Execution`.
+"""
+
+from __future__ import annotations
+
+import os
+from asyncio import _get_running_loop, _set_running_loop
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ...agents.frozen import freeze
+from ...agents.hints import counted
+from ...agents.roles import Format, Reply, read_reply
+from ...agents.text.reading import MAX_REPLY, split_thinking
+from ...own import defined, foreign, told
+from .tasks import Task
+from .trace import Trace
+from .workflow import (
+    ANSWERED,
+    EMPTY,
+    PENDING,
+    Act,
+    Episode,
+    Join,
+    Node,
+    Outcome,
+    ToolError,
+    Use,
+    Workflow,
+    WorkflowError,
+    new_use,
+)
+
+
+class Ended(str, Enum):
+    """Why an episode is over, or that it is not."""
+
+    NO = "no"
+    TERMINAL = "terminal"
+    TRUNCATED = "truncated"
+    ERROR = "error"
+
+    __str__ = str.__str__
+
+
+GOES_ON = Ended.NO  # looked up once: every request compares with it, and an enum's members are slow to find
+
+
+class ReplayDivergence(WorkflowError):
+    """A replayed workflow asked something else than its journal holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much an episode may spend before it is truncated."""
+
+    requests: int = 1000
+    tokens: int | None = None
+    seconds: float | None = None  # kept by the asynchronous driver
+
+
+START = new_use("", EMPTY)  # what a branch that nobody has run waits for; its result is None
+START.state = ANSWERED
+
+
+class _Branch:
+    """One line of control: the whole of `run`, or one arm of an `ep.all`."""
+
+    __slots__ = ("cancelled", "coroutine", "count", "index", "join", "node", "prefix", "tails")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], prefix: str, tails: tuple[str, ...]) -> None:
+        self.coroutine = coroutine
+        self.prefix = prefix  # of the ids of its nodes
+        self.tails = tails  # ids of the nodes that its next node follows
+        self.count = 0
+        self.cancelled = False
+        self.node = START  # what it waits for
+        self.join: _OpenJoin | None = None  # the join it is an arm of
+        self.index = 0
+
+
+class _OpenJoin:
+    __slots__ = ("arms", "left", "owners", "parent", "results")
+
+    def __init__(self, parent: _Branch, width: int) -> None:
+        self.parent = parent
+        self.results: list[Any] = [None] * width
+        self.left = width
+        self.arms: list[_Branch] = []
+        self.owners: dict[str, int] = {}  # agent -> the arm it stands in
+
+
+def tokens_of(meta: Mapping[str, Any]) -> int:
+    """What an answer cost of the budget."""
+    return int(meta.get("tokens_in", 0) + meta.get("tokens_out", 0))
+
+
+class Rounds:
+    """The branches of one episode and what they wait for."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        task: Task,
+        seed: int = 0,
+        *,
+        budget: Budget = Budget(),
+        roles: Mapping[str, Any] | None = None,
+        journal: Mapping[str, Node] | None = None,
+        seeds: tuple[tuple[int, int], ...] | None = None,
+        forced: Mapping[str, str] | None = None,
+    ) -> None:
+        self.workflow, self.task, self.budget = workflow, task, budget
+        self.roles = workflow.agents() if roles is None else roles
+        self.seeds = seeds or ((0, seed),)  # (from this round on, this seed)
+        self._reseeds = self.seeds[1:]
+        self.nodes: list[Node] = []
+        self.round = 0
+        self.ended: Ended = Ended.NO
+        self.reason = ""
+        self.outcome: Outcome | None = None
+        self.exception: BaseException | None = None
+        self.grade: Any = None
+        self.tokens = 0
+        self._journal = journal
+        self._forced = forced
+        self.pending: list[Node] = []  # the unanswered requests of this round, in path order
+        self._joins = 0  # how many there were
+        self._turns = dict.fromkeys(self.roles, 0)
+        self._resuming: list[_Branch] = []  # the round's branches, while they are resumed
+        self._trace: Trace | None = None
+        self.sessions: dict[str, Any] = {}  # open simulators, kept by the toolbox
+        self._episode = Episode(task.view, self.seeds[0][1], self.roles, workflow.tools)
+        self._root = _Branch(_begun(workflow.run, self._episode), "", ())
+        self._next = [self._root]  # the branches that wait in this round, in path order
+        self._grading = False
+        self._advance()
+
+    @property
+    def trace(self) -> Trace:
+        """The graph trajectory so far."""
+        if self._trace is None:
+            self._trace = Trace(task_id=self.task.id, seed=self.seeds[-1][1])
+        trace = self._trace
+        trace.nodes = self.canonical()
+        trace.ended, trace.reason = self.ended, self.reason
+        trace.outcome, trace.grade = self.outcome, self.grade
+        trace.error = None if self.exception is None else told(self.exception)
+        return trace
+
+    def canonical(self) -> list[Node]:
+        """The answered nodes, by path (of a plain sequence: in the order they were asked)."""
+        nodes = [n for n in self.nodes if n.state == ANSWERED]
+        return sorted(nodes, key=path_key) if self._joins else nodes
+
+    def read(self, node: Node, text: str, meta: Mapping[str, Any] | None = None) -> Reply:
+        """A text as the node's format reads it; one that was cut at `MAX_REPLY`, or never stopped thinking, is malformed."""
+        format: Format = node.format  # type: ignore[attr-defined]
+        open_thought = meta is not None and meta.get("thinking") == "open"  # its prompt had begun it
+        if len(text) > MAX_REPLY or (meta and "cut" in meta) or open_thought:
+            blank = format.parse("", node.id)
+            thinking, said, _ = (text, "", False) if open_thought else split_thinking(text[:MAX_REPLY])
+            return blank._replace(text=said, ok=False, thinking=thinking)
+        return read_reply(format, text, node.id, self.roles[node.agent or ""].lenient)
+
+    def _settle(self, node: Node) -> None:
+        """A request is answered; after the round's last one, `run` goes on."""
+        node.state = ANSWERED
+        pending = self.pending
+        if len(pending) > 1:
+            self.pending = [n for n in pending if n is not node]
+        elif pending:  # nothing is, once the episode has ended
+            self._advance()
+
+    def _advance(self) -> None:
+        """Resume the branches of the finished round, and go on as long as the journal has the answers."""
+        loop = _get_running_loop()
+        if loop is not None:  # `run` must not see it
+            _set_running_loop(None)
+        try:
+            while True:
+                if self.budget.tokens is not None and self.tokens > self.budget.tokens:
+                    self._end(Ended.TRUNCATED, f"more than {counted(self.budget.tokens, 'token', form='d')}")
+                    return
+                self._resuming = resuming = self._next
+                self._next, self.pending = [], []
+                self.round += 1
+                if self._reseeds:
+                    self._reseed()
+                for branch in resuming:
+                    if branch.cancelled:
+                        continue
+                    node = branch.node
+                    if node.error is None:
+                        self._run(branch, node.reply or node.result)  # an act's, or a tool's
+                    else:
+                        self._run(branch, None, ToolError(node.error))
+                    if self.ended is not GOES_ON:
+                        return
+                if self.pending:
+                    return
+        finally:
+            if loop is not None:
+                _set_running_loop(loop)
+
+    def _reseed(self) -> None:
+        for start, seed in self._reseeds:
+            if start + 1 == self.round:  # what round `start` asks was asked before the fork
+                self._episode.rng.seed(seed)
+
+    def _run(self, branch: _Branch, value: Any, error: BaseException | None = None) -> None:
+        """Run one branch to its next request, its join, or its end; the journal may have the request's answer."""
+        try:
+            node = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
+        except StopIteration as stop:
+            self._finished(branch, stop.value)
+            return
+        except Exception as raised:
+            self._failed(branch, raised)
+            return
+        kind = type(node)
+        if kind is not Act and kind is not Use:
+            if kind is Join:
+                self._open(branch, node)
+            else:
+                self._refuse(branch, node)
+            return
+        nodes = self.nodes
+        if len(nodes) >= self.budget.requests:
+            self._end(Ended.TRUNCATED, f"more than {counted(self.budget.requests, 'request', form='d')}")
+            return
+        count = branch.count
+        branch.count = count + 1
+        node.id = id = branch.prefix + str(count)
+        node.parents, node.round = branch.tails, self.round
+        branch.tails = (id,)
+        if kind is Act:
+            agent, turns = node.agent, self._turns
+            turn = turns[agent]
+            turns[agent] = turn + 1
+            if node.turn is None:
+                node.turn = turn
+            if branch.join is not None and not self._alone(branch, agent):
+                return
+        known = self._journal.get(id) if self._journal else None
+        if known is not None:
+            node = self._recall(node, known)
+            if known.meta and node.state == ANSWERED:
+                self.tokens += tokens_of(known.meta)
+        branch.node = node
+        nodes.append(node)
+        self._next.append(branch)
+        if node.state == PENDING:
+            self.pending.append(node)
+
+    def _refuse(self, branch: _Branch, got: Any) -> None:
+        name = type(self.workflow).__name__
+        error = WorkflowError(
+            f"{name}.run awaited {got!r:.80}; only ep.act, ep.use and ep.all can be awaited there: "
+            "put other asynchronous work into a tool and ep.use it"
+        )
+        error.where = _line(branch)
+        branch.coroutine.close()
+        self._failed(branch, error)
+
+    def _alone(self, branch: _Branch, agent: str) -> bool:
+        """An agent stands in at most one arm of an `all`; otherwise its conversation would have no order."""
+        arm: _Branch | None = branch
+        while arm is not None and arm.join is not None:
+            if arm.join.owners.setdefault(agent, arm.index) != arm.index:
+                advice = "give its role more instances" if agent in self.roles else "use other agents"
+                error = WorkflowError(f"agent {agent!r} stands in two branches of one ep.all; {advice}")
+                error.where = _line(branch)
+                self._failed(branch, error)
+                return False
+            arm = arm.join.parent
+        return True
+
+    def _recall(self, asked: Node, known: Node) -> Node:
+        """The journal's node for what is asked again; with forced replies, a changed copy of it."""
+        if asked.kind == "act":
+            same = asked.messages == known.messages and asked.agent == known.agent
+        else:
+            same = asked.args == known.args and asked.tool == known.tool
+        if self._forced is None:
+            if not same:
+                raise ReplayDivergence(
+                    f"replay: node {asked.id} asked {_ask_of(asked)}, but the journal holds {_ask_of(known)}; "
+                    "`run` must depend on nothing but the task, ep.rng and the replies"
+                )
+            return known
+        if asked.kind != known.kind or asked.agent != known.agent or asked.tool != known.tool:
+            return asked  # control went another way: this one stays pending
+        text = self._forced.get(asked.id)
+        if asked.kind == "use":
+            return known if same else asked
+        if same and text is None:
+            return known
+        asked.reply = (
+            self.read(asked, known.text or "", known.meta) if text is None else self.read(asked, text)
+        )
+        asked.meta = freeze({"forced": True, "changed": not same})
+        asked.state = ANSWERED
+        return asked
+
+    def _open(self, branch: _Branch, join: Join) -> None:
+        self._joins += 1
+        step = f"{branch.prefix}{branch.count}."
+        branch.count += 1
+        opened = _OpenJoin(branch, len(join.branches))
+        for index, coroutine in enumerate(join.branches):
+            arm = _Branch(coroutine, f"{step}{index}.", branch.tails)
+            arm.join, arm.index = opened, index
+            opened.arms.append(arm)
+        if not opened.arms:
+            self._run(branch, ())
+            return
+        for arm in opened.arms:
+            if opened.left < 0:  # an earlier arm failed at once
+                return
+            self._run(arm, None)
+            if self.ended is not GOES_ON:
+                return
+
+    def _finished(self, branch: _Branch, value: Any) -> None:
+        join = branch.join
+        if join is None:
+            self._returned(value)
+            return
+        join.results[branch.index] = value
+        join.left -= 1
+        if join.left == 0:
+            tails = dict.fromkeys(t for arm in join.arms for t in arm.tails)
+            join.parent.tails = tuple(tails)
+            self._run(join.parent, tuple(join.results))
+
+    def _failed(self, branch: _Branch, error: Exception) -> None:
+        """A failing arm cancels its siblings and raises where the `all` was awaited."""
+        join = branch.join
+        if join is None:
+            self.exception = error
+            self._end(
+                Ended.ERROR,
+                "grade" if self._grading else "tool" if isinstance(error, ToolError) else "workflow",
+            )
+            return
+        join.left = -1
+        for arm in join.arms:
+            self._cancel(arm)
+        self._run(join.parent, None, error)
+
+    def _cancel(self, arm: _Branch) -> None:
+        """Close an arm and all that runs below it; what it asked in this round is asked no more."""
+        for branch in [*self._next, *self._resuming]:
+            at: _Branch | None = branch
+            while at is not None and at is not arm:
+                at = at.join.parent if at.join is not None else None
+            if at is arm and not branch.cancelled:
+                branch.cancelled = True
+                if branch in self._next:
+                    self._next.remove(branch)
+                    self.pending = [n for n in self.pending if n is not branch.node]
+                _close(branch.coroutine)
+        arm.cancelled = True
+        _close(arm.coroutine)
+
+    def _returned(self, value: Any) -> None:
+        if self._grading:
+            self.grade = freeze(value)
+            self._end(Ended.TERMINAL, "")
+            return
+        forgotten = self._episode._forgotten(len(self.nodes) + self._joins)
+        if forgotten is not None:
+            what = (
+                "an ep.all(…)"
+                if isinstance(forgotten, Join)
+                else f"a request to {forgotten.agent or forgotten.tool!r}"
+            )
+            self._broke(f"{what} was made but never awaited; write `await ep.…`")
+            return
+        if isinstance(value, Reply | Node | Join):
+            what = "a reply" if isinstance(value, Reply) else "a request"
+            self._broke(f"run returned {what}; return what is in it, such as Outcome(answer=reply.value)")
+            return
+        if value is not None and not isinstance(value, Outcome):
+            value = Outcome(**value) if isinstance(value, Mapping) else Outcome(answer=value)
+        self.outcome = value if value is not None else Outcome()
+        if type(self.workflow).grade is Workflow.grade:
+            self._end(Ended.TERMINAL, "")
+            return
+        self._grading = True
+        self.ended = Ended.TERMINAL  # what `grade` sees
+        trace = self.trace
+        self.ended = Ended.NO
+        last = self._root.tails
+        try:
+            graded = _begun(self.workflow.grade, self._episode, trace, self.task)
+        except Exception as error:
+            self._failed(self._root, error)
+            return
+        self._root = _Branch(graded, "g", last)
+        self._run(self._root, None)
+
+    def _broke(self, rule: str) -> None:
+        """`run` came to its end, and broke a rule of the core."""
+        error = WorkflowError(rule)
+        error.where = defined(type(self.workflow).run)
+        self._failed(self._root, error)
+
+    def _end(self, ended: Ended, reason: str) -> None:
+        self.ended, self.reason = ended, reason
+        self.pending = []
+        for branch in self._open_branches() if self._joins else (self._root,):
+            _close(branch.coroutine)
+        self._next = []
+
+    def _open_branches(self) -> Iterable[_Branch]:
+        seen: dict[int, _Branch] = {}
+        for branch in [*self._next, self._root]:
+            at: _Branch | None = branch
+            while at is not None:
+                seen[id(at)] = at
+                at = at.join.parent if at.join is not None else None
+        return seen.values()
+
+
+def path_key(node: Node) -> tuple[int, ...]:
+    """Node ids in canonical order; what `grade` asked comes last."""
+    graded = node.id.startswith("g")
+    return (int(graded), *map(int, node.id.lstrip("g").split(".")))
+
+
+def _ask_of(node: Node) -> str:
+    if node.kind == "use":
+        return f"tool {node.tool}({node.args!r:.200})"
+    return f"{node.agent}: {node.messages[-1]['content']!r:.200}"
+
+
+def _begun(method: Any, *args: Any) -> Coroutine[Any, Any, Any]:
+    """The coroutine of `run` or `grade`; a plain function is refused with advice."""
+    made: Any = None
+    broken: Exception | None = None
+    try:
+        made = method(*args)
+    except Exception as error:
+        broken = error
+    if isinstance(made, Coroutine):
+        return made
+    name = type(method.__self__).__name__
+    refused = WorkflowError(f"{name}.{method.__name__} must be an `async def`")
+    refused.where = defined(method)
+    raise refused from broken
+
+
+def _line(branch: _Branch) -> str:
+    """File and line where a branch waits."""
+    at: _Branch | None = branch
+    while at is not None:
+        coroutine: Any = at.coroutine
+        places = []
+        while getattr(coroutine, "cr_frame", None) is not None:
+            places.append((coroutine.cr_frame.f_code.co_filename, coroutine.cr_frame.f_lineno))
+            coroutine = coroutine.cr_await
+        own = [(file, line) for file, line in places if not foreign(file)]
+        if own:
+            return f"{os.path.basename(own[-1][0])}:{own[-1][1]}"
+        at = at.join.parent if at.join is not None else None
+    return ""
+
+
+def _close(coroutine: Coroutine[Any, Any, Any]) -> None:
+    try:
+        coroutine.close()
+    except RuntimeError:  # it awaits in a `finally`: nobody answers any more, and it is dropped
+        pass
+    except ValueError:  # it is the one that is running (an ending raised from inside)
+        pass

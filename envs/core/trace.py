@@ -1,0 +1,290 @@
+"""The graph trajectory of an episode: who was asked what, what came back, and what it was worth.
+
+`Trace.to_dict()` is plain JSON (its keys are part of the contract); `write` and `read` keep many of them
+in one zstandard-compressed JSONL file that stays readable however the writer died.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...agents.roles import Reply
+from ..untrusted import Refused, json_value, open_regular, packed_lines
+from .ledger import Credit
+
+if TYPE_CHECKING:
+    from .workflow import Node
+
+SCHEMA = "unitymas.trace/1"
+
+
+@dataclass(slots=True)
+class Trace:
+    """One episode. `nodes` stand in canonical order; credits are kept by node and component."""
+
+    env_id: str = ""
+    task_id: str = ""
+    seed: int = 0
+    sample: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+    code_hash: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+    ended: str = "no"
+    reason: str = ""
+    error: str | None = None
+    outcome: Mapping[str, Any] | None = None
+    grade: Any = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    credits: list[Credit] = field(default_factory=list)
+    tags: dict[str, Any] = field(default_factory=dict)  # timings, team, versions: not compared
+    origin: Any = field(default=None, repr=False, compare=False)
+    """(arena, team, task) of a trace that was played here; it stays in this process."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "origin"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.origin = None
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def acts(self, role: str | None = None) -> list[Node]:
+        """The acts, all or of one role, in canonical order."""
+        return [n for n in self.nodes if n.kind == "act" and (role is None or n.role == role)]
+
+    def uses(self, tool: str | None = None) -> list[Node]:
+        """The tool uses, all or of one tool, in canonical order."""
+        return [n for n in self.nodes if n.kind == "use" and (tool is None or n.tool == tool)]
+
+    def node(self, id: str) -> Node:
+        """The node with this id."""
+        for node in self.nodes:
+            if node.id == id:
+                return node
+        raise KeyError(f"no node {id!r} in this trace; it has {', '.join(n.id for n in self.nodes)}")
+
+    def until(self, round: int) -> Trace:
+        """The trace as it stood when this round was complete: itself, where nothing came later."""
+        nodes = [n for n in self.nodes if n.round <= round]
+        if len(nodes) == len(self.nodes):
+            return self
+        returned = all(
+            n.round <= round or n.id.startswith("g") for n in self.nodes
+        )  # only `grade` came later
+        return replace(
+            self, nodes=nodes, ended="no", reason="", grade=None, outcome=self.outcome if returned else None
+        )
+
+    def rewards(self, id: str) -> dict[str, float]:
+        """A node's credits, summed by component."""
+        table: dict[str, float] = {}
+        for credit in self.credits:
+            if credit.node == id:
+                table[credit.component] = table.get(credit.component, 0.0) + credit.amount
+        return table
+
+    def reward_of(self, node: str, text: str | Sequence[str], **how: Any) -> Any:
+        """What a node would have earned with this text as its reply: the episode is played on from there.
+
+        Several texts give a list. `team` plays on (default: the one that played this trace), in `env` (default: where
+        this trace was played). `of="role"` counts all acts of the node's role, `of="team"` those of everybody;
+        `component` counts one component alone. Chance stays that of the episode, so that texts are compared fairly.
+        """
+        from ..substitute import areward_of
+        from .drivers import run_sync  # these two build on traces
+
+        paid = run_sync(areward_of(self, node, [text] if isinstance(text, str) else text, **how))
+        return paid[0] if isinstance(text, str) else paid
+
+    def to_dict(self, *, volatile: bool = True) -> dict[str, Any]:
+        """Plain JSON. Without `volatile`, only what two runs of the same episode must share."""
+        by_node: dict[str, dict[str, float]] = {}
+        for credit in self.credits:
+            row = by_node.setdefault(credit.node, {})
+            row[credit.component] = row.get(credit.component, 0.0) + credit.amount
+        plain: dict[str, Any] = {
+            "schema": SCHEMA,
+            "env_id": self.env_id,
+            "config": jsonable(self.config),
+            "code_hash": self.code_hash,
+            "task_id": self.task_id,
+            "seed": self.seed,
+            "sample": self.sample,
+            "data": jsonable(self.data),
+            "ended": str(self.ended),
+            "reason": self.reason,
+            "error": self.error,
+            "outcome": jsonable(self.outcome),
+            "grade": jsonable(self.grade),
+            "metrics": dict(self.metrics),
+            "nodes": [_node_dict(n, by_node.get(n.id, {}), volatile) for n in self.nodes],
+        }
+        if volatile:
+            plain["tags"] = jsonable(self.tags)
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Trace:
+        """The inverse of `to_dict`; an unknown schema, or a field that is missing or of another shape, is an error."""
+        if plain.get("schema") != SCHEMA:
+            raise ValueError(
+                f"this is no trace of schema {SCHEMA!r}: its schema is {plain.get('schema')!r:.60}"
+            )
+        try:
+            return cls._of(plain)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise ValueError(f"this is no trace: {type(error).__name__}: {str(error):.100}") from error
+
+    @classmethod
+    def _of(cls, plain: Mapping[str, Any]) -> Trace:
+        known = (
+            "env_id",
+            "config",
+            "code_hash",
+            "task_id",
+            "seed",
+            "data",
+            "ended",
+            "reason",
+            "error",
+            "outcome",
+        )
+        trace = cls(**{name: plain[name] for name in known})
+        trace.sample, trace.grade = plain.get("sample", 0), plain.get("grade")
+        trace.metrics, trace.tags = dict(plain["metrics"]), dict(plain.get("tags", {}))
+        for row in plain["nodes"]:
+            if not isinstance(row["id"], str):
+                raise TypeError(f"a node's id must be a string, got {row['id']!r:.40}")
+            trace.nodes.append(_node_from(row))
+            trace.credits.extend(
+                Credit(row["id"], name, float(amount)) for name, amount in row["rewards"].items()
+            )
+        return trace
+
+
+def _node_dict(node: Node, rewards: Mapping[str, float], volatile: bool) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "id": node.id,
+        "kind": node.kind,
+        "role": node.role,
+        "agent": node.agent,
+        "turn": node.turn,
+        "round": node.round,
+        "parents": list(node.parents),
+        "messages": [jsonable(m) for m in node.messages],
+        "reply": node.text,
+        "ok": node.ok,
+        "value": jsonable(node.value),
+        "tool": node.tool,
+        "args": jsonable(node.args),
+        "result": jsonable(node.result),
+        "private": jsonable(node.private),
+        "error": node.error,
+        "rewards": dict(rewards),
+        "credit": sum(rewards.values()),
+    }
+    if node.thinking:
+        plain["thinking"] = len(node.thinking)
+    if node.anchor is not None:
+        plain["anchor"] = node.anchor
+    if volatile:
+        plain["meta"] = jsonable(node.meta)
+    return plain
+
+
+def _node_from(row: Mapping[str, Any]) -> Node:
+    from .workflow import ANSWERED, new_act, new_use  # the workflow module knows traces for its types only
+
+    node: Node
+    if row["kind"] == "act":
+        node = new_act(row["agent"], row["role"], tuple(row["messages"]), None)  # type: ignore[arg-type]
+        said, thinking = (
+            row["reply"] or "",
+            row.get("thinking", 0),
+        )  # of the reply's characters, the first so many
+        node.reply = Reply(said[thinking:], row["ok"], row["value"], row["id"], said[:thinking])
+        node.turn, node.anchor = row["turn"], row.get("anchor")
+    else:
+        node = new_use(row["tool"], row["args"])
+        node.result, node.private, node.error = row["result"], row["private"], row["error"]
+    node.id, node.round = row["id"], row["round"]
+    node.parents, node.meta, node.state = tuple(row["parents"]), row.get("meta", {}), ANSWERED
+    return node
+
+
+def jsonable(value: Any) -> Any:
+    """Plain JSON types out of frozen data; what has no JSON form becomes its repr."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return value if type(value) is str else str(value)
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    if isinstance(value, set | frozenset):
+        return sorted((jsonable(v) for v in value), key=repr)
+    if hasattr(value, "to_dict"):
+        return jsonable(value.to_dict())
+    return repr(value)
+
+
+def dumps(trace: Trace) -> bytes:
+    """One line of JSON. Lone surrogates, which models do produce, are escaped."""
+    return json.dumps(trace.to_dict(), ensure_ascii=True, separators=(",", ":"), allow_nan=True).encode()
+
+
+def write(traces: Iterable[Trace], path: str | Path, *, append: bool = False) -> int:
+    """Write traces to a `.jsonl` or `.jsonl.zst` file; returns how many. Each is a frame of its own."""
+    path, count = Path(path), 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    compress = _compressor() if path.suffix == ".zst" else bytes
+    with open(path, "ab" if append else "wb") as file:
+        for trace in traces:
+            file.write(compress(dumps(trace) + b"\n"))
+            count += 1
+    return count
+
+
+def write_lines(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Plain records as compressed JSON lines, a frame each."""
+    compress = _compressor()
+    with open(path, "wb") as file:
+        for row in rows:
+            file.write(compress(json.dumps(row, separators=(",", ":")).encode() + b"\n"))
+
+
+def _compressor() -> Callable[[bytes], bytes]:
+    import zstandard
+
+    compressor: Any = zstandard.ZstdCompressor(level=3, write_checksum=True)
+    return lambda data: bytes(compressor.compress(data))
+
+
+def read(path: str | Path) -> Iterator[Trace]:
+    """The traces of a file, in order. A torn last line (its writer was killed) is left out; damage is an error."""
+    for number, row in enumerate(read_dicts(path), 1):
+        try:
+            trace = Trace.from_dict(row)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{path}, line {number}: this is no trace ({type(error).__name__}: {error})"
+            ) from error
+        yield trace
+
+
+def read_dicts(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The same as plain dicts. A line longer or deeper than `untrusted` allows is an error with its number."""
+    path = Path(path)
+    with open_regular(path, links=True) as file:
+        for number, line in enumerate(packed_lines(file, path.name, whole=False), start=1):
+            where = f"{path}, line {number}"
+            value = json_value(line, where, twins=True)
+            if not isinstance(value, dict):
+                raise Refused(f"{where}: wanted an object, got {type(value).__name__}")
+            yield value

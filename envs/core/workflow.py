@@ -1,0 +1,405 @@
+"""What a workflow author meets: `Workflow`, and the `Episode` its `run` is given.
+
+A workflow is a sans-IO program. It never calls a model, a retriever or a clock: it *asks*, and whoever
+drives it answers. Every `ep.act`, `ep.use` and `ep.all` only makes a request; awaiting the request
+hands it to the driver (`execution.Execution`), which resumes `run` with the answer.
+
+    class Debate(Workflow):
+        roles = (Role("solver", instances=2, reply=Tags("answer")),
+                 Role("judge", reply=Choice("1", "2", otherwise="1")))
+
+        async def run(self, ep):
+            first, second = await ep.all(*(ep.act(s, ask(ep.task)) for s in ep.cast("solver")))
+            pick = await ep.act("judge", compare(ep.task, first, second))
+            return Outcome(answer=(first, second)[int(pick.value) - 1].value)
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import random
+from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...agents.frozen import FrozenDict, View, freeze
+from ...agents.roles import Format, Reply, Role
+from .tasks import QA, Schema
+
+if TYPE_CHECKING:
+    from .tasks import Task
+    from .trace import Trace
+
+MADE, PENDING, ANSWERED = 0, 1, 2
+TOOLS = "tools"  # a tool that every workflow with tools has: `names` -> what a model is told of them
+EMPTY = FrozenDict()
+
+
+class WorkflowError(RuntimeError):
+    """A workflow broke one of the rules of the core; the message says which, where, and what to do."""
+
+    where = ""  # file and line, where no frame of the traceback tells
+
+
+class ToolError(RuntimeError):
+    """A tool failed. It is journalled: `run` may catch it, and a replay raises it again."""
+
+
+class Outcome(FrozenDict):
+    """What an episode came to, by name: `Outcome(answer="Paris")`."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(freeze(values))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_outcome, (dict(self),))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(
+                f"the outcome has no {name!r}; it has {', '.join(self) or 'nothing'}"
+            ) from None
+
+
+def _outcome(values: dict[str, Any]) -> Outcome:
+    return Outcome(**values)
+
+
+class Node:
+    """A request, and once answered, a node of the graph trajectory."""
+
+    __slots__ = ("error", "id", "kind", "meta", "parents", "reply", "round", "state", "turn")
+    kind: str
+    id: str
+    round: int
+    parents: tuple[str, ...]
+    error: str | None
+    meta: Mapping[str, Any]
+    state: int
+    # an act's
+    reply: Reply | None
+    turn: int | None
+    agent: str | None
+    role: str | None
+    messages: tuple[Mapping[str, Any], ...]
+    anchor: str | None
+    # a use's
+    tool: str | None
+    args: FrozenDict | None
+    result: Any
+    private: Any
+
+    def __await__(self) -> Generator[Node, Any, Any]:
+        if self.state:
+            raise WorkflowError(
+                f"the request to {self.agent or self.tool!r} was awaited twice; make a new one"
+            )
+        self.state = PENDING
+        return (yield self)
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether the reply was legal (acts), or the tool succeeded (uses)."""
+        if self.kind == "use":
+            return self.error is None
+        return None if self.reply is None else self.reply.ok
+
+    @property
+    def value(self) -> Any:
+        """What the reply's format read out of it."""
+        return self._unread() if self.reply is None else self.reply.value
+
+    @property
+    def text(self) -> str | None:
+        """The reply as it was said, thinking included."""
+        return self._unread() if self.reply is None else self.reply.said
+
+    @property
+    def thinking(self) -> str:
+        """What of the reply is thinking: it stands first in `text`, and no other role sees it."""
+        return "" if self.reply is None else self.reply.thinking
+
+    def _unread(self) -> Any:
+        if self.state == MADE and self.kind == "act":
+            raise WorkflowError(f"{self.agent} was not asked yet; write `await ep.act({self.agent!r}, …)`")
+        return None
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {getattr(self, 'id', '?')} {self.agent or self.tool}>"
+
+
+class Act(Node):
+    """A role is asked to speak."""
+
+    __slots__ = ("agent", "anchor", "format", "max_tokens", "messages", "role")
+    tool = args = result = private = None
+
+    format: Format
+    max_tokens: int | None
+
+
+def new_act(
+    agent: str,
+    role: str,
+    messages: tuple[Mapping[str, Any], ...],
+    format: Format,
+    turn: int | None = None,
+    max_tokens: int | None = None,
+    anchor: str | None = None,
+) -> Act:
+    """An act that nobody has awaited yet. (A constructor of its class would take twice as long.)"""
+    node = Act()
+    node.kind, node.state = "act", MADE
+    node.agent, node.role, node.messages, node.format = agent, role, messages, format
+    node.turn, node.max_tokens, node.anchor = turn, max_tokens, anchor
+    node.reply = node.error = None
+    node.meta = EMPTY
+    return node
+
+
+class Use(Node):
+    """A tool is used."""
+
+    __slots__ = ("args", "private", "result", "tool")
+    agent = role = anchor = None
+    messages = ()
+
+
+def new_use(tool: str, args: FrozenDict) -> Use:
+    """A tool use that nobody has awaited yet."""
+    node = Use()
+    node.kind, node.state = "use", MADE
+    node.tool, node.args = tool, args
+    node.result = node.private = node.error = node.reply = node.turn = None
+    node.meta = EMPTY
+    return node
+
+
+class Join:
+    """Several branches side by side; awaited, it gives their results in order."""
+
+    __slots__ = ("branches", "state")
+
+    def __init__(self, branches: tuple[Coroutine[Any, Any, Any], ...]) -> None:
+        self.branches = branches
+        self.state = MADE
+
+    def __await__(self) -> Generator[Join, Any, Any]:
+        if self.state:
+            raise WorkflowError("the same ep.all(…) was awaited twice; make a new one")
+        self.state = PENDING
+        return (yield self)
+
+
+async def _just(request: Awaitable[Any]) -> Any:
+    return await request
+
+
+class Episode:
+    """What `run` sees: the task without its reference, chance, and the three ways to ask."""
+
+    __slots__ = ("_cast", "_made", "_rng", "_roles", "_seed", "_tools", "task")
+
+    def __init__(self, task: View, seed: int, roles: Mapping[str, Role], tools: Sequence[str]) -> None:
+        self.task = task
+        self._seed = seed
+        self._roles = roles  # by agent
+        self._tools = tools
+        self._made: list[Node | Join] = []
+        self._rng: random.Random | None = None
+
+    @property
+    def rng(self) -> random.Random:
+        """The only source of chance inside `run`; seeded by the episode."""
+        if self._rng is None:
+            self._rng = random.Random(self._seed)
+        return self._rng
+
+    def role(self, agent: str) -> Role:
+        """The role of an agent."""
+        if agent not in self._roles:
+            raise unknown("agent", agent, self._roles)
+        return self._roles[agent]
+
+    def cast(self, role: str) -> tuple[str, ...]:
+        """The agents of a role, in order."""
+        agents = tuple(agent for agent, known in self._roles.items() if known.name == role)
+        if not agents:
+            raise unknown("role", role, {known.name for known in self._roles.values()})
+        return agents
+
+    def act(
+        self,
+        agent: str,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        reply: Format | None = None,
+        turn: int | None = None,
+        max_tokens: int | None = None,
+        anchor: str | None = None,
+    ) -> Act:
+        """Ask an agent to speak; awaited, gives its `Reply`. `reply` overrides the role's format.
+
+        The role's system message stands before the prompt, unless this is a conversation with one of its own.
+        `anchor` is the state of the world as text: acts with the same one are comparable (GiGPO's groups),
+        whatever their prompts say besides.
+        """
+        try:
+            role = self._roles[agent]
+        except KeyError:
+            raise unknown("agent", agent, self._roles) from None
+        if type(prompt) is str:
+            messages = role.opening + ({"role": "user", "content": prompt},)
+        else:
+            messages = _checked_messages(agent, prompt)
+            if messages[0]["role"] != "system":
+                messages = role.opening + messages
+        if anchor is not None:
+            anchor = hashlib.blake2b(anchor.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        node = new_act(agent, role.name, messages, reply or role.reply, turn, max_tokens, anchor)
+        self._made.append(node)
+        return node
+
+    def use(self, tool: str, /, **args: Any) -> Use:
+        """Use a tool; awaited, gives its (public) result, or raises the `ToolError` it failed with."""
+        if tool not in self._tools and tool.partition(":")[0] not in self._tools and tool != TOOLS:
+            raise unknown("tool", tool, self._tools)
+        node = new_use(tool, freeze(args))
+        self._made.append(node)
+        return node
+
+    def all(self, *branches: Awaitable[Any]) -> Join:
+        """Side by side: requests, or coroutines of requests. Awaited, gives their results in order."""
+        coroutines = []
+        for branch in branches:
+            if isinstance(branch, Coroutine):
+                coroutines.append(branch)
+            elif isinstance(branch, Node | Join):
+                coroutines.append(_just(branch))
+            else:
+                raise WorkflowError(
+                    f"ep.all takes ep.act(…), ep.use(…) or coroutines of them, not {branch!r}"
+                )
+        join = Join(tuple(coroutines))
+        self._made.append(join)
+        return join
+
+    def memory(self, agent: str, system: str = "") -> Memory:
+        """A conversation of this agent's own, which every act of it continues; `system` replaces its role's."""
+        return Memory(self, agent, system)
+
+    def _forgotten(self, asked: int) -> Node | Join | None:
+        """A request that was made but never awaited, if any; `asked` is how many were."""
+        if len(self._made) == asked:
+            return None
+        return next((request for request in self._made if request.state == MADE), None)
+
+
+class Memory:
+    """An agent's own conversation: each act sees all that came before, its own words included."""
+
+    __slots__ = ("agent", "ep", "messages")
+
+    def __init__(self, ep: Episode, agent: str, system: str = "") -> None:
+        self.ep, self.agent = ep, agent
+        self.messages: tuple[Mapping[str, Any], ...] = ()
+        if system:
+            self.messages = ({"role": "system", "content": system},)
+
+    def hear(self, text: str, by: str = "user") -> None:
+        """Add something to the conversation without asking for a reply; `by` is `"user"` or `"tool"`."""
+        self.messages += ({"role": by, "content": text},)
+
+    async def act(self, prompt: str | None = None, **how: Any) -> Reply:
+        """Say `prompt` (if any) to the agent and take its reply into the conversation."""
+        if prompt is not None:
+            self.hear(prompt)
+        reply: Reply = await self.ep.act(self.agent, self.messages, **how)
+        self.messages += (reply.message(),)
+        return reply
+
+
+class Workflow:
+    """A team's program: declare `roles` (and `tools`, `schema`), write `run`.
+
+    Configuration comes in through `__init__`; once an environment is made of it, a workflow is frozen.
+    """
+
+    roles: tuple[Role, ...] = ()
+    tools: tuple[str, ...] = ()
+    schema: Schema = QA
+    lenient: Mapping[str, bool] = EMPTY
+    """Role (or "*") -> `Role.lenient`, where an environment was made with it."""
+
+    async def run(self, ep: Episode) -> Outcome | None:
+        """The program. Only `ep`'s requests may be awaited."""
+        raise WorkflowError(f"{type(self).__name__} needs an `async def run(self, ep)`")
+
+    async def grade(self, ep: Episode, trace: Trace, task: Task) -> Mapping[str, Any] | None:
+        """After `run`: may use the reference, tools and judges; what it returns is `trace.grade`."""
+        return None
+
+    def seal(self) -> Workflow:
+        """Freeze the object; from here on it is shared by every episode."""
+        name = type(self).__name__
+        if not isinstance(self.tools, tuple | list):
+            raise WorkflowError(
+                f"{name}.tools must be a tuple of names, got {self.tools!r:.60}: write ('name',)"
+            )
+        self.__dict__["_sealed"] = True
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get("_sealed"):
+            raise WorkflowError(
+                f"{type(self).__name__}.{name} was set inside an episode; a workflow is shared by all of them: "
+                "keep what belongs to one episode in local variables of `run`"
+            )
+        object.__setattr__(self, name, value)
+
+    def agents(self) -> dict[str, Role]:
+        """Every agent of the workflow with its role, in order."""
+        if not self.roles:
+            raise WorkflowError(f"{type(self).__name__} declares no roles")
+        if not isinstance(self.roles, tuple | list) or not all(isinstance(r, Role) for r in self.roles):
+            raise WorkflowError(
+                f"{type(self).__name__}.roles must be a tuple of Role, got {self.roles!r:.60}: write (Role('name'),)"
+            )
+        table: dict[str, Role] = {}
+        for role in self.roles:
+            lenient = self.lenient.get(role.name, self.lenient.get("*"))
+            if lenient is not None:
+                role = replace(role, lenient=lenient)
+            for agent in role.agents:
+                if agent in table:
+                    raise WorkflowError(f"{type(self).__name__}: two agents are called {agent!r}")
+                table[agent] = role
+        return table
+
+
+def unknown(what: str, name: object, known: Any) -> WorkflowError:
+    """An unknown name, answered with the nearest known ones."""
+    names = sorted(map(str, known))
+    near = difflib.get_close_matches(str(name).casefold(), names, n=3)
+    some = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {some or 'none'}"
+    return WorkflowError(f"unknown {what} {name!r}; {hint}")
+
+
+def _checked_messages(agent: str, prompt: Any) -> tuple[Mapping[str, Any], ...]:
+    if isinstance(prompt, str):  # a str subclass
+        return ({"role": "user", "content": prompt},)
+    messages = tuple(prompt) if isinstance(prompt, Sequence) else ()
+    if not messages or any(
+        not isinstance(m, Mapping)
+        or not isinstance(m.get("role"), str)
+        or not isinstance(m.get("content"), str)
+        for m in messages
+    ):
+        raise WorkflowError(
+            f"the prompt to {agent!r} must be a string, or a list of {{'role': …, 'content': …}}; got {prompt!r:.200}"
+        )
+    return messages

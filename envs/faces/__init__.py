@@ -1,0 +1,1 @@
+"""How others see a workflow: PettingZoo's AEC environment, spaces, bridges, a terminal."""

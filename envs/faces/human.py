@@ -1,0 +1,261 @@
+"""A person at the table: what `unitymas play` shows at a terminal, and how it asks for a move.
+
+What was shown once is not shown again: a system message, a conversation's beginning, a board that nobody changed. A
+typo is asked about, never spent as a move. Where choices are few and the terminal is a real one, a single key is enough.
+Ctrl-D leaves the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ...agents.roles import Format, read_reply
+from ...agents.text.reading import MAX_REPLY
+from ..core.trace import jsonable
+from ..core.workflow import Act, Node
+from .render import clip, harmless
+
+ARROWS = {"\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left"}
+END = "\x04"  # Ctrl-D, as a terminal without line editing gives it
+MANY = 9  # more choices are typed
+_CLOSING = re.compile(r"</(\w+)>")
+
+
+Key = Callable[[Callable[[], None]], str]
+"""Shows what can be pressed, once the terminal is ready for it, and gives what was."""
+
+
+class Left(Exception):
+    """The person has left the table."""
+
+
+class Table:
+    """One episode as a person sees it."""
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        read: Callable[[str], str] = input,
+        key: Key | None = None,
+    ) -> None:
+        """`read` asks for a line, `key` for a single key; without `key` (no real terminal) all is typed."""
+        self.console = console or Console(highlight=False, markup=False, soft_wrap=True)
+        self.read = read
+        self.key = key if key is not None else single_key()
+        self._heard: dict[str, tuple[Any, ...]] = {}  # agent -> the messages it was shown
+        self._shown: set[str] = set()  # paragraphs of the last prompt
+        self._hint = ""
+        self._nodes: dict[str, bool] = {}  # id -> whether its credits were told
+
+    # showing -------------------------------------------------------------------------------------------
+
+    def say(self, *parts: str | tuple[str, str], end: str = "\n") -> None:
+        """A line of text and (text, style) parts; control characters are shown, never sent."""
+        styled = (Text(harmless(p)) if isinstance(p, str) else Text(harmless(p[0]), p[1]) for p in parts)
+        self.console.print(Text.assemble(*styled), end=end)
+
+    def journal(
+        self, nodes: Sequence[Node], rewards: Callable[[str], Mapping[str, float]], mine: set[str]
+    ) -> None:
+        """What has happened since the last look; of one's own words only what they earned."""
+        for node in nodes:
+            earned = _earned(rewards(node.id))
+            if node.id not in self._nodes:
+                self._nodes[node.id] = False
+                if node.agent not in mine:
+                    self._tell(node)
+            if earned and not self._nodes[node.id]:
+                self._nodes[node.id] = True
+                self.say("  ", (f"{node.agent} earned {earned}", "green" if "+" in earned else "red"))
+
+    def _tell(self, node: Node) -> None:
+        if node.kind == "use":
+            args = ", ".join(f"{k}={_line(v, 40)}" for k, v in (node.args or {}).items())
+            result = f"failed: {_line(node.error, 200)}" if node.error else _line(node.result, 160)
+            self.say((f"  ({node.tool}) {args} -> {result}", "dim"))
+            return
+        mark = () if node.ok else (("  malformed", "red"),)
+        self.say((f"{node.agent}: ", "bold cyan"), clip(node.text or ""), *mark)
+
+    def prompt(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> None:
+        """What an agent is to answer, as far as it is new."""
+        heard = self._heard.get(agent, ())
+        known = 0
+        while known < min(len(heard), len(messages)) and heard[known] == messages[known]:
+            known += 1
+        self._heard[agent] = tuple(messages)
+        for message in messages[known:]:
+            if message["role"] == "system":
+                self.say((f"{agent}: ", "bold magenta"), (message["content"], "dim"))
+                continue
+            blocks = str(message["content"]).split("\n\n")
+            fresh = [block for block in blocks if block not in self._shown]
+            self._shown = set(blocks)
+            for block in fresh:
+                self.say(block.strip("\n"))
+
+    def close(self, trace: Any, left: bool) -> None:
+        """The outcome, or where it was left, and the score."""
+        total: dict[str, float] = {}
+        for credit in trace.credits:
+            total[credit.component] = total.get(credit.component, 0.0) + credit.amount
+        acts = len(trace.acts())
+        if left:
+            self.say((f"\nYou left after {acts} {'reply' if acts == 1 else 'replies'}:", "bold"))
+            for node in trace.nodes:
+                words = node.text if node.kind == "act" else node.result
+                self.say(f"{node.id:>6}  {node.agent or f'({node.tool})'}: {_line(words, 80)}")
+        else:
+            outcome = {k: str(v) for k, v in (trace.outcome or {}).items()}
+            self.say(
+                (f"\n{trace.ended}", "bold"),
+                *(f"  {k}={clip(v, 120)}" for k, v in outcome.items() if "\n" not in v),
+            )
+            for picture in (v for v in outcome.values() if "\n" in v):
+                self.say(clip(picture, 1200))
+        self.say("credits  ", _earned(total) or "none so far")
+        if trace.metrics and not left:
+            self.say("score    ", "  ".join(f"{k} {v:.3g}" for k, v in sorted(trace.metrics.items())))
+
+    # asking --------------------------------------------------------------------------------------------
+
+    def ask(self, node: Node, lenient: bool | None = None) -> str:
+        """What the person says for a node's agent; `Left` when they leave."""
+        assert isinstance(node, Act)
+        agent, form = node.agent or "", node.format
+        self.prompt(agent, node.messages)
+        try:
+            if form.choices:
+                return self._choose(agent, tuple(form.choices))
+            return self._speak(agent, form, lenient)
+        except (EOFError, KeyboardInterrupt):
+            raise Left from None
+
+    def _choose(self, agent: str, choices: tuple[str, ...]) -> str:
+        keys = keys_of(choices) if self.key is not None else {}
+        while True:
+            if keys and self.key is not None:
+                pressed = self.key(lambda: self._offer(agent, keys))
+                if pressed == END:
+                    raise EOFError
+                move = ARROWS.get(pressed)
+                said = move if move in choices else keys.get(pressed.casefold())
+                self.say(said or "")
+                if said is not None:
+                    return said
+                self.say(("No move has this key; try again.", "yellow"))
+                continue
+            hint = f"one of: {', '.join(choices)}"
+            typed = self._line(agent, hint).strip().casefold()
+            exact = [c for c in choices if c.casefold() == typed]
+            near = exact or [c for c in choices if typed and c.casefold().startswith(typed)]
+            if len(near) == 1:
+                return near[0]
+            why = f"That may be {' or '.join(near[:5])}" if near else f"{typed[:40]!r} is no move; {hint}"
+            self.say((f"{why}. Try again.", "yellow"))
+
+    def _offer(self, agent: str, keys: Mapping[str, str]) -> None:
+        parts: list[str | tuple[str, str]] = [(f"{agent}> ", "bold magenta")]
+        for key, choice in keys.items():
+            marked = choice[1:] if choice.casefold().startswith(key) else f" {choice}"
+            parts += [(key, "bold green"), f"{marked}  "]
+        self.say(*parts, end="")
+
+    def _speak(self, agent: str, form: Format, lenient: bool | None) -> str:
+        hint = f"replies {form.describe()}"
+        while True:
+            typed = self._line(agent, hint)
+            said = completed(form, typed, lenient)
+            if said is not None:
+                return said
+            self.say(
+                (
+                    f"This is not what {agent} {hint}. Type it again, or press Enter to say it as it is.",
+                    "yellow",
+                )
+            )
+            again = self._line(agent, hint)
+            if not again.strip():
+                return typed
+            said = completed(form, again, lenient)
+            if said is not None:
+                return said
+
+    def _line(self, agent: str, hint: str) -> str:
+        """A line; one that ends in a backslash goes on in the next."""
+        if hint and self._hint != hint:
+            self.say((f"({hint}; Ctrl-D leaves)", "dim"))
+            self._hint = hint
+        lines = [self.read(f"{agent}> ")]  # not printed before: the line editor must know its prompt
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(self.read("… "))
+        return "\n".join(lines)[:MAX_REPLY]
+
+
+def completed(form: Format, typed: str, lenient: bool | None = None) -> str | None:
+    """A legal reply out of what was typed: itself, or the content of the format's only tag; None where it is neither."""
+    if read_reply(form, typed, lenient=lenient).ok:
+        return typed
+    tags = [match[1] for end in form.stop if (match := _CLOSING.fullmatch(end))]
+    if len(tags) == 1 and typed.strip() and "<" not in typed:
+        whole = f"<{tags[0]}>{typed}</{tags[0]}>"
+        if read_reply(form, whole, lenient=lenient).ok:
+            return whole
+    return None
+
+
+def keys_of(choices: Sequence[str]) -> dict[str, str]:
+    """A key for each of a few choices: their first letters where these differ, else numbers; none for many."""
+    if len(choices) > MANY:
+        return {}
+    letters = {choice[:1].casefold(): choice for choice in choices}
+    if len(letters) == len(choices) and all(letter.isalnum() for letter in letters):
+        return letters
+    return {str(number): choice for number, choice in enumerate(choices, 1)}
+
+
+def single_key() -> Key | None:
+    """Reads a key without Enter from a real terminal; None where there is none."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return None
+    try:
+        import termios
+        import tty
+    except ImportError:  # no POSIX terminal
+        return None
+    import os
+    import select
+
+    def press(offer: Callable[[], None]) -> str:
+        file = sys.stdin.fileno()
+        before = termios.tcgetattr(file)
+        try:
+            tty.setcbreak(file, termios.TCSADRAIN)  # what was typed ahead counts
+            offer()
+            sys.stdout.flush()
+            pressed = os.read(file, 1)
+            while pressed[:1] == b"\x1b" and len(pressed) < 3 and select.select([file], [], [], 0.05)[0]:
+                pressed += os.read(file, 1)
+        finally:
+            termios.tcsetattr(file, termios.TCSADRAIN, before)
+        return pressed.decode("utf-8", "replace") or END
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (lines that are typed can be edited)
+    return press
+
+
+def _line(value: Any, width: int) -> str:
+    return clip(" ".join(str(jsonable(value)).split()), width)
+
+
+def _earned(rewards: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {amount:+.3g}" for name, amount in rewards.items() if amount)

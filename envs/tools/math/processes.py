@@ -1,0 +1,124 @@
+"""A few worker processes for symbolic comparisons: started when first needed, replaced when one dies.
+
+A comparison that outlives its processor time takes its worker with it (see `worker`) and counts as
+"not equal"; so does one that breaks a worker in any other way. Only a worker that cannot start at all raises.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+START_SECONDS = 120.0  # wall time for the imports, on a machine under any load
+WALL_FACTOR, WALL_EXTRA = 20.0, 10.0  # wall time is only the last resort, for a worker that sleeps
+COMPARISONS = 5_000  # a worker retires after so many, since sympy never forgets
+_PROGRAM = Path(__file__).with_name("worker.py")
+# Run by path with the parent's import path, but without this folder on it: its math.py would shadow the library's.
+_START = "import sys, runpy; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of ours (no keys, no proxies) but what the interpreter may need to find its libraries."""
+    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
+
+
+class Worker:
+    """One process and the pipe to it; used by one thread at a time."""
+
+    def __init__(self) -> None:
+        path = [entry for entry in sys.path if entry]
+        self.comparisons = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _START, str(_PROGRAM), *path],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment(), cwd="/",
+        )  # fmt: skip
+        if self._listen(START_SECONDS) != "ready":
+            raise RuntimeError(f"the math grader cannot start: {self._last_words()}")
+
+    def compare(self, predictions: Sequence[str], golds: Sequence[str], seconds: float) -> bool | None:
+        """The verdict, or None if the worker did not survive the question."""
+        self.comparisons += 1
+        question = {"predictions": list(predictions), "golds": list(golds), "seconds": seconds}
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(json.dumps(question).encode() + b"\n")
+            stdin.flush()
+        except BrokenPipeError:
+            return None
+        heard = self._listen(seconds * WALL_FACTOR + WALL_EXTRA)
+        return heard == "1" if heard in ("1", "0", "e") else None
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()  # reaps it and closes the pipes
+
+    def _listen(self, seconds: float) -> str:
+        """The worker's next line, or "" if it ended or stayed silent for too long."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        poll = select.poll()
+        poll.register(stdout, select.POLLIN | select.POLLHUP)
+        return stdout.readline().decode().strip() if poll.poll(seconds * 1000) else ""
+
+    def _last_words(self) -> str:
+        self._process.kill()
+        complaint = self._process.communicate()[1].decode(errors="replace").strip()
+        return complaint.rpartition("\n")[2] or "it ended without a word"
+
+
+class Pool:
+    """At most ``size`` workers, the one used last first; threads wait their turn."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.forget()
+
+    def forget(self) -> None:
+        """Start over without touching the workers: after a fork they are the parent's."""
+        self._idle: list[Worker] = []
+        self._turn = threading.BoundedSemaphore(self._size)
+
+    def compare(self, predictions: Sequence[str], golds: Sequence[str], seconds: float) -> bool:
+        with self._turn:
+            worker = self._living()
+            verdict = None
+            try:
+                verdict = worker.compare(predictions, golds, seconds)
+            finally:
+                if verdict is None or worker.comparisons >= COMPARISONS:
+                    worker.close()
+                else:
+                    self._idle.append(worker)
+        return bool(verdict)
+
+    def _living(self) -> Worker:
+        """An idle worker that still runs (the system may have killed one for memory), else a new one."""
+        while True:
+            try:
+                worker = self._idle.pop()
+            except IndexError:
+                return Worker()
+            if worker.alive:
+                return worker
+            worker.close()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+POOL = Pool(size=min(4, os.cpu_count() or 1))
+atexit.register(POOL.close)
+os.register_at_fork(after_in_child=POOL.forget)

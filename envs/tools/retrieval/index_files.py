@@ -1,0 +1,260 @@
+"""Indexes on disk: a directory that appears whole or not at all, and that proves it is undamaged.
+
+    wiki.index/
+      manifest.json      kind, settings, fingerprint, and size and SHA-256 of every other file
+      passages.jsonl     the passages; passages.offsets says where each begins
+      …                  what the kind of index needs
+
+A build writes into a hidden sibling directory, syncs it, and renames it into place last: a crash or a full disk
+leaves nothing at the path. Files are read through memory maps, so processes on one machine share one copy.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import mmap
+import os
+import shutil
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from .retriever import IndexFormatError, Passage, RetrievalError, as_passage
+
+FORMAT = 1
+_DISK_TROUBLE = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file would exceed the size limit",
+    errno.EROFS: "the disk is read-only",
+}
+
+
+class Draft:
+    """An index directory being written."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def file(self, name: str) -> BinaryIO:
+        return open(self.directory / name, "wb", buffering=1 << 20)
+
+    def array(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """A writable array in file `name`. Its disk space is reserved now: a full disk is an error here,
+        not a bus error at some later write into the map."""
+        path, kind = self.directory / name, np.dtype(dtype)
+        size = int(np.prod(shape)) * kind.itemsize
+        with open(path, "wb") as file:
+            _reserve(file, size)
+        return np.memmap(path, kind, "r+", shape=shape)
+
+    def save(self, name: str, values: npt.NDArray[Any]) -> None:
+        with self.file(name) as file:
+            file.write(np.ascontiguousarray(values).data)
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    file.writelines(bytes(min(1 << 20, size - start)) for start in range(0, size, 1 << 20))  # macOS
+
+
+@contextmanager
+def new_index(path: Path, manifest: dict[str, Any], *, overwrite: bool = False) -> Iterator[Draft]:
+    """A draft that becomes the index at `path` when the block ends well, and vanishes when it does not.
+
+    The block may still add to `manifest` (its fingerprint is known last).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
+    try:
+        yield Draft(draft)
+        _seal(draft, manifest)
+        _move_into_place(draft, path, str(manifest["fingerprint"]), overwrite)
+    except OSError as error:
+        if error.errno not in _DISK_TROUBLE:
+            raise
+        raise RetrievalError(
+            f"cannot write the index {path}: {_DISK_TROUBLE[error.errno]}. What was written has been "
+            "removed; free some space, or choose a path on another disk."
+        ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _seal(draft: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest over the finished files, and bring everything to the disk."""
+    manifest["files"] = {file.name: _file_facts(file) for file in sorted(draft.iterdir())}
+    body = {"format": FORMAT, **manifest}
+    text = json.dumps({**body, "checksum": _checksum(body)}, indent=1)
+    (draft / "manifest.json").write_text(text, encoding="utf-8")
+    for file in [*draft.iterdir(), draft]:
+        handle = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _file_facts(file: Path) -> dict[str, Any]:
+    return {"bytes": file.stat().st_size, "sha256": hashlib.sha256(_mapped(file)).hexdigest()}
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _move_into_place(draft: Path, path: Path, fingerprint: str, overwrite: bool) -> None:
+    replaced = draft.with_name(f"{draft.name}.replaced")
+    if overwrite and path.exists():
+        if not (path / "manifest.json").is_file():
+            raise RetrievalError(
+                f"{path} exists and is no index: it is not overwritten. Choose another path."
+            )
+        os.rename(path, replaced)
+    try:
+        os.rename(draft, path)
+    except OSError:
+        if replaced.exists():
+            os.rename(replaced, path)
+        # Another process may have finished the same index first; then theirs is as good as ours.
+        if not (path / "manifest.json").is_file() or read_manifest(path)["fingerprint"] != fingerprint:
+            raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of the index at `path`, itself checked."""
+    file = path / "manifest.json"
+    try:
+        body = json.loads(file.read_text(encoding="utf-8"))
+        checksum = body.pop("checksum")
+        version = body["format"]
+    except FileNotFoundError:
+        raise IndexFormatError(
+            f"{path} is no index: it has no manifest.json. Build one with `unitymas data index CORPUS`."
+        ) from None
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise IndexFormatError(f"{file} is damaged ({error}); build the index again") from None
+    if version != FORMAT:
+        raise IndexFormatError(
+            f"{file} has format {version!r}, this version reads {FORMAT}; build the index again"
+        )
+    if checksum != _checksum(body):
+        raise IndexFormatError(f"{file} is damaged (its checksum does not match); build the index again")
+    assert isinstance(body, dict)
+    return body
+
+
+def check_files(path: Path, manifest: dict[str, Any], *, contents: bool = True) -> None:
+    """Raise IndexFormatError, naming the file, unless all files are there with the right size and contents."""
+    for name, facts in manifest["files"].items():
+        file = path / name
+        size = file.stat().st_size if file.is_file() else None
+        if size is None:
+            raise IndexFormatError(f"{file} is missing; build the index again")
+        if size != facts["bytes"]:
+            raise IndexFormatError(
+                f"{file} has {size} bytes instead of {facts['bytes']}; build the index again"
+            )
+        if contents and hashlib.sha256(_mapped(file)).hexdigest() != facts["sha256"]:
+            raise IndexFormatError(f"{file} is damaged (its checksum does not match); build the index again")
+
+
+def _mapped(file: Path) -> mmap.mmap | bytes:
+    with open(file, "rb") as handle:
+        empty = os.fstat(handle.fileno()).st_size == 0  # which cannot be mapped
+        return b"" if empty else mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def read_array(file: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A read-only array over the mapped file; a plain ndarray, as np.memmap's slices are slow."""
+    return np.frombuffer(_mapped(file), dtype)
+
+
+class Fingerprint:
+    """Names a corpus read in a certain way, independently of where (memory or disk) it is indexed."""
+
+    def __init__(self, kind: str, settings: dict[str, Any]) -> None:
+        self._digest = hashlib.sha256(json.dumps([kind, FORMAT, settings], sort_keys=True).encode())
+
+    def add(self, line: bytes) -> None:
+        self._digest.update(line)
+
+    def __str__(self) -> str:
+        return self._digest.hexdigest()[:32]
+
+
+def check_same(path: Path, fingerprint: Fingerprint, lines: Iterable[bytes]) -> None:
+    """Raise unless the index at `path` is of just these passages (their lines in passages.jsonl) and settings."""
+    for line in lines:
+        fingerprint.add(line)
+    if read_manifest(path)["fingerprint"] != str(fingerprint):
+        raise RetrievalError(
+            f"{path} holds an index of other passages or settings: "
+            "choose another path, or pass overwrite=True"
+        )
+
+
+def encode(passage: object, position: int) -> tuple[Passage, bytes]:
+    """A checked passage and its line in passages.jsonl."""
+    checked = as_passage(passage, position)
+    try:
+        return checked, json.dumps(checked, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"passage {position} holds text that is not valid Unicode ({error.reason})"
+        ) from None
+
+
+class PassageWriter:
+    """Appends passages to a draft's passages.jsonl."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._file = draft.file("passages.jsonl")
+        self._ends = array("q", [0])
+
+    def add(self, line: bytes) -> None:
+        self._file.write(line)
+        self._ends.append(self._ends[-1] + len(line))
+
+    def close(self) -> None:
+        self._file.close()
+        self._draft.save("passages.offsets", np.frombuffer(self._ends, np.int64))
+
+
+class Strings(Sequence[bytes]):
+    """Byte strings laid end to end in a mapped file, each found by its offset."""
+
+    def __init__(self, file: Path, offsets: Path) -> None:
+        self._bytes = _mapped(file)
+        self._offsets = read_array(offsets, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._bytes[self._offsets[place] : self._offsets[place + 1]]
+
+
+class PassageFile(Sequence[Passage]):
+    """The passages of an index on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = Strings(path / "passages.jsonl", path / "passages.offsets")
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, position: Any) -> Any:
+        return json.loads(self._lines[position])

@@ -1,0 +1,49 @@
+"""Remembering answers: a bounded, thread-safe store by (index, query, k)."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from .retriever import Passage
+
+Key = tuple[str, str, int]
+
+
+class AnswerCache:
+    """The `capacity` most recently used answers. Callers get copies, so none can spoil another's."""
+
+    def __init__(self, capacity: int = 100_000) -> None:
+        self.capacity = capacity
+        self.hits = self.misses = 0
+        self._answers: OrderedDict[Key, list[Passage]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, fingerprint: str, query: str, k: int) -> list[Passage] | None:
+        with self._lock:
+            answer = self._answers.get((fingerprint, query, k))
+            if answer is None:
+                self.misses += 1
+                return None
+            self.hits += 1
+            self._answers.move_to_end((fingerprint, query, k))
+            return copied(answer)
+
+    def put(self, fingerprint: str, query: str, k: int, answer: list[Passage]) -> None:
+        if not self.capacity:
+            return
+        with self._lock:
+            self._answers[fingerprint, query, k] = copied(answer)
+            self._answers.move_to_end((fingerprint, query, k))
+            while len(self._answers) > self.capacity:
+                self._answers.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def __reduce__(self) -> tuple[type[AnswerCache], tuple[int]]:
+        return AnswerCache, (self.capacity,)  # a process fills its own
+
+
+def copied(passages: list[Passage]) -> list[Passage]:
+    return [passage.copy() for passage in passages]

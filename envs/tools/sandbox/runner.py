@@ -1,0 +1,324 @@
+"""Run model-written Python where it can do no harm: `run_python`, and the warm rooms behind it.
+
+Levels, best first. `bubblewrap` and `namespaces` isolate alike (the second makes by itself what the
+first is asked for): no network, a read-only interpreter and nothing else of the host, a scrubbed
+environment, for each program its own user, pid, mount and ipc namespaces, its own empty /tmp, rlimits,
+no capabilities and a seccomp filter. `unsafe` keeps limits and filter but sees the host's files; it has
+to be asked for by name. Each result says which level it ran under. See docs/sandbox.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import json
+import os
+import queue
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Literal
+
+from ..tool import Infrastructure
+from .launch import PACKAGES, Level, room_command, room_environment
+
+Ended = Literal[
+    "finished",
+    "time_limit",
+    "memory_limit",
+    "runtime_error",
+    "output_limit",
+    "compile_error",
+    "sandbox_violation",
+]
+LEVELS: tuple[Level, ...] = ("bubblewrap", "namespaces")  # those that "auto" may choose
+_ADVICE = (
+    "Install bubblewrap, or allow unprivileged user namespaces (sysctl user.max_user_namespaces, "
+    "kernel.apparmor_restrict_unprivileged_userns; in a container: --security-opt seccomp=unconfined). "
+    "sandbox='unsafe' runs programs with limits but without isolation: only for programs that you trust."
+)
+STARVED = 10  # times `wall`: a bound on time by the clock, waiting for a processor included
+_START_SECONDS = 30.0
+_GRACE_SECONDS = 30.0  # past a case's own limits, before its room is taken to be stuck
+
+
+class SandboxError(Infrastructure):
+    """The sandbox itself failed, or none is possible here. Never the fault of a judged program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one program may use. Memory is address space beyond that of the idle interpreter, per process."""
+
+    time_limit: float = 1.0  # seconds of processor time
+    wall_limit: float | None = (
+        None  # seconds by the clock; None: 4 * time_limit + 2, for a busy machine's sake
+    )
+    memory_mb: int = 512
+    processes: int = 16  # threads count
+    open_files: int = 64
+    output_mb: int = 16
+    disk_mb: int = 64  # all of /tmp, and any one file
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value is not None and not value > 0:
+                raise ValueError(f"Limits.{name} is {value!r}; a limit is a number above 0")
+
+    @property
+    def wall(self) -> float:
+        return 4 * self.time_limit + 2 if self.wall_limit is None else self.wall_limit
+
+    @property
+    def longest(self) -> float:
+        """By the clock, on a machine so busy that a program waits for a processor most of the time."""
+        return STARVED * self.wall
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How one program ended. `value` is what the called function returned, as `values` wrote it."""
+
+    ended: Ended
+    error: str
+    stdout: str
+    stderr: str
+    exit_code: int
+    cpu: float
+    wall: float
+    sandbox: Level
+    value: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.ended == "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run: a script with its input, or with `fn_name` a call with `arguments` (a list, `encode`d)."""
+
+    source: str
+    stdin: str = ""
+    fn_name: str | None = None
+    arguments: str = '[["list", 0]]'
+
+
+def run_python(source: str, stdin: str = "", *, limits: Limits = Limits(), sandbox: str = "auto") -> Result:
+    """Run a program as `python program.py < stdin` in the sandbox."""
+    return submit(Program(source, stdin), limits, sandbox).result()
+
+
+async def arun_python(
+    source: str, stdin: str = "", *, limits: Limits = Limits(), sandbox: str = "auto"
+) -> Result:
+    """`run_python` that waits without holding a thread."""
+    return await asyncio.wrap_future(submit(Program(source, stdin), limits, sandbox))
+
+
+def submit(program: Program, limits: Limits, sandbox: str = "auto") -> Future[Result]:
+    """Queue a program for the next free room."""
+    return _rooms(resolve(sandbox)).submit(program, limits)
+
+
+def resolve(sandbox: str = "auto") -> Level:
+    """The level that will judge, tried out on this machine; raises where it is not possible."""
+    if sandbox == "unsafe":
+        return "unsafe"
+    if sandbox not in (*LEVELS, "auto"):
+        raise ValueError(
+            f"sandbox={sandbox!r}; levels are 'auto', {', '.join(map(repr, LEVELS))} and 'unsafe'"
+        )
+    reasons = []
+    for level in LEVELS:
+        if sandbox in ("auto", level):
+            reason = _obstacle(level)
+            if reason is None:
+                return level
+            reasons.append(f"{level}: {reason}")
+    raise SandboxError(f"no sandbox is possible here ({'; '.join(reasons)}). {_ADVICE}")
+
+
+@cache
+def _obstacle(level: Level) -> str | None:
+    """Why this level does not work here, or None: found by judging a program in it."""
+    if sys.platform != "linux":
+        return f"needs Linux, this is {sys.platform}"
+    if level == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bwrap is not installed"
+    try:
+        result = _rooms(level).submit(Program("print(1)"), Limits(time_limit=5.0)).result()
+    except SandboxError as error:
+        return str(error)
+    return None if result.stdout == "1\n" else f"a trial program {result.ended}: {result.error}"
+
+
+@cache
+def _rooms(level: Level) -> _Rooms:
+    rooms = _Rooms(level)
+    _opened.append(rooms)
+    return rooms
+
+
+_opened: list[_Rooms] = []
+
+
+@atexit.register
+def close_rooms() -> None:
+    """End every warm room now; the next program starts new ones."""
+    _rooms.cache_clear()
+    while _opened:
+        _opened.pop().close()
+
+
+class _Rooms:
+    """Warm rooms of one level, made when needed, one case at a time in each.
+
+    One more than there are processors: the kernel takes a moment to clear a case away.
+    """
+
+    def __init__(self, level: Level) -> None:
+        self.level = level
+        affinity = hasattr(os, "sched_getaffinity")
+        self.size = 1 + (len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1)
+        self._free: queue.LifoQueue[_Room | None] = queue.LifoQueue()
+        for _ in range(self.size):
+            self._free.put(None)
+        self._threads = ThreadPoolExecutor(self.size, thread_name_prefix=f"sandbox-{level}")
+
+    def submit(self, program: Program, limits: Limits) -> Future[Result]:
+        return self._threads.submit(self._run, program, limits)
+
+    def close(self) -> None:
+        """Wait for the programs that run, then end the rooms."""
+        self._threads.shutdown()
+        for _ in range(self.size):
+            room = self._free.get()
+            if room is not None:
+                room.close()
+
+    def _run(self, program: Program, limits: Limits) -> Result:
+        """A room that dies is replaced. A program whose rooms die twice is at fault; a start that fails is not."""
+        room = self._free.get()
+        try:
+            for _ in range(2):
+                room = room or _Room(self.level)
+                try:
+                    return room.run(program, limits)
+                except _RoomDied as death:
+                    room.close()
+                    room, reason = None, str(death)
+            error = f"the sandbox died twice under this program: {reason}"
+            return Result("sandbox_violation", error, "", "", -1, 0.0, 0.0, self.level)
+        except BaseException:
+            if room is not None:
+                room.close()
+                room = None
+            raise
+        finally:
+            self._free.put(room)
+
+
+class _RoomDied(Exception):
+    """The fork server hung up or fell silent in the middle of a case."""
+
+
+class _Room:
+    """One sandbox with a fork server in it (`room`), at the other end of a socket."""
+
+    def __init__(self, level: Level) -> None:
+        self.level = level
+        self._preloaded: set[str] = set()
+        self._socket, theirs = socket.socketpair()
+        self._log = tempfile.TemporaryFile(prefix="unitymas-room-")  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                room_command(level),
+                stdin=theirs.fileno(),
+                stdout=subprocess.PIPE,  # of the kind that programs have; nothing comes through it
+                stderr=self._log,
+                env=room_environment(level),
+                close_fds=True,
+            )
+        except OSError as error:
+            raise SandboxError(f"a {level} room did not start: {error}") from error
+        finally:
+            theirs.close()
+        self._socket.settimeout(_START_SECONDS)
+        try:
+            self._receive(1)
+        except (_RoomDied, OSError) as error:
+            reason = self._last_words() or error
+            self.close()
+            raise SandboxError(f"a {level} room did not start: {reason}") from error
+
+    def run(self, program: Program, limits: Limits) -> Result:
+        case = {
+            "program": program.source,
+            "stdin": program.stdin,
+            "fn_name": program.fn_name,
+            "arguments": program.arguments,
+            "limits": asdict(limits) | {"wall_limit": limits.wall, "longest": limits.longest},
+        }
+        payload = json.dumps(case).encode()
+        self._socket.settimeout(limits.longest + _GRACE_SECONDS)
+        try:
+            self._preload(program.source)
+            self._socket.sendall(b"c" + struct.pack("I", len(payload)) + payload)
+            reply = json.loads(self._receive(struct.unpack("I", self._receive(4))[0]))
+        except (OSError, ValueError) as error:
+            raise _RoomDied(f"{error} {self._last_words()}".strip()) from error
+        if "failure" in reply:
+            raise SandboxError(f"the {self.level} sandbox could not isolate a program: {reply['failure']}")
+        return Result(sandbox=self.level, **reply)
+
+    def close(self) -> None:
+        """The server leaves when we hang up (said aloud: forks of ours may hold the socket too)."""
+        with contextlib.suppress(OSError):  # it hung up first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._log.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        try:
+            self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _preload(self, source: str) -> None:
+        """Packages take longer to import than most programs run: the server imports them, once."""
+        for name in PACKAGES:
+            if name in source and name not in self._preloaded:
+                self._preloaded.add(name)
+                self._socket.sendall(b"p")
+
+    def _receive(self, length: int) -> bytes:
+        chunks = bytearray()
+        while len(chunks) < length:
+            chunk = self._socket.recv(min(length - len(chunks), 1 << 20))
+            if not chunk:
+                raise _RoomDied("the fork server hung up")
+            chunks += chunk
+        return bytes(chunks)
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        return self._log.read()[-600:].decode(errors="replace").strip()
+
+
+def _forget_rooms() -> None:
+    """A forked process must not talk into its parent's rooms, nor close them: it makes its own."""
+    _rooms.cache_clear()
+    _opened.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_rooms)

@@ -1,0 +1,131 @@
+"""What a model is told of a tool, read from the tool's own signature: name, description, JSON schema.
+
+    about(tool, "retrieve") == [{"name": "retrieve", "description": "…", "parameters": {"type": "object", …}}]
+
+`misfit(parameters, arguments)` says in words what is wrong with a call's arguments, for the model to read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .tool import Tool
+
+About = Mapping[str, Any]
+_TYPES: dict[Any, str] = {
+    str: "string", int: "integer", float: "number", bool: "boolean", list: "array", tuple: "array",
+    set: "array", Sequence: "array", dict: "object", Mapping: "object",
+}  # fmt: skip
+_FITS: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
+    "array": (list, tuple), "object": (Mapping,), "null": (type(None),),
+}  # fmt: skip
+
+
+def about(tool: Tool, name: str) -> list[About]:
+    """What a model is told of a tool under this name; a family of tools (MCP) tells of several."""
+    if callable(tool.about):
+        return list(tool.about(name.partition(":")[2]))
+    return [{"name": name, **tool.about} if tool.about else from_signature(tool, name)]
+
+
+def from_signature(tool: Tool, name: str) -> About:
+    """A tool's schema out of its function: annotations are types, defaults make optional, the docstring tells."""
+    if tool.kind == "session":
+        raise TypeError(
+            f"tool {name!r} opens sessions, whose calls have no signature; give Tool(…, about={{…}})"
+        )
+    fn = tool.fn if inspect.isroutine(tool.fn) else type(tool.fn).__call__
+    hints = _hints(fn)
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    open_ended = False
+    for parameter in inspect.signature(tool.fn).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            open_ended = True
+        if (
+            parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            or parameter.name.startswith("_")
+            or (tool.task and parameter.name == "task")
+        ):
+            continue
+        properties[parameter.name] = _schema(hints.get(parameter.name, Any))
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+    told = inspect.getdoc(tool.fn if inspect.isroutine(tool.fn) else type(tool.fn)) or ""
+    return {
+        "name": name,
+        "description": told.partition("\n\n")[0].replace("\n", " "),
+        "parameters": {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": open_ended,
+        },
+    }
+
+
+def without(told: About, given: Mapping[str, Any]) -> About:
+    """The same for a model that may not choose the arguments `given`."""
+    parameters = dict(told["parameters"])
+    parameters["properties"] = {k: v for k, v in parameters.get("properties", {}).items() if k not in given}
+    parameters["required"] = [name for name in parameters.get("required", ()) if name not in given]
+    return {**told, "parameters": parameters}
+
+
+def misfit(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    """What is wrong with the arguments, in words; nothing if they fit."""
+    properties = parameters.get("properties", {})
+    for name in parameters.get("required", ()):
+        if name not in arguments:
+            return f"the argument {name!r} is missing"
+    for name, value in arguments.items():
+        if name not in properties:
+            if parameters.get("additionalProperties", True):
+                continue
+            near = difflib.get_close_matches(name, properties, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(properties) or 'none'}"
+            return f"there is no argument {name!r}; {hint}"
+        wrong = _wrong(properties[name], value)
+        if wrong:
+            return f"the argument {name!r} must be {wrong}"
+    return ""
+
+
+def _wrong(schema: Mapping[str, Any], value: Any) -> str:
+    options = schema.get("enum")
+    if options is not None:
+        return "" if value in options else f"one of {', '.join(map(repr, options))}"
+    wanted = schema.get("type", ())
+    kinds = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    fits = not kinds or any(
+        isinstance(value, _FITS.get(kind, (object,))) and (kind == "boolean" or not isinstance(value, bool))
+        for kind in kinds
+    )
+    return "" if fits else f"of type {' or '.join(kinds)}"
+
+
+def _hints(fn: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(fn)
+    except (NameError, TypeError, AttributeError):  # annotations that only a type checker can read
+        return {}
+
+
+def _schema(hint: Any) -> dict[str, Any]:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return {"enum": list(inner)}
+    if origin in (typing.Union, types.UnionType):
+        kinds = [_schema(option).get("type") for option in inner if option is not type(None)]
+        nullable = ["null"] if type(None) in inner else []
+        return {"type": [*kinds, *nullable]} if all(isinstance(kind, str) for kind in kinds) else {}
+    found = _TYPES.get(origin or hint)
+    if found == "array" and inner and inner[0] is not Any:
+        return {"type": "array", "items": _schema(inner[0])}
+    return {"type": found} if found else {}

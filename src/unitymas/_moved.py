@@ -1,0 +1,151 @@
+"""Old names of modules that have moved: they import what they became, with a warning, until 0.3."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+
+MOVED = {
+    "agents.attention": "agents.model.attention",
+    "agents.cache": "agents.engines.kv_cache",
+    "agents.engine": "agents.engines.torch_engine",
+    "agents.llama": "agents.model.llama",
+    "agents.logprobs": "agents.model.logprobs",
+    "agents.pieces": "agents.engines.pieces",
+    "agents.prompts": "agents.engines.prefill",
+    "agents.sampling": "agents.engines.sampling",
+    "agents.shape": "agents.model.shape",
+    "agents.stopping": "agents.engines.stopping",
+    "agents.vllm": "agents.engines.vllm_engine",
+    "agents.weights": "agents.model.weights",
+    "benchmarks.charts": "benchmarks.pages.charts",
+    "benchmarks.console": "benchmarks.evaluation.terminal",
+    "benchmarks.entries": "benchmarks.leaderboard.entries",
+    "benchmarks.evalcli": "cli.evaluation",
+    "benchmarks.evaluate": "benchmarks.evaluation.evaluate",
+    "benchmarks.export": "benchmarks.evaluation.export",
+    "benchmarks.identity": "benchmarks.evaluation.identity",
+    "benchmarks.leaderboard": "benchmarks.leaderboard.board",
+    "benchmarks.page": "benchmarks.pages.html",
+    "benchmarks.pages": "benchmarks.pages.environments",
+    "benchmarks.reenact": "benchmarks.leaderboard.reenact",
+    "benchmarks.report": "benchmarks.pages.report",
+    "benchmarks.results": "benchmarks.evaluation.results",
+    "benchmarks.schema": "benchmarks.leaderboard.json_schema",
+    "benchmarks.sources": "benchmarks.pages.trace_sources",
+    "benchmarks.stats": "benchmarks.evaluation.stats",
+    "benchmarks.store": "benchmarks.evaluation.episode_files",
+    "benchmarks.submission": "benchmarks.leaderboard.submission",
+    "benchmarks.suites": "benchmarks.evaluation.suites",
+    "benchmarks.tables": "benchmarks.evaluation.tables",
+    "benchmarks.viewer": "benchmarks.pages.viewer",
+    "envs.adapters": "envs.faces.bridges",
+    "envs.arena": "envs.core.arena",
+    "envs.branch": "envs.core.branch",
+    "envs.check": "envs.conformance",
+    "envs.commands": "cli.environments",
+    "envs.data.adapters": "envs.data.qa_adapters",
+    "envs.data.catalogue": "envs.data.published",
+    "envs.data.commands": "cli.data",
+    "envs.data.schemas": "envs.data.row_schemas",
+    "envs.data.store": "envs.data.local",
+    "envs.drivers": "envs.core.drivers",
+    "envs.env": "envs.faces.aec",
+    "envs.execution": "envs.core.execution",
+    "envs.ledger": "envs.core.ledger",
+    "envs.render": "envs.faces.render",
+    "envs.rounds": "envs.core.rounds",
+    "envs.spaces": "envs.faces.spaces",
+    "envs.tasks": "envs.core.tasks",
+    "envs.toolloop": "envs.tool_loop",
+    "envs.tools.base": "envs.tools.tool",
+    "envs.tools.code": "envs.tools.code.verify",
+    "envs.tools.code_checkers": "envs.tools.code.checkers",
+    "envs.tools.code_tests": "envs.tools.code.cases",
+    "envs.tools.math": "envs.tools.math.equal",
+    "envs.tools.math_pool": "envs.tools.math.processes",
+    "envs.tools.math_worker": "envs.tools.math.worker",
+    "envs.tools.numerals": "envs.tools.math.numerals",
+    "envs.tools.retrieval.base": "envs.tools.retrieval.retriever",
+    "envs.tools.retrieval.cache": "envs.tools.retrieval.memo",
+    "envs.tools.retrieval.store": "envs.tools.retrieval.index_files",
+    "envs.tools.retrieval.text": "envs.tools.retrieval.terms",
+    "envs.tools.sandbox": "envs.tools.sandbox.runner",
+    "envs.tools.sandbox_kernel": "envs.tools.sandbox.kernel",
+    "envs.tools.sandbox_launch": "envs.tools.sandbox.launch",
+    "envs.tools.sandbox_program": "envs.tools.sandbox.program",
+    "envs.tools.sandbox_room": "envs.tools.sandbox.room",
+    "envs.tools.sandbox_seccomp": "envs.tools.sandbox.seccomp",
+    "envs.tools.schemas": "envs.tools.signatures",
+    "envs.trace": "envs.core.trace",
+    "envs.workflow": "envs.core.workflow",
+    "envs.workflows.games.world": "envs.workflows.games.simulator",
+    "hints": "agents.hints",
+    "trainers.algorithms.base": "trainers.algorithms.algorithm",
+    "trainers.batch": "trainers.group.batch",
+    "trainers.checkpoint": "trainers.controller.checkpoint",
+    "trainers.collect": "trainers.controller.collect",
+    "trainers.commands": "cli.training",
+    "trainers.config": "trainers.config.schema",
+    "trainers.console": "trainers.controller.console",
+    "trainers.counterfactual": "trainers.controller.counterfactual",
+    "trainers.credit": "trainers.controller.statistics.credit",
+    "trainers.decisions": "trainers.controller.statistics.decisions",
+    "trainers.gae": "trainers.controller.statistics.gae",
+    "trainers.group": "trainers.group.model_group",
+    "trainers.groups": "trainers.controller.statistics.comparison",
+    "trainers.hosting": "trainers.group.hosting",
+    "trainers.loggers": "trainers.controller.loggers",
+    "trainers.losses": "trainers.group.losses",
+    "trainers.options": "trainers.config.choices",
+    "trainers.packing": "trainers.group.packing",
+    "trainers.parameters": "trainers.group.parameters",
+    "trainers.presets": "trainers.config.presets",
+    "trainers.resolve": "trainers.config.resolve",
+    "trainers.run": "trainers.controller.run",
+    "trainers.runtime": "trainers.group.runtime",
+    "trainers.samples": "trainers.group.sample_store",
+    "trainers.settings": "trainers.config.group_settings",
+    "trainers.step": "trainers.controller.step",
+    "trainers.table": "trainers.controller.statistics.table",
+    "trainers.targets": "trainers.group.targets",
+    "trainers.tiny": "trainers.tiny.make",
+    "trainers.tiny_drills": "trainers.tiny.drills",
+    "trainers.tiny_school": "trainers.tiny.school",
+    "trainers.tiny_tokenizer": "trainers.tiny.tokenizer",
+    "trainers.tree": "trainers.controller.tree",
+    "trainers.update": "trainers.group.update",
+}
+
+
+class Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a module under its old name; the module is the very one that lives under its new name."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        package, _, name = fullname.partition(".")
+        if package != __package__ or name not in MOVED:
+            return None
+        return importlib.util.spec_from_loader(fullname, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        new = f"{__package__}.{MOVED[spec.name.partition('.')[2]]}"
+        warnings.warn(f"{spec.name} is now {new}", DeprecationWarning, stacklevel=2)
+        module = importlib.import_module(new)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its own spec back: it has been executed under its new name."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+sys.meta_path.append(Moved())  # asked last: only for what is not found otherwise

@@ -1,0 +1,130 @@
+"""The command line: `unitymas list | info | play | validate | train | eval | leaderboard | view | data | serve | …`.
+
+Each command lives where its work is done; this file only finds it, so that `unitymas list` loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from difflib import get_close_matches
+
+from ..own import BrokenPlugin, load, place, told
+
+COMMANDS = {
+    "list": ("cli.environments:list_main", "list the environments"),
+    "info": (
+        "cli.environments:info_main",
+        "show an environment: roles, formats, rewards, data, a sample observation",
+    ),
+    "play": ("cli.environments:play_main", "play an episode, yourself or with a team"),
+    "validate": ("cli.environments:validate_main", "check environments: the expert scores 1, the fool 0"),
+    "train": ("benchmarks.pages.report:train_main", "train a team, and write the run's report"),
+    "warmstart": ("trainers.warmstart:warmstart_main", "fine-tune a model on the expert's traces (TRL)"),
+    "eval": ("cli.evaluation:eval_main", "evaluate a team on an environment or a suite"),
+    "submit": (
+        "benchmarks.leaderboard.submission:submit_main",
+        "pack an evaluation for a leaderboard, or check one",
+    ),
+    "leaderboard": (
+        "benchmarks.leaderboard.board:leaderboard_main",
+        "build a leaderboard's static site, or play entries again",
+    ),
+    "view": ("benchmarks.pages.viewer:view_main", "look at episodes in a browser; a run in progress is live"),
+    "report": (
+        "benchmarks.pages.report:report_main",
+        "write a training run as one page: curves, alarms, episodes",
+    ),
+    "export": (
+        "benchmarks.evaluation.export:export_main",
+        "convert traces to a dataset, Parquet, JSON lines or Perfetto",
+    ),
+    "data": ("cli.data:data_main", "list, prepare, check and index data sets"),
+    "serve": ("envs.tools.retrieval:serve_main", "serve a search index over HTTP"),
+    "bench": ("benchmarks.speed:bench_main", "measure the speed of a part"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; errors that a user can mend are one line, without a traceback."""
+    try:
+        args = imported(list(sys.argv[1:] if argv is None else argv))
+    except ValueError as error:
+        print(f"unitymas: {error}", file=sys.stderr)
+        return 1
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if args[0] in ("-V", "--version", "version"):
+        from .. import __version__
+
+        print(f"unitymas {__version__}")
+        return 0
+    name, rest = args[0], [word for word in args[1:] if word != "--debug"]
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, n=1)
+        print(
+            f"unitymas: unknown command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+            file=sys.stderr,
+        )
+        return 2
+    module, _, function = COMMANDS[name][0].partition(":")
+    try:
+        command = getattr(importlib.import_module(f"unitymas.{module}"), function)
+        return int(command(rest) or 0)
+    except KeyboardInterrupt as stop:
+        print(f"\nunitymas: interrupted{f': {stop}' if str(stop) else ''}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `unitymas list | head`
+        return 0
+    except BrokenPlugin as error:
+        print(f"unitymas {name}: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(
+            f"unitymas {name}: {error}; pip install 'unitymas[all]' brings what every command needs",
+            file=sys.stderr,
+        )
+        return 1
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
+        if "--debug" in args:
+            raise
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        print(f"unitymas {name}: {told(error) if place(error, own=True) else text}", file=sys.stderr)
+        return 1
+    except Exception as error:  # in somebody's own code it is theirs to mend
+        if "--debug" in args or not place(error, own=True):
+            raise
+        print(f"unitymas {name}: {told(error)}", file=sys.stderr)
+        return 1
+
+
+def imported(words: list[str]) -> list[str]:
+    """Import what `--import FILE.py` and `--import MODULE` name, wherever they stand; the other words are the command."""
+    rest: list[str] = []
+    named: list[str] = []
+    while words:
+        word = words.pop(0)
+        if word == "--import" and (not words or words[0].startswith("-")):
+            raise ValueError("--import needs a file or a module: --import my_team.py")
+        if word == "--import":
+            named.append(words.pop(0))
+        elif word.startswith("--import="):
+            named.append(word.removeprefix("--import="))
+        else:
+            rest.append(word)
+    for target in named:
+        load(target)
+    return rest
+
+
+def usage() -> str:
+    """What there is to do."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+    how = "usage: unitymas COMMAND [...]   (unitymas COMMAND --help)"
+    anywhere = (
+        "  --import FILE.py or MODULE   your own environments, algorithms …, imported first (or MODULE:ID for an id)",
+        "  --debug                      errors with their traceback",
+    )
+    return "\n".join([how, "", *lines, "", "anywhere:", *anywhere])

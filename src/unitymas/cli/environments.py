@@ -1,0 +1,199 @@
+"""`unitymas list | info | play | validate`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..agents.hints import counted
+from ..agents.model_settings import add_arguments, settings_of
+from ..agents.team import Team
+from ..envs.core.drivers import arena_of, call_for, rollout
+from ..envs.faces.aec import WorkflowEnv
+from ..envs.faces.render import clip, harmless
+from ..envs.registry import list_envs, make, spec
+from ..own import load
+
+
+def list_main(argv: Sequence[str]) -> int:
+    """The environments, one a line."""
+    parser = argparse.ArgumentParser("unitymas list", description=list_main.__doc__)
+    parser.add_argument(
+        "pattern", nargs="?", default="", help="only ids that contain this; MODULE: or FILE.py: imports first"
+    )
+    args = parser.parse_args(argv)
+    where, _, pattern = args.pattern.rpartition(":")
+    if where:
+        load(where)
+    found = [id for id in list_envs() if pattern in id]
+    width = max(map(len, found), default=0)
+    for id in found:
+        known = spec(id)
+        print(f"{id:<{width}}  v{known.version}  {counted(len(known.roles), 'role'):<7}  {known.description}")
+    if not found:
+        print(f"no environment's id contains {args.pattern!r}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def info_main(argv: Sequence[str]) -> int:
+    """What there is to know about an environment."""
+    parser = argparse.ArgumentParser("unitymas info", description=info_main.__doc__)
+    parser.add_argument("id", help="an environment")
+    parser.add_argument("--data", default="mini", help="'mini' (default), or a prepared data set")
+    args = parser.parse_args(argv)
+    print(info_text(args.id, args.data))
+    return 0
+
+
+def info_text(id: str, data: str | None = "mini") -> str:
+    """The page of `unitymas info`, and the source of the environment's page in the docs."""
+    known = spec(id)
+    env = make(id, data=None if known.tasks is not None else data)
+    arena = env.arena
+    lines = [f"{known.id}: {known.description}", ""]
+    lines.append(
+        f"data      {arena.data.name} ({arena.data.split}, {counted(len(arena.data), 'task')}, {arena.data.fingerprint})"
+    )
+    lines.append(f"tools     {', '.join(arena.toolbox.tools) or 'none'}")
+    lines.append(f"reward    {', '.join(rule.name for rule in arena.rules) or 'none'}")
+    lines.append(f"headline  {known.headline}" + (f", solved: {known.success}" if known.success else ""))
+    lines.append("config    " + (", ".join(f"{k}={v}" for k, v in _config(known).items()) or "none"))
+    lines.append("")
+    for role in arena.workflow.roles:
+        seats = f" × {role.instances}" if role.instances > 1 else ""
+        lines.append(f"{role.name}{seats}   replies {harmless(role.reply.describe())}")
+    lines += ["", "a sample observation per role (scripted episode):"]
+    seen: set[str] = set()
+    trace = rollout(arena, "scripted", tasks=1)[0] if arena.expert else None
+    for node in trace.acts() if trace else ():
+        if node.role not in seen:
+            seen.add(node.role or "")
+            lines += ["", f"--- {node.role}"]
+            lines += [f"[{m['role']}] {clip(m['content'], 1200)}" for m in node.messages]
+            lines.append(f"[reply] {clip(node.text or '')}")
+    return "\n".join(lines)
+
+
+def _config(known: Any) -> dict[str, Any]:
+    import inspect
+
+    from ..envs.registry import resolve
+
+    parameters = inspect.signature(resolve(known.workflow)).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return {**defaults, **known.config}
+
+
+def play_main(argv: Sequence[str]) -> int:
+    """Play an episode turn by turn."""
+    parser = argparse.ArgumentParser("unitymas play", description=play_main.__doc__)
+    parser.add_argument("id", help="an environment")
+    parser.add_argument(
+        "--team", default="human", help="human (default), scripted, tiny, …; or role=policy,role=policy"
+    )
+    parser.add_argument("--task", help="a task's id")
+    parser.add_argument("--seed", type=int, default=0, help="of the episode (default 0)")
+    parser.add_argument(
+        "--data", default=None, help="'mini', or a prepared data set (default: the prepared one, else mini)"
+    )
+    parser.add_argument("--split", default=None, help="train (default), validation or test")
+    parser.add_argument("--watch", type=float, default=0.0, metavar="SECONDS", help="pause between turns")
+    parser.add_argument("--concurrency", type=int, help="requests at once to an endpoint (default 32)")
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    given = {k: v for k, v in (("data", args.data), ("split", args.split)) if v is not None}
+    env = make(args.id, **given)
+    play_episode(
+        env,
+        Team(team_of(args.team), **settings_of(args).told()),
+        task=args.task,
+        seed=args.seed,
+        pause=args.watch,
+    )
+    return 0
+
+
+def team_of(text: str) -> Any:
+    """`scripted`, or `planner=human,*=scripted`."""
+    if "=" not in text:
+        return text
+    return dict(part.split("=", 1) for part in text.split(",") if part)
+
+
+def play_episode(env: WorkflowEnv, team: Any, task: str | None, seed: int, pause: float = 0.0) -> None:
+    """Drive the AEC face, showing what happens; a person's seat is asked at the terminal."""
+    from ..agents.policies import Answer, HumanPolicy
+    from ..envs.faces.human import Left, Table
+
+    bound = Team.of(team).bind(env.arena.roles, expert=env.arena.expert)
+    mine = {agent for agent, policy in bound.policies.items() if isinstance(policy, HumanPolicy)}
+    env.reset(seed=seed, options={"task_id": task} if task else None)
+    table, left = Table(), False
+    table.say((f"{env}  task {env.trace.task_id}", "bold"))
+    for agent in env.agent_iter():
+        if env.terminations[agent] or env.truncations[agent]:
+            env.step(None)
+            continue
+        table.journal(env.trace.nodes, env.trace.rewards, mine)
+        play = env.execution
+        node = play.node(env.infos[agent]["node"])
+        if agent in mine:
+            try:
+                said: str | Answer = table.ask(node, env.arena.roles[agent].lenient)
+            except Left:
+                left = True
+                break
+        else:
+            said = bound.ask(call_for(play, node, "play", reference=bound.sees(agent)))
+        env.step(said.text if isinstance(said, Answer) else said)
+        time.sleep(pause)
+    table.journal(env.trace.nodes, env.trace.rewards, mine)
+    table.close(env.trace, left)
+    env.close()
+
+
+def validate_main(argv: Sequence[str]) -> int:
+    """The expert gets full marks on every mini task, the fool never crashes an environment and never scores."""
+    parser = argparse.ArgumentParser("unitymas validate", description=validate_main.__doc__)
+    parser.add_argument("id", help="an environment, or all")
+    parser.add_argument("--tasks", type=int, default=64, help="how many tasks (default 64)")
+    parser.add_argument("--split", default="validation", help="which tasks (default: validation)")
+    args = parser.parse_args(argv)
+    wrong = 0
+    for id in list_envs() if args.id == "all" else [args.id]:
+        began = time.perf_counter()
+        problems = validate(id, args.tasks, args.split)
+        wrong += bool(problems)
+        print(f"{'FAIL' if problems else 'ok':<5} {id:<28} {time.perf_counter() - began:5.1f} s")
+        for problem in problems[:5]:
+            print(f"      {harmless(problem)}")
+    return 1 if wrong else 0
+
+
+def validate(id: str, tasks: int = 64, split: str = "validation") -> list[str]:
+    """What is wrong with an environment; nothing, one hopes."""
+    known = spec(id)
+    where = {"split": split} if known.tasks is not None else {"split": split, "data": "mini"}
+    arena = arena_of(id, **where)
+    problems = []
+    for trace in rollout(arena, "scripted", tasks=tasks):
+        score = trace.metrics.get(known.success or known.headline, 0.0)
+        if trace.error:
+            problems.append(f"expert, task {trace.task_id}: {trace.error}")
+        elif score < 1.0 - 1e-9:
+            problems.append(
+                f"expert, task {trace.task_id}: {known.success or known.headline} is {score:.3g}, not 1"
+            )
+    for trace in rollout(arena, "fool", tasks=tasks):
+        score = trace.metrics.get(known.success or known.headline, 0.0)
+        if trace.error:
+            problems.append(f"fool, task {trace.task_id}: {trace.error}")
+        elif score > 0:
+            problems.append(
+                f"fool, task {trace.task_id}: {known.success or known.headline} is {score:.3g}, not 0"
+            )
+    return problems

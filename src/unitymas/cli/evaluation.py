@@ -1,0 +1,209 @@
+"""``unitymas eval ID|SUITE --team …``: evaluate from the shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..agents.hints import counted
+from ..agents.model_settings import add_arguments, settings_of
+from ..agents.team import Team
+from ..benchmarks.evaluation import identity, tables
+from ..benchmarks.evaluation.evaluate import Evaluation, Result, ablate, evaluate, swap
+from ..benchmarks.evaluation.suites import SuiteResult, evaluations, suite
+from ..benchmarks.evaluation.terminal import Board
+
+_SEAT = re.compile(r"([a-z][a-z0-9_]*|\*)=(.+)", re.S)
+
+
+def parse_team(text: str) -> Any:
+    """``tiny``, or seats: ``planner=openai:gpt@https://…,*=tiny``."""
+    seats: dict[str, str] = {}
+    for part in text.split(","):
+        match = _SEAT.fullmatch(part.strip())
+        if match is None:
+            if seats:
+                raise SystemExit(
+                    f"--team {text!r}: {part!r} is no seat; write role=player, and *=player for the rest"
+                )
+            return text
+        seats[match[1]] = match[2]
+    return seats
+
+
+def _team(text: str, given: argparse.Namespace, strict: bool = True) -> Team:
+    """A team with the command line's settings; if not `strict`, only those that its models take."""
+    seats = parse_team(text)
+    names = [seats] if isinstance(seats, str) else list(seats.values())
+    settings = settings_of(given)
+    taken = {key for name in names for key in settings.of(name)}
+    asked = {
+        key for key in settings.told() if strict and key != "concurrency"
+    }  # that is also of the episodes
+    return Team(seats, **{key: value for key, value in settings.told().items() if key in taken | asked})
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="unitymas eval",
+        description="Play k episodes of every test task, and print scores with intervals.",
+        epilog="Further arguments name=value configure the environment (max_turns=3).",
+    )
+    made.add_argument("env", help="environment id, or suite:mini | qa | code | math | planning")
+    made.add_argument(
+        "--team",
+        default="tiny",
+        help="tiny, scripted, hf:…, vllm:…, openai:model@url, run:PATH, or role=player,*=player",
+    )
+    made.add_argument("-k", type=int, default=4, help="samples of every task (default 4)")
+    made.add_argument("--tasks", type=int, help="only the first so many tasks")
+    made.add_argument("--split", help="default: test")
+    made.add_argument("--data", help="'mini', a prepared data set, or a file")
+    made.add_argument("--seed", type=int, default=0, help="of the samples (default 0)")
+    made.add_argument(
+        "--concurrency",
+        type=int,
+        help="episodes at once (default 256), and requests to an endpoint (default 32)",
+    )
+    add_arguments(made)
+    made.add_argument(
+        "--out", type=Path, help="folder that keeps the episodes (default: evaluations/ENV-TEAM)"
+    )
+    made.add_argument(
+        "--rescore",
+        action="store_true",
+        help="apply today's reward rules to saved episodes; generates nothing",
+    )
+    made.add_argument(
+        "--retry-errors", action="store_true", help="play episodes that ended in an error again"
+    )
+    made.add_argument(
+        "--dry-run", action="store_true", help="say what would be played, and what it would cost"
+    )
+    made.add_argument(
+        "--tokens", action="store_true", help="keep log-probs by token, to see them in `unitymas view`"
+    )
+    made.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="the same bits again, whatever is played at the same time (slower)",
+    )
+    made.add_argument("--baseline", help="a team to compare with, on the same tasks")
+    made.add_argument("--ablate", action="store_true", help="exchange one role at a time for the baseline's")
+    made.add_argument(
+        "--swap", action="store_true", help="exchange one role of the baseline at a time for the team's"
+    )
+    made.add_argument("--price", default="0,0", help="dollars per million tokens: IN,OUT")
+    made.add_argument(
+        "--format",
+        choices=("markdown", "latex", "json"),
+        default="markdown",
+        help="how the tables are printed (default: markdown)",
+    )
+    made.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    return made
+
+
+def eval_main(argv: list[str] | None = None) -> int:
+    """The command; returns the exit status."""
+    given, rest = parser().parse_known_args(argv)
+    make: dict[str, Any] = {}
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not equals or name.startswith("-"):
+            parser().error(f"unrecognised argument {word!r}; the environment is configured by name=value")
+        make[name] = yaml.safe_load(value)
+    if (given.ablate or given.swap) and not given.baseline:
+        parser().error("--ablate and --swap exchange roles with a baseline: name one, e.g. --baseline random")
+    team = _team(given.team, given)
+    out = given.out or Path("evaluations") / f"{given.env.replace(':', '-')}-{_slug(given.team)}"
+    price = tuple(float(p) for p in given.price.split(","))
+    if len(price) != 2:
+        parser().error(f"--price takes two numbers, IN,OUT; got {given.price!r}")
+    how: dict[str, Any] = {"k": given.k, "tasks": given.tasks, "seed": given.seed, "price": price, **make}
+    how |= {name: value for name in ("split", "data") if (value := getattr(given, name)) is not None}
+    how |= {"retry_errors": given.retry_errors, "tokens": given.tokens, "deterministic": given.deterministic}
+    played = _evaluations(given, team, out, how)
+    if given.dry_run:
+        return _say_plans(played, out)
+    result = _run(given, played)
+    _print(result, given.format)
+    if given.baseline:
+        _compare(given, result, team, out, how | {"concurrency": given.concurrency or 256})
+    print(f"episodes and figures: {out}   (look: unitymas view {out})", file=sys.stderr)
+    return 0
+
+
+def _evaluations(
+    given: argparse.Namespace, team: Any, out: Path, how: dict[str, Any]
+) -> dict[str, Evaluation]:
+    if given.env.startswith("suite:"):
+        return evaluations(given.env, team, out=out, **how)
+    return {given.env: Evaluation(given.env, team, out=out, **how)}
+
+
+def _run(given: argparse.Namespace, played: dict[str, Evaluation]) -> Result | SuiteResult:
+    plans = [evaluation.plan() for evaluation in played.values()]
+    total, done = sum(p["episodes"] for p in plans), sum(p["finished"] for p in plans)
+    results: dict[str, Result] = {}
+    with Board(given.env, total, done, quiet=given.quiet or given.rescore) as board:
+        for env, evaluation in played.items():
+            results[env] = (
+                evaluation.rescore() if given.rescore
+                else evaluation.run(concurrency=given.concurrency or 256, on_episode=board.episode)
+            )  # fmt: skip
+    return SuiteResult(suite(given.env), results) if given.env.startswith("suite:") else results[given.env]
+
+
+def _say_plans(played: dict[str, Evaluation], out: Path) -> int:
+    for plan in (evaluation.plan() for evaluation in played.values()):
+        cost = (
+            "cost unknown until an episode has been played"
+            if plan["cost"] is None
+            else f"about ${plan['cost']:.2f}"
+        )
+        tokens = "" if plan["tokens"] is None else f", about {counted(plan['tokens'], 'token', form=',.0f')}"
+        print(
+            f"{plan['env']} on {plan['data']}: {counted(plan['tasks'], 'task')} × {plan['k']} = {counted(plan['episodes'], 'episode')}, "
+            f"{plan['finished']} finished, {plan['owed']} to play{tokens}, {cost}"
+        )
+    print(f"episodes are kept in {out}")
+    return 0
+
+
+def _compare(given: argparse.Namespace, result: Any, team: Any, out: Path, how: dict[str, Any]) -> None:
+    if not isinstance(result, Result):
+        raise SystemExit("--baseline compares on one environment; name one instead of a suite")
+    rival = _team(given.baseline, given, strict=False)
+    base = evaluate(given.env, rival, out=out / "baseline", **how)
+    print(tables.difference_markdown(f"{given.team} minus {given.baseline}", result.minus(base)))
+    if given.ablate:
+        print(
+            tables.effects_markdown(
+                f"{given.team}, role by {given.baseline}", ablate(given.env, team, rival, out=out, **how)
+            )
+        )
+    if given.swap:
+        print(
+            tables.effects_markdown(
+                f"{given.baseline}, role by {given.team}", swap(given.env, team, rival, out=out, **how)
+            )
+        )
+
+
+def _print(result: Any, form: str) -> None:
+    print(
+        json.dumps(result.to_dict(), indent=1, sort_keys=True) if form == "json" else getattr(result, form)()
+    )
+
+
+def _slug(team: str) -> str:
+    """A folder name for a team: readable, and never two teams in one folder."""
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", team).strip("-")
+    return plain if plain == team else f"{plain[:40]}-{identity.digest(team, 6)}"

@@ -1,0 +1,94 @@
+"""`unitymas train` and `unitymas warmstart`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..trainers.config.presets import PRESETS, note
+
+if TYPE_CHECKING:
+    from ..trainers.controller.run import Run
+
+
+def train_main(
+    argv: Sequence[str],
+    report: Callable[[Path], object] | None = None,
+    watching: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+) -> int:
+    """Train a team. Whatever looks like a.b=c overrides the config."""
+    parser = argparse.ArgumentParser("unitymas train", description=train_main.__doc__)
+    parser.add_argument("id", nargs="?", help="an environment")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="a.b=c", help="settings, such as steps=40 or eval.tasks=100"
+    )
+    parser.add_argument("--preset", choices=PRESETS, default=None, help="how roles map to models")
+    parser.add_argument("--config", type=Path, help="a YAML file")
+    parser.add_argument("--dir", type=Path, help="the run's directory (default: runs/<env>-<n>)")
+    parser.add_argument(
+        "--resume", type=Path, metavar="DIR", help="go on with a run from its newest checkpoint"
+    )
+    parser.add_argument(
+        "--anew",
+        action="store_true",
+        help="with --resume: begin again where the run ended before a checkpoint",
+    )
+    parser.add_argument(
+        "--watch", action="store_true", help="a live page of the run, on a local server; prints its address"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved config and stop")
+    args = parser.parse_intermixed_args(argv)
+    if args.id is not None and "=" in args.id:
+        args.overrides, args.id = [args.id, *args.overrides], None
+    from ..trainers.config.resolve import asked, fresh_directory, resolve
+    from ..trainers.config.schema import dump
+    from ..trainers.controller.run import train
+
+    if args.anew and args.resume is None:
+        parser.error("--anew goes with --resume DIR")
+    if args.resume is not None:
+        if args.dir is not None and args.dir != args.resume:
+            parser.error("--dir: a run that goes on stays in its directory; leave it out")
+        with watching(args.resume) if args.watch else nullcontext():
+            run = _resume(args)
+    else:
+        preset = args.preset or (None if args.config else "shared")
+        about = "" if preset is None else note(preset, asked(args.id, args.config, args.overrides))
+        if args.dry_run:
+            config = resolve(args.id, preset_name=preset, file=args.config, overrides=args.overrides)
+            print((f"# {about}\n" if about else "") + dump(config), end="")
+            return 0
+        if about:
+            print(about, flush=True)
+        how: dict[str, Any] = {"file": args.config, "overrides": args.overrides}
+        if args.watch and args.dir is None:
+            args.dir = fresh_directory(resolve(args.id, preset_name=preset, **how))
+        with watching(args.dir) if args.watch else nullcontext():
+            run = train(args.id, preset=preset, directory=args.dir, **how)
+    if report is not None:
+        report(run.dir)
+    print(f"run directory: {run.dir}   (report.html; unitymas view {run.dir}; --team run:{run.dir})")
+    return 0
+
+
+def _resume(args: argparse.Namespace) -> Run:
+    """Go on with a run; where there is nothing to go on from, ask whether to begin it anew."""
+    from ..trainers.controller.resume import NothingToResume
+    from ..trainers.controller.run import train
+
+    how: dict[str, Any] = {
+        "preset": args.preset, "file": args.config, "overrides": args.overrides, "directory": args.resume, "resume": True,
+    }  # fmt: skip
+    try:
+        return train(args.id, **how, anew=args.anew)
+    except NothingToResume as error:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        print(f"unitymas: {error}", file=sys.stderr)
+        if input("Begin it anew now? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise SystemExit(1) from None
+        return train(args.id, **how, anew=True)

@@ -1,0 +1,1 @@
+"""The config of a run: one typed tree, importable without torch."""

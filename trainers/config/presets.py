@@ -1,0 +1,144 @@
+"""Ways to map roles to models, as config trees, with settings that learn: shared, separate, lora, partial.
+
+shared      one policy plays every role
+separate    every role has a policy in a model group of its own
+lora        every role has a low-rank adapter on one model
+partial     roles that do the same kind of work share a policy (`KIN`), the others have their own
+
+The embedded tiny model needs other settings than models a hundred times as large: where it is what learns, a preset
+carries those of the demo (`tiny_settings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...agents.hints import nearest
+from .schema import merge
+
+KIN: tuple[tuple[str, ...], ...] = (
+    ("planner", "answerer"),  # M-ASK's published partial sharing: both reason over the whole question
+    ("solver", "verifier"),
+    ("refiner", "finalizer"),
+    ("coder", "reflector"),
+    ("decomposer", "answerer"),
+    ("rewriter", "answerer"),
+)
+PRESETS = ("shared", "separate", "lora", "partial")
+
+
+def preset(name: str, roles: Sequence[str]) -> dict[str, Any]:
+    """The `groups`, `policies` and `map` of a preset, for these roles."""
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; {nearest(name, PRESETS)}")
+    shares: list[tuple[str, ...]] = kin(roles) if name == "partial" else [(r,) for r in roles]
+    if name == "shared":
+        shares = [tuple(roles)]
+    tree: dict[str, Any] = {"groups": {}, "policies": {}, "map": {}}
+    for members in shares:
+        own = "team" if len(members) == len(roles) else "-".join(members)
+        lora = name == "lora"
+        group = "base" if lora else own
+        tree["groups"][group] = {}
+        tree["policies"][own] = {"group": group, **({"adapter": {}} if lora else {})}
+        tree["map"].update({role: own for role in members} if own != "team" else {"*": own})
+    return tree
+
+
+def kin(roles: Sequence[str]) -> list[tuple[str, ...]]:
+    """Roles put together by `KIN`, in the order of the roles."""
+    shares: list[tuple[str, ...]] = []
+    placed: set[str] = set()
+    for role in roles:
+        if role in placed:
+            continue
+        family = next(
+            (f for f in KIN if role in f and all(r in roles and r not in placed for r in f)), (role,)
+        )
+        placed.update(family)
+        shares.append(family)
+    return shares
+
+
+MASK: dict[str, Any] = {
+    # one passage a search: among several the tiny model finds the right kind of answer, not the right name
+    "args": {"top_k": 1},
+    # at full weight the format's -1 teaches a clumsy searcher to end at once
+    "reward": ["unitymas.rewards.mask:MaskCredit", "unitymas.rewards.outcome:DrMasFormat"],
+}
+SHORT: dict[str, Any] = {
+    "groups": {"*": {"context": 512}}
+}  # the longest prompt with its reply: some 140 tokens
+TINY_BY_ENV: dict[str, dict[str, Any]] = {
+    "mask-hotpotqa": {"env": MASK, **SHORT},
+    "mask-nq": {"env": MASK, **SHORT},
+    "rag-nq": {"env": {"args": {"top_k": 1}}, **SHORT},
+    "rag-hotpotqa": {"env": {"args": {"top_k": 1}}, **SHORT},
+    # prompts are six times as long as the others' (the problem, the program, what its tests said), programs run in the
+    # sandbox, and a program needs more than 40 tokens
+    "code-deepcoder": {"tasks_per_step": 6, "policies": {"*": {"sampling": {"max_tokens": 64}}}},
+}
+"""What differs from `TINY`, by environment."""
+
+TINY: dict[str, Any] = {
+    "steps": 24,
+    "tasks_per_step": 12,
+    "k": 8,
+    "minibatches": 2,
+    "concurrency": 256,
+    "eval": {"every": 8, "tasks": 200},
+    "policies": {
+        "*": {
+            # held near where it began, so that what is rewarded again and again moves it first: without this, chance
+            # alone (rewards shuffled between episodes) flips even more of what a small model stood undecided about
+            "algorithm": {"name": "ppo", "kl_loss": 0.05},
+            "reference": True,
+            # a higher rate learns somewhat more, but without signal (the control) it wears down what the model can;
+            # falling to a tenth over the run: the last checkpoint counts, so it should stand still
+            "learning": {"lr": 1.5e-4, "schedule": "linear", "micro_tokens": 4096},
+            "sampling": {"max_tokens": 40, "temperature": 0.8},
+        }
+    },
+    # one thread: at this size a second one costs more than it brings (20 s a step instead of 16)
+    "groups": {"*": {"slots": 96, "threads": 1}},
+}
+
+TINY_ADAPTERS: dict[str, Any] = {"steps": 20, "policies": {"*": {"learning": {"lr": 1e-3}}}}
+"""What differs with `--preset lora`. Adapters take, and need, a higher rate than a model's own weights."""
+
+ADAPTERS: dict[str, Any] = {"policies": {"*": {"learning": {"lr": 1e-4}}}}
+"""The same of larger models."""
+
+
+def tiny_settings(env: str, preset: str = "shared") -> dict[str, Any]:
+    """What the tiny model learns an environment with: the demo's settings."""
+    return merge(merge(TINY, TINY_BY_ENV.get(env, {})), TINY_ADAPTERS if preset == "lora" else {})
+
+
+def learns_tiny(given: Mapping[str, Any]) -> bool:
+    """Whether all groups of a tree host the tiny model."""
+    groups = given.get("groups") or {}
+    return all((group or {}).get("model", "tiny") == "tiny" for group in groups.values())
+
+
+def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a preset learns with, under what is given; another algorithm brings its own settings."""
+    env = (given.get("env") or {}).get("id", "mask-hotpotqa")
+    if not learns_tiny(given):
+        return ADAPTERS if name == "lora" else {}
+    own = tiny_settings(env, name)
+    policies = (given.get("policies") or {}).values()
+    if any("algorithm" in (policy or {}) for policy in policies):
+        everyone = {k: v for k, v in own["policies"]["*"].items() if k not in ("algorithm", "reference")}
+        own = {**own, "policies": {"*": everyone}}
+    return own
+
+
+def note(name: str, given: Mapping[str, Any]) -> str:
+    """What `--dry-run` and the console say about a preset's settings."""
+    if learns_tiny(given):
+        return f"preset {name}: settings of the demo, for the tiny model (trainers/config/presets.py); what is given counts more"
+    models = sorted({str(g["model"]) for g in given["groups"].values() if g and "model" in g})
+    rate = ADAPTERS["policies"]["*"]["learning"]["lr"] if name == "lora" else "the default"
+    return f"preset {name}: for {', '.join(models)}, learning rate {rate}; not tried with every model: see docs/training.md"

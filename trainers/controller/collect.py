@@ -1,0 +1,289 @@
+"""Collecting: tasks to episodes, episodes to sealed samples and a table of decisions.
+
+Thousands of episodes are in flight at once, on one event loop; each goes on as soon as its own requests
+are answered. A failure that nobody in the team caused (a model server, a tool's infrastructure) is retried,
+then counted, and never trains; what the policies caused (malformed replies, exhausted budgets, a tool used
+wrongly) is an outcome like any other and is rewarded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...agents.policies import Answer, Call
+from ...agents.team import BoundTeam
+from ...envs.core.arena import Arena
+from ...envs.core.branch import Branch
+from ...envs.core.drivers import aplay, derive, side_by_side
+from ...envs.core.execution import Ended
+from ...envs.core.tasks import Task
+from ...envs.core.trace import Trace
+from ...envs.tools.tool import Infrastructure
+from ..algorithms.algorithm import Tree
+from .counterfactual import Counterfactual, question
+from .progress import Progress
+from .statistics.decisions import decisions_of
+from .statistics.table import Decision
+from .tree import Grown, Judge, TreeSampler, Worth
+from .watchdog import Watchdog
+
+
+class Seat:
+    """A policy of a model group, as a player. A temperature of its own is for validation: nothing is kept then."""
+
+    def __init__(self, group: Any, policy: str, temperature: float | None = None) -> None:
+        self.group, self.policy, self.temperature = group, policy, temperature
+
+    async def act(self, call: Call) -> Answer:
+        """Ask the group."""
+        keep = self.temperature is None
+        answer: Answer = await self.group.generate(self.policy, call, self.temperature, keep)
+        return answer
+
+    def __repr__(self) -> str:
+        return f"policy {self.policy!r}"
+
+
+@dataclass(slots=True)
+class Harvest:
+    """What a round of collecting brought."""
+
+    traces: list[Trace] = field(default_factory=list)
+    episodes: list[str] = field(default_factory=list)  # names, as the groups know them
+    decisions: list[Decision] = field(default_factory=list)
+    grown: list[Grown] = field(default_factory=list)  # where trees were sampled
+    failures: Counter[str] = field(default_factory=Counter)  # by boundary and error
+    seconds: float = 0.0
+    drawn: Counter[str] = field(
+        default_factory=Counter
+    )  # by environment: begun, whether played, failed or set aside
+    sums: dict[tuple[str, str], float] = field(
+        default_factory=dict
+    )  # (environment, metric), over all that were played
+
+    def means(self) -> dict[str, float]:
+        """Every metric's mean over the episodes drawn of its environments; one that failed or has no such figure is 0."""
+        found: dict[str, float] = {}
+        for metric in dict.fromkeys(metric for _, metric in self.sums):
+            homes = [env for env, name in self.sums if name == metric]
+            found[metric] = math.fsum(self.sums[env, metric] for env in homes) / sum(
+                self.drawn[e] for e in homes
+            )
+        return found
+
+    @property
+    def tasks(self) -> int:
+        """How many draws of a task are here; one task may have been drawn twice."""
+        return len({name.rpartition(".")[0] for name in self.episodes})
+
+    def take(self, name: str, trace: Trace) -> None:
+        """Take in an episode."""
+        self.episodes.append(name)
+        self.traces.append(trace)
+        for metric, value in trace.metrics.items():
+            self._count(trace.env_id, metric, value)
+
+    def _count(self, env: str, metric: str, value: float) -> None:
+        self.sums[env, metric] = self.sums.get((env, metric), 0.0) + value
+
+    def add(self, more: Harvest, tasks: Container[tuple[str, str]] | None = None) -> list[str]:
+        """Put another round's beside this one's: the episodes of these (env_id, task), None: all. -> the others' names.
+
+        Those set aside still count in the means: what is drawn is what the policies do, what is kept is a choice."""
+        kept: set[str] = set()
+        others: list[str] = []
+        for name, trace in zip(more.episodes, more.traces, strict=True):
+            if tasks is None or (trace.env_id, trace.task_id) in tasks:
+                self.episodes.append(name)
+                self.traces.append(trace)
+                kept.add(name)
+            else:
+                others.append(name)
+        self.decisions += [d for d in more.decisions if d.episode in kept]
+        self.grown += more.grown
+        self.failures += more.failures
+        self.seconds += more.seconds
+        self.drawn += more.drawn
+        for (env, metric), value in more.sums.items():
+            self._count(env, metric, value)
+        return others
+
+    @property
+    def cause(self) -> str:
+        """The most frequent failure, for the sentence that stops a run."""
+        return self.failures.most_common(1)[0][0] if self.failures else "no episode was begun"
+
+
+class Cursor:
+    """Where a run is in its tasks: a fresh shuffle every epoch; state is (seed, epoch, position)."""
+
+    def __init__(self, ids: list[str], seed: int) -> None:
+        self.ids, self.seed = ids, seed
+        self.epoch = self.position = 0
+        self._order = self._shuffled()
+
+    def take(self, count: int) -> list[str]:
+        """The next tasks; an epoch's last ones and the next one's first may stand together."""
+        taken: list[str] = []
+        while len(taken) < count:
+            if self.position == len(self._order):
+                self.epoch, self.position = self.epoch + 1, 0
+                self._order = self._shuffled()
+            more = self._order[self.position : self.position + count - len(taken)]
+            taken += more
+            self.position += len(more)
+        return taken
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.seed, self.epoch, self.position = state["seed"], state["epoch"], state["position"]
+        self._order = self._shuffled()
+
+    def _shuffled(self) -> list[str]:
+        order = list(self.ids)
+        random.Random(derive("epoch", self.seed, self.epoch)).shuffle(order)
+        return order
+
+
+class Collector:
+    """Plays episodes of one arena with one team, and seals what was sampled."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        team: BoundTeam,
+        groups: Mapping[str, Any],
+        home: Mapping[str, str],
+        *,
+        trained: set[str],
+        concurrency: int,
+        retries: int = 2,
+        counterfactual: Mapping[str, Counterfactual] | None = None,
+        watchdog: Watchdog | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.watchdog, self.progress = watchdog or Watchdog(0), progress or Progress()
+        self.arena, self.team, self.groups, self.home = arena, team, groups, home
+        self.trained, self.retries = trained, retries
+        self.counterfactual = counterfactual or {}
+        self._gate = asyncio.Semaphore(concurrency)
+
+    async def collect(
+        self,
+        tasks: list[str],
+        k: int,
+        seed: int,
+        label: str,
+        on_trace: Callable[[Trace], None] | None = None,
+        keep: bool = True,
+        tree: Tree | None = None,
+        judge: Judge | None = None,
+        worth: Worth | None = None,
+    ) -> Harvest:
+        """`k` episodes (or trees) of each task. `keep=False` plays for the score alone: nothing is sealed."""
+        harvest = Harvest()
+        began = time.perf_counter()
+        jobs = [(self.arena.task(t), s, i) for i, t in enumerate(tasks) for s in range(k)]
+        harvest.drawn[self.arena.env_id] = len(jobs)
+        grow = None if tree is None else (tree, judge, worth)
+        self.progress.begin("playing" if keep else "validating", len(jobs))
+
+        async def counted(job: tuple[Task, int, int]) -> tuple[str, Trace | None, list[Decision]]:
+            name, trace, rows = await self._episode(job, seed, label, harvest, on_trace, grow)
+            self.progress.ended(sum(int(n.meta.get("tokens_out", 0)) for n in trace.acts()) if trace else 0)
+            return name, trace, rows
+
+        async with self.team:
+            played = await side_by_side(counted(job) for job in jobs)
+        for name, trace, rows in played:  # in the order of tasks and samples, whoever came first
+            if trace is None:
+                continue
+            harvest.take(name, trace)
+            if keep:
+                harvest.decisions += await self._seal(name, rows)
+        harvest.seconds = time.perf_counter() - began
+        return harvest
+
+    async def _episode(
+        self,
+        job: tuple[Task, int, int],
+        seed: int,
+        label: str,
+        harvest: Harvest,
+        on_trace: Callable[[Trace], None] | None,
+        grow: tuple[Tree, Judge | None, Worth | None] | None,
+    ) -> tuple[str, Trace | None, list[Decision]]:
+        task, sample, index = job
+        name = ""
+        async with self._gate:
+            for attempt in range(self.retries + 1):
+                name = f"{label}:{index}.{sample}" + (f"~{attempt}" if attempt else "")
+                chance = derive(seed, label, index, task.id, sample)
+                if grow is None:
+                    execution = self.arena.start(task, chance)
+                    with self.watchdog.episode(name, execution):
+                        trace = await aplay(execution, self.team, self.arena, name)
+                    rows = decisions_of(trace, name, self.trained)
+                else:
+                    root = Branch.begin(self.arena, self.team, task, chance, name)
+                    tree, judge, worth = grow
+                    with self.watchdog.episode(name, root.play):
+                        grown = await TreeSampler(root, tree, self.trained, chance, judge, worth).grow()
+                    execution, trace, rows = grown.line.play, grown.trace, grown.rows
+                    harvest.grown.append(grown)
+                    harvest.failures += grown.lost
+                trace.sample = sample
+                if self.counterfactual and grow is None and execution.ended is not Ended.ERROR:
+                    played = Branch(self.arena, self.team, execution, self.arena.scorer(task), name)
+                    played.close()
+                    await question(played, rows, self.counterfactual, chance)
+                if execution.ended is not Ended.ERROR:
+                    if on_trace is not None:
+                        on_trace(trace)
+                    return name, trace, rows
+                harvest.failures[f"{execution.reason}: {trace.error}"] += 1
+                await self._drop(name, f"failed-{execution.reason}")
+                if execution.reason in ("workflow", "grade") and not isinstance(
+                    execution.exception, Infrastructure
+                ):
+                    break  # the same would happen again
+        return name, None, []
+
+    async def _seal(self, name: str, rows: list[Decision]) -> list[Decision]:
+        for group_name, group in self.groups.items():
+            keep = [r.node for r in rows if r.trainable and self.home.get(r.policy) == group_name]
+            await group.seal(name, keep)
+        return rows
+
+    async def _drop(self, name: str, cause: str) -> None:
+        for group in self.groups.values():
+            await group.drop(name, cause)
+
+
+def minibatches_of(rows: list[Decision], count: int) -> list[list[str]]:
+    """Decision ids cut into mini-batches by task, so that every policy takes equally many optimiser steps.
+
+    Tasks are dealt out by their tokens, the largest first, so the batches weigh about the same; a unit lies
+    within a task and is never split.
+    """
+    by_task: dict[str, list[Decision]] = {}
+    for row in rows:
+        by_task.setdefault(f"{row.env_id}/{row.task}", []).append(row)
+    weight = {task: sum(r.n_tokens for r in members) for task, members in by_task.items()}
+    count = max(1, min(count, len(by_task)))
+    batches: list[list[str]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for task in sorted(by_task, key=lambda t: (-weight[t], t)):
+        lightest = min(range(count), key=lambda i: (loads[i], i))
+        batches[lightest] += [r.id for r in by_task[task]]
+        loads[lightest] += weight[task]
+    return [sorted(b) for b in batches if b]

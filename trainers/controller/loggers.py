@@ -1,0 +1,186 @@
+"""Where a run's figures go: `metrics.jsonl` always; console, TensorBoard, W&B and trackio as configured.
+
+`metrics.jsonl` has one line per event: `begin`, `step`, `validation`, `end`. A logger that fails to start
+is an error at once (the user asked for it); none of them can change what is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...agents.manifest import Damaged, checksum
+from ...rewards.monitors import Alarm
+from ..config.schema import RunConfig, to_dict
+
+if TYPE_CHECKING:
+    from ...envs.core.arena import Arena
+    from .console import Console
+    from .progress import Progress
+
+
+class Sink(Protocol):
+    """Takes figures as they come."""
+
+    def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None: ...
+
+    def close(self, ending: str) -> None: ...
+
+
+class Logbook:
+    """The run's memory of itself, and its voices."""
+
+    def __init__(self, directory: Path, config: RunConfig, arena: Arena) -> None:
+        self.path, self.config, self.arena = directory / "metrics.jsonl", config, arena
+        directory.mkdir(parents=True, exist_ok=True)
+        self.sinks: list[Sink] = _sinks(directory, config)
+        self.console = _console(directory, config, arena.headline)
+        if self.console is not None:
+            self.sinks.insert(0, self.console)
+
+    def begin(self, step: int = 0, mark: Mapping[str, Any] | None = None) -> None:
+        """Open the book. A resumed run forgets what came after its checkpoint's `mark`: those steps come again."""
+        if mark is None:
+            self.path.unlink(missing_ok=True)  # a run that ended before its first checkpoint is begun anew
+        elif not self.path.exists():
+            print(f"unitymas: {self.path} is gone; the curves begin at step {step}", file=sys.stderr)
+        elif self.path.stat().st_size < mark["bytes"] or checksum(self.path, mark["bytes"]) != mark["sha256"]:
+            raise Damaged(
+                f"{self.path} is damaged: it is not what the checkpoint of step {step} was written beside. Move it away "
+                "to go on without the curves so far"
+            )
+        else:
+            os.truncate(self.path, mark["bytes"])
+            if self.console is not None:
+                self.console.recall(rows_of(self.path))
+        data = self.arena.data
+        self._line(
+            "begin", step,
+            {
+                "env_id": self.arena.env_id, "data": data.name, "fingerprint": data.fingerprint,
+                "headline": self.arena.headline, "resumed": mark is not None, "config": to_dict(self.config),
+            },
+        )  # fmt: skip
+
+    def mark(self) -> dict[str, Any]:
+        """Where the book ends now, for a checkpoint."""
+        with open(self.path, "rb+") as file:
+            os.fsync(file.fileno())
+        return {"bytes": self.path.stat().st_size, "sha256": checksum(self.path)}
+
+    def stepped(self, step: int, figures: Mapping[str, float]) -> None:
+        """A step's figures."""
+        self._line("step", step, figures)
+        for sink in self.sinks:
+            sink.log("step", step, figures)
+
+    def validated(self, step: int, figures: Mapping[str, float]) -> None:
+        """A validation's figures."""
+        self._line("validation", step, figures)
+        for sink in self.sinks:
+            sink.log("validation", step, figures)
+
+    def alarmed(self, alarm: Alarm) -> None:
+        """A monitor fired."""
+        self._line(
+            "alarm", alarm.step, {"monitor": alarm.monitor, "value": alarm.value, "message": alarm.message}
+        )
+        print(f"alarm, {alarm}", file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """Tell whoever looks at the console."""
+        if self.console is not None:
+            self.console.say(text)
+
+    def progressed(self, progress: Progress) -> None:
+        """The run went on within its step."""
+        if self.console is not None:
+            self.console.progressed(progress)
+
+    def finish(self, ending: str) -> None:
+        """How it ended."""
+        with suppress(OSError):  # on a full disk, what went wrong is told all the same
+            self._line("end", -1, {"ending": ending})
+        for sink in self.sinks:
+            sink.close(ending)
+
+    def _line(self, kind: str, step: int, figures: Mapping[str, Any]) -> None:
+        row = {"kind": kind, "step": step, "time": round(time.time(), 3), **figures}
+        with open(self.path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """A book's rows; a last line that a kill tore is left out, and damage names the line."""
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(keepends=True), 1):
+        if not line.endswith("\n"):
+            break
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise Damaged(f"{path}, line {number}: this is not a line of JSON ({error})") from error
+    return rows
+
+
+def _console(directory: Path, config: RunConfig, headline: str) -> Console | None:
+    log = config.log
+    if log.console == "off":
+        return None
+    from .console import Console
+
+    live = log.console == "live" or (log.console == "auto" and sys.stdout.isatty())
+    return Console(config, headline, live=live, directory=directory)
+
+
+def _sinks(directory: Path, config: RunConfig) -> list[Sink]:
+    log = config.log
+    sinks: list[Sink] = []
+    if log.tensorboard:
+        sinks.append(_TensorBoard(directory / "tensorboard"))
+    if log.wandb:
+        sinks.append(_Tracker("wandb", log.wandb, directory, config))
+    if log.trackio:
+        sinks.append(_Tracker("trackio", log.trackio, directory, config))
+    return sinks
+
+
+class _TensorBoard:
+    def __init__(self, directory: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError("log.tensorboard: pip install 'unitymas[loggers]' first") from error
+        self.writer: Any = SummaryWriter(str(directory))
+
+    def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(name if kind == "step" else f"{kind}/{name}", value, step)
+
+    def close(self, ending: str) -> None:
+        self.writer.close()
+
+
+class _Tracker:
+    """Weights & Biases, and trackio, which speaks the same language."""
+
+    def __init__(self, module: str, project: str, directory: Path, config: RunConfig) -> None:
+        import importlib
+
+        try:
+            self.api = importlib.import_module(module)
+        except ImportError as error:
+            raise ImportError(f"log.{module}: pip install {module} first") from error
+        self.api.init(project=project, name=directory.name, config=to_dict(config))
+
+    def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
+        self.api.log({(k if kind == "step" else f"{kind}/{k}"): v for k, v in figures.items()}, step=step)
+
+    def close(self, ending: str) -> None:
+        self.api.finish()

@@ -1,0 +1,108 @@
+"""Going on with a run: its config read back and changed, and what cannot change any more.
+
+    config, changes = resumed("runs/mine", overrides=["steps=80"])
+
+A run goes on from its newest whole checkpoint (checkpoint.py); what its directory says is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...agents.manifest import Damaged, read_signed
+from ..config.resolve import optimiser_steps, settled
+from ..config.schema import ConfigError, RunConfig, build, merge, override, read_yaml, to_dict
+from . import checkpoint
+
+KEPT = (
+    "env.id", "env.data", "env.split", "env.size", "seed", "recipe", "groups.*.model", "policies.*.init",
+    "policies.*.adapter*", "policies.*.group", "policies.*.critic", "policies.*.algorithm.name",
+)  # fmt: skip
+"""Keys that what was learned so far stands on."""
+
+
+class NothingToResume(ConfigError):
+    """The run ended before its first checkpoint."""
+
+
+def resumed(
+    directory: str | Path, *, file: str | Path | None = None, overrides: Sequence[str] = (), **fields: Any
+) -> tuple[RunConfig, list[str]]:
+    """A run's config with what is given laid over it, checked as a new run's is. -> config, changes in words."""
+    saved = read_config(directory)
+    tree = follow_length(to_dict(saved))
+    given = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
+    for section in ("groups", "policies"):
+        if (common := (given.get(section) or {}).get("*")) is not None:
+            own = {name: merge(common, given[section].get(name) or {}) for name in tree[section]}
+            given[section] = {k: v for k, v in given[section].items() if k != "*"} | own
+    config = settled(merge(tree, given))
+    before, after = dict(_leaves(to_dict(saved))), dict(_leaves(to_dict(config)))
+    changes = []
+    for key in [*before, *(key for key in after if key not in before)]:
+        old, new = before.get(key), after.get(key)
+        if old == new:
+            continue
+        if any(fnmatch(key, kept) for kept in KEPT):
+            raise ConfigError(
+                f"{key}: a run that goes on cannot change it ({old} → {new}), for what it learned stands on it; "
+                "leave it out, or begin a new run"
+            )
+        changes.append(f"{key} {old} → {new}")
+    return config, changes
+
+
+def read_config(directory: str | Path) -> RunConfig:
+    """The resolved config that a run wrote; a damaged one is refused, never filled up with defaults."""
+    path = Path(directory) / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{directory} is no run directory: it holds no config.yaml")
+    try:
+        tree = yaml.safe_load(read_signed(path))
+    except (yaml.YAMLError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged: {error}") from error
+    missing = [
+        f.name for f in dataclasses.fields(RunConfig) if not isinstance(tree, Mapping) or f.name not in tree
+    ]
+    if missing:
+        raise Damaged(f"{path} is not whole: it lacks {', '.join(missing)}, and a run writes every key")
+    try:
+        config: RunConfig = build(RunConfig, tree)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return config
+
+
+def follow_length(tree: dict[str, Any]) -> dict[str, Any]:
+    """A falling learning rate that falls over the whole run does so again if the run gets longer."""
+    whole = optimiser_steps(tree["steps"], tree["epochs"], tree["minibatches"])
+    for policy in tree["policies"].values():
+        for learning in (policy["learning"], policy["critic_learning"]):
+            if learning and learning["schedule"] != "constant" and learning["horizon"] == whole:
+                learning["horizon"] = 0
+    return tree
+
+
+def newest(directory: str | Path) -> Path:
+    """The checkpoint to go on from; where a run ended before its first, that is said."""
+    found = checkpoint.latest(Path(directory) / "checkpoints")
+    if found is None:
+        raise NothingToResume(
+            f"{directory} holds no checkpoint: the run ended before its first, and nothing can be resumed. "
+            "Begin it anew, with the same config and in the same place, by --anew (train(…, resume=True, anew=True))"
+        )
+    return found
+
+
+def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}{key}.")
+        elif value not in ({}, None):
+            yield f"{path}{key}", list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,257 @@
+"""Credit transforms: what a decision is rewarded with, made of what the ledger says it earned.
+
+Each is a small rule `(table, reward) -> reward` over whole columns; a role has a list of them, applied in order, and
+sees only its own rows changed:
+
+    credit = credit_from_config({"planner": [{"name": "mix", "team": ["outcome"], "alpha": 0.7}], "*": []})
+    table = apply_credit(table, credit)              # before any algorithm sees it
+
+`counterfactual` and the potentials need numbers from outside of the table (forks, the environment): they come as
+plain mappings from decision id to number, so nothing here generates or replays anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from ....agents.hints import nearest
+from ...config.choices import SHARE, Range, check_ranges
+from ...config.schema import build
+from .table import Floats, Table, total
+
+Transform = Callable[[Table, Floats], Floats]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """alpha * team + beta * local: `team` names the components of the team's reward, all others are local."""
+
+    team: tuple[str, ...]
+    alpha: float = 1.0
+    """Weight of the team's reward. Usual 0.5–1 (AT-GRPO: 1)."""
+    beta: float = 1.0
+    """Weight of the act's own."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"alpha": Range(), "beta": Range()})
+
+    def __call__(self, table: Table, reward: Floats) -> Floats:
+        team = sum((table.component(name) for name in self.team), np.zeros(len(table)))
+        return self.alpha * team + self.beta * (reward - team)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Give every act the episode's total of one component, wherever in the episode it was placed."""
+
+    component: str
+    share: Literal["full", "split"] = "full"
+    """"full": each act gets all of it. "split": it is divided among the acts of the episode."""
+
+    def __call__(self, table: Table, reward: Floats) -> Floats:
+        own = table.component(self.component)
+        episode = table.codes("task", "episode")
+        everything = total(episode, own)
+        if self.share == "split":
+            everything = everything / np.bincount(episode)[episode]
+        spread: Floats = reward - own + everything
+        return spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shaping:
+    """Potential-based shaping along a chain: + scale * (gamma * potential after - potential before).
+
+    The potential of the state in which an act was made is read from a component of the ledger, which no longer
+    counts as reward itself. The potential after a chain's last act is 0, so the best policy stays the best (Ng,
+    Harada, Russell 1999). Where gamma < 1, potentials must not be negative: going round in circles at a negative
+    potential would pay (gamma - 1) * potential > 0 for every step.
+    """
+
+    component: str = "potential"
+    gamma: float = 1.0
+    """The algorithm's discount per act."""
+    scale: float = 1.0
+    """Usual 0.1–1."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"gamma": SHARE, "scale": Range()})
+
+    def __call__(self, table: Table, reward: Floats) -> Floats:
+        potential = table.component(self.component)
+        return reward - potential + self.scale * shaping(table, potential, self.gamma)
+
+
+def shaping(table: Table, potential: Floats, gamma: float) -> Floats:
+    """gamma * potential of the next act's state - potential of this one's; 0 after the last."""
+    lowest = float(potential.min(initial=0.0))
+    if gamma < 1.0 and lowest < 0.0:
+        raise ValueError(
+            f"potential {lowest:g} with gamma={gamma:g}: a negative potential pays for going round in circles. "
+            f"Add {-lowest:g} to all potentials, or set gamma=1"
+        )
+    after = np.where(table.following >= 0, potential[table.following], 0.0)
+    found: Floats = gamma * after - potential
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Influence:
+    """Reward for making the team better than it was (MARTI, after MAPoRL): + alpha * delta.
+
+    Q is the mean correctness of all acts of the episode's earlier turns (any agent's), R this act's.
+    quality: Q * R - (1 - Q) * (1 - R).   margin: R - Q.   Nothing is added in the first turn.
+    """
+
+    component: str
+    """Correctness of an act, in 0 … 1."""
+    kind: Literal["quality", "margin"] = "margin"
+    alpha: float = 0.5
+    """Usual 0.5."""
+    outcome: float = 0.0
+    """beta: also adds this times the episode's mean correctness in its last turn. Usual 0 or 0.5."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"alpha": Range(), "outcome": Range()})
+
+    def __call__(self, table: Table, reward: Floats) -> Floats:
+        correct, turn = table.component(self.component), table.numbers("turn")
+        episode = table.codes("task", "episode")
+        before, final = np.full(len(table), np.nan), np.zeros(len(table))
+        by_turn = np.lexsort((turn, episode))
+        for rows in np.split(by_turn, np.flatnonzero(np.diff(episode[by_turn])) + 1) if len(table) else []:
+            starts = np.searchsorted(turn[rows], turn[rows], "left")  # acts in earlier turns
+            sums = np.append(0.0, np.cumsum(correct[rows]))[starts]
+            before[rows] = np.divide(sums, starts, out=np.full(len(rows), np.nan), where=starts > 0)
+            final[rows] = correct[rows[turn[rows] == turn[rows[-1]]]].mean()
+        if self.kind == "margin":
+            delta = correct - before
+        else:
+            delta = before * correct - (1.0 - before) * (1.0 - correct)
+        found: Floats = reward + self.alpha * np.nan_to_num(delta, nan=0.0) + self.outcome * final
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeCredit:
+    """How an act compares with its parents and its siblings: + scale * (r - [(1 - lam) * parents + lam * siblings]).
+
+    `parents` is the mean reward of the decisions whose words the act was shown, `siblings` the mean of the *other*
+    candidates from its state (MARTI's intended shaping, whose parent index was never written). Where an act has only
+    one of the two, that one is the whole baseline; with neither nothing is added.
+    """
+
+    scale: float = 1.0
+    lam: float = 0.5
+    """0: improve on what one was given; 1: be better than one's siblings."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"scale": Range(), "lam": SHARE})
+
+    def __call__(self, table: Table, reward: Floats) -> Floats:
+        parents, siblings = parent_mean(table, reward), sibling_mean(table, reward)
+        both = (1.0 - self.lam) * parents + self.lam * siblings
+        baseline = np.where(np.isnan(parents), siblings, np.where(np.isnan(siblings), parents, both))
+        found: Floats = reward + self.scale * np.nan_to_num(reward - baseline, nan=0.0)
+        return found
+
+
+def parent_mean(table: Table, reward: Floats) -> Floats:
+    """Mean reward of the decisions among an act's parents; NaN without any (a parent may be a tool's node)."""
+    where = {(row.env_id, row.episode, row.node): i for i, row in enumerate(table.rows)}
+    found = np.full(len(table), np.nan)
+    for i, row in enumerate(table.rows):
+        rows = [where[key] for p in row.parents if (key := (row.env_id, row.episode, p)) in where]
+        if rows:
+            found[i] = reward[rows].mean()
+    return found
+
+
+def sibling_mean(table: Table, reward: Floats) -> Floats:
+    """Mean reward of the other decisions of the sibling set; NaN without any."""
+    code = table.codes("task", "agent", "sibling_set")
+    size = np.bincount(code)[code]
+    rest = total(code, reward) - reward
+    found = np.full(len(table), np.nan)
+    np.divide(rest, size - 1, out=found, where=size > 1)
+    return found
+
+
+def counterfactual(
+    table: Table, score: Mapping[str, float], without: Mapping[str, float], scale: float = 1.0
+) -> Floats:
+    """Reward of each act replaced by scale * (what the team scored - what it would have scored otherwise).
+
+    `score` and `without` map decision ids to numbers: the score of the episode as played, and the mean score of
+    forks in which this act was drawn anew (`fork(at=node)`) or replaced by a default (`replay(substitute=…)`).
+    Decisions that were not forked keep their reward.
+    """
+    missing = sorted(set(without) - set(score))
+    if missing:
+        raise ValueError(f"decision {missing[0]!r} has a counterfactual score but no score as played")
+    found = table.reward.copy()
+    for name, otherwise in without.items():
+        if name not in table.index:
+            raise ValueError(
+                f"counterfactual for {name!r}, which is not in the table: was its episode sealed?"
+            )
+        found[table.index[name]] = scale * (score[name] - otherwise)
+    return found
+
+
+CREDIT: dict[str, type] = {
+    "mix": Mix,
+    "spread": Spread,
+    "shaping": Shaping,
+    "influence": Influence,
+    "tree": TreeCredit,
+}
+
+
+def credit_from_config(config: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, tuple[Transform, ...]]:
+    """Role (or "*") -> its transforms, from plain config: a list of {name: …, and the fields of that transform}."""
+    return {
+        role: tuple(_transform(role, dict(entry)) for entry in entries) for role, entries in config.items()
+    }
+
+
+def _transform(role: str, entry: dict[str, Any]) -> Transform:
+    name = entry.pop("name", None)
+    if name not in CREDIT:
+        raise ValueError(f"credit.{role}: unknown transform {name!r}: {nearest(str(name), CREDIT)}")
+    cls = CREDIT[name]
+    known = [field.name for field in fields(cls)]
+    for key in entry:
+        if key not in known:
+            raise ValueError(f"credit.{role}: {name!r} has no key {key!r}: {nearest(key, known)}")
+    for field in fields(cls):
+        if field.default is MISSING and field.name not in entry:
+            raise ValueError(f"credit.{role}: {name!r} needs {field.name!r}")
+    made: Transform = build(cls, entry, f"credit.{role}")
+    return made
+
+
+def apply_credit(table: Table, credit: Mapping[str, Sequence[Transform]], roles: Sequence[str] = ()) -> Table:
+    """The table with each role's rewards transformed by its own list, or by that of "*".
+
+    `roles` are all that may stand in `credit`: given, a misspelt one is an error (a role may act in no decision of
+    a step, so the table alone cannot tell).
+    """
+    for role in credit:
+        if roles and role not in ("*", *roles):
+            raise ValueError(f"credit is set for role {role!r}: {nearest(role, roles)}")
+    acted = np.array([row.role for row in table.rows])
+    changed = table.reward.copy()
+    for role in sorted(set(acted.tolist())):
+        reward = table.reward
+        for transform in credit.get(role, credit.get("*", ())):
+            reward = transform(table, reward)
+        changed[acted == role] = reward[acted == role]
+    for i, row in enumerate(table.rows):
+        if row.worth is not None:  # transformed when its tree compared it
+            changed[i] = row.worth
+    return table.with_reward(changed)

@@ -1,0 +1,101 @@
+"""From traces to the thin table: one `Decision` for each act of an episode."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable
+from math import fsum
+
+from ....envs.core.trace import Trace, jsonable
+from ....envs.core.workflow import Node
+from .table import Decision
+
+
+def decisions_of(trace: Trace, episode: str, trained: Collection[str]) -> list[Decision]:
+    """A finished episode's decisions. `trained` names the policies that learn; other acts only count in statistics.
+
+    A chain is one agent in one episode: what it says later continues what it said before.
+    """
+    ended = "truncated" if str(trace.ended) == "truncated" else "terminal"
+    credit = credits_by_node(trace)
+    rows: list[Decision] = []
+    last: dict[str, Decision] = {}
+    counts: dict[str, int] = {}
+    for node in sorted(trace.acts(), key=lambda n: (n.round, n.id)):  # in the order they were asked
+        row = row_of(node, trace.task_id, episode, node.id, trained)
+        row.chain, row.env_id = f"{episode}/{row.agent}", trace.env_id
+        row.turn = row.order = counts.get(row.agent, 0)
+        row.credit = credit.get(node.id, {})
+        counts[row.agent] = row.order + 1
+        rows.append(row)
+        last[row.agent] = row
+    for row in last.values():
+        row.ended = ended  # type: ignore[assignment]
+    return rows
+
+
+def row_of(
+    node: Node, task: str, episode: str, name: str, trained: Collection[str], asked: str = ""
+) -> Decision:
+    """What an act says of itself; its place in a chain and its credit are its caller's to fill in.
+
+    `name` is the node's among the episode's samples: its id, unless several were drawn for it. `asked` is its prompt's
+    hash, where it is known.
+    """
+    policy = str(node.meta.get("policy", ""))
+    return Decision(
+        id=f"{episode}/{name}", task=task, episode=episode, node=name,
+        role=node.role or "", agent=node.agent or "", chain="", policy=policy,
+        n_tokens=int(node.meta.get("tokens_out", 0)) or 1, parents=node.parents,
+        prompt_hash=asked or prompt_hash(node), anchor=node.anchor, version=int(node.meta.get("version", 0)),
+        trainable=policy in trained and not node.meta.get("forced") and bool(node.meta.get("sample")),
+    )  # fmt: skip
+
+
+def credits_by_node(trace: Trace) -> dict[str, dict[str, float]]:
+    """Each node's credits, summed by component."""
+    table: dict[str, dict[str, float]] = {}
+    for node, component, amount in trace.credits:
+        row = table.setdefault(node, {})
+        row[component] = row.get(component, 0.0) + amount
+    return table
+
+
+def prompt_hash(node: Node) -> str:
+    """The same for the same messages to the same agent."""
+    text = json.dumps([node.agent, jsonable(node.messages)], ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def shuffled_credits(traces: Iterable[Trace], seed: int) -> None:
+    """Exchange credits between episodes, act for act of the same agent and turn: a control without signal.
+
+    Each (agent, turn, component) is brought to mean 0 too. With the exchange alone an agent that is asked once more is
+    given once more, so where credits are positive on average, whatever makes episodes longer would be taught.
+    """
+    import random
+
+    rng = random.Random(seed)
+    cells: dict[tuple[str, int], list[tuple[Trace, str]]] = {}
+    tables = {}
+    for trace in traces:
+        tables[id(trace)] = credits_by_node(trace)
+        seen: dict[str, int] = {}
+        for act in trace.acts():
+            turn = seen.get(act.agent or "", 0)
+            seen[act.agent or ""] = turn + 1
+            cells.setdefault((act.agent or "", turn), []).append((trace, act.id))
+        trace.credits = []
+    from ....envs.core.ledger import Credit
+
+    for _, members in sorted(cells.items(), key=lambda item: item[0]):
+        given = [tables[id(trace)].get(node, {}) for trace, node in members]
+        means = {
+            c: fsum(g.get(c, 0.0) for g in given) / len(given)
+            for c in dict.fromkeys(c for g in given for c in g)
+        }
+        rng.shuffle(given)
+        for (trace, node), amounts in zip(members, given, strict=True):
+            for component, mean in means.items():
+                trace.credits.append(Credit(node, component, amounts.get(component, 0.0) - mean))

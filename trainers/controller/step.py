@@ -1,0 +1,237 @@
+"""One step of training: collect -> table -> values -> advantages -> update -> publish.
+
+A *recipe* is what a step does. `Default` is the plain one, and reads top to bottom; others override
+`step`, or one of its parts (`trains`, `team`, `plan`), and register by name (recipes/).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...agents.threads import together
+from ...rewards.monitors import measure
+from ..algorithms.algorithm import Plan
+from . import checkpoint
+from .collect import Collector, Cursor, Harvest, minibatches_of
+from .statistics.comparison import starved
+from .statistics.decisions import shuffled_credits
+from .statistics.table import Signal, Table
+
+if TYPE_CHECKING:
+    from ...agents.team import BoundTeam
+    from .run import Run
+
+Metrics = dict[str, float]
+
+
+class Stopped(RuntimeError):
+    """A run stopped itself; the message is the cause."""
+
+
+class Default:
+    """Every policy with a learner plays its roles and learns from each step."""
+
+    def check(self, run: Run) -> None:
+        """Raise what does not fit the run's environment and map, before anything is loaded."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it keeps from step to step, as plain JSON: a checkpoint holds it."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave; `check` has been called."""
+
+    def trains(self, run: Run) -> list[str]:
+        """The policies that learn in this step."""
+        return list(run.algorithms)
+
+    def team(self, run: Run) -> BoundTeam:
+        """Who plays in this step."""
+        return run.team()
+
+    def plan(self, run: Run) -> Plan:
+        """How this step's samples are drawn."""
+        plan = Plan(k=run.config.k)
+        trees = {policy: run.algorithms[policy].collect(plan).tree for policy in self.trains(run)}
+        if len(set(trees.values())) > 1:
+            raise ValueError(
+                "policies that learn together are sampled together, in the same trees or in none: "
+                + "; ".join(
+                    f"policies.{p}.algorithm ({run.algorithms[p].name}) wants {t}" for p, t in trees.items()
+                )
+            )
+        for policy in self.trains(run):
+            plan = run.algorithms[policy].collect(plan)
+        return plan
+
+    async def step(self, run: Run) -> Metrics:
+        harvest = await self.collect(run)
+        stale = await self.drop_stale(run, harvest)
+        run.played = dict(zip(harvest.episodes, harvest.traces, strict=True))
+        table = Table(harvest.decisions)
+        metrics = {**collected(harvest), **roles(table), "stale": float(stale)}
+        signals: dict[str, list[Signal]] = {}
+        if len(table) and any(len(table.mine(p)) for p in run.algorithms):
+            table = await self.judge(run, table)
+            signals = self.advantages(run, table, metrics)
+            metrics |= await self.update(run, table, signals)
+        else:
+            metrics["usable"] = 0.0
+            run.last_cause = harvest.cause if harvest.failures else ""
+        await run.keep(harvest.traces, table, signals)
+        await run.retire(harvest.episodes)
+        return metrics
+
+    async def collect(self, run: Run) -> Harvest:
+        """Play the step's tasks."""
+        run.collector.team, run.collector.trained = self.team(run), set(self.trains(run))
+        return await self.gather(run, run.collector, run.cursor, run.config.tasks_per_step)
+
+    async def gather(
+        self, run: Run, collector: Collector, cursor: Cursor, tasks: int, place: str = ""
+    ) -> Harvest:
+        """Play so many tasks; with dynamic sampling, replace those that teach nothing."""
+        plan, harvest, missing = self.plan(run), Harvest(), tasks
+        for attempt in range(plan.resample + 1):
+            label = f"{run.step}{place}" if attempt == 0 else f"{run.step}{place}r{attempt}"
+            more = await collector.collect(
+                cursor.take(missing), plan.k, run.config.seed, label, run.on_trace,
+                tree=plan.tree, judge=run.foresee, worth=run.worth if run.credits else None,
+            )  # fmt: skip
+            if run.config.shuffle_rewards:
+                shuffled_credits(more.traces, run.config.seed + run.step)
+                rebook(more)
+            for name in harvest.add(more, self.useful(run, more) if plan.resample else None):
+                await run.drop(name, "useless")
+            missing = tasks - harvest.tasks
+            if missing <= 0:
+                break
+        return harvest
+
+    async def drop_stale(self, run: Run, harvest: Harvest) -> int:
+        """Discard episodes with a trained act that is more than `staleness` versions old. -> how many."""
+        old = {
+            d.episode
+            for d in harvest.decisions
+            if d.trainable and run.versions.get(d.policy, 0) - d.version > run.config.staleness
+        }
+        for name in sorted(old):
+            await run.drop(name, "stale")
+        harvest.decisions = [d for d in harvest.decisions if d.episode not in old]
+        return len(old)
+
+    def useful(self, run: Run, harvest: Harvest) -> set[tuple[str, str]]:
+        """(env_id, task) of what some algorithm can learn from, rewarded as it will see it."""
+        table = Table(harvest.decisions)
+        found: set[tuple[str, str]] = set()
+        for policy, algorithm in run.algorithms.items():
+            found |= algorithm.useful(run.credit(table, policy), table.mine(policy))
+        return found
+
+    async def judge(self, run: Run, table: Table) -> Table:
+        """Value summaries of the decisions whose algorithm wants them."""
+        wanted = {
+            p: [table.ids[i] for i in table.mine(p)] for p, a in run.algorithms.items() if a.needs.summaries
+        }
+        early = [p for p in wanted if run.algorithms[p].needs.reference and p in self.trains(run)]
+        judging = [run.values(p, ids) for p, ids in wanted.items() if ids]
+        found = await together(*judging, *(run.prepare(p, wanted[p]) for p in early))
+        by_id = {id: value for values in found if values for id, value in values.items()}
+        for row in table.rows:
+            row.value = by_id.get(row.id)
+        return table
+
+    def advantages(self, run: Run, table: Table, metrics: Metrics) -> dict[str, list[Signal]]:
+        """Signals per policy; a trained role that cannot learn stops the run with the sentence that says why."""
+        signals: dict[str, list[Signal]] = {}
+        for policy in self.trains(run):
+            algorithm, mine = run.algorithms[policy], table.mine(policy)
+            if not len(mine):
+                continue
+            rows = run.credit(table, policy)
+            try:
+                signals[policy] = algorithm.advantages(rows, mine, run.state[policy])
+            except FloatingPointError as error:
+                raise Stopped(f"policy {policy!r}: {error}") from error
+            check_state(policy, algorithm.name, run.state[policy])
+            found = algorithm.metrics(rows, mine, signals[policy])
+            metrics |= {f"policy/{policy}/{k}": v for k, v in found.items()}
+            run.note_starved(policy, starved(rows, signals[policy]))
+        return signals
+
+    async def update(self, run: Run, table: Table, signals: dict[str, list[Signal]]) -> Metrics:
+        """All groups update side by side, then all publish: one weight sync per policy and step."""
+        batches = minibatches_of([r for r in table.rows if r.trainable], run.config.minibatches)
+        jobs: dict[str, list[list[str]]] = {}
+        for policy, own in signals.items():
+            ids = {s.id for s in own}
+            cut = [[id for id in batch if id in ids] for batch in batches]
+            jobs[policy] = [b for _ in range(run.config.epochs) for b in cut if b]
+        done = await together(*(run.update(p, signals[p], jobs[p]) for p in signals if jobs[p]))
+        await run.publish()
+        metrics = {"usable": float(sum(map(len, signals.values())))}
+        for policy, figures in zip([p for p in signals if jobs[p]], done, strict=True):
+            metrics |= {f"policy/{policy}/{k}": v for k, v in figures.items()}
+        return metrics
+
+
+def check_state(policy: str, algorithm: str, state: Mapping[str, Any]) -> None:
+    """What cannot be kept in a checkpoint is an error at once, and not when the first one is due."""
+    try:
+        checkpoint.check_storable(dict(state))
+    except Exception as error:
+        raise TypeError(
+            f"policy {policy!r}: what {algorithm} keeps in `state` cannot be kept in a checkpoint; let it be numbers, text, "
+            f"containers or tensors ({str(error).splitlines()[0]:.200})"
+        ) from error
+
+
+def rebook(harvest: Harvest) -> None:
+    """Decisions earn what their traces' credits now say."""
+    from .statistics.decisions import credits_by_node
+
+    credit = {
+        (name, node): given
+        for name, trace in zip(harvest.episodes, harvest.traces, strict=True)
+        for node, given in credits_by_node(trace).items()
+    }
+    for row in harvest.decisions:
+        row.credit = credit.get((row.episode, row.node), {})
+
+
+def collected(harvest: Harvest) -> Metrics:
+    """Figures of a round of collecting: scores, endings, failures, speed."""
+    traces = harvest.traces
+    figures: Metrics = {
+        "episodes": float(len(traces)),
+        "failures": float(sum(harvest.failures.values())),
+        "time/collect": harvest.seconds,
+    }
+    sums: dict[str, list[float]] = defaultdict(list)
+    tokens = 0
+    for trace in traces:
+        sums["truncated"].append(float(str(trace.ended) == "truncated"))
+        tokens += sum(int(n.meta.get("tokens_out", 0)) for n in trace.acts())
+    figures |= {name: math.fsum(values) / len(values) for name, values in sums.items()}
+    figures |= {f"train/{name}": value for name, value in harvest.means().items()}
+    figures |= measure(traces)  # acts and what else the monitors watch
+    figures["tokens_out"] = float(tokens)
+    figures["time/rollout_tokens_per_second"] = tokens / harvest.seconds if harvest.seconds else 0.0
+    return figures
+
+
+def roles(table: Table) -> Metrics:
+    """Per role: acts, mean credit by component, malformed share through `format`."""
+    cells: dict[str, list[float]] = defaultdict(list)
+    for row in table.rows:
+        cells[f"role/{row.role}/credit"].append(sum(row.credit.values()))
+        cells[f"role/{row.role}/tokens"].append(float(row.n_tokens))
+        for component, amount in row.credit.items():
+            cells[f"role/{row.role}/{component}"].append(amount)
+    counts = {f"role/{r}/acts": 0.0 for r in {row.role for row in table.rows}}
+    for row in table.rows:
+        counts[f"role/{row.role}/acts"] += 1
+    return {**{name: math.fsum(v) / len(v) for name, v in cells.items()}, **counts}

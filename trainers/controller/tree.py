@@ -1,0 +1,310 @@
+"""Tree sampling: whenever a trained role is asked, several candidates are drawn from the very same state.
+
+    state --+-- candidate 0      scored at once, by playing on, or by a critic (`Tree.score`)
+            +-- candidate 1  <-- chosen (`Tree.continuation`): the next role sees *its* words
+            +-- candidate 2      not continued, but training data all the same
+
+A candidate is one round: where several agents are asked side by side, each of the K candidates holds one reply
+of each. The siblings of a set answer the same prompt in the same state, with the same chance to come, so their
+credits can be compared; that is all that AT-GRPO compares. Hence every sibling, the chosen one included, is
+credited with what was known *when it was scored*, and that very number, after credit transforms, is what it is chosen
+by and what its advantage is made of. What only the chosen one could still earn later stands in the episode's trace;
+of the table it is part only as what a critic should have expected (`Decision.later`, `score="value"`).
+
+Names: the samples of a tree are kept under one episode, each under a node name of its own: `3~2` is candidate 2 of
+node 3. The line that is continued is one chain per agent; a candidate that is not ends a chain of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...envs.core.branch import Branch
+from ...envs.core.drivers import derive
+from ...envs.core.execution import Ended
+from ...envs.core.trace import Trace
+from ...envs.core.workflow import Node
+from ..algorithms.algorithm import Tree
+from .statistics.decisions import row_of
+from .statistics.table import Decision
+
+EXPECTED = "value"
+"""The component under which a candidate's expected later reward is shown."""
+
+LEAVES = 32
+"""Most lines of one tree with `continuation="all"`; beyond it the tree goes on greedily."""
+
+Judge = Callable[[dict[str, list[str]]], Awaitable[dict[str, float]]]
+"""Policy -> decision ids; gives for each what its critic expects once it is said (`score="value"`)."""
+
+Worth = Callable[[Sequence[Decision]], Mapping[str, float]]
+"""Decisions to their rewards, by id, as credit transforms make them of the credits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A candidate's round as a trace of its own, with the names of the samples on its path."""
+
+    trace: Trace
+    names: dict[str, str]
+
+
+@dataclass(slots=True)
+class Grown:
+    """A finished tree."""
+
+    line: Branch
+    """The one that was continued (with `all`: always with the best)."""
+    rows: list[Decision] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
+    """Every candidate's round, credited: data for preference learning."""
+    leaves: list[Branch] = field(default_factory=list)
+    """Where the lines ended."""
+    lost: Counter[str] = field(default_factory=Counter)
+    """Candidates that failed for infrastructure's sake, by cause."""
+
+    @property
+    def trace(self) -> Trace:
+        return self.line.trace
+
+
+@dataclass(slots=True)
+class _Candidate:
+    branch: Branch
+    asked: list[str]  # node ids of its round
+    line: str | None = None  # the label of the line it was drawn on; None: alone, it has no siblings
+    credit: dict[str, dict[str, float]] = field(default_factory=dict)  # node id -> component -> amount
+    rows: list[Decision] = field(default_factory=list)
+    score: float = 0.0
+
+
+class TreeSampler:
+    """Grows the tree of one episode."""
+
+    def __init__(
+        self, root: Branch, tree: Tree, trained: Collection[str], seed: int, judge: Judge | None = None,
+        worth: Worth | None = None,
+    ) -> None:  # fmt: skip
+        if tree.width < 2:
+            raise ValueError(f"a tree of width {tree.width}: 2 or more candidates can be compared")
+        if tree.score == "value" and judge is None:
+            raise ValueError('tree score "value" needs a critic to ask')
+        self.root, self.tree, self.seed, self.judge, self.worth = root, tree, seed, judge, worth
+        self.trained = trained
+        self.grown = Grown(root)
+        self._leaves = 1
+        limit = root.arena.budget.seconds
+        self._deadline = None if limit is None else time.monotonic() + limit
+
+    async def grow(self) -> Grown:
+        """Play the episode to its end, K candidates at a time."""
+        self.grown.line = await self._extend(self.root)
+        return self.grown
+
+    async def _extend(self, line: Branch, first: _Candidate | None = None) -> Branch:
+        """Continue a line to its leaf; lines that part from it are extended beside it."""
+        chains = _Chains(self.root.episode, line.label)
+        mine: list[Decision] = []
+        if first is not None:  # the candidate that this line began with
+            mine += map(chains.add, first.rows)
+        beside: list[asyncio.Task[Branch]] = []
+        await line.tools()
+        while not line.over:
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                line.play.truncate(f"more than {line.arena.budget.seconds} s")
+                break
+            if not self._branches(line):
+                asked = [node.id for node in line.asked]
+                await line.round()
+                alone = _Candidate(line, asked, credit={n: line.credits(n) for n in asked})
+                mine += map(chains.add, self._rows(alone))
+                continue
+            candidates = await self._candidates(line)
+            if not candidates:  # all failed alike: the episode did
+                break
+            await self._score(candidates, mine)
+            ranked = self._ranked(candidates, line)
+            kept = self._kept(len(ranked))
+            mine += map(chains.add, ranked[0].rows)
+            beside += [asyncio.create_task(self._extend(other.branch, other)) for other in ranked[1:kept]]
+            for lost in ranked[kept:]:
+                own = _Chains(self.root.episode, lost.branch.label)
+                self.grown.rows += own.end([own.add(row) for row in lost.rows], lost.branch)
+                if lost.branch.over:
+                    self._look_back(lost.rows, lost.branch)
+                lost.branch.close()
+            ranked[0].branch.label = line.label
+            line = ranked[0].branch
+        line.close()
+        self.grown.rows += chains.end(mine, line)
+        self._look_back(mine, line)
+        self.grown.leaves.append(line)
+        await asyncio.gather(*beside)
+        return line
+
+    def _branches(self, line: Branch) -> bool:
+        """Whether a trained policy is asked: the words of fixed players are not compared."""
+        return any(line.team.names.get(node.agent or "") in self.trained for node in line.asked)
+
+    async def _candidates(self, line: Branch) -> list[_Candidate]:
+        """K forks of the line, each one round on."""
+        asked = [node.id for node in line.asked]
+        at = f"{line.label}-" if line.label else ""
+        labels = [f"{at}{line.play.round}.{i}" for i in range(self.tree.width)]
+        drawn = [_Candidate(line.fork(label), asked, line.label) for label in labels]
+        await asyncio.gather(*(c.branch.round() for c in drawn))
+        sound = [c for c in drawn if c.branch.play.ended is not Ended.ERROR]
+        for failed in drawn:
+            if failed not in sound:
+                play = failed.branch.play
+                self.grown.lost[f"{play.reason}: {play.exception}"] += 1
+        if not sound:
+            error = drawn[0].branch.play.exception or RuntimeError("every candidate failed")
+            line.play.abort(error, drawn[0].branch.play.reason)
+        return sound
+
+    # which one ---------------------------------------------------------------------------------------------
+
+    async def _score(self, candidates: list[_Candidate], before: list[Decision]) -> None:
+        """What each candidate is credited with and chosen by; `before` is the line so far."""
+        if self.tree.score == "rollout":
+            await asyncio.gather(*(self._play_on(c) for c in candidates))
+        else:
+            for c in candidates:
+                c.credit = {node: c.branch.credits(node) for node in c.asked}
+        asked: dict[str, str] = {}  # siblings answer the same prompt: it is hashed once
+        for c in candidates:
+            c.rows = self._rows(c, asked)
+            self.grown.candidates.append(Candidate(_round_of(c), dict(c.branch.names)))
+        drawn = [row for c in candidates for row in c.rows]
+        worth = self._worths(drawn, before)
+        if self.tree.score == "value":
+            await self._foresee(candidates)
+        for row in drawn:
+            row.worth = worth[row.id] + row.credit.get(EXPECTED, 0.0)
+        for c in candidates:
+            c.score = math.fsum(row.worth or 0.0 for row in c.rows)
+
+    def _worths(self, rows: Sequence[Decision], before: Sequence[Decision] = ()) -> Mapping[str, float]:
+        """The decisions' rewards; what they are made of may lie in decisions `before` them."""
+        if self.worth is None:
+            return {row.id: math.fsum(row.credit.values()) for row in rows}
+        alone = [
+            replace(row, chain=row.id, order=0, ended="terminal", worth=None) for row in (*before, *rows)
+        ]
+        return self.worth(alone)
+
+    def _look_back(self, rows: list[Decision], line: Branch) -> None:
+        """What each decision's chain earned after it was scored: what a critic should have expected there."""
+        if self.tree.score != "value":
+            return
+        ids, trace = {name: id for id, name in line.names.items()}, line.trace
+        whole = self._worths([replace(row, credit=trace.rewards(ids[row.node]), worth=None) for row in rows])
+        later: dict[str, float] = {}
+        for row in reversed(rows):  # of one chain the last first
+            known = 0.0 if row.worth is None else row.worth - row.credit.get(EXPECTED, 0.0)
+            row.later = later.get(row.chain, 0.0) + whole[row.id] - known
+            later[row.chain] = row.later + known
+
+    async def _play_on(self, candidate: _Candidate) -> None:
+        """Play a fork of the candidate to its end; what is said there is counted, and never trained."""
+        label = f"r{candidate.branch.label}"
+        probe = await candidate.branch.fork(label).finish()
+        candidate.credit = {node: probe.credits(node) for node in candidate.asked}
+        rest = [n for n in probe.play.canonical() if n.kind == "act" and n.id not in candidate.branch.names]
+        said = _Candidate(probe, [n.id for n in rest], credit={n.id: probe.credits(n.id) for n in rest})
+        own = _Chains(self.root.episode, label)
+        for row in own.end([own.add(row) for row in self._rows(said)], probe):
+            row.trainable = False
+            self.grown.rows.append(row)
+
+    async def _foresee(self, candidates: list[_Candidate]) -> None:
+        """Add what the critic expects after each candidate; after the end there is nothing to expect."""
+        assert self.judge is not None
+        asked: dict[str, list[str]] = {}
+        rows = {row.id: row for c in candidates if not c.branch.over for row in c.rows if row.trainable}
+        for row in rows.values():
+            asked.setdefault(row.policy, []).append(row.id)
+        for id, expected in (await self.judge(asked)).items():
+            rows[id].credit = {**rows[id].credit, EXPECTED: expected}
+
+    def _ranked(self, candidates: list[_Candidate], line: Branch) -> list[_Candidate]:
+        """The candidates, the one to go on with first."""
+        chance = random.Random(derive("tree", self.seed, line.label, line.play.round))
+        how = self.tree.continuation
+        if how in ("softmax", "random"):
+            best = max(c.score for c in candidates)
+            weights = [math.exp(c.score - best) if how == "softmax" else 1.0 for c in candidates]
+            chosen = chance.choices(candidates, weights)[0]
+        else:
+            chosen = max(candidates, key=lambda c: c.score)  # of equals the first
+        return [chosen, *(c for c in candidates if c is not chosen)]
+
+    def _kept(self, count: int) -> int:
+        """How many of `count` candidates are continued."""
+        if self.tree.continuation != "all" or self._leaves + count - 1 > LEAVES:
+            return 1
+        self._leaves += count - 1
+        return count
+
+    # rows --------------------------------------------------------------------------------------------------
+
+    def _rows(self, c: _Candidate, asked: dict[str, str] | None = None) -> list[Decision]:
+        """The decisions of a candidate's round; which chain they belong to is still to be said.
+
+        `asked`: node -> its prompt's hash, filled in by the first candidate of a set."""
+        asked = {} if asked is None else asked
+        branch, rows = c.branch, []
+        acts = [n for n in branch.play.canonical() if n.kind == "act" and n.agent]
+        for id in c.asked:
+            node = branch.play.node(id)
+            if node.reply is None:  # the episode ended before it was answered
+                continue
+            task, name = branch.play.task.id, branch.names[id]
+            row = row_of(node, task, self.root.episode, name, self.trained, asked.get(id, ""))
+            asked[id] = row.prompt_hash
+            row.turn = sum(n.agent == node.agent and n.round < node.round for n in acts)
+            row.parents = tuple(branch.names.get(parent, parent) for parent in node.parents)
+            row.credit, row.env_id = c.credit.get(id, {}), branch.arena.env_id
+            if c.line is not None:
+                row.sibling_set = f"{self.root.episode}/{id}~{c.line}"
+            rows.append(row)
+        return rows
+
+
+class _Chains:
+    """One chain per agent along one line."""
+
+    def __init__(self, episode: str, label: str) -> None:
+        self.prefix = f"{episode}~{label}" if label else episode
+        self.length: Counter[str] = Counter()
+        self.last: dict[str, Decision] = {}
+
+    def add(self, row: Decision) -> Decision:
+        row.chain, row.order = f"{self.prefix}/{row.agent}", self.length[row.agent]
+        self.length[row.agent] += 1
+        self.last[row.agent] = row
+        return row
+
+    def end(self, rows: list[Decision], branch: Branch) -> list[Decision]:
+        """The line goes no further: because the episode is over, or because nobody went on with it."""
+        for row in self.last.values():
+            row.ended = "terminal" if branch.play.ended is Ended.TERMINAL else "truncated"
+        return rows
+
+
+def _round_of(c: _Candidate) -> Trace:
+    """A candidate's round as a trace of its own."""
+    from ...envs.core.ledger import Credit
+
+    whole = c.branch.trace
+    nodes: list[Node] = [n for n in whole.nodes if n.id in c.asked]
+    part = Trace(whole.env_id, whole.task_id, whole.seed, nodes=nodes, ended="truncated", data=whole.data)
+    part.credits = [Credit(node, name, x) for node, given in c.credit.items() for name, x in given.items()]
+    return part

@@ -1,0 +1,241 @@
+"""The policies of a model group, built from its spec: who owns which parameters, and which engine speaks for whom.
+
+    base                     loaded once, never trained itself
+    policy with an adapter   a low-rank change on the base; all of them share one engine
+    policy without           a full copy of the base (or of its `init`), and an engine of its own
+    critic                   parameters with a value head, and no engine
+    frozen policy            parameters without a learner
+
+Engines hold a copy of the weights as last published, so learning never changes what is speaking.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...agents import model_path
+from ...agents.engines.sampling import SamplingParams
+from ...agents.engines.torch_engine import Engine
+from ...agents.engines.vllm_engine import VLLMEngine
+from ...agents.llm import LLMPolicy
+from ...agents.machine import device_of
+from ...agents.model.llama import Linear, Llama, LowRank
+from ...agents.model.weights import load_model, load_tokenizer, save_model
+from ..config.group_settings import GroupSpec, PolicySpec
+from .parameters import Parameters
+from .update import Learner
+
+
+@dataclass(slots=True)
+class Hosted:
+    """One policy of a group."""
+
+    name: str
+    spec: PolicySpec
+    parameters: Parameters
+    learner: Learner | None
+    speaker: LLMPolicy | None
+    version: int = 0
+    """Updates published so far."""
+    dirty: bool = False
+    """Updated since it was last published."""
+
+    @property
+    def engine(self) -> Engine | VLLMEngine | None:
+        return None if self.speaker is None else self.speaker.engine  # type: ignore[return-value]
+
+    def learning(self) -> Learner:
+        """Its learner, or an error that says what it is instead."""
+        if self.learner is None:
+            raise ValueError(f"policy {self.name!r} is frozen: it has no `learning`, so it cannot be updated")
+        return self.learner
+
+    def speaking(self) -> LLMPolicy:
+        if self.speaker is None:
+            raise ValueError(f"policy {self.name!r} is a critic: it judges and cannot speak")
+        return self.speaker
+
+    def publish(self) -> None:
+        """Let its engine speak with the parameters as they are now."""
+        if self.learner is not None:
+            self.learner.optimiser.zero_grad(set_to_none=True)  # gradients need not be copied along
+        if self.engine is not None:
+            self.engine.publish(self.parameters.model, self.version, self.parameters.adapter)
+        self.dirty = False
+
+    def close(self) -> None:
+        """End an engine that lives in processes of its own."""
+        if isinstance(self.engine, VLLMEngine):
+            self.engine.close()
+
+
+def host(spec: GroupSpec) -> tuple[dict[str, Hosted], Any]:
+    """Load the base and build every policy of a group. -> policies, and the tokenizer that they share."""
+    if not spec.policies:
+        raise ValueError(f"group {spec.name!r} has no policies: map a role to one, or leave the group out")
+    models = _Models(spec)
+    tokenizer = load_tokenizer(model_path(spec.model))
+    hosted: dict[str, Hosted] = {}
+    for name, given in spec.policies.items():
+        hosted[name] = Hosted(name, given, models.parameters(name, given), None, None)
+    engines: dict[int, Engine | VLLMEngine] = {}
+    for policy in hosted.values():  # after all adapters exist, because engines copy the model
+        if policy.spec.learning is not None:
+            inspection = Path(spec.folder) / "failed-updates" if spec.folder else None
+            reference = models.reference(policy.name, policy.spec) if policy.spec.reference else None
+            policy.learner = Learner(
+                policy.name,
+                policy.parameters,
+                policy.spec.learning,
+                reference=reference,
+                inspection=inspection,
+            )
+        if not policy.spec.critic:
+            model = policy.parameters.model
+            if id(model) not in engines:
+                engines[id(model)] = _engine(spec, policy, tokenizer)
+            policy.speaker = _speaker(policy, engines[id(model)], tokenizer)
+    return hosted, tokenizer
+
+
+def vocabulary(tokenizer: Any) -> str:
+    """Which words its ids stand for, as a hash."""
+    words = json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+class _Models:
+    """The base, and copies of it as policies need them."""
+
+    def __init__(self, spec: GroupSpec) -> None:
+        self.spec = spec
+        self.device = _device(spec)
+        self.base = _load(f"groups.{spec.name}.model", spec.model).requires_grad_(False).to(self.device)
+        self.frozen: dict[str, Llama] = {}
+
+    def parameters(self, name: str, policy: PolicySpec) -> Parameters:
+        if policy.adapter is None:
+            return Parameters(self._fresh(name, policy.init), critic=policy.critic)
+        with torch.random.fork_rng(devices=[]):
+            # an adapter's beginning depends on the seed and its name alone
+            torch.manual_seed(self.spec.seed ^ zlib.crc32(name.encode()))
+            added = self.base.add_adapter(name, policy.adapter.rank, policy.adapter.alpha)
+        for parameter in added:
+            parameter.requires_grad_(False)
+        return Parameters(self.base, name, policy.critic)
+
+    def reference(self, name: str, policy: PolicySpec) -> Parameters:
+        """What the policy was before it learned. An adapter's is the base, which is there anyway."""
+        if policy.adapter is not None:
+            return Parameters(self.base)
+        if policy.init not in self.frozen:
+            self.frozen[policy.init] = self._fresh(name, policy.init)
+        return Parameters(self.frozen[policy.init])
+
+    def _fresh(self, name: str, init: str) -> Llama:
+        model = _load(f"policies.{name}.init", init) if init else without_adapters(self.base)
+        return model.requires_grad_(False).to(self.device)
+
+
+def _device(spec: GroupSpec) -> torch.device:
+    """Where a group computes, or an error that names the key."""
+    try:
+        return device_of(spec.device)
+    except ValueError as error:
+        raise ValueError(f"groups.{spec.name}.device: {error}") from error
+
+
+def _load(key: str, model: str) -> Llama:
+    """The model that a key of the config names; where there is none, the error names the key."""
+    try:
+        return load_model(model_path(model))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{key}: {error}") from error
+
+
+def _engine(spec: GroupSpec, first: Hosted, tokenizer: Any) -> Engine | VLLMEngine:
+    """Of the policy that needs it first; if it is an adapter, of all adapters."""
+    if spec.engine == "vllm":
+        return _vllm(spec, first, tokenizer)
+    return Engine(
+        first.parameters.model,
+        tokenizer,
+        slots=spec.slots,
+        context=spec.context,
+        dtype=getattr(torch, spec.precision),
+        deterministic=spec.deterministic,
+    )
+
+
+def _vllm(spec: GroupSpec, first: Hosted, tokenizer: Any) -> VLLMEngine:
+    """One of vLLM's for one set of weights, and for all adapters on them."""
+    model, adapters = first.parameters.model, dict[str, int]()
+    if first.parameters.adapter is not None:
+        adapters = {n: p.adapter.rank for n, p in spec.policies.items() if p.adapter and not p.critic}
+    with TemporaryDirectory(prefix="unitymas-weights-") as folder:
+        save_model(model, folder, tokenizer)
+        engine = VLLMEngine(
+            folder,
+            tokenizer,
+            context=spec.context,
+            adapters=adapters,
+            seed=spec.seed,
+            max_num_seqs=spec.slots,
+            dtype=spec.precision,
+            **spec.engine_options,
+        )
+    for name in adapters:
+        engine.publish(model, 0, name)
+    return engine
+
+
+def _speaker(policy: Hosted, engine: Engine | VLLMEngine, tokenizer: Any) -> LLMPolicy:
+    """Refuses a tokenizer that cannot render a chat."""
+    s = policy.spec.sampling
+    sampling = SamplingParams(
+        temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens
+    )
+    return LLMPolicy(
+        engine, tokenizer, name=policy.name, adapter=policy.parameters.adapter, sampling=sampling
+    )
+
+
+def without_adapters(model: Llama) -> Llama:
+    """A copy of the model alone."""
+    plain = copy.deepcopy(model)
+    for module in plain.modules():
+        if isinstance(module, Linear):
+            module.adapters.clear()
+    return plain
+
+
+@torch.no_grad()
+def merged(parameters: Parameters) -> Llama:
+    """A copy of a policy's model with its adapter, if it has one, added into the matrices."""
+    plain = without_adapters(parameters.model)
+    if parameters.adapter is not None:
+        for ours, theirs in zip(plain.modules(), _linears_as(parameters.model, plain), strict=True):
+            if isinstance(ours, Linear) and isinstance(theirs, Linear):
+                ours.weight.add_(_change(theirs.adapters[parameters.adapter]))
+    return plain
+
+
+def _linears_as(model: Llama, plain: Llama) -> list[Any]:
+    """`model`'s modules by the names of `plain`'s."""
+    modules = dict(model.named_modules())
+    return [modules[name] for name, _ in plain.named_modules()]
+
+
+def _change(adapter: Any) -> Tensor:
+    assert isinstance(adapter, LowRank)
+    return adapter.up @ adapter.down * adapter.scale

@@ -1,0 +1,409 @@
+"""A model group: one base model, the policies on it, their engines, samples and learners.
+
+The controller holds workflows, tables and statistics; a group holds whatever is made of tensors. What crosses is
+thin: calls and answers, ids, signals, summaries, metrics. The same object runs in the controller's process or as a
+Ray actor (runtime.py); every method is a coroutine, and each says what it needs and no more.
+
+A step, as the controller sees it:
+
+    answer = await group.generate("team", call)         # many at a time; the sample is kept under (episode, node)
+    ids = await group.seal(episode, ["0", "1.0"])       # its credits are known: these may train
+    values = await group.values("team", ids, algorithm.needs, "team-critic")
+    metrics = await group.update("team", algorithm, signals, minibatches)
+    versions = await group.publish()                    # after all groups have updated; then a checkpoint
+    await group.retire(episodes)
+
+Heavy work runs in threads, one piece at a time for each policy, so that others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ...agents.engines.pieces import pieces, thinking_tokens
+from ...agents.engines.sampling import SamplingParams
+from ...agents.engines.torch_engine import Generation
+from ...agents.hints import nearest
+from ...agents.model.weights import load_model, save_adapter, save_model
+from ...agents.policies import Answer, Call
+from ...agents.text.plain import plain_of
+from ...agents.threads import in_thread
+from ..algorithms.algorithm import Algorithm, Needs
+from ..config.group_settings import GroupSpec
+from ..controller import checkpoint
+from ..controller.statistics.table import Signal, ValueSummary
+from .hosting import Hosted, host, merged, vocabulary
+from .parameters import Parameters
+from .sample_store import Sample, SampleStore
+from .targets import Discount, summaries, targets
+
+T = TypeVar("T")
+
+HEAVY = ThreadPoolExecutor(os.cpu_count(), "group")
+"""Where the groups of a process do their heavy work: more of it at once than there are cores costs memory alone."""
+
+
+class CallCancelled(RuntimeError):
+    """The controller called off a request before it was answered."""
+
+
+class ModelGroup:
+    """See the module's text."""
+
+    def __init__(self, spec: GroupSpec) -> None:
+        self.spec = spec
+        if spec.threads:
+            torch.set_num_threads(spec.threads)
+        self.hosted, self.tokenizer = host(spec)
+        self.store = SampleStore()
+        self._running: dict[str, asyncio.Task[Any]] = {}
+        self._at_work = {name: asyncio.Lock() for name in self.hosted}
+        self._open = asyncio.Event()
+        self._open.set()
+
+    # -- collecting -----------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
+    ) -> Answer:
+        """Let a policy answer. The sample is kept until sealed or dropped, unless `keep` is off (validation).
+
+        `temperature` instead of the policy's own.
+        """
+        hosted = self._policy(policy)
+        sampling = hosted.speaking().sampling
+        if temperature is not None:
+            sampling = sampling.but(temperature=temperature)
+        await self._open.wait()
+        name = f"{call.episode}/{call.node}"
+        task = asyncio.ensure_future(self._answer(hosted, call, sampling, keep))
+        self._running[name] = task
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise CallCancelled(f"call {name!r} to policy {policy!r} was called off") from None
+            task.cancel()  # the caller itself was cancelled, and the request goes with it
+            raise
+        finally:
+            if self._running.get(name) is task:
+                del self._running[name]
+
+    async def _answer(self, hosted: Hosted, call: Call, sampling: SamplingParams, keep: bool) -> Answer:
+        answer, said = await hosted.speaking().say(call, sampling)
+        if keep and said.ids:
+            sample = _sample(hosted.name, call, said, sampling.temperature)
+            sample.thinking = thinking_tokens(hosted.speaking().chat.tokenizer, said.ids, said.text)
+            answer.meta["sample"] = sample.id if self.store.put(sample) else None
+        return answer
+
+    async def cancel(self, episode: str, node: str | None = None) -> int:
+        """Call off an episode's requests (or one of them); whoever waits for them gets `CallCancelled`."""
+        found = [
+            task
+            for name, task in self._running.items()
+            if name.rpartition("/")[0] == episode and node in (None, name.rpartition("/")[2])
+        ]
+        for task in found:
+            task.cancel()
+        return len(found)
+
+    async def seal(self, episode: str, keep: Sequence[str]) -> list[str]:
+        """Close an episode; the nodes in `keep` may train. Idempotent. -> their decision ids."""
+        self._forget(episode)
+        return self.store.seal(episode, keep)
+
+    async def drop(self, episode: str, cause: str) -> int:
+        """Discard an episode's samples, in whatever state; counted under `cause`. -> how many."""
+        await self.cancel(episode)
+        self._forget(episode)
+        return self.store.drop(episode, cause)
+
+    async def retire(self, episodes: Collection[str]) -> dict[str, int]:
+        """These episodes are done with: forget their samples. -> counts by state and cause so far."""
+        self.store.retire(episodes)
+        return self.store.summary()
+
+    async def samples(self, ids: Sequence[str]) -> list[Sample]:
+        """Copies of samples, for a critic in another group."""
+        return [copy.copy(self.store.get(id)) for id in ids]
+
+    async def records(
+        self, ids: Sequence[str], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
+    ) -> list[dict[str, Any]]:
+        """A policy's samples as plain data for the run's sidecar: each token's text, log-prob and advantage."""
+        return await self._thread(lambda: self._records(ids, policy, algorithm, signals))
+
+    def _records(
+        self, ids: Sequence[str], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
+    ) -> list[dict[str, Any]]:
+        tokenizer = self._policy(policy).speaking().chat.tokenizer
+        samples = {id: self.store.get(id) for id in ids}
+        praised = {signal.id: signal for signal in signals if signal.id in samples}
+        needs = algorithm.needs
+        found = targets(
+            [samples[id] for id in praised], praised, Discount(needs.gamma, needs.lam, needs.kl_reward)
+        )
+        advantage = {id: target.advantage.tolist() for id, target in zip(praised, found, strict=True)}
+        return [
+            sample.record(pieces(tokenizer, sample.reply.tolist()), advantage.get(id))
+            for id, sample in samples.items()
+        ]
+
+    async def admit(self, samples: Sequence[Sample]) -> None:
+        """Take in another group's sealed samples, or the values that another group's critic gave to ours."""
+        for sample in samples:
+            self.store.admit(copy.copy(sample))
+
+    async def phase(self, name: str) -> None:
+        """In "collect" calls are answered, in "learn" new ones wait. A group begins in "collect"."""
+        if name not in ("collect", "learn"):
+            raise ValueError(f"unknown phase {name!r}: choose collect or learn")
+        if name == "collect":
+            self._open.set()
+        else:
+            self._open.clear()
+
+    # -- learning -------------------------------------------------------------------------------------------------
+
+    async def values(
+        self,
+        policy: str,
+        ids: Sequence[str],
+        needs: Needs,
+        critic: str | None = None,
+        contexts: Mapping[str, str] | None = None,
+    ) -> dict[str, ValueSummary]:
+        """What token-level GAE needs of each decision: the critic's values, and the KL penalty if there is one.
+
+        Without a critic here, the values known (of another group's, by `admit`) or 0. `contexts` is what the critic
+        sees in place of the policy's prompt: decision id -> text (`needs.values == "trace"`).
+        """
+        busy = None if needs.kl_reward else critic  # the penalty is measured on the policy itself
+        return await self._thread(lambda: self._values(policy, ids, needs, critic, contexts or {}), busy)
+
+    def _values(
+        self, policy: str, ids: Sequence[str], needs: Needs, critic: str | None, contexts: Mapping[str, str]
+    ) -> dict[str, ValueSummary]:
+        samples = [self.store.get(id) for id in sorted(ids)]
+        if needs.kl_reward:
+            learner = self._policy(policy).learning()
+            learner.measure_proximal(samples)
+            learner.measure_reference(samples)
+        if critic is not None:
+            judge = self._policy(critic)
+            if not judge.parameters.is_critic:
+                raise ValueError(f"policy {critic!r} cannot be a critic: set critic: true on it")
+            for sample in samples:
+                if sample.id in contexts:
+                    sample.critic_prompt = self._encode(contexts[sample.id], judge, sample)
+            judge.learning().measure_values(samples)
+        return summaries(samples, Discount(needs.gamma, needs.lam, needs.kl_reward))
+
+    async def prepare(self, policy: str, ids: Sequence[str]) -> None:
+        """Measure the reference's log-probs now, beside the critic's `values`; otherwise the update does it."""
+        learner = self._policy(policy).learning()
+        samples = [self.store.get(id) for id in sorted(ids)]
+        await self._thread(lambda: learner.measure_reference(samples), policy)
+
+    async def update(
+        self,
+        policy: str,
+        algorithm: Algorithm,
+        signals: Sequence[Signal],
+        minibatches: Sequence[Sequence[str]],
+    ) -> dict[str, float]:
+        """One optimiser step per mini-batch (decision ids), all or nothing. -> metrics, see docs/update-path.md.
+
+        A policy and its critic can be updated side by side."""
+        self._policy(policy)
+        return await self._thread(lambda: self._update(policy, algorithm, signals, minibatches), policy)
+
+    def _update(
+        self,
+        policy: str,
+        algorithm: Algorithm,
+        signals: Sequence[Signal],
+        minibatches: Sequence[Sequence[str]],
+    ) -> dict[str, float]:
+        hosted = self._policy(policy)
+        learner = hosted.learning()
+        taken = [self.store.take(sorted(ids)) for ids in minibatches]
+        metrics = learner.update(algorithm, {signal.id: signal for signal in signals}, taken)
+        if hosted.spec.critic:
+            hosted.version += 1  # nobody speaks with it: it judges as it is
+        else:
+            hosted.dirty = True
+        return metrics
+
+    async def publish(self, policy: str | None = None) -> dict[str, int]:
+        """Let a policy (None: every updated one) speak as it has learned. -> policy: version, of all here."""
+        return await self._thread(lambda: self._publish(policy))
+
+    def _publish(self, policy: str | None) -> dict[str, int]:
+        chosen = self.hosted.values() if policy is None else [self._policy(policy)]
+        for hosted in chosen:
+            if hosted.dirty:
+                hosted.version += 1
+                hosted.publish()
+        return {name: hosted.version for name, hosted in self.hosted.items()}
+
+    async def close(self) -> None:
+        """Call off what is under way, and end engines that live in processes of their own."""
+        for task in list(self._running.values()):
+            task.cancel()
+        for hosted in self.hosted.values():
+            await self._thread(hosted.close)
+
+    def abandon(self) -> None:
+        """End engines that live in processes of their own, without waiting for what is under way."""
+        for hosted in self.hosted.values():
+            hosted.close()
+
+    # -- keeping --------------------------------------------------------------------------------------------------
+
+    async def save(self, path: str | Path) -> None:
+        """A checkpoint folder, whole or not at all: parameters, optimisers, versions, samples, chance."""
+        await self._thread(lambda: self._save(Path(path)))
+
+    def _save(self, path: Path) -> None:
+        unpublished = [name for name, hosted in self.hosted.items() if hosted.dirty]
+        if unpublished:
+            raise ValueError(
+                f"policies {unpublished} are updated but not published: publish before a checkpoint"
+            )
+        state = {
+            name: {
+                "parameters": hosted.parameters.state_dict(),
+                "learner": hosted.learner.state_dict() if hosted.learner else None,
+                "version": hosted.version,
+            }
+            for name, hosted in self.hosted.items()
+        }
+        with checkpoint.writing(path) as folder:
+            checkpoint.write_tensors(folder / "policies.pt", state)
+            checkpoint.write_tensors(folder / "samples.pt", self.store.state_dict())
+            checkpoint.write_tensors(folder / "chance.pt", torch.get_rng_state())
+            checkpoint.write_json(
+                folder / "group.json", {"name": self.spec.name, "policies": sorted(self.hosted)}
+            )
+
+    async def load(self, path: str | Path) -> dict[str, int]:
+        """Go on from a checkpoint of a group with the same policies. -> policy: version."""
+        return await self._thread(lambda: self._load(checkpoint.verify(path)))
+
+    def _load(self, path: Path) -> dict[str, int]:
+        with checkpoint.reading(path / "group.json") as about:
+            held = list(about["policies"])
+        if held != sorted(self.hosted):
+            raise ValueError(f"{path} holds policies {held}, this group has {sorted(self.hosted)}")
+        with checkpoint.reading(path / "policies.pt") as state:
+            for name, hosted in self.hosted.items():
+                hosted.parameters.load_state_dict(state[name]["parameters"])
+                if hosted.learner is not None and state[name]["learner"] is not None:
+                    hosted.learner.load_state_dict(state[name]["learner"])
+                hosted.version = state[name]["version"]
+        for hosted in self.hosted.values():
+            hosted.publish()
+        with checkpoint.reading(path / "samples.pt") as state:
+            self.store.load_state_dict(state)
+        with checkpoint.reading(path / "chance.pt") as state:
+            torch.set_rng_state(state)
+        return {name: hosted.version for name, hosted in self.hosted.items()}
+
+    async def export(self, policy: str, path: str | Path) -> str:
+        """A Hugging Face directory of a policy as it is now, tokenizer included. -> the path.
+
+        An adapter is merged into the model, and also lies in `adapter`, as peft saves it."""
+        hosted = self._policy(policy)
+        tokenizer = hosted.speaking().chat.tokenizer
+        return str(await self._thread(lambda: self._export(hosted.parameters, Path(path), tokenizer)))
+
+    @staticmethod
+    def _export(parameters: Parameters, path: Path, tokenizer: Any) -> Path:
+        with checkpoint.writing(path) as folder:
+            if parameters.adapter is not None:
+                save_adapter(parameters.model, parameters.adapter, folder / "adapter")
+            save_model(merged(parameters), folder, tokenizer)
+        return path
+
+    async def adopt(self, policy: str, path: str | Path) -> None:
+        """Take over the parameters of an exported policy or any model of the same shape; publish makes it speak."""
+        await self._thread(lambda: self._adopt(policy, Path(path)))
+
+    def _adopt(self, policy: str, path: Path) -> None:
+        hosted = self._policy(policy)
+        if hosted.parameters.adapter is not None:
+            raise ValueError(
+                f"policy {policy!r} is an adapter; only one with full parameters can adopt a model"
+            )
+        model = load_model(path)
+        if model.shape != hosted.parameters.model.shape:
+            raise ValueError(f"{path} is a model of another shape than policy {policy!r}")
+        with torch.no_grad():
+            for mine, theirs in zip(hosted.parameters.model.parameters(), model.parameters(), strict=True):
+                mine.copy_(theirs)
+        hosted.dirty = True
+
+    async def report(self) -> dict[str, Any]:
+        """Samples by state and cause, engine counters, versions."""
+        engines = {name: dict(h.engine.counts) for name, h in self.hosted.items() if h.engine}
+        versions = {name: hosted.version for name, hosted in self.hosted.items()}
+        return {
+            "samples": self.store.summary(), "engines": engines, "versions": versions, "at": time.time(),
+            "vocabulary": vocabulary(self.tokenizer),
+            "parameters": {n: sum(p.numel() for p in h.parameters.named().values()) for n, h in self.hosted.items()},
+        }  # fmt: skip
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _forget(self, episode: str) -> None:
+        """No conversation of this episode goes on."""
+        for hosted in self.hosted.values():
+            if hosted.speaker is not None:
+                hosted.speaker.chat.forget(episode)
+
+    def _policy(self, name: str) -> Hosted:
+        if name not in self.hosted:
+            hint = nearest(name, self.hosted, "it has")
+            raise KeyError(f"group {self.spec.name!r} has no policy {name!r}; {hint}")
+        return self.hosted[name]
+
+    def _encode(self, text: str, judge: Hosted, sample: Sample) -> Any:
+        """A context for the critic, cut at its beginning to what fits before the reply."""
+        room = judge.parameters.model.shape.context - sample.n_tokens
+        return np.array(plain_of(self.tokenizer).encode(text, add_special_tokens=True)[-room:], np.int64)
+
+    async def _thread(self, work: Callable[[], T], policy: str | None = None) -> T:
+        """Work on one policy, beside that on others; or (None) on all, alone."""
+        async with AsyncExitStack() as stack:
+            for name in [policy] if policy is not None else self._at_work:
+                await stack.enter_async_context(self._at_work[name])
+            return await in_thread(HEAVY, work)
+
+
+def _sample(policy: str, call: Call, said: Generation, temperature: float) -> Sample:
+    return Sample(
+        episode=call.episode,
+        node=call.node,
+        policy=policy,
+        version=said.version,
+        prompt=np.array(said.prompt_ids, np.int64),
+        reply=np.array(said.ids, np.int64),
+        behaviour=np.array(said.logprobs, np.float32),
+        temperature=temperature,
+        support=None if said.support is None else tuple(said.support),
+        finish_reason=said.finish_reason,
+        role=call.role,
+    )

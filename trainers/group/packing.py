@@ -1,0 +1,90 @@
+"""From samples to micro-batches: a token budget, and exact prefixes computed once.
+
+Samples of one prompt, turns of one conversation and prompts under one system text begin alike. Sorting by token ids
+puts such neighbours into one micro-batch, where `agents.model.attention.pack` lays their common prefix once. What counts
+against the budget is what is computed: the tokens that are really laid.
+
+The last reply token is never fed in: it is predicted, but nothing follows it. (A critic that must say what the state
+is worth *after* it asks for it with `whole=True`.)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...agents.model.attention import Packed, pack
+from ...agents.model.logprobs import Support
+from .sample_store import Sample
+
+SHARE = 16
+"""Shorter common prefixes are laid twice: a segment of its own costs more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Packed samples and where in them something is predicted. T trained tokens, flat, in order of samples."""
+
+    packed: Packed
+    places: Tensor
+    """(T,) rows of the packed hidden states from which the trained tokens are predicted."""
+    after: Tensor
+    """(S,) rows that have seen the whole reply. Empty unless laid `whole`."""
+    targets: Tensor
+    temperature: Tensor
+    support: Support | None
+    sequence: Tensor
+    """(T,) which sample a token belongs to."""
+
+
+def micro_batches(samples: Sequence[Sample], budget: int, critic: bool = False) -> list[list[int]]:
+    """Cut samples into lists of indices, each of at most `budget` laid tokens (a longer sample goes alone)."""
+    whole = [tokens(sample, critic) for sample in samples]
+    cut: list[list[int]] = []
+    laid = 0
+    before: list[int] = []
+    for index in sorted(range(len(samples)), key=lambda i: (whole[i], i)):
+        sequence = whole[index]
+        common = len(os.path.commonprefix([before, sequence]))
+        cost = len(sequence) - (common if common >= SHARE else 0)
+        if not cut or laid + cost > budget:
+            cut.append([])
+            laid, cost = 0, len(sequence)
+        cut[-1].append(index)
+        laid, before = laid + cost, sequence
+    return cut
+
+
+def lay(samples: Sequence[Sample], whole: bool = False, critic: bool = False, share: bool = True) -> Rows:
+    """Pack samples into one row of tokens and mark what is predicted where."""
+    sequences = [tokens(sample, critic) for sample in samples]
+    packed = pack([s if whole else s[:-1] for s in sequences], SHARE if share else None)
+    lengths = [sample.n_tokens for sample in samples]
+    places = [
+        rows[len(s) - n - 1 : len(s) - 1] for rows, s, n in zip(packed.rows, sequences, lengths, strict=True)
+    ]
+    per_sample = torch.tensor(lengths)
+    heat = torch.tensor([sample.temperature for sample in samples], dtype=torch.float32)
+    return Rows(
+        packed=packed,
+        places=torch.cat(places),
+        after=torch.stack([rows[-1] for rows in packed.rows]) if whole else torch.empty(0, dtype=torch.long),
+        targets=torch.cat([torch.from_numpy(sample.reply) for sample in samples]),
+        temperature=heat.repeat_interleave(per_sample),
+        support=Support.of([ids for sample in samples for ids in _support(sample)]),
+        sequence=torch.arange(len(samples)).repeat_interleave(per_sample),
+    )
+
+
+def tokens(sample: Sample, critic: bool = False) -> list[int]:
+    """What the model is fed for a sample; a critic may have been given a prompt of its own."""
+    own = sample.critic_prompt if critic and sample.critic_prompt is not None else sample.prompt
+    return [*own.tolist(), *sample.reply.tolist()]
+
+
+def _support(sample: Sample) -> Sequence[Sequence[int] | None]:
+    return sample.support if sample.support is not None else [None] * sample.n_tokens

@@ -1,0 +1,92 @@
+"""The parameters of one policy: a model of its own, or an adapter on its group's base; to speak or to judge.
+
+A critic is a policy whose head says one number per token, what the state is worth, in place of the next token. Its
+head starts at zero, so a fresh critic says 0 everywhere.
+
+Samples and losses are on the CPU, wherever the model is: a few numbers a token go there, and their gradients back.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...agents.model.llama import Llama
+from ...agents.model.logprobs import logprobs_entropy
+from .packing import Rows
+
+
+class Parameters:
+    """What one policy's learner may change, and the forward passes that learning needs."""
+
+    def __init__(self, model: Llama, adapter: str | None = None, critic: bool = False) -> None:
+        self.model, self.adapter = model, adapter
+        self.head: nn.Linear | None = None
+        if critic:
+            self.head = nn.utils.skip_init(nn.Linear, model.shape.d, 1, device=self.device)
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.embed.device
+
+    @property
+    def is_critic(self) -> bool:
+        return self.head is not None
+
+    def named(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters by name: a checkpoint's keys, the optimiser's order."""
+        mark = f".adapters.{self.adapter}."
+        found = {n: p for n, p in self.model.named_parameters() if self._owns(n, mark)}
+        if self.head is not None:
+            found |= {f"value_head.{name}": p for name, p in self.head.named_parameters()}
+        return found
+
+    def _owns(self, name: str, mark: str) -> bool:
+        if self.adapter is not None:
+            return mark in name
+        if name == "untied_head" and self.is_critic:
+            return False  # nothing that a critic says depends on it
+        return ".adapters." not in name
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self.named().items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        mine = self.named()
+        if state.keys() != mine.keys():
+            odd = sorted(state.keys() ^ mine.keys())
+            raise ValueError(
+                f"these parameters are of another policy: {len(odd)} names differ, among them {odd[0]!r}"
+            )
+        for name, parameter in mine.items():
+            parameter.copy_(state[name])
+
+    def logprobs(self, rows: Rows, dtype: torch.dtype, checkpointing: bool = False) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of the trained tokens (T,), as they were sampled: temperature and support too."""
+        hidden = self._hidden(rows, rows.places, dtype, checkpointing)
+        targets, heat = rows.targets.to(self.device), rows.temperature.to(self.device)
+        support = rows.support.to(self.device) if rows.support is not None else None
+        logp, entropy = logprobs_entropy(hidden, self.model.head, targets, heat, support)
+        return logp.cpu(), entropy.cpu()
+
+    def values(self, rows: Rows, dtype: torch.dtype, checkpointing: bool = False) -> tuple[Tensor, Tensor]:
+        """The value before each trained token (T,) and after each reply (S,); the latter only if laid whole."""
+        if self.head is None:
+            raise ValueError("this policy has no value head: it is not a critic")
+        hidden = self._hidden(rows, torch.cat((rows.places, rows.after)), dtype, checkpointing)
+        said = F.linear(hidden.float(), self.head.weight, self.head.bias).squeeze(-1)
+        before, after = said.cpu().split((len(rows.places), len(rows.after)))
+        return before, after
+
+    def _hidden(self, rows: Rows, keep: Tensor, dtype: torch.dtype, checkpointing: bool) -> Tensor:
+        return self.model.forward_packed(
+            rows.packed,
+            dtype=dtype,
+            adapter=self.adapter,
+            checkpointing=checkpointing,
+            keep=keep.to(self.device),
+        )

@@ -1,0 +1,122 @@
+"""From signals to numbers per token: what a policy's tokens are praised for, and what a critic should have said.
+
+The controller composes advantages over chains and groups from thin rows; here, where the tensors are, its one number
+per decision is spread over that decision's tokens again (see gae.py for why nothing is lost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..controller.statistics.gae import local_advantages, summarise, token_advantages
+from ..controller.statistics.table import Signal, ValueSummary
+from .sample_store import Sample
+
+Floats32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Discount:
+    """How values and rewards compose over tokens: an algorithm's `needs`, or plain returns."""
+
+    gamma: float = 1.0
+    lam: float = 1.0
+    kl_reward: float = 0.0
+    """Coefficient of the per-token reward -c * (proximal - reference)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One decision's tokens: (n,) each."""
+
+    advantage: Floats32
+    returns: Floats32 | None
+    """What the critic should have said; None where nobody asked one."""
+    after: float | None = None
+    """What it should have said after the last token; None where nobody knows."""
+
+
+def summaries(samples: Sequence[Sample], discount: Discount) -> dict[str, ValueSummary]:
+    """Decision id -> what token-level GAE of it needs to say to the rest of its chain."""
+    if not samples:
+        return {}
+    values, after = _values(samples)
+    lengths = [sample.n_tokens for sample in samples]
+    found = summarise(values, lengths, after, discount.gamma, discount.lam, _kl_rewards(samples, discount))
+    return dict(zip((sample.id for sample in samples), found, strict=True))
+
+
+def targets(samples: Sequence[Sample], signals: Mapping[str, Signal], discount: Discount) -> list[Target]:
+    """Per sample its tokens' advantages, shifted and scaled, and its critic's targets."""
+    composed = [sample for sample in samples if _signal(signals, sample).advantage is None]
+    locals_ = _locals(composed, signals, discount)
+    return [_target(sample, signals[sample.id], locals_.get(sample.id)) for sample in samples]
+
+
+def _target(sample: Sample, signal: Signal, composed: NDArray[np.float64] | None) -> Target:
+    n = sample.n_tokens
+    returns: Floats32 | None = None
+    if composed is not None:
+        advantage = composed
+        if sample.values is not None:
+            returns = (composed + sample.values[:n]).astype(np.float32)
+    else:
+        assert signal.advantage is not None
+        advantage = np.full(n, signal.advantage, np.float64)
+        if signal.target is not None:
+            returns = np.full(n, signal.target, np.float32)
+    return Target(((advantage - signal.shift) * signal.scale).astype(np.float32), returns, signal.after)
+
+
+def _locals(
+    samples: Sequence[Sample], signals: Mapping[str, Signal], discount: Discount
+) -> dict[str, NDArray[np.float64]]:
+    """Token-level GAE of the decisions whose signal is a `tail`."""
+    if not samples:
+        return {}
+    lengths = [sample.n_tokens for sample in samples]
+    local = local_advantages(
+        _values(samples)[0], lengths, discount.gamma, discount.lam, _kl_rewards(samples, discount)
+    )
+    tails = [_tail(signals[sample.id]) for sample in samples]
+    flat = token_advantages(local, lengths, tails, discount.gamma, discount.lam)
+    parts = np.split(flat, np.cumsum(lengths)[:-1])
+    return {sample.id: part for sample, part in zip(samples, parts, strict=True)}
+
+
+def _values(samples: Sequence[Sample]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Values before all tokens, flat, and after each decision; 0 where no critic was asked."""
+    whole = [s.values if s.values is not None else np.zeros(s.n_tokens + 1) for s in samples]
+    return (
+        np.concatenate([v[:-1] for v in whole]).astype(np.float64),
+        np.array([v[-1] for v in whole], np.float64),
+    )
+
+
+def _kl_rewards(samples: Sequence[Sample], discount: Discount) -> NDArray[np.float64] | None:
+    if not discount.kl_reward:
+        return None
+    parts = []
+    for sample in samples:
+        if sample.proximal is None or sample.reference is None:
+            raise ValueError(
+                f"sample {sample.id!r}: the KL reward needs proximal and reference log-probs first"
+            )
+        parts.append(sample.proximal.astype(np.float64) - sample.reference)
+    return -discount.kl_reward * np.concatenate(parts)
+
+
+def _signal(signals: Mapping[str, Signal], sample: Sample) -> Signal:
+    if sample.id not in signals:
+        raise KeyError(f"decision {sample.id!r} is in a mini-batch but got no signal")
+    return signals[sample.id]
+
+
+def _tail(signal: Signal) -> float:
+    if signal.tail is None:
+        raise ValueError(f"the signal of {signal.id!r} has neither advantage nor tail")
+    return signal.tail

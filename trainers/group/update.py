@@ -1,0 +1,354 @@
+"""The update: mini-batches of sealed samples in, changed parameters and metrics out.
+
+    for each mini-batch (one optimiser step)
+        denominators over the whole of it
+        for each micro-batch (what fits the token budget)
+            packed forward -> Batch -> algorithm.loss -> backward
+        check, clip, step
+
+Gradients add up over micro-batches because losses are shares of one global denominator. Computation may run in
+bfloat16; parameters, gradients and optimiser stay float32.
+
+An update is a transaction: when a loss or a gradient is not finite, the micro-batch is saved for inspection, every
+parameter and optimiser number is put back to what it was before the update, and `UpdateError` says where to look.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..algorithms.algorithm import Algorithm
+from ..config.group_settings import Learning
+from ..controller.statistics.table import Signal
+from .batch import Batch, Thin, tokens_per_unit
+from .packing import lay, micro_batches
+from .parameters import Parameters
+from .sample_store import Sample
+from .targets import Discount, Target, targets
+
+
+class UpdateError(RuntimeError):
+    """An update failed; the parameters are as they were before it."""
+
+
+class Learner:
+    """One policy's optimiser and its way through the mini-batches."""
+
+    def __init__(
+        self,
+        policy: str,
+        parameters: Parameters,
+        settings: Learning,
+        *,
+        reference: Parameters | None = None,
+        inspection: Path | None = None,
+    ) -> None:
+        self.policy, self.parameters, self.settings = policy, parameters, settings
+        self.reference, self.inspection = reference, inspection
+        settings.rate(settings.warmup)  # a schedule without an end is an error now, not in the first update
+        self.trained = list(parameters.named().values())
+        for parameter in self.trained:
+            parameter.requires_grad_(True)
+        self.optimiser = torch.optim.AdamW(
+            self.trained,
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        self.steps = 0
+        self._began = 0
+
+    def update(
+        self, algorithm: Algorithm, signals: Mapping[str, Signal], minibatches: Sequence[Sequence[Sample]]
+    ) -> dict[str, float]:
+        """One optimiser step per mini-batch, all or nothing. Metrics are means over the mini-batches."""
+        if not minibatches or not all(minibatches):
+            raise UpdateError(
+                f"policy {self.policy!r}: an update needs samples, got {list(map(len, minibatches))}"
+            )
+        started = time.perf_counter()
+        several = len(minibatches) > 1  # a first step changes nothing before it is sure
+        before = self._snapshot() if several else None
+        self._began = self.steps
+        try:
+            self._prepare(algorithm, minibatches)
+            steps = [self._step(algorithm, signals, samples) for samples in minibatches]
+        except Exception:
+            self.optimiser.zero_grad(set_to_none=True)
+            if before is not None:
+                self._restore(before)
+            raise
+        seconds = time.perf_counter() - started
+        tokens = float(sum(sample.n_tokens for samples in minibatches for sample in samples))
+        context = float(sum(len(sample.prompt) for samples in minibatches for sample in samples))
+        return {
+            **_combine(steps),
+            "tokens": tokens,
+            "steps": float(self.steps),
+            "time/update": seconds,
+            "time/tokens_per_second": (tokens + context) / seconds,
+        }
+
+    # -- before the first step ------------------------------------------------------------------------------------
+
+    def _prepare(self, algorithm: Algorithm, minibatches: Sequence[Sequence[Sample]]) -> None:
+        """Log-probs at the start of the update, for samples that the first step will not make in passing."""
+        if self.parameters.is_critic:
+            return
+        everyone = {sample.id: sample for samples in minibatches for sample in samples}
+        first = {sample.id for sample in minibatches[0]}
+        self.measure_proximal([sample for id, sample in everyone.items() if id not in first])
+        if algorithm.needs.reference:
+            self.measure_reference(list(everyone.values()))
+
+    def measure_proximal(self, samples: Sequence[Sample]) -> None:
+        """Fill in `proximal` where it is missing: log-probs under the parameters as they are now."""
+        missing = [sample for sample in samples if sample.proximal_at != self.steps]
+        for sample, logp in zip(missing, self._logprobs(self.parameters, missing), strict=True):
+            sample.proximal, sample.proximal_at = logp, self.steps
+
+    def measure_reference(self, samples: Sequence[Sample]) -> None:
+        """Fill in `reference` where it is missing."""
+        if self.reference is None:
+            raise UpdateError(
+                f"the algorithm needs a reference and policy {self.policy!r} has none: set reference: true"
+            )
+        missing = [sample for sample in samples if sample.reference is None]
+        for sample, logp in zip(missing, self._logprobs(self.reference, missing), strict=True):
+            sample.reference = logp
+
+    def measure_values(self, samples: Sequence[Sample]) -> None:
+        """Fill in `values` of a critic: before every token and after the last."""
+        for micro in micro_batches(samples, self.settings.micro_tokens, critic=True):
+            chosen = [samples[i] for i in micro]
+            with torch.no_grad():
+                rows = lay(chosen, whole=True, critic=True)
+                before, after = self.parameters.values(rows, self.settings.dtype)
+            for sample, values, end in zip(
+                chosen, before.split([s.n_tokens for s in chosen]), after, strict=True
+            ):
+                sample.values = torch.cat((values, end[None])).numpy()
+
+    @torch.no_grad()
+    def _logprobs(self, parameters: Parameters, samples: Sequence[Sample]) -> list[Any]:
+        found: list[Any] = [None] * len(samples)
+        for micro in micro_batches(samples, self.settings.micro_tokens):
+            chosen = [samples[i] for i in micro]
+            logp, _ = parameters.logprobs(lay(chosen), self.settings.dtype)
+            for index, part in zip(micro, logp.split([s.n_tokens for s in chosen]), strict=True):
+                found[index] = part.numpy()
+        return found
+
+    # -- one optimiser step ---------------------------------------------------------------------------------------
+
+    def _step(
+        self, algorithm: Algorithm, signals: Mapping[str, Signal], samples: Sequence[Sample]
+    ) -> dict[str, float]:
+        loss_of = _critic_loss(algorithm) if self.parameters.is_critic else algorithm.loss
+        needs = algorithm.needs
+        wanted = targets(samples, signals, Discount(needs.gamma, needs.lam, needs.kl_reward))
+        unseen = 0 if self.settings.thinking or self.parameters.is_critic else 1
+        thin = [_thin(sample, signals[sample.id], unseen * sample.thinking) for sample in samples]
+        denominators, units = algorithm.denominators(thin), tokens_per_unit(thin)
+        self.optimiser.zero_grad(set_to_none=True)
+        shares: list[dict[str, float]] = []
+        for micro in micro_batches(samples, self.settings.micro_tokens, self.parameters.is_critic):
+            batch = self._forward(
+                [samples[i] for i in micro], [wanted[i] for i in micro], [thin[i] for i in micro], units
+            )
+            loss, metrics = loss_of(batch, denominators)
+            self._check(loss, batch, "loss")
+            loss.backward()
+            shares.append({"loss": loss.item(), **{name: float(value) for name, value in metrics.items()}})
+        norm = torch.nn.utils.clip_grad_norm_(self.trained, self.settings.clip_norm or math.inf)
+        self._check(norm, batch, "gradient norm")
+        rate = self.settings.rate(self.steps)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.step()
+        self.steps += 1
+        known = {"explained_variance": _explained(samples, wanted)} if self.parameters.is_critic else {}
+        return {
+            **_add(shares),
+            **known,
+            "grad_norm": norm.item(),
+            "lr": rate,
+            "micro_batches": float(len(shares)),
+        }
+
+    def _forward(
+        self,
+        samples: Sequence[Sample],
+        wanted: Sequence[Target],
+        thin: Sequence[Thin],
+        units: Mapping[str, int],
+    ) -> Batch:
+        """The packed forward pass of one micro-batch, and everything its loss may look at."""
+        critic, settings = self.parameters.is_critic, self.settings
+        ends = critic and any(target.after is not None for target in wanted)
+        rows = lay(samples, whole=ends, critic=critic)
+        behaviour = _flat([sample.behaviour for sample in samples])
+        values = old_values = entropy = after = None
+        if critic:
+            values, after = self.parameters.values(rows, settings.dtype, settings.checkpointing)
+            old_values = _flat([_known(sample, "values")[:-1] for sample in samples])
+            logp = proximal = behaviour
+        else:
+            logp, entropy = self.parameters.logprobs(rows, settings.dtype, settings.checkpointing)
+            proximal = self._proximal(samples, logp)
+        return Batch(
+            logp=logp,
+            behaviour=behaviour,
+            proximal=proximal,
+            advantage=_flat([target.advantage for target in wanted]),
+            weight=_weights(samples, thin, rows.sequence),
+            sequence=rows.sequence,
+            n_sequences=len(samples),
+            unit_tokens=torch.tensor([float(units[row.unit or row.id]) for row in thin])[rows.sequence],
+            entropy=entropy,
+            reference=_reference(samples),
+            values=values,
+            old_values=old_values,
+            returns=_flat([_returns(s, t) for s, t in zip(samples, wanted, strict=True)]) if critic else None,
+            after=after if ends else None,
+            after_returns=torch.tensor([math.nan if t.after is None else t.after for t in wanted])
+            if ends
+            else None,
+            ids=tuple(sample.id for sample in samples),
+        )
+
+    def _proximal(self, samples: Sequence[Sample], logp: Tensor) -> Tensor:
+        """Known log-probs from the start of the update. In its first step nothing has moved yet: they are `logp`."""
+        for sample, part in zip(samples, logp.detach().split([s.n_tokens for s in samples]), strict=True):
+            if sample.proximal_at != self._began:
+                sample.proximal, sample.proximal_at = part.numpy(), self._began
+        return _flat([_known(sample, "proximal") for sample in samples])
+
+    # -- all or nothing -------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any], int]:
+        return self.parameters.state_dict(), copy.deepcopy(self.optimiser.state_dict()), self.steps
+
+    def _restore(self, before: tuple[dict[str, Tensor], dict[str, Any], int]) -> None:
+        self.parameters.load_state_dict(before[0])
+        self.optimiser.load_state_dict(before[1])
+        self.steps = before[2]
+
+    def _check(self, number: Tensor, batch: Batch, what: str) -> None:
+        if math.isfinite(number.item()):
+            return
+        where = "nowhere (the group has no folder)"
+        if self.inspection is not None:
+            self.inspection.mkdir(parents=True, exist_ok=True)
+            file = self.inspection / f"{self.policy}-step{self.steps}.pt"
+            tensors = {n: _detached(getattr(batch, n)) for n in Batch.__dataclass_fields__}
+            torch.save(
+                {"policy": self.policy, "step": self.steps, what: number.item(), "batch": tensors}, file
+            )
+            where = str(file)
+        raise UpdateError(
+            f"policy {self.policy!r}, optimiser step {self.steps}: the {what} is {number.item()}. The parameters are "
+            f"as before this update; its micro-batch is saved in {where} (torch.load). Look for extreme advantages "
+            "or log-ratios there, or lower the learning rate."
+        )
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimiser": self.optimiser.state_dict(), "steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        settings = [
+            {k: v for k, v in group.items() if k != "params"} for group in self.optimiser.param_groups
+        ]
+        self.optimiser.load_state_dict(state["optimiser"])
+        for group, own in zip(self.optimiser.param_groups, settings, strict=True):
+            group.update(own)  # as configured now: a run that is resumed may have changed them
+        self.steps = state["steps"]
+
+
+def _weights(samples: Sequence[Sample], thin: Sequence[Thin], sequence: Tensor) -> Tensor:
+    """The signals' weights per token; thinking that is not to be trained weighs nothing."""
+    weights, begin = torch.tensor([row.weight for row in thin])[sequence], 0
+    for sample, row in zip(samples, thin, strict=True):
+        weights[begin : begin + sample.n_tokens - row.n_tokens] = 0.0
+        begin += sample.n_tokens
+    return weights
+
+
+def _thin(sample: Sample, signal: Signal, context: int = 0) -> Thin:
+    """A decision of which the first `context` tokens are not trained."""
+    return Thin(sample.id, sample.n_tokens - context, signal.unit, signal.weight)
+
+
+def _critic_loss(algorithm: Algorithm) -> Any:
+    found = getattr(algorithm, "critic_loss", None)
+    if found is None:
+        raise UpdateError(f"algorithm {algorithm.name!r} has no critic_loss: it cannot train a critic")
+    return found
+
+
+def _reference(samples: Sequence[Sample]) -> Tensor | None:
+    parts = [sample.reference for sample in samples]
+    return None if any(part is None for part in parts) else _flat(parts)
+
+
+def _flat(parts: Sequence[Any]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(np.float32, copy=False))
+
+
+def _known(sample: Sample, what: str) -> Any:
+    found = getattr(sample, what)
+    if found is None:
+        raise UpdateError(f"sample {sample.id!r} has no {what}: ask `values` for it before the update")
+    return found
+
+
+def _returns(sample: Sample, target: Target) -> Any:
+    if target.returns is None:
+        raise UpdateError(
+            f"decision {sample.id!r}: its signal gives the critic no target (neither tail nor target)"
+        )
+    return target.returns
+
+
+def _explained(samples: Sequence[Sample], wanted: Sequence[Target]) -> float:
+    """Of the returns' variance over tokens, the share that the critic foresaw: 1 all, 0 as good as their mean, below 0
+    worse than that."""
+    returns = np.concatenate([_returns(s, t) for s, t in zip(samples, wanted, strict=True)])
+    missed = returns - np.concatenate([_known(sample, "values")[:-1] for sample in samples])
+    spread = float(returns.var())
+    return 1.0 - float(missed.var()) / spread if spread > 0 else 0.0
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _add(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Micro-batches' shares of one mini-batch: sums, and maxima of what is named `max_…`."""
+    names = dict.fromkeys(name for share in shares for name in share)
+    found = {name: [share[name] for share in shares if name in share] for name in names}
+    return {
+        name: max(parts) if name.startswith("max_") else math.fsum(parts) for name, parts in found.items()
+    }
+
+
+def _combine(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mini-batches of one update: means, and maxima of what is named `max_…`."""
+    found = {name: [step[name] for step in steps] for name in steps[0]}
+    return {
+        name: max(parts) if name.startswith("max_") else math.fsum(parts) / len(parts)
+        for name, parts in found.items()
+    }

@@ -1,0 +1,1 @@
+"""How the embedded tiny model is made."""
