@@ -89,6 +89,8 @@ class _Base:
 
     def parse(self, text: str, node: str = "") -> Reply:
         """The reply in a text. Thinking that is never closed leaves nothing to read."""
+        if "think>" not in text.lower():  # nearly always
+            return self._read(text, node)
         thinking, said, closed = split_thinking(text)
         if not thinking:
             return self._read(text, node)
@@ -307,7 +309,10 @@ class Custom(_Base):
 def read_reply(format: Format, text: str, node: str = "", lenient: bool | None = None) -> Reply:
     """What a role said, read by its format, with its role's rule for what may stand around (see above)."""
     reply = format.parse(text, node)
-    if not isinstance(format, _Base) and "think>" in text.lower():
+    ours = isinstance(format, _Base)
+    if ours and lenient is None:
+        return reply
+    if not ours and "think>" in text.lower():
         thinking, said, closed = split_thinking(text)  # a format of somebody's own, which knows no thinking
         reply = format.parse(said, node)
         reply = reply._replace(text=said, thinking=thinking, ok=reply.ok and closed)

@@ -54,11 +54,8 @@ def tag_split(text: str, *names: str, most: int = 64) -> tuple[list[str], list[s
 
 def tagged(text: str, name: str) -> str | None:
     """The content of `<name>…</name>` where the text is that and nothing else; None if it is not."""
-    opening, closing, bare = f"<{name}>", f"</{name}>", text.strip()
-    if bare.startswith(opening) and bare.endswith(closing):
-        content = bare[len(opening) : -len(closing)]
-        if "<" not in content:  # nearly always; below is what this cannot decide
-            return content.strip()
+    if plain := _plain(name).fullmatch(text):  # nearly always; below is what this cannot decide
+        return plain[1].strip()
     tags, around = tag_split(text, name, most=3)
     if tags != [name, f"/{name}"] or around[0].strip() or around[2].strip():
         return None
@@ -88,6 +85,11 @@ def between(text: str, starts: tuple[str, ...], ends: tuple[str, ...]) -> str | 
 def tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     """Finds the tags of these names (regular expressions), opening or closing."""
     return re.compile(rf"<(/?(?:{'|'.join(names)}))>", re.IGNORECASE)
+
+
+@lru_cache(maxsize=512)
+def _plain(name: str) -> re.Pattern[str]:
+    return re.compile(rf"\s*<{name}>([^<]*)</{name}>\s*")
 
 
 @lru_cache(maxsize=512)

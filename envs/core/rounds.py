@@ -162,8 +162,8 @@ class Rounds:
     def read(self, node: Node, text: str, meta: Mapping[str, Any] | None = None) -> Reply:
         """A text as the node's format reads it; one that was cut at `MAX_REPLY`, or never stopped thinking, is malformed."""
         format: Format = node.format  # type: ignore[attr-defined]
-        open_thought = meta is not None and meta.get("thinking") == "open"  # its prompt had begun it
-        if len(text) > MAX_REPLY or (meta and "cut" in meta) or open_thought:
+        open_thought = bool(meta) and meta.get("thinking") == "open"  # its prompt had begun it
+        if open_thought or len(text) > MAX_REPLY or (meta and "cut" in meta):
             blank = format.parse("", node.id)
             thinking, said, _ = (text, "", False) if open_thought else split_thinking(text[:MAX_REPLY])
             return blank._replace(text=said, ok=False, thinking=thinking)
