@@ -1,4 +1,7 @@
-"""Old names of modules that have moved: they import what they became, with a warning, until 0.3."""
+"""Old names of modules that have moved: they import what they became, with a warning, until 0.3.
+
+A module that became a folder of the same name is not here: its folder offers what others used of it.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,9 @@ MOVED = {
     "benchmarks.evaluate": "benchmarks.evaluation.evaluate",
     "benchmarks.export": "benchmarks.evaluation.export",
     "benchmarks.identity": "benchmarks.evaluation.identity",
-    "benchmarks.leaderboard": "benchmarks.leaderboard.board",
     "benchmarks.page": "benchmarks.pages.html",
-    "benchmarks.pages": "benchmarks.pages.environments",
     "benchmarks.reenact": "benchmarks.leaderboard.reenact",
     "benchmarks.report": "benchmarks.pages.report",
-    "benchmarks.results": "benchmarks.evaluation.results",
     "benchmarks.schema": "benchmarks.leaderboard.json_schema",
     "benchmarks.sources": "benchmarks.pages.trace_sources",
     "benchmarks.stats": "benchmarks.evaluation.stats",
@@ -65,10 +65,8 @@ MOVED = {
     "envs.tasks": "envs.core.tasks",
     "envs.toolloop": "envs.tool_loop",
     "envs.tools.base": "envs.tools.tool",
-    "envs.tools.code": "envs.tools.code.verify",
     "envs.tools.code_checkers": "envs.tools.code.checkers",
     "envs.tools.code_tests": "envs.tools.code.cases",
-    "envs.tools.math": "envs.tools.math.equal",
     "envs.tools.math_pool": "envs.tools.math.processes",
     "envs.tools.math_worker": "envs.tools.math.worker",
     "envs.tools.numerals": "envs.tools.math.numerals",
@@ -76,7 +74,6 @@ MOVED = {
     "envs.tools.retrieval.cache": "envs.tools.retrieval.memo",
     "envs.tools.retrieval.store": "envs.tools.retrieval.index_files",
     "envs.tools.retrieval.text": "envs.tools.retrieval.terms",
-    "envs.tools.sandbox": "envs.tools.sandbox.runner",
     "envs.tools.sandbox_kernel": "envs.tools.sandbox.kernel",
     "envs.tools.sandbox_launch": "envs.tools.sandbox.launch",
     "envs.tools.sandbox_program": "envs.tools.sandbox.program",
@@ -92,13 +89,11 @@ MOVED = {
     "trainers.checkpoint": "trainers.controller.checkpoint",
     "trainers.collect": "trainers.controller.collect",
     "trainers.commands": "cli.training",
-    "trainers.config": "trainers.config.schema",
     "trainers.console": "trainers.controller.console",
     "trainers.counterfactual": "trainers.controller.counterfactual",
     "trainers.credit": "trainers.controller.statistics.credit",
     "trainers.decisions": "trainers.controller.statistics.decisions",
     "trainers.gae": "trainers.controller.statistics.gae",
-    "trainers.group": "trainers.group.model_group",
     "trainers.groups": "trainers.controller.statistics.comparison",
     "trainers.hosting": "trainers.group.hosting",
     "trainers.loggers": "trainers.controller.loggers",
@@ -115,7 +110,6 @@ MOVED = {
     "trainers.step": "trainers.controller.step",
     "trainers.table": "trainers.controller.statistics.table",
     "trainers.targets": "trainers.group.targets",
-    "trainers.tiny": "trainers.tiny.make",
     "trainers.tiny_drills": "trainers.tiny.drills",
     "trainers.tiny_school": "trainers.tiny.school",
     "trainers.tiny_tokenizer": "trainers.tiny.tokenizer",
