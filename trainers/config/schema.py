@@ -33,7 +33,7 @@ RANGES: dict[str, Range] = {
          "patience", "checkpoints"), COUNT,
     ),
     **dict.fromkeys(
-        ("threads", "gpus", "every", "temperature", "traces_every", "retries", "staleness", "checkpoint_every"), Range(),
+        ("threads", "gpus", "every", "temperature", "traces_every", "retries", "staleness", "checkpoint_every", "watchdog"), Range(),
     ),
     "episode_seconds": POSITIVE,
 }  # fmt: skip
