@@ -55,7 +55,7 @@ def ab_mcts(
 
     async def one(root: Branch, worth: Callable[[Trace], float], chance: random.Random) -> Trace:
         await root.tools()
-        top = State(root)
+        top = SearchState(root)
         best: tuple[float, Trace] | None = None
         for number in range(budget):
             leaf = await _grow(top, f"{number}", worth, chance)
@@ -95,18 +95,18 @@ class Arm:
 
 
 @dataclass(slots=True)
-class State:
+class SearchState:
     """A state of the episode, and the replies that were tried there."""
 
     branch: Branch
     arm: Arm = field(default_factory=Arm)
     wider: Arm = field(default_factory=Arm)
     """What new replies have brought here."""
-    below: list[State] = field(default_factory=list)
+    below: list[SearchState] = field(default_factory=list)
 
 
 async def _grow(
-    top: State, label: str, worth: Callable[[Trace], float], chance: random.Random
+    top: SearchState, label: str, worth: Callable[[Trace], float], chance: random.Random
 ) -> tuple[float, Trace]:
     """Add one reply to the tree, play it to its end, and tell its path what came of it."""
     state, path = top, [top.arm]
@@ -117,7 +117,7 @@ async def _grow(
             break
         state = deeper
         path.append(state.arm)
-    twin = State(state.branch.fork(label))
+    twin = SearchState(state.branch.fork(label))
     await twin.branch.round()
     ended = twin.branch if twin.branch.over else await twin.branch.fork(f"{label}+").finish()
     score = worth(ended.trace)

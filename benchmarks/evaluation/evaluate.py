@@ -20,7 +20,15 @@ from typing import Any
 
 from ...agents.team import BoundTeam, Team
 from ...envs.core.arena import Arena
-from ...envs.core.drivers import Failures, aplay, arena_of, derive, run_sync, select_tasks, side_by_side
+from ...envs.core.drivers import (
+    EpisodeFailures,
+    aplay,
+    arena_of,
+    derive,
+    run_sync,
+    select_tasks,
+    side_by_side,
+)
 from ...envs.core.tasks import Task
 from ...envs.core.trace import Trace
 from ...envs.registry import UnknownEnv, make_arena, spec
@@ -34,7 +42,7 @@ OnEpisode = Callable[[EpisodeRow, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Result:
+class EvaluationResult:
     """An evaluation's outcome. `plain` is what ``results.json`` holds; the rest reads it."""
 
     plain: dict[str, Any]
@@ -59,7 +67,7 @@ class Result:
     def pass_hat(self, k: int) -> Estimate:
         return Estimate(**self.plain["figures"]["pass_hat"][str(k)])
 
-    def minus(self, other: Result) -> Difference:
+    def minus(self, other: EvaluationResult) -> Difference:
         """The paired difference on the tasks that both have played."""
         ours, theirs = self.plain["provenance"]["data"], other.plain["provenance"]["data"]
         if (ours["name"], ours["split"]) != (theirs["name"], theirs["split"]):
@@ -158,7 +166,7 @@ class Evaluation:
             "tokens": tokens, "cost": cost,
         }  # fmt: skip
 
-    def run(self, *, concurrency: int = 256, on_episode: OnEpisode | None = None) -> Result:
+    def run(self, *, concurrency: int = 256, on_episode: OnEpisode | None = None) -> EvaluationResult:
         """Play what is owed, and give the result over all that was wanted."""
         try:
             run_sync(self._play(concurrency, on_episode))
@@ -178,7 +186,7 @@ class Evaluation:
                 self._keep(key, trace, on_episode)
                 failures.see(trace)
 
-        failures = Failures()
+        failures = EpisodeFailures()
         owed = self.owed
         if owed:
             async with self.team:
@@ -192,7 +200,7 @@ class Evaluation:
         if on_episode is not None:
             on_episode(row, plain)
 
-    def rescore(self) -> Result:
+    def rescore(self) -> EvaluationResult:
         """Apply today's reward rules to the saved episodes of these players; nothing is generated."""
         if self.store is None:
             raise ValueError("rescore needs the folder of saved episodes (out=…)")
@@ -214,7 +222,7 @@ class Evaluation:
         self.store.close()
         return self.result()
 
-    def result(self) -> Result:
+    def result(self) -> EvaluationResult:
         """All figures over the wanted episodes that are there; also written to ``results.json``."""
         rows, measure = ranked([self.rows[key] for key in self.wanted if key in self.rows], self.measure)
         plain = {
@@ -235,7 +243,7 @@ class Evaluation:
             write_page(
                 self.store.folder / "results.json", [json.dumps(plain, indent=1, sort_keys=True) + "\n"]
             )
-        return Result(plain, rows)
+        return EvaluationResult(plain, rows)
 
 
 def evaluate(
@@ -251,7 +259,7 @@ def evaluate(
     on_episode: OnEpisode | None = None,
     **options: Any,
 ) -> Any:
-    """avg@k with its interval, pass@k, pass^k, per role, cost: a `Result` (for ``"suite:…"`` one by
+    """avg@k with its interval, pass@k, pass^k, per role, cost: an `EvaluationResult` (for ``"suite:…"`` one by
     environment).
 
     What else is given goes to `Evaluation` or to ``make``; the split is "test" unless it says otherwise.

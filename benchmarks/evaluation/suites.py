@@ -21,7 +21,7 @@ from ...envs.core.tasks import DataSet
 from ...envs.registry import list_envs, make_arena, spec
 from ..pages.html import asset
 from . import tables
-from .evaluate import Evaluation, OnEpisode, Result
+from .evaluate import Evaluation, EvaluationResult, OnEpisode
 
 PINS = "suites.json"
 
@@ -48,7 +48,7 @@ class SuiteResult:
     nothing."""
 
     suite: Suite
-    results: dict[str, Result] = field(repr=False)
+    results: dict[str, EvaluationResult] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -44,7 +44,7 @@ _DEEPEST = {"results.json": 32, "metadata.yaml": 8}
 
 
 @dataclass
-class Verdict:
+class Inspection:
     """What checking found: `problems` reject an entry, `unverified` says why nobody could play it again here,
     `notes` is what a reader should know of one that passed."""
 
@@ -59,9 +59,9 @@ class Verdict:
         return asdict(self)
 
 
-def inspect(folder: Path, *, verify: bool) -> Verdict:
+def inspect(folder: Path, *, verify: bool) -> Inspection:
     """Check a submission here and now; `guard.Guard` does it with limits of time and memory."""
-    verdict = Verdict()
+    verdict = Inspection()
     try:
         for problem in islice(_problems(folder, verify, verdict), MOST_PROBLEMS):
             verdict.problems.append(problem)
@@ -135,7 +135,7 @@ def sha256(file: Path | BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def _problems(folder: Path, verify: bool, verdict: Verdict) -> Iterator[str]:
+def _problems(folder: Path, verify: bool, verdict: Inspection) -> Iterator[str]:
     there = {name for name in FILES if (folder / name).is_symlink() or (folder / name).exists()}
     if missing := [name for name in FILES if name not in there]:
         yield f"{folder} lacks {', '.join(missing)}"
@@ -167,7 +167,7 @@ def _signed(name: str, found: str, metadata: Mapping[str, Any]) -> Iterator[str]
 class Check:
     """One submission whose results have passed their schema, held against its episodes."""
 
-    def __init__(self, results: dict[str, Any], verdict: Verdict) -> None:
+    def __init__(self, results: dict[str, Any], verdict: Inspection) -> None:
         self.results, self.verdict = results, verdict
         self.told = results["provenance"]
         self.measure, self.price = measure_of(results), tuple(results["price"])
@@ -176,7 +176,7 @@ class Check:
         self.claimed = {(e["task"], e["sample"]): e for e in results["episodes"]}
         self.world = identity.digest(self.told["env"])
         self.players = identity.players_hash(self.told["roles"])
-        self.team = speakers.Team(self.told["roles"])
+        self.team = speakers.SeatedTeam(self.told["roles"])
         self.arena: Arena | None = None
         self.again: dict[str, Any] = {}
         self.shape = json.loads(asset("trace.schema.json"))

@@ -38,7 +38,7 @@ TEAMS: Mapping[str, tuple[str, str]] = {
 
 
 @dataclass
-class Table:
+class Comparison:
     """Teams that are compared on one environment, configured alike."""
 
     env: str
@@ -46,9 +46,9 @@ class Table:
     teams: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def tables(envs: list[str], teams: dict[str, tuple[str, str]], runs: list[Path]) -> list[Table]:
+def tables(envs: list[str], teams: dict[str, tuple[str, str]], runs: list[Path]) -> list[Comparison]:
     """One table per environment, and per way in which a run configured it."""
-    made = [Table(env, {}, dict(teams)) for env in envs]
+    made = [Comparison(env, {}, dict(teams)) for env in envs]
     for run in runs:
         if not (run / "config.yaml").is_file():
             raise SystemExit(f"{run} is no run directory: it holds no config.yaml")
@@ -56,7 +56,7 @@ def tables(envs: list[str], teams: dict[str, tuple[str, str]], runs: list[Path])
         env, args = config["env"]["id"], config["env"]["args"]
         found = next((table for table in made if (table.env, table.args) == (env, args)), None)
         if found is None:
-            found = Table(env, args, dict(teams))
+            found = Comparison(env, args, dict(teams))
             made.append(found)
         found.teams[f"Tiny, trained: {run.name}"] = (f"run:{run}", _told(config))
     return made
@@ -71,7 +71,7 @@ def _told(config: Mapping[str, Any]) -> str:
     )
 
 
-def make(out: Path, made: list[Table], *, tasks: int, k: int) -> list[Path]:
+def make(out: Path, made: list[Comparison], *, tasks: int, k: int) -> list[Path]:
     """Evaluate each team of each table on the embedded world's test tasks, and pack a submission of it."""
     packed = []
     for table in made:

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from ...envs.registry import list_envs, make_arena, spec
 from ..evaluation import identity
-from .checks import Verdict, inspect
+from .checks import Inspection, inspect
 
 SECONDS = 300.0
 MEMORY_MB = 4096
@@ -43,14 +43,14 @@ class Guard:
         self.seconds, self.memory_mb = seconds, memory_mb
         self._server: subprocess.Popen[bytes] | None = None
 
-    def check(self, folder: Path, *, verify: bool, page: Path | None = None) -> Verdict:
+    def check(self, folder: Path, *, verify: bool, page: Path | None = None) -> Inspection:
         """Check one entry; of one without problems the page of its episodes is written to `page`."""
         request = {
             "folder": str(folder.absolute()), "verify": verify, "page": page and str(page.absolute()),
             "seconds": self.seconds, "memory_mb": self.memory_mb,
         }  # fmt: skip
         answer = self._ask(request)
-        return Verdict(**answer) if isinstance(answer, dict) else Verdict([answer])
+        return Inspection(**answer) if isinstance(answer, dict) else Inspection([answer])
 
     def close(self) -> None:
         """End the server; another check starts it again."""
@@ -237,7 +237,7 @@ def _answer(request: dict[str, Any]) -> bytes:
     return json.dumps(said).encode()
 
 
-def _show(folder: Path, verdict: Verdict, page: Path) -> None:
+def _show(folder: Path, verdict: Inspection, page: Path) -> None:
     from .board import write_traces
 
     write_traces(folder, verdict.metadata, verdict.results, page)

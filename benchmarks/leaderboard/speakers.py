@@ -21,14 +21,14 @@ _ENOUGH = 6
 
 
 @dataclass(frozen=True)
-class Voice:
+class SeatModel:
     """A model that plays a seat, as far as its identity tells."""
 
     names: frozenset[str]
     max_tokens: int | None
 
 
-class Team:
+class SeatedTeam:
     """The players of a submission: what they may say, and what they have said."""
 
     def __init__(self, seats: Mapping[str, Mapping[str, Any]]) -> None:
@@ -97,7 +97,7 @@ class Team:
             notes.append(f"in {len(alike)} of {len(several)} tasks all samples have the same replies")
 
 
-def _voice(seat: Mapping[str, Any]) -> Voice | None:
+def _voice(seat: Mapping[str, Any]) -> SeatModel | None:
     """The models behind a seat; only ours say their template, and with it always their tokens."""
     several = seat.get("policies")
     voices = list(several.values()) if isinstance(several, Mapping) else [seat]
@@ -105,7 +105,7 @@ def _voice(seat: Mapping[str, Any]) -> Voice | None:
         return None
     limits = [v["sampling"].get("max_tokens") for v in voices if isinstance(v.get("sampling"), Mapping)]
     known = [limit for limit in limits if isinstance(limit, int) and not isinstance(limit, bool)]
-    return Voice(frozenset(str(v.get("model")) for v in voices), max(known, default=None))
+    return SeatModel(frozenset(str(v.get("model")) for v in voices), max(known, default=None))
 
 
 def temperatures(value: Any, levels: int = 4) -> Iterator[float]:

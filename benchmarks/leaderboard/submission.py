@@ -28,7 +28,7 @@ from ..evaluation.evaluate import saved_results
 from ..evaluation.results import episode_list, episode_row, figures
 from ..pages.html import printable, write_page
 from . import guard
-from .checks import FILES, Verdict, measure_of, read_submission, sha256
+from .checks import FILES, Inspection, measure_of, read_submission, sha256
 
 __all__ = ["FILES", "SCHEMA", "check", "inspect", "measure_of", "pack", "read_submission", "sha256"]
 SCHEMA = "unitymas.submission/1"
@@ -86,7 +86,7 @@ def check(folder: str | Path, *, verify: bool = False) -> list[str]:
     return verdict.problems + verdict.unverified
 
 
-def inspect(folder: str | Path, *, verify: bool = False) -> Verdict:
+def inspect(folder: str | Path, *, verify: bool = False) -> Inspection:
     """What checking finds, in a process of its own within limits; nothing that the entry names is run."""
     return guard.shared().check(Path(folder), verify=verify)
 

@@ -38,18 +38,18 @@ from ...trainers.group.update import Learner
 REPLY, K = 32, 8
 
 
-class Moment(NamedTuple):
+class Seconds(NamedTuple):
     """Wall-clock and processor seconds."""
 
     wall: float
     processor: float
 
     @classmethod
-    def now(cls) -> Moment:
+    def now(cls) -> Seconds:
         return cls(time.perf_counter(), time.process_time())
 
-    def since(self, earlier: Moment) -> Moment:
-        return Moment(self.wall - earlier.wall, self.processor - earlier.processor)
+    def since(self, earlier: Seconds) -> Seconds:
+        return Seconds(self.wall - earlier.wall, self.processor - earlier.processor)
 
 
 @dataclass(frozen=True)
@@ -107,35 +107,35 @@ def n_tokens(samples: list[Sample]) -> int:
     return sum(len(sample.prompt) + sample.n_tokens for sample in samples)
 
 
-def ours(samples: list[Sample], vocab: int, precision: str, micro_tokens: int) -> Callable[[], Moment]:
+def ours(samples: list[Sample], vocab: int, precision: str, micro_tokens: int) -> Callable[[], Seconds]:
     """A function that makes one update and says how long it took."""
     parameters = Parameters(from_config(llama_config(vocab)))
     learner = Learner("shared", parameters, Learning(micro_tokens=micro_tokens, precision=precision))  # type: ignore[arg-type]
     algorithm = make_algorithm("grpo", dual_clip=None)
     signals = {s.id: Signal(s.id, float(i % 3 - 1)) for i, s in enumerate(samples)}
 
-    def step() -> Moment:
-        started = Moment.now()
+    def step() -> Seconds:
+        started = Seconds.now()
         learner.update(algorithm, signals, [samples])
-        return Moment.now().since(started)
+        return Seconds.now().since(started)
 
     return step
 
 
-def theirs(samples: list[Sample], vocab: int, setting: Setting, rounds: int) -> list[Moment]:
+def theirs(samples: list[Sample], vocab: int, setting: Setting, rounds: int) -> list[Seconds]:
     """Time of each optimiser step of TRL's own training loop."""
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.steps: list[Moment] = []
+            self.steps: list[Seconds] = []
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.started = Moment.now()
+            self.started = Seconds.now()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.steps.append(Moment.now().since(self.started))
+            self.steps.append(Seconds.now().since(self.started))
 
     class ReadyMade(GRPOTrainer):  # type: ignore[misc]
         def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
@@ -217,7 +217,7 @@ def speed(rounds: int, vocab: int, n: int) -> None:
         for precision in ("float32", "bfloat16")
         for what, samples in (("8 replies to a prompt", shared), ("prompts all different", different))
     }
-    times: dict[str, list[Moment]] = {name: [] for name in [*variants, *(s.name for s in SETTINGS)]}
+    times: dict[str, list[Seconds]] = {name: [] for name in [*variants, *(s.name for s in SETTINGS)]}
     for setting in SETTINGS:
         for name, (step, _) in variants.items():
             times[name].append(step())

@@ -195,7 +195,7 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
         take(execution, node, said, reply)
 
 
-class Failures:
+class EpisodeFailures:
     """What went wrong in many episodes: each cause once, with its count and its place."""
 
     shown = 5
@@ -273,7 +273,7 @@ async def arollout(
     arena, chosen = select_tasks(arena, tasks)
     gate = asyncio.Semaphore(concurrency)
     traces: list[Trace | None] = [None] * (len(chosen) * k)
-    failures = Failures()
+    failures = EpisodeFailures()
 
     async def one(slot: int, task: Task, sample: int) -> None:
         async with gate:

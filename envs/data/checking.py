@@ -15,7 +15,7 @@ MOST_PROBLEMS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class FileReport:
     """What ``check`` found in a file of tasks or a prepared folder."""
 
     path: str
@@ -28,7 +28,7 @@ class Report:
         return self.rows > 0 and not self.problems
 
 
-def check(path: str | Path, kind: str | None = None) -> Report:
+def check(path: str | Path, kind: str | None = None) -> FileReport:
     """Read a file of tasks (or the folder of a prepared set) and report every row that does not fit."""
     path = Path(path)
     if (path / "manifest.json").is_file():
@@ -56,10 +56,10 @@ def check(path: str | Path, kind: str | None = None) -> Report:
         problems.append(str(error))
     if not rows and not problems:
         problems.append(f"{path}: holds no record")
-    return Report(str(path), kind or "?", rows, tuple(problems))
+    return FileReport(str(path), kind or "?", rows, tuple(problems))
 
 
-def _check_prepared(path: Path) -> Report:
+def _check_prepared(path: Path) -> FileReport:
     manifest = files.parse((path / "manifest.json").read_bytes(), str(path / "manifest.json"))
     parts = {f"{split}.jsonl": part for split, part in manifest["splits"].items()}
     if "passages" in manifest:
@@ -76,4 +76,4 @@ def _check_prepared(path: Path) -> Report:
             except FieldError as error:
                 problems.append(f"{split}.jsonl, row {number}: {error}")
     rows = sum(part["rows"] for part in manifest["splits"].values())
-    return Report(str(path), manifest["kind"], rows, tuple(problems[:MOST_PROBLEMS]))
+    return FileReport(str(path), manifest["kind"], rows, tuple(problems[:MOST_PROBLEMS]))

@@ -13,7 +13,7 @@ This page is the door; behind it: ``catalogue`` (which sets there are), ``source
 and ``checking``.
 """
 
-from .checking import Report, check
+from .checking import FileReport, check
 from .local import Listed, home, is_prepared, list_data, load, splits
 from .preparing import prepare
 from .published import CATALOGUE
@@ -21,6 +21,6 @@ from .recognise import load_file, read_tasks
 from .row_schemas import DataError, check_row
 
 __all__ = [
-    "CATALOGUE", "DataError", "Listed", "Report", "check", "check_row", "home", "is_prepared", "list_data", "load",
+    "CATALOGUE", "DataError", "Listed", "FileReport", "check", "check_row", "home", "is_prepared", "list_data", "load",
     "load_file", "prepare", "read_tasks", "splits",
 ]  # fmt: skip

@@ -36,7 +36,7 @@ class Left(Exception):
     """The person has left the table."""
 
 
-class Table:
+class EpisodeView:
     """One episode as a person sees it."""
 
     def __init__(

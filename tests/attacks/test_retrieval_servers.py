@@ -20,7 +20,7 @@ import pytest
 
 from unitymas.envs.tools.retrieval import Bm25Index, Passage, RetrieverPool, RetrieverUnavailable, make_app
 from unitymas.envs.tools.retrieval.retriever import Hit
-from unitymas.envs.tools.retrieval.server import Limits
+from unitymas.envs.tools.retrieval.server import ServerLimits
 
 web = pytest.importorskip("aiohttp.web")
 FACTS = [Passage(id=str(n), title=f"Town {n}", text=f"town{n} lies on the river{n % 7}") for n in range(300)]
@@ -119,19 +119,21 @@ def test_a_pool_knows_the_token() -> None:
 def test_a_request_has_a_price_limit(limits: dict[str, Any], body: Any, status: int, says: str) -> None:
     slow = Slow.build(FACTS)
     began = time.monotonic()
-    answered, told = post(make_app(slow, limits=Limits(**limits)), body)[0]
+    answered, told = post(make_app(slow, limits=ServerLimits(**limits)), body)[0]
     assert answered == status and says in str(told)
     assert time.monotonic() - began < 5.0  # the second would take 10 s
 
 
 def test_who_comes_when_all_are_busy_is_told_to_come_back() -> None:
-    answers = post(make_app(Slow.build(FACTS), limits=Limits(waiting=3)), {"queries": ["town7"] * 8}, times=8)
+    answers = post(
+        make_app(Slow.build(FACTS), limits=ServerLimits(waiting=3)), {"queries": ["town7"] * 8}, times=8
+    )
     assert sorted(status for status, _ in answers) == [200] * 3 + [503] * 5
 
 
 def test_a_request_that_never_arrives_is_given_up() -> None:
     async def play() -> bytes:
-        async with running(make_app(INDEX, limits=Limits(seconds=0.3))) as address:
+        async with running(make_app(INDEX, limits=ServerLimits(seconds=0.3))) as address:
             reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
             writer.write(
                 b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
@@ -242,7 +244,7 @@ def test_a_strange_server_costs_one_attempt_and_a_line(handler: Handler, says: s
 def test_a_models_novel_is_cut_before_it_is_sent() -> None:
     async def play() -> Any:
         async with (
-            running(make_app(INDEX, limits=Limits(body=30_000))) as address,
+            running(make_app(INDEX, limits=ServerLimits(body=30_000))) as address,
             RetrieverPool([address], attempts=1, deadline=20) as pool,
         ):
             return await pool("town7 " * 100_000, 1)

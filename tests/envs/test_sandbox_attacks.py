@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from unitymas.envs.tools.sandbox.runner import Limits, Result, SandboxError, resolve, run_python
+from unitymas.envs.tools.sandbox.runner import Limits, ProgramResult, SandboxError, resolve, run_python
 
 LIMITS = Limits(time_limit=1.0, wall_limit=6.0, memory_mb=256)
 
@@ -24,7 +24,7 @@ def level(request: pytest.FixtureRequest) -> str:
         pytest.skip(str(error))
 
 
-def attack(program: str, level: str, limits: Limits = LIMITS) -> Result:
+def attack(program: str, level: str, limits: Limits = LIMITS) -> ProgramResult:
     """Run it; nothing may escape, and the next program must find everything in order."""
     result = run_python(program, "input\n", limits=limits, sandbox=level)
     assert "ESCAPED" not in result.stdout, result.stdout

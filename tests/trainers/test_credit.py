@@ -13,7 +13,7 @@ from unitymas import Outcome, Role, Workflow, rollout
 from unitymas.envs.core.arena import Arena
 from unitymas.envs.core.tasks import DataSet
 from unitymas.trainers.controller.statistics.credit import (
-    Influence,
+    InfluenceCredit,
     Mix,
     Shaping,
     Spread,
@@ -74,7 +74,7 @@ def test_tree_credit_reads_parents_and_siblings(ragged: Callable[..., Any], seed
 @given(seed=SEEDS, kind=st.sampled_from(["quality", "margin"]))
 def test_influence(ragged: Callable[..., Any], seed: int, kind: Any) -> None:
     table = Table(ragged(seed).rows)
-    found = Influence(component="outcome", kind=kind, alpha=0.5, outcome=0.25)(table, table.reward)
+    found = InfluenceCredit(component="outcome", kind=kind, alpha=0.5, outcome=0.25)(table, table.reward)
     for i, row in enumerate(table.rows):
         rows = [r for r in table.rows if r.episode == row.episode]
         earlier = [r.credit["outcome"] for r in rows if r.turn < row.turn]

@@ -23,7 +23,7 @@ from unitymas.trainers.controller.run import Run
 from unitymas.trainers.controller.statistics.decisions import decisions_of
 from unitymas.trainers.controller.step import Default
 from unitymas.trainers.recipes import list_recipes, make_recipe, register_recipe
-from unitymas.trainers.recipes.cross import Mixed
+from unitymas.trainers.recipes.cross import MixedSeat
 from unitymas.trainers.recipes.malt import rows, valued
 
 WORDS = ("w1", "w2", "w3", "w4")
@@ -156,7 +156,7 @@ def test_pioneer_and_observer_exchange_roles(tiny_llama, tmp_path):
 def test_other_policies_step_in_and_learn_from_it(tiny_llama, tmp_path):
     run = made(tiny_llama, tmp_path, recipe="cross", recipe_args={"probability": 0.5}, k=4, tasks_per_step=4)
     assert stepped(run) == [{"pioneer", "observer"}]
-    assert isinstance(run.collector.team.policies["pioneer"], Mixed)
+    assert isinstance(run.collector.team.policies["pioneer"], MixedSeat)
 
 
 def test_who_steps_in_follows_from_the_seed():
@@ -167,7 +167,7 @@ def test_who_steps_in_follows_from_the_seed():
         def act(self, call):
             return Answer(self.text)
 
-    seat = Mixed(Says("own"), [Says("other")], 0.25)
+    seat = MixedSeat(Says("own"), [Says("other")], 0.25)
     calls = [Call("a", "a", (), seed=s) for s in range(400)]
     said = [asyncio.run(seat.act(c)).text for c in calls[:200]]
     assert 25 < said.count("other") < 75
@@ -210,7 +210,7 @@ def test_a_scripted_seat_may_cross_too(tiny_llama, tmp_path):
         harvest = await run.recipe.collect(run)
         mixed = run.collector.team.policies["pioneer"]
         run.collector.team = type(run.collector.team)(
-            {"pioneer": Mixed(opens, [mixed], 0.5), "observer": Mixed(mixed, [opens], 0.5)},
+            {"pioneer": MixedSeat(opens, [mixed], 0.5), "observer": MixedSeat(mixed, [opens], 0.5)},
             run.collector.team.names,
         )
         again = await run.collector.collect(["t0", "t1"], 4, 0, "again")
@@ -225,9 +225,9 @@ def test_a_scripted_seat_may_cross_too(tiny_llama, tmp_path):
     assert ("pioneer", "own") in players and ("observer", "own") in players
     assert not again.failures and len(again.traces) == 8
     assert (opens.opened, opens.closed) == (1, 1) and seen and set(seen) == {None}
-    outer = Mixed(Mixed(opens, [ExpertPolicy(expert)], 0.5), [], 0.5)
+    outer = MixedSeat(MixedSeat(opens, [ExpertPolicy(expert)], 0.5), [], 0.5)
     assert outer.sees_reference and outer.colour == "red" and not hasattr(outer, "blue")
-    assert pickle.loads(pickle.dumps(Mixed(FoolPolicy(), [RandomPolicy()], 0.5))).huge == FoolPolicy.huge
+    assert pickle.loads(pickle.dumps(MixedSeat(FoolPolicy(), [RandomPolicy()], 0.5))).huge == FoolPolicy.huge
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..controller.run import Run
 
 
-class Mixed(PolicyWrapper):
+class MixedSeat(PolicyWrapper):
     """A seat that now and then lets another one speak; which, follows from the call's seed."""
 
     def __init__(self, own: Any, others: list[Any], probability: float) -> None:
@@ -68,5 +68,5 @@ class Cross(Default):
         mixed: dict[str, Any] = {}
         for agent, name in team.names.items():
             others = [seats[other] for other in pool if other != name]
-            mixed[agent] = Mixed(seats[name], others, self.probability) if others else seats[name]
+            mixed[agent] = MixedSeat(seats[name], others, self.probability) if others else seats[name]
         return BoundTeam(mixed, team.names)

@@ -165,7 +165,7 @@ def results(rows: Iterator[Mapping[str, Any]], tokenizer: Any, equals: int, prob
 
 
 @dataclass
-class Learner:
+class TinyLearner:
     """The model, its optimisers and its clock. Matrices learn by Muon, embeddings and norms by AdamW."""
 
     model: Llama
@@ -213,7 +213,7 @@ class Learner:
         return loss.item(), float(right.float().mean())
 
 
-def learn_induction(learner: Learner, seed: int, steps: int, batch: int = 64) -> None:
+def learn_induction(learner: TinyLearner, seed: int, steps: int, batch: int = 64) -> None:
     """Copying, by repeats and walks in turn."""
     rng = random.Random(seed)
     vocabulary = learner.model.shape.vocab
@@ -258,7 +258,9 @@ class Lessons(IterableDataset[list[Example]]):
                 yield batch
 
 
-def learn_lessons(learner: Learner, halves: Sequence[Lessons], steps: int, out: Path | None = None) -> None:
+def learn_lessons(
+    learner: TinyLearner, halves: Sequence[Lessons], steps: int, out: Path | None = None
+) -> None:
     """Drills and apprentices; the pace falls from the first step to the last. Lessons are made beside it."""
     streams = [DataLoader(half, batch_size=None, num_workers=1, prefetch_factor=8) for half in halves]
     rights = []
@@ -272,7 +274,7 @@ def learn_lessons(learner: Learner, halves: Sequence[Lessons], steps: int, out: 
             save(learner.model, halves[0].tokenizer, out)
 
 
-def report(learner: Learner, stage: str, step: int, loss: float, right: float, more: str) -> None:
+def report(learner: TinyLearner, stage: str, step: int, loss: float, right: float, more: str) -> None:
     """One line of progress."""
     seconds = time.perf_counter() - learner.began
     print(
@@ -355,10 +357,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         tokenizer, model = AutoTokenizer.from_pretrained(args.start), load_model(args.start)
     if args.induction:
-        learn_induction(Learner(model), args.seed, args.induction)
+        learn_induction(TinyLearner(model), args.seed, args.induction)
     held_out = torch.zeros(len(tokenizer))
     held_out[tokenizer.convert_tokens_to_ids([w.replace(" ", "Ġ") for w in held_out_words()])] = -1e4
-    learner = Learner(model, args.rate, held_out)
+    learner = TinyLearner(model, args.rate, held_out)
     halves = [
         Lessons(tokenizer, args.seed + i, args.tokens, drills, args.context)
         for i, drills in enumerate(args.drills)

@@ -22,7 +22,7 @@ from typing import Any
 
 from ....agents.text.reading import first_tagged, split_thinking
 from ..sandbox.launch import Level
-from ..sandbox.runner import Limits, Program, Result, resolve, submit
+from ..sandbox.runner import Limits, Program, ProgramResult, resolve, submit
 from ..sandbox.values import decode, encode
 from .cases import Case, read_tests
 from .checkers import (
@@ -172,7 +172,7 @@ async def averify_code(
             if run is None:
                 reports.append(judge.judge(case, None))
             else:
-                result: Result = await asyncio.wrap_future(run)
+                result: ProgramResult = await asyncio.wrap_future(run)
                 reports.append(judge.judge(case, result))
         return judge.report(reports)
     finally:
@@ -205,9 +205,9 @@ class _Judge:
         self.output_left = (
             _OUTPUTS * limits.output_mb << 20
         )  # characters of output that are read and compared
-        self.started: deque[tuple[Case, Future[Result] | None]] = deque()
+        self.started: deque[tuple[Case, Future[ProgramResult] | None]] = deque()
 
-    def runs(self) -> Iterator[tuple[Case, Future[Result] | None]]:
+    def runs(self) -> Iterator[tuple[Case, Future[ProgramResult] | None]]:
         """Cases in order, a few of them running ahead; None for one not run since all outputs are spent."""
         waiting = iter(self.cases)
         while True:
@@ -232,7 +232,7 @@ class _Judge:
             return Program(self.program, stdin=case.input)
         return Program(self.program, fn_name=self.fn_name, arguments=encode(case.input))
 
-    def judge(self, case: Case, result: Result | None) -> CaseReport:
+    def judge(self, case: Case, result: ProgramResult | None) -> CaseReport:
         """Compare, and keep of the output only its head: thirty outputs of 16 MB would fill the host."""
         if result is not None:
             self.output_left -= len(result.stdout) + len(result.value or "")

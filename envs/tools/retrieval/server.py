@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from .retriever import Index, Passage, batches
-from .wire import Request, decode_request, encode_response
+from .wire import SearchRequest, decode_request, encode_response
 
 BATCH = 8  # queries that are searched together; a clock is looked at between two batches
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """What one request may cost, and how many may wait."""
 
     body: int = 4 << 20
@@ -55,7 +55,9 @@ class _Refused(Exception):
         self.status = status
 
 
-def make_app(index: Index, *, threads: int = 2, token: str = "", limits: Limits = Limits()) -> Any:
+def make_app(
+    index: Index, *, threads: int = 2, token: str = "", limits: ServerLimits = ServerLimits()
+) -> Any:
     """An aiohttp application that answers from `index`; with `token`, those who send it as a bearer token."""
     web = _web()
     named = {"X-Index-Fingerprint": index.fingerprint}
@@ -126,7 +128,7 @@ def make_app(index: Index, *, threads: int = 2, token: str = "", limits: Limits 
     return app
 
 
-def _answer(index: Index, asked: Request, limits: Limits, stopping: threading.Event) -> bytes:
+def _answer(index: Index, asked: SearchRequest, limits: ServerLimits, stopping: threading.Event) -> bytes:
     """The body of an answer, in a thread: few queries at a time, so that time, size and the server's end count."""
     if len(asked.queries) * asked.k > limits.passages:
         raise _Refused(

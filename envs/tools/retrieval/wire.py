@@ -35,7 +35,7 @@ class Misaligned(BadAnswer):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SearchRequest:
     """A decoded request."""
 
     queries: tuple[str, ...]
@@ -51,7 +51,7 @@ def encode_request(dialect: str, queries: Sequence[str], k: int) -> dict[str, An
     return {"queries": list(queries), "topk": k, "return_scores": False}
 
 
-def decode_request(body: object, *, most_queries: int, most_k: int) -> Request:
+def decode_request(body: object, *, most_queries: int, most_k: int) -> SearchRequest:
     """A request of either dialect, or a ValueError that tells the client what to send."""
     if not isinstance(body, dict) or ("questions" in body) == ("queries" in body):
         raise ValueError('send {"questions": [...], "N": 5} or {"queries": [...], "topk": 5}')
@@ -65,10 +65,10 @@ def decode_request(body: object, *, most_queries: int, most_k: int) -> Request:
         raise ValueError(f"{field} holds {len(queries)} queries; this server takes {most_queries} at a time")
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= most_k:
         raise ValueError(f"{count} must be a whole number from 1 to {most_k}")
-    return Request(tuple(queries), k, dialect, bool(body.get("return_scores", False)))
+    return SearchRequest(tuple(queries), k, dialect, bool(body.get("return_scores", False)))
 
 
-def encode_response(request: Request, rows: Sequence[Sequence[tuple[Passage, float]]]) -> Any:
+def encode_response(request: SearchRequest, rows: Sequence[Sequence[tuple[Passage, float]]]) -> Any:
     """The answer to `request`: for every query its (passage, score) pairs."""
     if request.dialect == "unitymas":
         return [

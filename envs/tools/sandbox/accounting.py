@@ -18,7 +18,7 @@ _SLACK = 16 << 20  # shared pages that a process touches for the first time
 
 
 @dataclass(slots=True)
-class Use:
+class Usage:
     """One look at the tree."""
 
     cpu: float = 0.0  # seconds, of the living and of those they waited for
@@ -26,7 +26,7 @@ class Use:
     waiting: bool = False  # does any of them run, or wait for a processor or the disk?
 
 
-class Tree:
+class ProcessTree:
     """The processes of one case. Made in the keeper, before it covers /proc and before the program starts."""
 
     def __init__(self, memory: int) -> None:
@@ -38,9 +38,9 @@ class Tree:
         self._sockets = self._open_sockets()
         self._memory = memory + _SLACK
 
-    def look(self) -> Use:
+    def look(self) -> Usage:
         """Add up all processes: some 50 microseconds, and as many for each."""
-        use = Use()
+        use = Usage()
         names = [name for name in os.listdir(self._proc) if name.isdigit() and self._is_ours(name)]
         for name in names:
             text = self._read(f"{name}/stat")
@@ -58,7 +58,7 @@ class Tree:
         use.memory += buffers
         return use
 
-    def is_too_large(self, use: Use) -> bool:
+    def is_too_large(self, use: Usage) -> bool:
         return use.memory > self._memory
 
     def _is_ours(self, name: str) -> bool:

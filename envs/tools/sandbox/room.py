@@ -25,7 +25,7 @@ import time
 from typing import Any
 
 from . import kernel, program
-from .accounting import Tree
+from .accounting import ProcessTree
 from .program import PROGRAM_FILE, Channel
 from .seccomp import build_filter
 
@@ -160,7 +160,7 @@ class _Case:
     def _isolate(self) -> dict[str, tuple[int, int]]:
         """New namespaces, with files of the program's own: /tmp, /dev/shm, and of /proc its three streams."""
         uid, gid = os.getuid(), os.getgid()
-        self.tree: Tree | None = Tree(self.limits["memory_mb"] * _MEGABYTE)
+        self.tree: ProcessTree | None = ProcessTree(self.limits["memory_mb"] * _MEGABYTE)
         kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | self._own_ipc())
         kernel.map_user(uid, gid, inside=_INSIDE)
         self.baseline = kernel.address_space()

@@ -83,7 +83,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ProgramResult:
     """How one program ended. `value` is what the called function returned, as `values` wrote it."""
 
     ended: Ended
@@ -111,19 +111,21 @@ class Program:
     arguments: str = '[["list", 0]]'
 
 
-def run_python(source: str, stdin: str = "", *, limits: Limits = Limits(), sandbox: str = "auto") -> Result:
+def run_python(
+    source: str, stdin: str = "", *, limits: Limits = Limits(), sandbox: str = "auto"
+) -> ProgramResult:
     """Run a program as `python program.py < stdin` in the sandbox."""
     return submit(Program(source, stdin), limits, sandbox).result()
 
 
 async def arun_python(
     source: str, stdin: str = "", *, limits: Limits = Limits(), sandbox: str = "auto"
-) -> Result:
+) -> ProgramResult:
     """`run_python` that waits without holding a thread."""
     return await asyncio.wrap_future(submit(Program(source, stdin), limits, sandbox))
 
 
-def submit(program: Program, limits: Limits, sandbox: str = "auto") -> Future[Result]:
+def submit(program: Program, limits: Limits, sandbox: str = "auto") -> Future[ProgramResult]:
     """Queue a program for the next free room."""
     return _rooms(resolve(sandbox)).submit(program, limits)
 
@@ -193,7 +195,7 @@ class _Rooms:
             self._free.put(None)
         self._threads = ThreadPoolExecutor(self.size, thread_name_prefix=f"sandbox-{level}")
 
-    def submit(self, program: Program, limits: Limits) -> Future[Result]:
+    def submit(self, program: Program, limits: Limits) -> Future[ProgramResult]:
         return self._threads.submit(self._run, program, limits)
 
     def close(self) -> None:
@@ -204,7 +206,7 @@ class _Rooms:
             if room is not None:
                 room.close()
 
-    def _run(self, program: Program, limits: Limits) -> Result:
+    def _run(self, program: Program, limits: Limits) -> ProgramResult:
         """A room that dies is replaced. A program whose rooms die twice is at fault; a start that fails is not."""
         room = self._free.get()
         try:
@@ -216,7 +218,7 @@ class _Rooms:
                     room.close()
                     room, reason = None, str(death)
             error = f"the sandbox died twice under this program: {reason}"
-            return Result("sandbox_violation", error, "", "", -1, 0.0, 0.0, self.level)
+            return ProgramResult("sandbox_violation", error, "", "", -1, 0.0, 0.0, self.level)
         except BaseException:
             if room is not None:
                 room.close()
@@ -259,7 +261,7 @@ class _Room:
             self.close()
             raise SandboxError(f"a {level} room did not start: {reason}") from error
 
-    def run(self, program: Program, limits: Limits) -> Result:
+    def run(self, program: Program, limits: Limits) -> ProgramResult:
         case = {
             "program": program.source,
             "stdin": program.stdin,
@@ -277,7 +279,7 @@ class _Room:
             raise _RoomDied(f"{error} {self._last_words()}".strip()) from error
         if "failure" in reply:
             raise SandboxError(f"the {self.level} sandbox could not isolate a program: {reply['failure']}")
-        return Result(sandbox=self.level, **reply)
+        return ProgramResult(sandbox=self.level, **reply)
 
     def close(self) -> None:
         """The server leaves when we hang up (said aloud: forks of ours may hold the socket too)."""

@@ -13,17 +13,17 @@ from .pictures import paint
 Stacks = frozenset[tuple[str, ...]]  # each from bottom to top
 
 
-class State(NamedTuple):
+class BlocksState(NamedTuple):
     """The stacks there are, and those that are wanted."""
 
     now: Stacks
     goal: Stacks
 
 
-def draw(rng: random.Random, mine: Callable[[str], bool], blocks: int) -> State | None:
+def draw(rng: random.Random, mine: Callable[[str], bool], blocks: int) -> BlocksState | None:
     """Two random arrangements. Any can be reached from any other: by way of the table."""
     names = string.ascii_lowercase[:blocks]
-    state = State(_arranged(rng, names), _arranged(rng, names))
+    state = BlocksState(_arranged(rng, names), _arranged(rng, names))
     return state if mine(text(state)) else None
 
 
@@ -38,7 +38,7 @@ def _arranged(rng: random.Random, names: str) -> Stacks:
     return frozenset(map(tuple, stacks))
 
 
-def parse(text: str) -> State:
+def parse(text: str) -> BlocksState:
     """Two lines, `Stacks:` and `Goal:`; a stack from bottom to top, stacks parted by |."""
     parts = (line.partition(":") for line in text.strip().splitlines())
     lines = {name: rest for name, _, rest in parts}
@@ -52,10 +52,10 @@ def parse(text: str) -> State:
         or not all(len(n) == 1 and n in string.ascii_lowercase for n in names)
     ):
         raise ValueError(f"stacks and goal must hold the same blocks, each a letter and once: {text!r:.120}")
-    return State(now, goal)
+    return BlocksState(now, goal)
 
 
-def text(state: State) -> str:
+def text(state: BlocksState) -> str:
     return f"Stacks: {_told(state.now)}\nGoal: {_told(state.goal)}"
 
 
@@ -63,16 +63,16 @@ def _told(stacks: Stacks) -> str:
     return " | ".join(" ".join(stack) for stack in sorted(stacks))
 
 
-def facts(state: State) -> str:
+def facts(state: BlocksState) -> str:
     return f"Free blocks: {', '.join(sorted(stack[-1] for stack in state.now))}. Not yet in place: {left(state)}."
 
 
-def moves(state: State) -> tuple[str, ...]:
+def moves(state: BlocksState) -> tuple[str, ...]:
     names = sorted(name for stack in state.now for name in stack)
     return tuple(f"{a} on {b}" for a in names for b in (*names, "table") if a != b)
 
 
-def play(state: State, move: str) -> State | None:
+def play(state: BlocksState, move: str) -> BlocksState | None:
     """Only a free block can be moved, onto another free block or the table; to stay where it is, is no move."""
     block, to = move.split(" on ")
     source = next((stack for stack in state.now if stack[-1] == block), None)
@@ -84,11 +84,11 @@ def play(state: State, move: str) -> State | None:
     return state._replace(now=rest | shorter | {(*target, block)})
 
 
-def solved(state: State) -> bool:
+def solved(state: BlocksState) -> bool:
     return state.now == state.goal
 
 
-def left(state: State) -> int:
+def left(state: BlocksState) -> int:
     """Blocks that stand on something they should not (or on one that does): each must move at least once."""
     wrong = 0
     for stack in state.now:
@@ -100,11 +100,11 @@ def left(state: State) -> int:
     return wrong
 
 
-def solve(state: State) -> Solution | None:
+def solve(state: BlocksState) -> Solution | None:
     return search(state, _steps, solved, left)
 
 
-def _steps(state: State) -> list[tuple[str, State]]:
+def _steps(state: BlocksState) -> list[tuple[str, BlocksState]]:
     """Every legal move and what comes of it; `play` says the same of one."""
     found = []
     for source in sorted(state.now):
@@ -118,12 +118,12 @@ def _steps(state: State) -> list[tuple[str, State]]:
     return found
 
 
-def limit(state: State) -> int:
+def limit(state: BlocksState) -> int:
     """Twice what is always enough: everything to the table, then everything up."""
     return 4 * sum(map(len, state.now))
 
 
-def picture(state: State) -> Any:
+def picture(state: BlocksState) -> Any:
     """The stacks as they are on the left, as they are wanted on the right."""
     size = sum(map(len, state.now))
     marks, colours = {}, {}

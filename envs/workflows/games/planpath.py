@@ -16,7 +16,7 @@ from .grid import DIRECTIONS, MOVE, Cell, beside, distance, drawn, only, signs, 
 from .pictures import paint
 
 
-class State(NamedTuple):
+class PathState(NamedTuple):
     """Where the walls, the goal and the walker are."""
 
     height: int
@@ -26,7 +26,7 @@ class State(NamedTuple):
     at: Cell
 
 
-def draw(rng: random.Random, mine: Callable[[str], bool], side: int, walls: float) -> State | None:
+def draw(rng: random.Random, mine: Callable[[str], bool], side: int, walls: float) -> PathState | None:
     """Random walls, and two free cells that are not neighbours."""
     cells = [(r, c) for r in range(side) for c in range(side)]
     blocked = frozenset(cell for cell in cells if rng.random() < walls)
@@ -34,15 +34,15 @@ def draw(rng: random.Random, mine: Callable[[str], bool], side: int, walls: floa
     if len(free) < 2:
         return None
     at, goal = rng.sample(free, 2)
-    state = State(side, side, blocked, goal, at)
+    state = PathState(side, side, blocked, goal, at)
     return state if distance(at, goal) > 1 and mine(text(state)) else None
 
 
-def parse(text: str) -> State:
+def parse(text: str) -> PathState:
     """`X` is the walker on the goal."""
     found = signs(text, ".#PGX")
     height, width = (max(axis) + 1 for axis in zip(*found, strict=True))
-    return State(
+    return PathState(
         height,
         width,
         frozenset(cell for cell, sign in found.items() if sign == "#"),
@@ -51,7 +51,7 @@ def parse(text: str) -> State:
     )
 
 
-def text(state: State) -> str:
+def text(state: PathState) -> str:
     def sign(cell: Cell) -> str:
         if cell == state.at:
             return "X" if cell == state.goal else "P"
@@ -60,31 +60,31 @@ def text(state: State) -> str:
     return drawn(state.height, state.width, sign)
 
 
-def facts(state: State) -> str:
+def facts(state: PathState) -> str:
     free = [name for name in DIRECTIONS if play(state, name) is not None]
     return f"P: {told(state.at)}. G: {told(state.goal)}. Free: {', '.join(free) or 'none'}."
 
 
-def moves(state: State) -> tuple[str, ...]:
+def moves(state: PathState) -> tuple[str, ...]:
     return tuple(DIRECTIONS)
 
 
-def play(state: State, move: str) -> State | None:
+def play(state: PathState, move: str) -> PathState | None:
     to = beside(state.at, move)
     inside = 0 <= to[0] < state.height and 0 <= to[1] < state.width
     return state._replace(at=to) if inside and to not in state.walls else None
 
 
-def solved(state: State) -> bool:
+def solved(state: PathState) -> bool:
     return state.at == state.goal
 
 
-def left(state: State) -> float:
+def left(state: PathState) -> float:
     """Manhattan distance to the goal."""
     return distance(state.at, state.goal)
 
 
-def solve(state: State) -> Solution | None:
+def solve(state: PathState) -> Solution | None:
     """Breadth first, from the goal back to the walker."""
     cells = {(r, c) for r in range(state.height) for c in range(state.width)} - state.walls
     toward: dict[Cell, str] = {state.goal: ""}
@@ -105,11 +105,11 @@ def solve(state: State) -> Solution | None:
     return tuple(plan)
 
 
-def limit(state: State) -> int:
+def limit(state: PathState) -> int:
     return 2 * (state.height + state.width)
 
 
-def picture(state: State) -> Any:
+def picture(state: PathState) -> Any:
     colours = {cell: "wall" for cell in state.walls} | {state.goal: "goal"}
     return paint(state.height, state.width, colours, {state.at: ("disc", "player")})
 

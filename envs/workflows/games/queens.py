@@ -12,7 +12,7 @@ from .game import Game, Solution
 from .pictures import paint
 
 
-class State(NamedTuple):
+class QueensState(NamedTuple):
     """Each row's queen by column (from 1; 0 where there is none), and the same for those that are fixed."""
 
     queens: tuple[int, ...]
@@ -37,16 +37,16 @@ def solutions(side: int) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-def draw(rng: random.Random, mine: Callable[[str], bool], side: int, fixed: int) -> State | None:
+def draw(rng: random.Random, mine: Callable[[str], bool], side: int, fixed: int) -> QueensState | None:
     """Some queens of a solution."""
     whole = rng.choice(solutions(side))
     rows = rng.sample(range(side), fixed)
     kept = tuple(column if row in rows else 0 for row, column in enumerate(whole))
-    state = State(kept, kept)
+    state = QueensState(kept, kept)
     return state if mine(text(state)) else None
 
 
-def parse(text: str) -> State:
+def parse(text: str) -> QueensState:
     """Two lines, `Queens:` and `Fixed:`, each with a column (or .) for every row."""
     parts = (line.partition(":") for line in text.strip().splitlines())
     lines = {name: rest for name, _, rest in parts}
@@ -56,33 +56,33 @@ def parse(text: str) -> State:
     fits = len(queens) == len(fixed) and all(f in (0, q) for q, f in zip(queens, fixed, strict=True))
     if not fits or not 4 <= len(queens) <= 12 or not all(0 <= q <= len(queens) for q in queens):
         raise ValueError(f"rows of 4 to 12 columns (or .), the fixed ones alike in both: {text!r:.120}")
-    return State(queens, fixed)
+    return QueensState(queens, fixed)
 
 
-def text(state: State) -> str:
+def text(state: QueensState) -> str:
     def told(columns: tuple[int, ...]) -> str:
         return " ".join(str(column) if column else "." for column in columns)
 
     return f"Queens: {told(state.queens)}\nFixed: {told(state.fixed)}"
 
 
-def facts(state: State) -> str:
+def facts(state: QueensState) -> str:
     pairs = ", ".join(f"{a + 1} and {b + 1}" for a, b in attacks(state))
     return f"Rows without a queen: {state.queens.count(0)}. Rows that attack each other: {pairs or 'none'}."
 
 
-def attacks(state: State) -> list[tuple[int, int]]:
+def attacks(state: QueensState) -> list[tuple[int, int]]:
     """The pairs of rows whose queens attack each other."""
     placed = [(row, column) for row, column in enumerate(state.queens) if column]
     return [(r, s) for (r, c), (s, d) in combinations(placed, 2) if c == d or s - r == abs(c - d)]
 
 
-def moves(state: State) -> tuple[str, ...]:
+def moves(state: QueensState) -> tuple[str, ...]:
     numbers = range(1, len(state.queens) + 1)
     return tuple(f"{row} {column}" for row in numbers for column in numbers)
 
 
-def play(state: State, move: str) -> State | None:
+def play(state: QueensState, move: str) -> QueensState | None:
     """Put a row's queen into a column, or move it there; fixed ones stay."""
     row, column = map(int, move.split())
     side = len(state.queens)
@@ -95,16 +95,16 @@ def play(state: State, move: str) -> State | None:
     return state._replace(queens=(*state.queens[: row - 1], column, *state.queens[row:]))
 
 
-def solved(state: State) -> bool:
+def solved(state: QueensState) -> bool:
     return 0 not in state.queens and not attacks(state)
 
 
-def left(state: State) -> float:
+def left(state: QueensState) -> float:
     """Rows without a queen, and pairs that attack each other."""
     return state.queens.count(0) + len(attacks(state))
 
 
-def solve(state: State) -> Solution | None:
+def solve(state: QueensState) -> Solution | None:
     """To the nearest solution that keeps the fixed queens: one move for each row that differs."""
     fits = [
         s
@@ -120,11 +120,11 @@ def solve(state: State) -> Solution | None:
     return tuple(f"{row} {column}" for row, column in min(plans, key=len))
 
 
-def limit(state: State) -> int:
+def limit(state: QueensState) -> int:
     return 3 * state.fixed.count(0)
 
 
-def picture(state: State) -> Any:
+def picture(state: QueensState) -> Any:
     side, bad = len(state.queens), {row for pair in attacks(state) for row in pair}
     shade = {(r, c): "shade" for r in range(side) for c in range(side) if (r + c) % 2}
     marks = {

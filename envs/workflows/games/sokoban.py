@@ -18,7 +18,7 @@ from .pictures import paint
 ON, OFF = "*+", "$@"  # a box and the player: on a goal, and off it
 
 
-class State(NamedTuple):
+class SokobanState(NamedTuple):
     """The room, and where everything is."""
 
     height: int
@@ -29,7 +29,9 @@ class State(NamedTuple):
     at: Cell
 
 
-def draw(rng: random.Random, mine: Callable[[str], bool], side: int, boxes: int, carve: int) -> State | None:
+def draw(
+    rng: random.Random, mine: Callable[[str], bool], side: int, boxes: int, carve: int
+) -> SokobanState | None:
     """A room carved by a random walk, with boxes that are off their goals, in no dead corner."""
     cell = (rng.randrange(1, side - 1), rng.randrange(1, side - 1))
     free = {cell}
@@ -47,11 +49,11 @@ def draw(rng: random.Random, mine: Callable[[str], bool], side: int, boxes: int,
     put = rng.sample(spots, boxes)
     at = rng.choice(sorted(free.difference(goals, put)))
     walls = frozenset((r, c) for r in range(side) for c in range(side) if (r, c) not in free)
-    state = State(side, side, walls, frozenset(goals), frozenset(put), at)
+    state = SokobanState(side, side, walls, frozenset(goals), frozenset(put), at)
     return state if mine(text(state)) else None
 
 
-def parse(text: str) -> State:
+def parse(text: str) -> SokobanState:
     """The usual signs, with `_` for floor."""
     found = signs(text, "_#.$*@+")
     height, width = (max(axis) + 1 for axis in zip(*found, strict=True))
@@ -59,7 +61,7 @@ def parse(text: str) -> State:
     def cells(of: str) -> frozenset[Cell]:
         return frozenset(cell for cell, sign in found.items() if sign in of)
 
-    state = State(height, width, cells("#"), cells(".*+"), cells("$*"), only(cells("@+"), "player @"))
+    state = SokobanState(height, width, cells("#"), cells(".*+"), cells("$*"), only(cells("@+"), "player @"))
     if len(state.goals) != len(state.boxes) or not state.boxes:
         raise ValueError(
             f"the room has {len(state.boxes)} boxes and {len(state.goals)} goals; they must be as many"
@@ -67,7 +69,7 @@ def parse(text: str) -> State:
     return state
 
 
-def text(state: State) -> str:
+def text(state: SokobanState) -> str:
     def sign(cell: Cell) -> str:
         signs = ON if cell in state.goals else OFF
         if cell in state.boxes:
@@ -79,18 +81,18 @@ def text(state: State) -> str:
     return drawn(state.height, state.width, sign)
 
 
-def facts(state: State) -> str:
+def facts(state: SokobanState) -> str:
     boxes = "; ".join(map(told, sorted(state.boxes)))
     goals = "; ".join(map(told, sorted(state.goals)))
     free = [name for name in DIRECTIONS if play(state, name) is not None]
     return f"You: {told(state.at)}. Boxes: {boxes}. Goals: {goals}. Possible: {', '.join(free) or 'none'}."
 
 
-def moves(state: State) -> tuple[str, ...]:
+def moves(state: SokobanState) -> tuple[str, ...]:
     return tuple(DIRECTIONS)
 
 
-def play(state: State, move: str) -> State | None:
+def play(state: SokobanState, move: str) -> SokobanState | None:
     to = beside(state.at, move)
     if to not in state.boxes:
         return state._replace(at=to) if _open(state, to) else None
@@ -100,15 +102,15 @@ def play(state: State, move: str) -> State | None:
     return state._replace(at=to, boxes=state.boxes - {to} | {beyond})
 
 
-def _open(state: State, cell: Cell) -> bool:
+def _open(state: SokobanState, cell: Cell) -> bool:
     return 0 <= cell[0] < state.height and 0 <= cell[1] < state.width and cell not in state.walls
 
 
-def solved(state: State) -> bool:
+def solved(state: SokobanState) -> bool:
     return state.boxes == state.goals
 
 
-def left(state: State) -> float:
+def left(state: SokobanState) -> float:
     """How far each box is from its nearest goal, and 10 for each that is on none (λ = 0.1 makes it a whole 1)."""
     far = sum(min(distance(box, goal) for goal in state.goals) for box in state.boxes)
     return far + 10 * len(state.boxes - state.goals)
@@ -128,7 +130,7 @@ def alive(floor: set[Cell], goals: Iterable[Cell]) -> set[Cell]:
     return reached
 
 
-def solve(state: State) -> Solution | None:
+def solve(state: SokobanState) -> Solution | None:
     """Breadth first over (player, boxes), leaving out lost boxes."""
     cells = {(r, c) for r in range(state.height) for c in range(state.width)} - state.walls
     safe = alive(cells, state.goals)
@@ -156,11 +158,11 @@ def solve(state: State) -> Solution | None:
     return None
 
 
-def limit(state: State) -> int:
+def limit(state: SokobanState) -> int:
     return 10 * state.height
 
 
-def picture(state: State) -> Any:
+def picture(state: SokobanState) -> Any:
     colours = {cell: "wall" for cell in state.walls} | dict.fromkeys(state.goals, "goal")
     marks = {box: ("box", "done" if box in state.goals else "block") for box in state.boxes}
     return paint(state.height, state.width, colours, {**marks, state.at: ("disc", "player")})

@@ -22,7 +22,7 @@ FREE: Mapping[int, Sequence[tuple[int, ...]]] = {  # side -> by the bits of what
 }
 
 
-class State(NamedTuple):
+class SudokuState(NamedTuple):
     """The numbers by row (0 where there is none), and the places of one's own."""
 
     side: int
@@ -106,7 +106,7 @@ def answer(side: int, clues: tuple[int, ...]) -> tuple[int, ...] | None:
     return found[0] if len(found) == 1 else None
 
 
-def draw(rng: random.Random, mine: Callable[[str], bool], side: int, empty: int) -> State | None:
+def draw(rng: random.Random, mine: Callable[[str], bool], side: int, empty: int) -> SudokuState | None:
     """A random full grid, emptied place by place as long as no other number fits where one was.
 
     Splits share no full grid.
@@ -124,14 +124,14 @@ def draw(rng: random.Random, mine: Callable[[str], bool], side: int, empty: int)
         if any(completions(side, _with(others, place, n), 1) for n in range(1, side + 1) if n != kept):
             continue
         grid, gone = others, gone + 1
-    return State(side, tuple(grid), frozenset()) if gone == empty else None
+    return SudokuState(side, tuple(grid), frozenset()) if gone == empty else None
 
 
 def _with(grid: list[int], place: int, number: int) -> list[int]:
     return [*grid[:place], number, *grid[place + 1 :]]
 
 
-def parse(text: str) -> State:
+def parse(text: str) -> SudokuState:
     """Rows of numbers, then (once there are any) one's own places after `Own:`."""
     board, _, rest = text.partition("Own:")
     rows = [[0 if word == "." else int(word) for word in line.split()] for line in board.strip().splitlines()]
@@ -140,12 +140,12 @@ def parse(text: str) -> State:
         raise ValueError(f"this is no square of . and the numbers 1 to {side}: {board!r:.120}")
     peers(side)
     own = [tuple(map(int, pair.split())) for pair in rest.strip(" .").split(",") if pair.strip()]
-    return State(
+    return SudokuState(
         side, tuple(n for row in rows for n in row), frozenset((r - 1) * side + c - 1 for r, c in own)
     )
 
 
-def text(state: State) -> str:
+def text(state: SudokuState) -> str:
     side = state.side
     words = [str(n) if n else "." for n in state.grid]
     board = "\n".join(" ".join(words[r * side : (r + 1) * side]) for r in range(side))
@@ -153,23 +153,23 @@ def text(state: State) -> str:
     return f"{board}\nOwn: {own}" if own else board
 
 
-def facts(state: State) -> str:
+def facts(state: SudokuState) -> str:
     clashes = len(clashing(state))
     return f"Empty cells: {state.grid.count(0)}. Cells in conflict: {clashes}."
 
 
-def clashing(state: State) -> list[int]:
+def clashing(state: SudokuState) -> list[int]:
     """The places whose number stands twice in a row, column or box."""
     around, grid = peers(state.side), state.grid
     return [p for p, n in enumerate(grid) if n and any(grid[q] == n for q in around[p])]
 
 
-def moves(state: State) -> tuple[str, ...]:
+def moves(state: SudokuState) -> tuple[str, ...]:
     numbers = range(1, state.side + 1)
     return tuple(f"{r} {c} {n}" for r in numbers for c in numbers for n in numbers)
 
 
-def play(state: State, move: str) -> State | None:
+def play(state: SudokuState, move: str) -> SudokuState | None:
     """Clues cannot be written over, and what stands there already is no move."""
     row, column, number = map(int, move.split())
     if not (0 < row <= state.side and 0 < column <= state.side and 0 < number <= state.side):
@@ -182,16 +182,16 @@ def play(state: State, move: str) -> State | None:
     return state._replace(grid=grid, own=state.own | {place})
 
 
-def solved(state: State) -> bool:
+def solved(state: SudokuState) -> bool:
     return 0 not in state.grid and not clashing(state)
 
 
-def left(state: State) -> float:
+def left(state: SudokuState) -> float:
     """Empty cells and cells in conflict."""
     return state.grid.count(0) + len(clashing(state))
 
 
-def solve(state: State) -> Solution | None:
+def solve(state: SudokuState) -> Solution | None:
     """One move for each cell that is not yet right."""
     right = answer(state.side, state.clues())
     if right is None:
@@ -200,11 +200,11 @@ def solve(state: State) -> Solution | None:
     return tuple(f"{p // state.side + 1} {p % state.side + 1} {right[p]}" for p in wrong)
 
 
-def limit(state: State) -> int:
+def limit(state: SudokuState) -> int:
     return 2 * state.clues().count(0)
 
 
-def picture(state: State) -> Any:
+def picture(state: SudokuState) -> Any:
     bad = set(clashing(state))
     high, wide = BOXES[state.side]
     cells = {divmod(place, state.side): place for place in range(state.side**2)}

@@ -127,12 +127,12 @@ def team_of(text: str) -> Any:
 def play_episode(env: WorkflowEnv, team: Any, task: str | None, seed: int, pause: float = 0.0) -> None:
     """Drive the AEC face, showing what happens; a person's seat is asked at the terminal."""
     from ..agents.policies import Answer, HumanPolicy
-    from ..envs.faces.human import Left, Table
+    from ..envs.faces.human import EpisodeView, Left
 
     bound = Team.of(team).bind(env.arena.roles, expert=env.arena.expert)
     mine = {agent for agent, policy in bound.policies.items() if isinstance(policy, HumanPolicy)}
     env.reset(seed=seed, options={"task_id": task} if task else None)
-    table, left = Table(), False
+    table, left = EpisodeView(), False
     table.say((f"{env}  task {env.trace.task_id}", "bold"))
     for agent in env.agent_iter():
         if env.terminations[agent] or env.truncations[agent]:

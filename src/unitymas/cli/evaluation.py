@@ -15,7 +15,7 @@ from ..agents.hints import counted
 from ..agents.model_settings import add_arguments, settings_of
 from ..agents.team import Team
 from ..benchmarks.evaluation import identity, tables
-from ..benchmarks.evaluation.evaluate import Evaluation, Result, ablate, evaluate, swap
+from ..benchmarks.evaluation.evaluate import Evaluation, EvaluationResult, ablate, evaluate, swap
 from ..benchmarks.evaluation.suites import SuiteResult, evaluations, suite
 from ..benchmarks.evaluation.terminal import Board
 
@@ -148,10 +148,10 @@ def _evaluations(
     return {given.env: Evaluation(given.env, team, out=out, **how)}
 
 
-def _run(given: argparse.Namespace, played: dict[str, Evaluation]) -> Result | SuiteResult:
+def _run(given: argparse.Namespace, played: dict[str, Evaluation]) -> EvaluationResult | SuiteResult:
     plans = [evaluation.plan() for evaluation in played.values()]
     total, done = sum(p["episodes"] for p in plans), sum(p["finished"] for p in plans)
-    results: dict[str, Result] = {}
+    results: dict[str, EvaluationResult] = {}
     with Board(given.env, total, done, quiet=given.quiet or given.rescore) as board:
         for env, evaluation in played.items():
             results[env] = (
@@ -178,7 +178,7 @@ def _say_plans(played: dict[str, Evaluation], out: Path) -> int:
 
 
 def _compare(given: argparse.Namespace, result: Any, team: Any, out: Path, how: dict[str, Any]) -> None:
-    if not isinstance(result, Result):
+    if not isinstance(result, EvaluationResult):
         raise SystemExit("--baseline compares on one environment; name one instead of a suite")
     rival = _team(given.baseline, given, strict=False)
     base = evaluate(given.env, rival, out=out / "baseline", **how)

@@ -100,7 +100,7 @@ def shaping(table: Table, potential: Floats, gamma: float) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Influence:
+class InfluenceCredit:
     """Reward for making the team better than it was (MARTI, after MAPoRL): + alpha * delta.
 
     Q is the mean correctness of all acts of the episode's earlier turns (any agent's), R this act's.
@@ -207,7 +207,7 @@ CREDIT: dict[str, type] = {
     "mix": Mix,
     "spread": Spread,
     "shaping": Shaping,
-    "influence": Influence,
+    "influence": InfluenceCredit,
     "tree": TreeCredit,
 }
 
