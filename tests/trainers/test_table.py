@@ -43,7 +43,7 @@ def test_rows_are_sorted_and_unique() -> None:
     assert table.reward.tolist() == [0.75, 0.0]
     assert table.component("f1").tolist() == [1.0, 0.0]
     assert table.components == ["f1", "format"]
-    with pytest.raises(ValueError, match="'a/1' stands twice"):
+    with pytest.raises(ValueError, match="'a/1' occurs twice"):
         Table([row("a/1"), row("a/1")])
 
 

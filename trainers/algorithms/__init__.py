@@ -99,10 +99,10 @@ def _plugins() -> dict[str, EntryPoint]:
 def _checked(name: str, cls: type[Algorithm], config: dict[str, Any]) -> dict[str, Any]:
     """Refuse unknown keys and values of the wrong kind (YAML reads `1e-3` as a string, for one)."""
     hints = get_type_hints(cls)
-    known = [field.name for field in fields(cls)]
+    names = [field.name for field in fields(cls)]
     for key, value in config.items():
-        if key not in known:
-            raise ValueError(f"algorithm {name!r} has no key {key!r}: {nearest(key, known)}")
+        if key not in names:
+            raise ValueError(f"algorithm {name!r} has no key {key!r}: {nearest(key, names)}")
         if not fits(value, hints[key]):
             raise ValueError(f"{name}.{key} is {value!r}: expected {described(hints[key])}")
     return config

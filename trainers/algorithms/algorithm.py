@@ -260,7 +260,7 @@ class PolicyGradient(Algorithm):
 def _given(tensor: Tensor | None, name: str, what: str) -> Tensor:
     if tensor is None:
         raise ValueError(
-            f"{name} is configured to use the {what}, but the batch has none: its group ignored `needs`"
+            f"{name} is configured to use the {what}, but the batch has none: the group did not fill in what `needs` asks for"
         )
     return tensor
 
@@ -326,5 +326,5 @@ class GroupRelative(PolicyGradient):
         return self.signals(table, mine, weight, **columns)
 
     def metrics(self, table: Table, mine: Ints, signals: list[Signal]) -> dict[str, float]:
-        found = report(table, mine, self.groups(table), self.scores(table))
-        return {**found, **super().metrics(table, mine, signals)}
+        comparison = report(table, mine, self.groups(table), self.scores(table))
+        return {**comparison, **super().metrics(table, mine, signals)}

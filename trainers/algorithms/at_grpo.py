@@ -56,7 +56,7 @@ class ATGRPO(GroupRelative):
         super().__post_init__()
         if self.tree == 1 or self.tree < 0:
             raise ValueError(
-                f"at_grpo: tree is {self.tree}: 2 or more candidates can be compared; 0 is no tree"
+                f"at_grpo: tree is {self.tree}: set it to 2 or more, so that candidates can be compared, or to 0 for no tree"
             )
 
     @property

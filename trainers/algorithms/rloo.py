@@ -30,7 +30,9 @@ class RLOO(GroupRelative):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.std:
-            raise ValueError("rloo: std=true is not leave-one-out any more: choose grpo")
+            raise ValueError(
+                "rloo: std is true, but leave-one-out does not divide by a deviation: set std=false, or choose grpo"
+            )
 
     def compare(self, within: Groups, x: Floats) -> Floats:
         return within.leave_one_out(x)

@@ -1,11 +1,13 @@
-"""What a loss sees: the trained tokens of one micro-batch, flat.
+"""The input of a loss: the trained tokens of one micro-batch, in flat tensors.
 
-Shapes, used in all of `trainers/`:  T trained tokens of the micro-batch, S decisions (sequences) in it.
-There is no padding and no mask: prompts, other roles' words and tool output were context in the forward pass and
-are gone by the time a loss looks. A decision is never split over micro-batches, so anything *per decision* can be
-computed from one `Batch`. Anything per unit, per mini-batch or per step can not: it comes as `denominators`, made
-once by `Algorithm.denominators` from the thin rows of the **whole** mini-batch. That is what makes a loss
-independent of how its mini-batch was cut into micro-batches or spread over ranks.
+Shapes, used in all of `trainers/`: `T` is the number of trained tokens in the micro-batch, `S` the number of
+decisions (sequences) in it.
+
+There is no padding and no mask. Prompts, words of other roles and tool output are context: the forward pass reads
+them, the loss does not see them. A decision is never split over micro-batches, so one `Batch` is enough to compute
+anything *per decision*. It is not enough for anything per unit, per mini-batch or per step. Such numbers come as
+`denominators`, which `Algorithm.denominators` computes once from the thin rows of the **whole** mini-batch. The loss
+therefore does not depend on how its mini-batch is cut into micro-batches or spread over ranks.
 """
 
 from __future__ import annotations
@@ -25,61 +27,70 @@ class Thin:
     id: str
     n_tokens: int
     unit: str = ""
-    """Decisions of one unit (an episode, a chain …) are never split over mini-batches. Empty: its own unit."""
+    """Name of the decision's unit (an episode, a chain …), which is never split over mini-batches. Empty: the
+    decision alone.
+    """
     weight: float = 1.0
 
 
 @dataclass(slots=True)
 class Batch:
-    """The trained tokens of one micro-batch. Tensors are 1-D of length T, in the order of `sequence`; `after` alone is of length S."""
+    """The trained tokens of one micro-batch. Tensors have shape (T,), in the order of `sequence`; `after` and
+    `after_returns` have shape (S,).
+    """
 
     logp: Tensor
-    """Log-probability of the sampled token under the parameters being trained. Carries the gradient."""
+    """Log-probability of the sampled token under the parameters in training. Carries the gradient."""
     behaviour: Tensor
-    """… under what sampled it: the engine's own number, at the sample's temperature and support."""
+    """Log-probability of the sampled token as the engine reported it, at the sample's temperature and
+    support.
+    """
     proximal: Tensor
-    """… under the parameters at the start of this update: what the clip is measured from."""
+    """Log-probability of the sampled token under the parameters at the start of this update. The clip is
+    measured from it.
+    """
     advantage: Tensor
-    """Already shifted and scaled as the signal said."""
+    """Advantage of the token, already shifted and scaled by its signal."""
     weight: Tensor
-    """The signal's weight, repeated over the decision's tokens."""
+    """Weight of the decision's signal, repeated for each of its tokens."""
     sequence: Tensor
-    """Which decision a token belongs to: int64, 0 … n_sequences-1, ascending."""
+    """Index of the token's decision: int64, 0 … n_sequences-1, ascending."""
     n_sequences: int
     unit_tokens: Tensor
-    """How many tokens the token's unit has in the whole mini-batch (not only here)."""
+    """Number of tokens that the token's unit has in the whole mini-batch, not only in this micro-batch."""
     entropy: Tensor | None = None
-    """Entropy of the distribution the token was drawn from, over its support. Carries the gradient."""
+    """Entropy of the distribution that the token was drawn from, over its support. Carries the gradient."""
     reference: Tensor | None = None
-    """Log-probability under the frozen reference."""
+    """Log-probability of the sampled token under the frozen reference."""
     values: Tensor | None = None
     """The critic's value before the token. Carries the gradient."""
     old_values: Tensor | None = None
-    """The same at the start of the update."""
+    """The critic's value before the token, as it was at the start of the update."""
     returns: Tensor | None = None
-    """What the critic should have said."""
+    """Return of the token: the target of the critic's value before it."""
     after: Tensor | None = None
-    """The critic's value once each decision is said: (S,). Carries the gradient."""
+    """The critic's value after each decision's last token: (S,). Carries the gradient."""
     after_returns: Tensor | None = None
-    """What the critic should have said there: (S,), NaN where nobody knows."""
+    """Target of the critic's value after each decision: (S,), NaN where there is none."""
     ids: tuple[str, ...] = ()
     """Decision ids, indexed by `sequence`."""
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens per decision: (S,)."""
+        """Number of trained tokens of each decision: (S,)."""
         return torch.bincount(self.sequence, minlength=self.n_sequences)
 
     def sequence_mean(self, per_token: Tensor) -> Tensor:
-        """The mean over a decision's tokens, given back to each of them: (T,)."""
+        """Mean over the tokens of each decision, repeated for each token: (T,)."""
         sums = per_token.new_zeros(self.n_sequences).index_add(0, self.sequence, per_token)
         return (sums / self.lengths.clamp(min=1))[self.sequence]
 
 
 def count(rows: Iterable[Thin]) -> dict[str, float]:
-    """The global denominators every aggregation of `losses.aggregate` can need, over one whole mini-batch.
+    """Compute the global denominators that `losses.aggregate` can need, over one whole mini-batch.
 
-    Weights do not enter: a decision of weight 0 still counts, so down-weighting it does not up-weight the others.
+    Weights do not enter: a decision of weight 0 still counts. So a smaller weight for one decision does not give the
+    others a larger one.
     """
     rows = list(rows)
     return {
@@ -90,7 +101,9 @@ def count(rows: Iterable[Thin]) -> dict[str, float]:
 
 
 def tokens_per_unit(rows: Iterable[Thin]) -> dict[str, int]:
-    """Unit name -> trained tokens it has in the mini-batch: what `Batch.unit_tokens` repeats per token."""
+    """Count the trained tokens of each unit in the mini-batch; `Batch.unit_tokens` repeats the count for each
+    token.
+    """
     totals: Counter[str] = Counter()
     for row in rows:
         totals[row.unit or row.id] += row.n_tokens

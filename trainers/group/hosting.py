@@ -1,12 +1,12 @@
-"""The policies of a model group, built from its spec: who owns which parameters, and which engine speaks for whom.
+"""The policies of a model group, built from its spec: who owns which parameters, and which engine generates for whom.
 
     base                     loaded once, never trained itself
-    policy with an adapter   a low-rank change on the base; all of them share one engine
+    policy with an adapter   a low-rank change on the base; all such policies share one engine
     policy without           a full copy of the base (or of its `init`), and an engine of its own
     critic                   parameters with a value head, and no engine
     frozen policy            parameters without a learner
 
-Engines hold a copy of the weights as last published, so learning never changes what is speaking.
+An engine holds a copy of the weights as last published, so an update never changes the policy that generates.
 """
 
 from __future__ import annotations
@@ -46,48 +46,50 @@ class Hosted:
     learner: Learner | None
     speaker: LLMPolicy | None
     version: int = 0
-    """Updates published so far."""
+    """Number of updates published so far."""
     dirty: bool = False
-    """Updated since it was last published."""
+    """Flag: the policy was updated after it was last published."""
 
     @property
     def engine(self) -> Engine | VLLMEngine | None:
         return None if self.speaker is None else self.speaker.engine  # type: ignore[return-value]
 
     def learning(self) -> Learner:
-        """Its learner, or an error that says what it is instead."""
+        """Return the policy's learner. A frozen policy has none: that is an error."""
         if self.learner is None:
             raise ValueError(f"policy {self.name!r} is frozen: it has no `learning`, so it cannot be updated")
         return self.learner
 
     def speaking(self) -> LLMPolicy:
         if self.speaker is None:
-            raise ValueError(f"policy {self.name!r} is a critic: it judges and cannot speak")
+            raise ValueError(f"policy {self.name!r} is a critic: it has no engine and generates no text")
         return self.speaker
 
     def publish(self) -> None:
-        """Let its engine speak with the parameters as they are now."""
+        """Give the engine the parameters as they are now."""
         if self.learner is not None:
-            self.learner.optimiser.zero_grad(set_to_none=True)  # gradients need not be copied along
+            self.learner.optimiser.zero_grad(set_to_none=True)  # gradients need not be copied
         if self.engine is not None:
             self.engine.publish(self.parameters.model, self.version, self.parameters.adapter)
         self.dirty = False
 
     def close(self) -> None:
-        """End an engine that lives in processes of its own."""
+        """Stop an engine that runs in processes of its own."""
         if isinstance(self.engine, VLLMEngine):
             self.engine.close()
 
 
 def host(spec: GroupSpec) -> tuple[dict[str, Hosted], Any]:
-    """Load the base and build every policy of a group. -> policies, and the tokenizer that they share."""
+    """Load the base and build every policy of a group. Return the policies by name, and the tokenizer that
+    they share.
+    """
     if not spec.policies:
         raise ValueError(f"group {spec.name!r} has no policies: map a role to one, or leave the group out")
     models = _Models(spec)
     tokenizer = load_tokenizer(model_path(spec.model))
     hosted: dict[str, Hosted] = {}
-    for name, given in spec.policies.items():
-        hosted[name] = Hosted(name, given, models.parameters(name, given), None, None)
+    for name, policy_spec in spec.policies.items():
+        hosted[name] = Hosted(name, policy_spec, models.parameters(name, policy_spec), None, None)
     engines: dict[int, Engine | VLLMEngine] = {}
     for policy in hosted.values():  # after all adapters exist, because engines copy the model
         if policy.spec.learning is not None:
@@ -109,13 +111,13 @@ def host(spec: GroupSpec) -> tuple[dict[str, Hosted], Any]:
 
 
 def vocabulary(tokenizer: Any) -> str:
-    """Which words its ids stand for, as a hash."""
+    """Hash of the words that the tokenizer's ids stand for."""
     words = json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class _Models:
-    """The base, and copies of it as policies need them."""
+    """The base model, and copies of it for the policies that need one."""
 
     def __init__(self, spec: GroupSpec) -> None:
         self.spec = spec
@@ -127,7 +129,7 @@ class _Models:
         if policy.adapter is None:
             return Parameters(self._fresh(name, policy.init), critic=policy.critic)
         with torch.random.fork_rng(devices=[]):
-            # an adapter's beginning depends on the seed and its name alone
+            # an adapter's start depends on the seed and on its name alone
             torch.manual_seed(self.spec.seed ^ zlib.crc32(name.encode()))
             added = self.base.add_adapter(name, policy.adapter.rank, policy.adapter.alpha)
         for parameter in added:
@@ -135,7 +137,9 @@ class _Models:
         return Parameters(self.base, name, policy.critic)
 
     def reference(self, name: str, policy: PolicySpec) -> Parameters:
-        """What the policy was before it learned. An adapter's is the base, which is there anyway."""
+        """Return the policy as it was before it learned. For an adapter this is the base, which is loaded
+        anyway.
+        """
         if policy.adapter is not None:
             return Parameters(self.base)
         if policy.init not in self.frozen:
@@ -148,7 +152,7 @@ class _Models:
 
 
 def _device(spec: GroupSpec) -> torch.device:
-    """Where a group computes, or an error that names the key."""
+    """Return the device that a group computes on. An error names the key of the config."""
     try:
         return device_of(spec.device)
     except ValueError as error:
@@ -156,7 +160,7 @@ def _device(spec: GroupSpec) -> torch.device:
 
 
 def _load(key: str, model: str) -> Llama:
-    """The model that a key of the config names; where there is none, the error names the key."""
+    """Load the model that a key of the config names. An error names the key."""
     try:
         return load_model(model_path(model))
     except FileNotFoundError as error:
@@ -164,7 +168,7 @@ def _load(key: str, model: str) -> Llama:
 
 
 def _engine(spec: GroupSpec, first: Hosted, tokenizer: Any) -> Engine | VLLMEngine:
-    """Of the policy that needs it first; if it is an adapter, of all adapters."""
+    """Build the engine for `first`, and for all adapters if `first` is an adapter."""
     if spec.engine == "vllm":
         return _vllm(spec, first, tokenizer)
     return Engine(
@@ -178,7 +182,7 @@ def _engine(spec: GroupSpec, first: Hosted, tokenizer: Any) -> Engine | VLLMEngi
 
 
 def _vllm(spec: GroupSpec, first: Hosted, tokenizer: Any) -> VLLMEngine:
-    """One of vLLM's for one set of weights, and for all adapters on them."""
+    """Start one vLLM engine for one set of weights and for all adapters on them."""
     model, adapters = first.parameters.model, dict[str, int]()
     if first.parameters.adapter is not None:
         adapters = {n: p.adapter.rank for n, p in spec.policies.items() if p.adapter and not p.critic}
@@ -200,7 +204,7 @@ def _vllm(spec: GroupSpec, first: Hosted, tokenizer: Any) -> VLLMEngine:
 
 
 def _speaker(policy: Hosted, engine: Engine | VLLMEngine, tokenizer: Any) -> LLMPolicy:
-    """Refuses a tokenizer that cannot render a chat."""
+    """Build the policy that generates text. A tokenizer that cannot render a chat is refused."""
     s = policy.spec.sampling
     sampling = SamplingParams(
         temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens
@@ -211,7 +215,7 @@ def _speaker(policy: Hosted, engine: Engine | VLLMEngine, tokenizer: Any) -> LLM
 
 
 def without_adapters(model: Llama) -> Llama:
-    """A copy of the model alone."""
+    """Return a copy of the model without its adapters."""
     plain = copy.deepcopy(model)
     for module in plain.modules():
         if isinstance(module, Linear):
@@ -221,7 +225,7 @@ def without_adapters(model: Llama) -> Llama:
 
 @torch.no_grad()
 def merged(parameters: Parameters) -> Llama:
-    """A copy of a policy's model with its adapter, if it has one, added into the matrices."""
+    """Return a copy of a policy's model with its adapter, if it has one, added into the matrices."""
     plain = without_adapters(parameters.model)
     if parameters.adapter is not None:
         for ours, theirs in zip(plain.modules(), _linears_as(parameters.model, plain), strict=True):
@@ -231,7 +235,7 @@ def merged(parameters: Parameters) -> Llama:
 
 
 def _linears_as(model: Llama, plain: Llama) -> list[Any]:
-    """`model`'s modules by the names of `plain`'s."""
+    """List the modules of `model` in the order of the modules of `plain`."""
     modules = dict(model.named_modules())
     return [modules[name] for name, _ in plain.named_modules()]
 

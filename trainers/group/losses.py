@@ -1,12 +1,13 @@
-"""The pieces losses are made of: pure functions of flat per-token tensors.
+"""The parts of a loss: pure functions of flat tensors with one number per token.
 
-An algorithm's `loss(batch, denominators)` picks from here and adds up. The rules they all keep:
+An algorithm's `loss(batch, denominators)` chooses some parts and adds them up. All parts keep these rules:
 
-- A per-token piece has shape (T,); only `aggregate` makes a number of it, and only with *global* denominators.
-  So the contributions of micro-batches and ranks add up to the loss of the mini-batch.
-- Metrics are aggregated the same way, so they add up too. A name that starts with `max_` is combined by maximum.
-- Three log-probs have names: behaviour (what sampled), proximal (start of the update), current (`logp`).
-  The clip is measured from proximal; `importance` corrects behaviour -> proximal and carries no gradient.
+- A part has shape (T,). Only `aggregate` turns it into one number, and only with *global* denominators.
+  So the shares of micro-batches and ranks add up to the loss of the mini-batch.
+- Metrics are aggregated in the same way, so they add up too. A metric named `max_…` is combined by maximum.
+- Three log-probs have names: behaviour (of the engine that sampled), proximal (at the start of the update) and
+  current (`logp`). The clip is measured from proximal. `importance` corrects from behaviour to proximal and carries
+  no gradient.
 
 References: PPO 1707.06347; dual clip 1912.09729; clip-higher (DAPO) 2503.14476; GSPO 2507.18071; Dr. GRPO
 2503.20783; k1/k2/k3 after Schulman, "Approximating KL divergence".
@@ -23,7 +24,9 @@ from ..config.choices import Aggregation, Estimator, Importance
 from .batch import Batch
 
 LOG_RATIO_LIMIT = 20.0
-"""exp() of more than this overflows bf16 sums long before it means anything."""
+"""Largest absolute log-ratio. exp() of a larger one overflows sums in bf16, and has no meaning long before
+that.
+"""
 
 
 def aggregate(
@@ -34,7 +37,7 @@ def aggregate(
     token-mean     sum over tokens / all trained tokens            every token counts the same (DAPO)
     sequence-mean  mean over a decision's tokens / all decisions   every decision counts the same (GRPO)
     sequence-sum   sum over tokens / (all decisions * `length`)    no length in the gradient (Dr. GRPO)
-    unit-mean      mean over a unit's tokens / all units           every episode (or whatever a unit is) the same
+    unit-mean      mean over a unit's tokens / all units           every unit (an episode …) counts the same
     """
     weighted = per_token * batch.weight
     if how == "token-mean":
@@ -51,16 +54,16 @@ def aggregate(
 
 
 def log_ratio(logp: Tensor, anchor: Tensor) -> Tensor:
-    """log(current / anchor), kept within what exp() can carry."""
+    """Difference logp - anchor, clamped to a range in which exp() does not overflow."""
     return (logp - anchor).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def sequence_log_ratio(batch: Batch) -> Tensor:
-    """GSPO's ratio: the geometric mean over the decision, each token carrying its own gradient (GSPO-token).
+    """Log-ratio of GSPO: the mean over the decision, with each token carrying its own gradient (GSPO-token).
 
-    With one advantage per decision the gradient is exactly GSPO's; with token advantages it stays well defined.
+    With one advantage per decision the gradient is exactly that of GSPO. It is also well defined for advantages per token.
     """
-    own = batch.logp - batch.logp.detach()
+    own = batch.logp - batch.logp.detach()  # (T,): 0 in value, and the only term with a gradient
     return own + batch.sequence_mean(log_ratio(batch.logp.detach(), batch.proximal))
 
 
@@ -71,7 +74,7 @@ def clipped_policy_loss(
     clip_high: float = 0.2,
     dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """PPO's pessimistic surrogate per token, and which tokens the clip silenced (bool).
+    """Return PPO's pessimistic surrogate per token (T,), and which tokens the clip silenced (T,), bool.
 
     `clip_high` > `clip_low` is DAPO's clip-higher. `dual_clip` (> 1, usually 3) bounds the loss of a token with
     negative advantage whose ratio exploded.
@@ -80,7 +83,9 @@ def clipped_policy_loss(
     plain = -advantage * ratio
     clipped = -advantage * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = torch.maximum(plain, clipped)
-    silenced = clipped > plain
+    silenced = (
+        clipped > plain
+    )  # the clipped branch is constant in the ratio, so these tokens have no gradient
     if dual_clip is not None:
         if dual_clip <= 1.0:
             raise ValueError(
@@ -94,10 +99,10 @@ def clipped_policy_loss(
 
 
 def importance(batch: Batch, mode: Importance = "truncate", cap: float = 2.0, floor: float = 0.5) -> Tensor:
-    """proximal / behaviour: corrects samples that an older version or another kernel drew. No gradient.
+    """Ratio proximal / behaviour (T,). It corrects samples drawn by an older version or another kernel. No gradient.
 
     truncate           min(w, cap) per token
-    mask               w where floor <= w <= cap, else 0: the token is left out
+    mask               w where floor <= w <= cap, else 0: the token does not count
     sequence-truncate  min(product of w over the decision, cap)
     off                1 everywhere
     """
@@ -105,6 +110,7 @@ def importance(batch: Batch, mode: Importance = "truncate", cap: float = 2.0, fl
     if mode == "off":
         return torch.ones_like(difference)
     if mode == "sequence-truncate":
+        # the sum of log-ratios over the decision, repeated for each of its tokens: (T,)
         total = batch.sequence_mean(difference) * batch.lengths[batch.sequence]
         return total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)
     weight = difference.exp()
@@ -116,8 +122,11 @@ def importance(batch: Batch, mode: Importance = "truncate", cap: float = 2.0, fl
 
 
 def kl_estimate(logp: Tensor, reference: Tensor, estimator: Estimator = "k3") -> Tensor:
-    """KL(current || reference) per token, from the sampled token alone: k1 unbiased, k2 biased, k3 both low-variance
-    and unbiased. As a number to report or to put in a reward, any of them; as a loss see `kl_loss`."""
+    """Estimate of KL(current || reference) per token (T,), from the sampled token alone.
+
+    k1 is unbiased; k2 is biased, with low variance; k3 is unbiased, with low variance. Each of them can be reported or
+    put into a reward. For a loss take `kl_loss`.
+    """
     difference = log_ratio(logp, reference)
     if estimator == "k1":
         return difference
@@ -133,9 +142,10 @@ def kl_loss(
 ) -> Tensor:
     """The KL estimate as a loss, with the gradient of the KL.
 
-    Differentiating an estimator does not give an estimate of the derivative: k1's own gradient is zero in
-    expectation and k3's is that of the *reverse* KL. On-policy, k2's is right (log-ratio times the score), so
-    whatever number is shown, k2's gradient flows. `own_gradient=True` gives the published GRPO loss instead.
+    The derivative of an estimator is not an estimate of the derivative. The gradient of k1 is zero in expectation, and
+    that of k3 is the gradient of the *reverse* KL. On-policy, the gradient of k2 is the right one (log-ratio times the
+    score). So the gradient is always that of k2, whatever number is shown. `own_gradient=True` gives the published
+    GRPO loss instead.
     """
     estimate = kl_estimate(logp, reference, estimator)
     if own_gradient or estimator == "k2":
@@ -145,7 +155,9 @@ def kl_loss(
 
 
 def value_loss(values: Tensor, returns: Tensor, old_values: Tensor, clip: float | None = 0.2) -> Tensor:
-    """Half the squared error per token; with `clip`, the worse of it and that of the value held near its old self."""
+    """Half the squared error per token (T,). With `clip`, the larger of two errors: of the value, and of the
+    value clipped around its old one.
+    """
     plain = (values - returns).square()
     if clip is None:
         return 0.5 * plain
@@ -154,7 +166,9 @@ def value_loss(values: Tensor, returns: Tensor, old_values: Tensor, clip: float 
 
 
 def value_after_loss(batch: Batch, denominators: Mapping[str, float]) -> Tensor:
-    """Half the squared error of the values after the decisions, as a mean over decisions; 0 where none has a target."""
+    """Half the squared error of the values after the decisions, as a mean over decisions; 0 where none has a
+    target.
+    """
     if batch.after is None or batch.after_returns is None:
         return torch.zeros(())
     weight = batch.weight.new_zeros(batch.n_sequences)
@@ -164,12 +178,12 @@ def value_after_loss(batch: Batch, denominators: Mapping[str, float]) -> Tensor:
 
 
 def token_mean(per_token: Tensor, denominators: Mapping[str, float]) -> Tensor:
-    """A metric's share: unweighted sum over tokens / all trained tokens of the mini-batch. Detached."""
+    """A metric's share: the unweighted sum over tokens / all trained tokens of the mini-batch. Detached."""
     return per_token.detach().sum() / denominators["tokens"]
 
 
 def ratio_metrics(batch: Batch, denominators: Mapping[str, float]) -> dict[str, Tensor]:
-    """How far current is from proximal, and proximal from behaviour."""
+    """Distance of current from proximal, and of proximal from behaviour."""
     moved = log_ratio(batch.logp.detach(), batch.proximal)
     stale = log_ratio(batch.proximal, batch.behaviour)
     metrics = {

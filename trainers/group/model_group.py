@@ -1,10 +1,10 @@
 """A model group: one base model, the policies on it, their engines, samples and learners.
 
-The controller holds workflows, tables and statistics; a group holds whatever is made of tensors. What crosses is
-thin: calls and answers, ids, signals, summaries, metrics. The same object runs in the controller's process or as a
-Ray actor (runtime.py); every method is a coroutine, and each says what it needs and no more.
+The controller holds workflows, tables and statistics. A group holds everything that is made of tensors. Only thin
+records cross: calls and answers, ids, signals, summaries, metrics. The same object runs in the controller's process
+or as a Ray actor (runtime.py). Every method is a coroutine.
 
-A step, as the controller sees it:
+One step, as the controller sees it:
 
     answer = await group.generate("team", call)         # many at a time; the sample is kept under (episode, node)
     ids = await group.seal(episode, ["0", "1.0"])       # its credits are known: these may train
@@ -13,7 +13,7 @@ A step, as the controller sees it:
     versions = await group.publish()                    # after all groups have updated; then a checkpoint
     await group.retire(episodes)
 
-Heavy work runs in threads, one piece at a time for each policy, so that others go on.
+Heavy work runs in threads, one task at a time for each policy, so that other policies go on.
 """
 
 from __future__ import annotations
@@ -51,15 +51,17 @@ from .targets import Discount, summaries, targets
 T = TypeVar("T")
 
 HEAVY = ThreadPoolExecutor(os.cpu_count(), "group")
-"""Where the groups of a process do their heavy work: more of it at once than there are cores costs memory alone."""
+"""Threads for the heavy work of all groups of a process. More tasks at once than cores would only cost
+memory.
+"""
 
 
 class CallCancelled(RuntimeError):
-    """The controller called off a request before it was answered."""
+    """Raised when the controller cancels a request before it is answered."""
 
 
 class ModelGroup:
-    """See the module's text."""
+    """One base model and everything made of tensors around it; the module's docstring shows a step."""
 
     def __init__(self, spec: GroupSpec) -> None:
         self.spec = spec
@@ -77,9 +79,9 @@ class ModelGroup:
     async def generate(
         self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
     ) -> Answer:
-        """Let a policy answer. The sample is kept until sealed or dropped, unless `keep` is off (validation).
+        """Generate a reply of a policy. The sample is kept until it is sealed or dropped, unless `keep` is off (validation).
 
-        `temperature` instead of the policy's own.
+        `temperature` replaces the policy's own.
         """
         hosted = self._policy(policy)
         sampling = hosted.speaking().sampling
@@ -93,56 +95,60 @@ class ModelGroup:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise CallCancelled(f"call {name!r} to policy {policy!r} was called off") from None
-            task.cancel()  # the caller itself was cancelled, and the request goes with it
+                raise CallCancelled(f"call {name!r} to policy {policy!r} was cancelled") from None
+            task.cancel()  # the caller is cancelled, and the request goes with it
             raise
         finally:
             if self._running.get(name) is task:
                 del self._running[name]
 
     async def _answer(self, hosted: Hosted, call: Call, sampling: SamplingParams, keep: bool) -> Answer:
-        answer, said = await hosted.speaking().say(call, sampling)
-        if keep and said.ids:
-            sample = _sample(hosted.name, call, said, sampling.temperature)
-            sample.thinking = thinking_tokens(hosted.speaking().chat.tokenizer, said.ids, said.text)
+        answer, generation = await hosted.speaking().say(call, sampling)
+        if keep and generation.ids:
+            sample = _sample(hosted.name, call, generation, sampling.temperature)
+            sample.thinking = thinking_tokens(
+                hosted.speaking().chat.tokenizer, generation.ids, generation.text
+            )
             answer.meta["sample"] = sample.id if self.store.put(sample) else None
         return answer
 
     async def cancel(self, episode: str, node: str | None = None) -> int:
-        """Call off an episode's requests (or one of them); whoever waits for them gets `CallCancelled`."""
-        found = [
+        """Cancel an episode's requests, or one of them. Their callers get `CallCancelled`."""
+        requests = [
             task
             for name, task in self._running.items()
             if name.rpartition("/")[0] == episode and node in (None, name.rpartition("/")[2])
         ]
-        for task in found:
+        for task in requests:
             task.cancel()
-        return len(found)
+        return len(requests)
 
     async def seal(self, episode: str, keep: Sequence[str]) -> list[str]:
-        """Close an episode; the nodes in `keep` may train. Idempotent. -> their decision ids."""
+        """Close an episode. The nodes in `keep` may train. Idempotent. Return their decision ids."""
         self._forget(episode)
         return self.store.seal(episode, keep)
 
     async def drop(self, episode: str, cause: str) -> int:
-        """Discard an episode's samples, in whatever state; counted under `cause`. -> how many."""
+        """Discard an episode's samples, whatever their state, and count them under `cause`. Return how many."""
         await self.cancel(episode)
         self._forget(episode)
         return self.store.drop(episode, cause)
 
     async def retire(self, episodes: Collection[str]) -> dict[str, int]:
-        """These episodes are done with: forget their samples. -> counts by state and cause so far."""
+        """Forget the samples of these episodes: their step is over. Return counts by state and cause so far."""
         self.store.retire(episodes)
         return self.store.summary()
 
     async def samples(self, ids: Sequence[str]) -> list[Sample]:
-        """Copies of samples, for a critic in another group."""
+        """Return copies of samples, for a critic in another group."""
         return [copy.copy(self.store.get(id)) for id in ids]
 
     async def records(
         self, ids: Sequence[str], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
     ) -> list[dict[str, Any]]:
-        """A policy's samples as plain data for the run's sidecar: each token's text, log-prob and advantage."""
+        """Return a policy's samples as plain data for the run's sidecar: text, log-prob and advantage of each
+        token.
+        """
         return await self._thread(lambda: self._records(ids, policy, algorithm, signals))
 
     def _records(
@@ -150,24 +156,28 @@ class ModelGroup:
     ) -> list[dict[str, Any]]:
         tokenizer = self._policy(policy).speaking().chat.tokenizer
         samples = {id: self.store.get(id) for id in ids}
-        praised = {signal.id: signal for signal in signals if signal.id in samples}
+        by_id = {signal.id: signal for signal in signals if signal.id in samples}
         needs = algorithm.needs
-        found = targets(
-            [samples[id] for id in praised], praised, Discount(needs.gamma, needs.lam, needs.kl_reward)
+        advantages = targets(
+            [samples[id] for id in by_id], by_id, Discount(needs.gamma, needs.lam, needs.kl_reward)
         )
-        advantage = {id: target.advantage.tolist() for id, target in zip(praised, found, strict=True)}
+        advantage = {id: target.advantage.tolist() for id, target in zip(by_id, advantages, strict=True)}
         return [
             sample.record(pieces(tokenizer, sample.reply.tolist()), advantage.get(id))
             for id, sample in samples.items()
         ]
 
     async def admit(self, samples: Sequence[Sample]) -> None:
-        """Take in another group's sealed samples, or the values that another group's critic gave to ours."""
+        """Take in sealed samples of another group, or the values that another group's critic computed for
+        samples here.
+        """
         for sample in samples:
             self.store.admit(copy.copy(sample))
 
     async def phase(self, name: str) -> None:
-        """In "collect" calls are answered, in "learn" new ones wait. A group begins in "collect"."""
+        """Set the phase. In "collect" calls are answered; in "learn" new calls wait. A group begins in
+        "collect".
+        """
         if name not in ("collect", "learn"):
             raise ValueError(f"unknown phase {name!r}: choose collect or learn")
         if name == "collect":
@@ -185,10 +195,10 @@ class ModelGroup:
         critic: str | None = None,
         contexts: Mapping[str, str] | None = None,
     ) -> dict[str, ValueSummary]:
-        """What token-level GAE needs of each decision: the critic's values, and the KL penalty if there is one.
+        """Compute what token-level GAE needs of each decision: the critic's values, and the KL penalty if there is one.
 
-        Without a critic here, the values known (of another group's, by `admit`) or 0. `contexts` is what the critic
-        sees in place of the policy's prompt: decision id -> text (`needs.values == "trace"`).
+        Without a critic here, the values are those of another group's critic (see `admit`), or 0. `contexts` maps
+        decision ids to the text that the critic sees in place of the policy's prompt (`needs.values == "trace"`).
         """
         busy = None if needs.kl_reward else critic  # the penalty is measured on the policy itself
         return await self._thread(lambda: self._values(policy, ids, needs, critic, contexts or {}), busy)
@@ -212,7 +222,9 @@ class ModelGroup:
         return summaries(samples, Discount(needs.gamma, needs.lam, needs.kl_reward))
 
     async def prepare(self, policy: str, ids: Sequence[str]) -> None:
-        """Measure the reference's log-probs now, beside the critic's `values`; otherwise the update does it."""
+        """Measure the reference's log-probs now, beside the critic's `values`. Without this call the update
+        measures them.
+        """
         learner = self._policy(policy).learning()
         samples = [self.store.get(id) for id in sorted(ids)]
         await self._thread(lambda: learner.measure_reference(samples), policy)
@@ -224,9 +236,10 @@ class ModelGroup:
         signals: Sequence[Signal],
         minibatches: Sequence[Sequence[str]],
     ) -> dict[str, float]:
-        """One optimiser step per mini-batch (decision ids), all or nothing. -> metrics, see docs/update-path.md.
+        """Make one optimizer step per mini-batch (decision ids), all or nothing. Return metrics (docs/update-path.md).
 
-        A policy and its critic can be updated side by side."""
+        A policy and its critic can be updated side by side.
+        """
         self._policy(policy)
         return await self._thread(lambda: self._update(policy, algorithm, signals, minibatches), policy)
 
@@ -242,13 +255,15 @@ class ModelGroup:
         taken = [self.store.take(sorted(ids)) for ids in minibatches]
         metrics = learner.update(algorithm, {signal.id: signal for signal in signals}, taken)
         if hosted.spec.critic:
-            hosted.version += 1  # nobody speaks with it: it judges as it is
+            hosted.version += 1  # a critic has no engine, so its version needs no publishing
         else:
             hosted.dirty = True
         return metrics
 
     async def publish(self, policy: str | None = None) -> dict[str, int]:
-        """Let a policy (None: every updated one) speak as it has learned. -> policy: version, of all here."""
+        """Give the engine of a policy (None: of every updated policy) its new weights. Return the version of
+        every policy here.
+        """
         return await self._thread(lambda: self._publish(policy))
 
     def _publish(self, policy: str | None) -> dict[str, int]:
@@ -260,21 +275,23 @@ class ModelGroup:
         return {name: hosted.version for name, hosted in self.hosted.items()}
 
     async def close(self) -> None:
-        """Call off what is under way, and end engines that live in processes of their own."""
+        """Cancel the requests that are open, and stop engines that run in processes of their own."""
         for task in list(self._running.values()):
             task.cancel()
         for hosted in self.hosted.values():
             await self._thread(hosted.close)
 
     def abandon(self) -> None:
-        """End engines that live in processes of their own, without waiting for what is under way."""
+        """Stop engines that run in processes of their own, without waiting for open requests."""
         for hosted in self.hosted.values():
             hosted.close()
 
     # -- keeping --------------------------------------------------------------------------------------------------
 
     async def save(self, path: str | Path) -> None:
-        """A checkpoint folder, whole or not at all: parameters, optimisers, versions, samples, chance."""
+        """Save a checkpoint folder, whole or not at all: parameters, optimizers, versions, samples,
+        generators of chance.
+        """
         await self._thread(lambda: self._save(Path(path)))
 
     def _save(self, path: Path) -> None:
@@ -300,7 +317,7 @@ class ModelGroup:
             )
 
     async def load(self, path: str | Path) -> dict[str, int]:
-        """Go on from a checkpoint of a group with the same policies. -> policy: version."""
+        """Load the checkpoint of a group with the same policies. Return the version of every policy."""
         return await self._thread(lambda: self._load(checkpoint.verify(path)))
 
     def _load(self, path: Path) -> dict[str, int]:
@@ -323,9 +340,10 @@ class ModelGroup:
         return {name: hosted.version for name, hosted in self.hosted.items()}
 
     async def export(self, policy: str, path: str | Path) -> str:
-        """A Hugging Face directory of a policy as it is now, tokenizer included. -> the path.
+        """Write a policy as it is now to a Hugging Face directory, tokenizer included. Return the path.
 
-        An adapter is merged into the model, and also lies in `adapter`, as peft saves it."""
+        An adapter is merged into the model. It is also saved by itself in `adapter`, in the format of peft.
+        """
         hosted = self._policy(policy)
         tokenizer = hosted.speaking().chat.tokenizer
         return str(await self._thread(lambda: self._export(hosted.parameters, Path(path), tokenizer)))
@@ -339,7 +357,9 @@ class ModelGroup:
         return path
 
     async def adopt(self, policy: str, path: str | Path) -> None:
-        """Take over the parameters of an exported policy or any model of the same shape; publish makes it speak."""
+        """Load the parameters of an exported policy, or of any model of the same shape. `publish` gives them
+        to the engine.
+        """
         await self._thread(lambda: self._adopt(policy, Path(path)))
 
     def _adopt(self, policy: str, path: Path) -> None:
@@ -369,7 +389,7 @@ class ModelGroup:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _forget(self, episode: str) -> None:
-        """No conversation of this episode goes on."""
+        """Remove the engine's memory of the conversations of this episode."""
         for hosted in self.hosted.values():
             if hosted.speaker is not None:
                 hosted.speaker.chat.forget(episode)
@@ -381,29 +401,31 @@ class ModelGroup:
         return self.hosted[name]
 
     def _encode(self, text: str, judge: Hosted, sample: Sample) -> Any:
-        """A context for the critic, cut at its beginning to what fits before the reply."""
+        """Tokens of a context for the critic. Its beginning is cut off where prompt and reply would be too
+        long.
+        """
         room = judge.parameters.model.shape.context - sample.n_tokens
         return np.array(plain_of(self.tokenizer).encode(text, add_special_tokens=True)[-room:], np.int64)
 
     async def _thread(self, work: Callable[[], T], policy: str | None = None) -> T:
-        """Work on one policy, beside that on others; or (None) on all, alone."""
+        """Run work on one policy in a thread, beside work on others; with `policy` None, alone in the group."""
         async with AsyncExitStack() as stack:
             for name in [policy] if policy is not None else self._at_work:
                 await stack.enter_async_context(self._at_work[name])
             return await in_thread(HEAVY, work)
 
 
-def _sample(policy: str, call: Call, said: Generation, temperature: float) -> Sample:
+def _sample(policy: str, call: Call, generation: Generation, temperature: float) -> Sample:
     return Sample(
         episode=call.episode,
         node=call.node,
         policy=policy,
-        version=said.version,
-        prompt=np.array(said.prompt_ids, np.int64),
-        reply=np.array(said.ids, np.int64),
-        behaviour=np.array(said.logprobs, np.float32),
+        version=generation.version,
+        prompt=np.array(generation.prompt_ids, np.int64),
+        reply=np.array(generation.ids, np.int64),
+        behaviour=np.array(generation.logprobs, np.float32),
         temperature=temperature,
-        support=None if said.support is None else tuple(said.support),
-        finish_reason=said.finish_reason,
+        support=None if generation.support is None else tuple(generation.support),
+        finish_reason=generation.finish_reason,
         role=call.role,
     )

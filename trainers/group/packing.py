@@ -1,11 +1,12 @@
-"""From samples to micro-batches: a token budget, and exact prefixes computed once.
+"""Micro-batches from samples: a token budget, and exact prefixes computed once.
 
-Samples of one prompt, turns of one conversation and prompts under one system text begin alike. Sorting by token ids
-puts such neighbours into one micro-batch, where `agents.model.attention.pack` lays their common prefix once. What counts
-against the budget is what is computed: the tokens that are really laid.
+Samples of one prompt, turns of one conversation and prompts under one system text share their first tokens. Sorting by
+token ids puts such samples next to each other, so they fall into one micro-batch. There
+`agents.model.attention.pack` lays their common prefix once. The budget counts the tokens that are really laid,
+because only those are computed.
 
-The last reply token is never fed in: it is predicted, but nothing follows it. (A critic that must say what the state
-is worth *after* it asks for it with `whole=True`.)
+The last token of a reply is not fed to the model: it is predicted, and nothing is predicted from it. A critic that
+must give the value *after* the reply asks for that token with `whole=True`.
 """
 
 from __future__ import annotations
@@ -22,27 +23,30 @@ from ...agents.model.logprobs import Support
 from .sample_store import Sample
 
 SHARE = 16
-"""Shorter common prefixes are laid twice: a segment of its own costs more."""
+"""Fewest tokens of a shared prefix. Shorter ones are laid twice, because a segment of its own costs more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Packed samples and where in them something is predicted. T trained tokens, flat, in order of samples."""
+    """Packed samples, and the rows from which tokens are predicted. `T` trained tokens, flat, in order of
+    samples.
+    """
 
     packed: Packed
     places: Tensor
-    """(T,) rows of the packed hidden states from which the trained tokens are predicted."""
+    """Rows of the packed hidden states from which the trained tokens are predicted: (T,)."""
     after: Tensor
-    """(S,) rows that have seen the whole reply. Empty unless laid `whole`."""
+    """Rows that have seen the whole reply: (S,). Empty unless laid with `whole`."""
     targets: Tensor
     temperature: Tensor
     support: Support | None
     sequence: Tensor
-    """(T,) which sample a token belongs to."""
+    """Index of the sample that each token belongs to: (T,)."""
 
 
 def micro_batches(samples: Sequence[Sample], budget: int, critic: bool = False) -> list[list[int]]:
-    """Cut samples into lists of indices, each of at most `budget` laid tokens (a longer sample goes alone)."""
+    """Cut samples into lists of indices, each of at most `budget` laid tokens. A longer sample stands alone."""
+    # sorted by token ids, a sample shares its longest prefix with one of its neighbours
     whole = [tokens(sample, critic) for sample in samples]
     cut: list[list[int]] = []
     laid = 0
@@ -60,14 +64,15 @@ def micro_batches(samples: Sequence[Sample], budget: int, critic: bool = False) 
 
 
 def lay(samples: Sequence[Sample], whole: bool = False, critic: bool = False, share: bool = True) -> Rows:
-    """Pack samples into one row of tokens and mark what is predicted where."""
+    """Pack samples into one row of tokens, and mark which row predicts which token."""
     sequences = [tokens(sample, critic) for sample in samples]
     packed = pack([s if whole else s[:-1] for s in sequences], SHARE if share else None)
     lengths = [sample.n_tokens for sample in samples]
+    # the row at position p predicts the token at p + 1, so n reply tokens come from rows len - n - 1 … len - 2
     places = [
         rows[len(s) - n - 1 : len(s) - 1] for rows, s, n in zip(packed.rows, sequences, lengths, strict=True)
     ]
-    per_sample = torch.tensor(lengths)
+    per_sample = torch.tensor(lengths)  # (S,)
     heat = torch.tensor([sample.temperature for sample in samples], dtype=torch.float32)
     return Rows(
         packed=packed,
@@ -81,7 +86,7 @@ def lay(samples: Sequence[Sample], whole: bool = False, critic: bool = False, sh
 
 
 def tokens(sample: Sample, critic: bool = False) -> list[int]:
-    """What the model is fed for a sample; a critic may have been given a prompt of its own."""
+    """Tokens that the model is fed for a sample. A critic may have a prompt of its own."""
     own = sample.critic_prompt if critic and sample.critic_prompt is not None else sample.prompt
     return [*own.tolist(), *sample.reply.tolist()]
 

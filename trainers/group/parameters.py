@@ -1,9 +1,10 @@
-"""The parameters of one policy: a model of its own, or an adapter on its group's base; to speak or to judge.
+"""The parameters of one policy or critic: a model of its own, or an adapter on its group's base.
 
-A critic is a policy whose head says one number per token, what the state is worth, in place of the next token. Its
-head starts at zero, so a fresh critic says 0 everywhere.
+A critic has a value head: one number per token, the value of the state, in place of the next token. The head starts
+at zero, so a fresh critic gives 0 everywhere.
 
-Samples and losses are on the CPU, wherever the model is: a few numbers a token go there, and their gradients back.
+Samples and losses are on the CPU, whatever device the model is on. Only a few numbers per token cross to the CPU, and
+their gradients cross back.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .packing import Rows
 
 
 class Parameters:
-    """What one policy's learner may change, and the forward passes that learning needs."""
+    """The parameters that one policy's learner may change, and the forward passes that learning needs."""
 
     def __init__(self, model: Llama, adapter: str | None = None, critic: bool = False) -> None:
         self.model, self.adapter = model, adapter
@@ -37,18 +38,20 @@ class Parameters:
         return self.head is not None
 
     def named(self) -> dict[str, nn.Parameter]:
-        """The trainable parameters by name: a checkpoint's keys, the optimiser's order."""
+        """Return the trainable parameters by name. The names are a checkpoint's keys, their order is the
+        optimizer's.
+        """
         mark = f".adapters.{self.adapter}."
-        found = {n: p for n, p in self.model.named_parameters() if self._owns(n, mark)}
+        trainable = {n: p for n, p in self.model.named_parameters() if self._owns(n, mark)}
         if self.head is not None:
-            found |= {f"value_head.{name}": p for name, p in self.head.named_parameters()}
-        return found
+            trainable |= {f"value_head.{name}": p for name, p in self.head.named_parameters()}
+        return trainable
 
     def _owns(self, name: str, mark: str) -> bool:
         if self.adapter is not None:
             return mark in name
         if name == "untied_head" and self.is_critic:
-            return False  # nothing that a critic says depends on it
+            return False  # no value of a critic depends on it
         return ".adapters." not in name
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -60,13 +63,15 @@ class Parameters:
         if state.keys() != mine.keys():
             odd = sorted(state.keys() ^ mine.keys())
             raise ValueError(
-                f"these parameters are of another policy: {len(odd)} names differ, among them {odd[0]!r}"
+                f"these parameters belong to another policy: {len(odd)} names differ, for example {odd[0]!r}"
             )
         for name, parameter in mine.items():
             parameter.copy_(state[name])
 
     def logprobs(self, rows: Rows, dtype: torch.dtype, checkpointing: bool = False) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of the trained tokens (T,), as they were sampled: temperature and support too."""
+        """Log-probs and entropies of the trained tokens, each (T,), at the temperature and support of
+        sampling.
+        """
         hidden = self._hidden(rows, rows.places, dtype, checkpointing)
         targets, heat = rows.targets.to(self.device), rows.temperature.to(self.device)
         support = rows.support.to(self.device) if rows.support is not None else None
@@ -74,7 +79,9 @@ class Parameters:
         return logp.cpu(), entropy.cpu()
 
     def values(self, rows: Rows, dtype: torch.dtype, checkpointing: bool = False) -> tuple[Tensor, Tensor]:
-        """The value before each trained token (T,) and after each reply (S,); the latter only if laid whole."""
+        """Values before each trained token (T,), and after each reply (S,). The latter are empty unless laid
+        with `whole`.
+        """
         if self.head is None:
             raise ValueError("this policy has no value head: it is not a critic")
         hidden = self._hidden(rows, torch.cat((rows.places, rows.after)), dtype, checkpointing)

@@ -1,13 +1,13 @@
-"""The samples of one model group: what was asked and said, token by token, until it has been trained.
+"""The samples of one model group: prompts and replies, token by token, until they have been trained.
 
     open -> sealed -> taken -> retired          put: open;  seal: sealed;  take: taken;  retire: gone
 
-An episode is sealed once, when all its credits are known, and says which of its decisions may train. Sealing and
-dropping are idempotent, because the controller may ask again after a lost answer. Whatever arrives for a closed
-episode meets a tombstone and is counted as late. Everything that is not trained is counted by its cause: the sum
-over causes and states is the number of samples ever put.
+An episode is sealed once, when all its credits are known. Sealing names the decisions that may train. `seal` and
+`drop` are idempotent, because the controller may call again after a lost answer. A sample that arrives for a closed
+episode is refused and counted as late. Every sample that is not trained is counted by its cause: the sum over
+causes and states is the number of samples ever put.
 
-Token ids here are the very ones that the engine saw and drew; nothing is ever tokenised again.
+Token ids here are those that the engine saw and drew. Nothing is ever tokenised again.
 """
 
 from __future__ import annotations
@@ -24,49 +24,51 @@ from torch import Tensor
 
 State = Literal["open", "sealed", "taken"]
 TOMBSTONES = 100_000
-"""Closed episodes that are remembered; far more than can still be in flight."""
+"""Number of closed episodes that are remembered: far more than can still be in flight."""
 
 
 @dataclass(slots=True)
 class Sample:
-    """One decision, token by token. Sampling is part of it: what was allowed, and at which temperature."""
+    """One decision, token by token, and how it was sampled: its temperature and its allowed tokens."""
 
     episode: str
     node: str
     policy: str
     version: int
-    """The policy's version when the first token was drawn."""
+    """Version of the policy when the first token was drawn."""
     prompt: NDArray[np.int64]
     reply: NDArray[np.int64]
     behaviour: NDArray[np.float32]
     """Log-probability of each reply token as drawn: at `temperature`, within `support`."""
     temperature: float = 1.0
     support: tuple[tuple[int, ...] | None, ...] | None = None
-    """Per reply token the ids that were allowed (choices, top-p, top-k). None: the whole vocabulary."""
+    """Token ids that were allowed at each reply token (choices, top-p, top-k). None: the whole vocabulary."""
     finish_reason: str = "stop"
     role: str = ""
     thinking: int = 0
-    """So many of the reply's first tokens are thinking that was closed."""
+    """Number of the reply's first tokens that are closed thinking."""
     values: NDArray[np.float32] | None = None
-    """The critic's value before each reply token and, last, after all of them (n_tokens + 1), once asked for."""
+    """The critic's value before each reply token and, last, after all of them (n_tokens + 1). None until
+    computed.
+    """
     proximal: NDArray[np.float32] | None = None
-    """Log-probs at the start of an update …"""
+    """Log-probs at the start of an update."""
     proximal_at: int = -1
-    """… and of which: the policy's optimiser steps before it."""
+    """Number of optimizer steps that the policy had made when `proximal` was measured."""
     reference: NDArray[np.float32] | None = None
-    """Log-probs under the frozen reference, once made."""
+    """Log-probs under the frozen reference. None until computed."""
     critic_prompt: NDArray[np.int64] | None = None
-    """What the critic sees in place of the prompt, if it sees more than the policy did."""
+    """Prompt of the critic, where it sees more than the policy does."""
     state: State = "open"
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Sample:
-        """The inverse of `plain`."""
+        """Rebuild a sample from what `plain` returns."""
         own: dict[str, Any] = {n: x.numpy() if isinstance(x, Tensor) else x for n, x in plain.items()}
         return cls(**own)
 
     def plain(self) -> dict[str, Any]:
-        """Tensors and plain data, for a checkpoint."""
+        """Return tensors and plain data, for a checkpoint."""
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in own.items()}
 
@@ -79,7 +81,9 @@ class Sample:
         return len(self.reply)
 
     def record(self, tokens: list[str], advantages: list[float] | None) -> dict[str, Any]:
-        """Plain data for the `samples/` sidecar of a run; `tokens` is what each reply token adds to the text."""
+        """Return plain data for the `samples/` sidecar of a run. `tokens` are the pieces of text of the reply
+        tokens.
+        """
         return {
             "id": self.id,
             "policy": self.policy,
@@ -102,7 +106,9 @@ class SampleStore:
     def __init__(self) -> None:
         self._samples: dict[str, dict[str, Sample]] = {}  # episode -> node -> sample
         self._closed: dict[str, frozenset[str]] = {}  # episode -> nodes it was sealed with (empty: dropped)
-        self._guests: dict[str, dict[str, Sample]] = {}  # other groups' samples: their episodes go on there
+        self._guests: dict[
+            str, dict[str, Sample]
+        ] = {}  # samples of other groups, whose episodes are open there
         self.counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -114,7 +120,9 @@ class SampleStore:
                 yield from nodes.values()
 
     def put(self, sample: Sample) -> bool:
-        """Store a fresh sample. False, and counted, when its episode is already closed."""
+        """Store a fresh sample. When its episode is already closed, count the sample as late and return
+        False.
+        """
         self.counts["put"] += 1
         if sample.episode in self._closed:
             self.counts["discarded/late"] += 1
@@ -126,32 +134,36 @@ class SampleStore:
         return True
 
     def seal(self, episode: str, keep: Collection[str]) -> list[str]:
-        """Close an episode; the nodes in `keep` may train, the rest goes. Says the ids kept, in order."""
-        wanted = frozenset(keep)
+        """Close an episode. The nodes in `keep` may train, the others are discarded. Return the ids kept, in
+        order.
+        """
+        trainable = frozenset(keep)
         if episode in self._closed:
-            if self._closed[episode] != wanted:
+            if self._closed[episode] != trainable:
                 raise ValueError(
                     f"episode {episode!r} was already closed with other nodes: "
-                    f"{sorted(self._closed[episode])}, now {sorted(wanted)}. An episode is sealed once."
+                    f"{sorted(self._closed[episode])}, now {sorted(trainable)}. An episode is sealed once."
                 )
             return [f"{episode}/{node}" for node in keep]
         nodes = self._samples.get(episode, {})
-        missing = sorted(wanted - nodes.keys())
+        missing = sorted(trainable - nodes.keys())
         if missing:
             raise KeyError(
                 f"episode {episode!r} cannot be sealed: nodes {missing} were never stored here "
                 f"(this group holds {sorted(nodes)}). Seal each node in the group that sampled it."
             )
-        for node in sorted(nodes.keys() - wanted):
+        for node in sorted(nodes.keys() - trainable):
             del nodes[node]
             self.counts["discarded/not-kept"] += 1
         for sample in nodes.values():
             sample.state = "sealed"
-        self._close(episode, wanted)
+        self._close(episode, trainable)
         return [f"{episode}/{node}" for node in keep]
 
     def drop(self, episode: str, cause: str) -> int:
-        """Discard all of an episode's samples, in whatever state, counted under `cause`. Says how many went."""
+        """Discard all of an episode's samples, whatever their state, and count them under `cause`. Return how
+        many.
+        """
         gone = [*self._samples.pop(episode, {}).values(), *self._guests.pop(episode, {}).values()]
         self.counts[f"discarded/{cause}"] += len(gone)
         if episode not in self._closed:
@@ -159,7 +171,7 @@ class SampleStore:
         return len(gone)
 
     def take(self, ids: Iterable[str]) -> list[Sample]:
-        """The samples of an update, in the order asked. Only sealed (or already taken) ones can be had."""
+        """Return the samples of an update, in the order asked. They must be sealed or already taken."""
         taken = [self.get(id) for id in ids]
         for sample in taken:
             if sample.state == "open":
@@ -170,7 +182,9 @@ class SampleStore:
         return taken
 
     def retire(self, episodes: Iterable[str]) -> None:
-        """The step is over: forget these episodes' samples. Taken ones were trained, the others never were."""
+        """Forget the samples of these episodes: their step is over. Samples that were taken count as trained,
+        others do not.
+        """
         for episode in episodes:
             own, guests = self._samples.pop(episode, {}), self._guests.pop(episode, {})
             for sample in (*own.values(), *guests.values()):
@@ -179,19 +193,21 @@ class SampleStore:
                 self._close(episode, frozenset())
 
     def admit(self, sample: Sample) -> None:
-        """Take over a sealed sample of another group (for a critic that lives here), or news about a known one."""
-        known = self._find(sample.id)
-        if known is None:
+        """Take in a sealed sample of another group (for a critic here), or new values of a sample that is
+        here.
+        """
+        sample_here = self._find(sample.id)
+        if sample_here is None:
             self.counts["put"] += 1
             sample.state = "sealed"
             self._guests.setdefault(sample.episode, {})[sample.node] = sample
             return
         for news in ("values", "proximal", "reference"):
             if getattr(sample, news) is not None:
-                setattr(known, news, getattr(sample, news))
+                setattr(sample_here, news, getattr(sample, news))
 
     def get(self, id: str) -> Sample:
-        """One sample by decision id; an error that says what became of it."""
+        """Return one sample by decision id. The error for a missing one says what became of it."""
         sample = self._find(id)
         if sample is None:
             episode = id.rpartition("/")[0]
@@ -209,7 +225,7 @@ class SampleStore:
         return {**{f"held/{state}": states[state] for state in ("open", "sealed", "taken")}, **self.counts}
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain data."""
+        """Tensors and plain data, for a checkpoint."""
         return {
             "samples": [s.plain() for nodes in self._samples.values() for s in nodes.values()],
             "guests": [s.plain() for nodes in self._guests.values() for s in nodes.values()],

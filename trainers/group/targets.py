@@ -1,7 +1,7 @@
-"""From signals to numbers per token: what a policy's tokens are praised for, and what a critic should have said.
+"""Targets per token from signals: advantages for the policy's tokens, and returns for the critic.
 
-The controller composes advantages over chains and groups from thin rows; here, where the tensors are, its one number
-per decision is spread over that decision's tokens again (see gae.py for why nothing is lost).
+The controller composes advantages over chains and groups from thin rows, and sends one number per decision. The group
+holds the tensors, so it spreads that number over the decision's tokens. gae.py shows why this is exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ Floats32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Discount:
-    """How values and rewards compose over tokens: an algorithm's `needs`, or plain returns."""
+    """Discounts of values and rewards over tokens, as an algorithm's `needs` state them. The default gives
+    plain returns.
+    """
 
     gamma: float = 1.0
     lam: float = 1.0
@@ -31,27 +33,27 @@ class Discount:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One decision's tokens: (n,) each."""
+    """Targets of one decision's tokens: (n,) each."""
 
     advantage: Floats32
     returns: Floats32 | None
-    """What the critic should have said; None where nobody asked one."""
+    """Targets of the critic's values; None where no critic is trained."""
     after: float | None = None
-    """What it should have said after the last token; None where nobody knows."""
+    """Target of the critic's value after the last token; None where there is none."""
 
 
 def summaries(samples: Sequence[Sample], discount: Discount) -> dict[str, ValueSummary]:
-    """Decision id -> what token-level GAE of it needs to say to the rest of its chain."""
+    """Return each decision's summary: what token-level GAE of the rest of its chain needs of it."""
     if not samples:
         return {}
     values, after = _values(samples)
     lengths = [sample.n_tokens for sample in samples]
-    found = summarise(values, lengths, after, discount.gamma, discount.lam, _kl_rewards(samples, discount))
-    return dict(zip((sample.id for sample in samples), found, strict=True))
+    rows = summarise(values, lengths, after, discount.gamma, discount.lam, _kl_rewards(samples, discount))
+    return dict(zip((sample.id for sample in samples), rows, strict=True))
 
 
 def targets(samples: Sequence[Sample], signals: Mapping[str, Signal], discount: Discount) -> list[Target]:
-    """Per sample its tokens' advantages, shifted and scaled, and its critic's targets."""
+    """Return the advantages of each sample's tokens, shifted and scaled, and the targets of its critic."""
     composed = [sample for sample in samples if _signal(signals, sample).advantage is None]
     locals_ = _locals(composed, signals, discount)
     return [_target(sample, signals[sample.id], locals_.get(sample.id)) for sample in samples]
@@ -89,7 +91,7 @@ def _locals(
 
 
 def _values(samples: Sequence[Sample]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Values before all tokens, flat, and after each decision; 0 where no critic was asked."""
+    """Values before all tokens, flat (T,), and after each decision (S,); 0 where no critic was asked."""
     whole = [s.values if s.values is not None else np.zeros(s.n_tokens + 1) for s in samples]
     return (
         np.concatenate([v[:-1] for v in whole]).astype(np.float64),

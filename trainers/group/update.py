@@ -1,16 +1,16 @@
-"""The update: mini-batches of sealed samples in, changed parameters and metrics out.
+"""The update: it takes mini-batches of sealed samples, changes the parameters, and returns metrics.
 
-    for each mini-batch (one optimiser step)
+    for each mini-batch (one optimizer step)
         denominators over the whole of it
         for each micro-batch (what fits the token budget)
             packed forward -> Batch -> algorithm.loss -> backward
         check, clip, step
 
-Gradients add up over micro-batches because losses are shares of one global denominator. Computation may run in
-bfloat16; parameters, gradients and optimiser stay float32.
+Gradients add up over micro-batches, because losses are shares of one global denominator. Computation may run in
+bfloat16; parameters, gradients and optimizer stay float32.
 
-An update is a transaction: when a loss or a gradient is not finite, the micro-batch is saved for inspection, every
-parameter and optimiser number is put back to what it was before the update, and `UpdateError` says where to look.
+An update is a transaction. When a loss or a gradient is not finite, the micro-batch is saved for inspection, the
+parameters and the optimizer get back the numbers from before the update, and `UpdateError` says where to look.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from .targets import Discount, Target, targets
 
 
 class UpdateError(RuntimeError):
-    """An update failed; the parameters are as they were before it."""
+    """Raised when an update fails. The parameters are as they were before it."""
 
 
 class Learner:
-    """One policy's optimiser and its way through the mini-batches."""
+    """The optimizer of one policy, and its updates."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Learner:
     ) -> None:
         self.policy, self.parameters, self.settings = policy, parameters, settings
         self.reference, self.inspection = reference, inspection
-        settings.rate(settings.warmup)  # a schedule without an end is an error now, not in the first update
+        settings.rate(settings.warmup)  # a schedule without an end fails here, not in the first update
         self.trained = list(parameters.named().values())
         for parameter in self.trained:
             parameter.requires_grad_(True)
@@ -72,13 +72,15 @@ class Learner:
     def update(
         self, algorithm: Algorithm, signals: Mapping[str, Signal], minibatches: Sequence[Sequence[Sample]]
     ) -> dict[str, float]:
-        """One optimiser step per mini-batch, all or nothing. Metrics are means over the mini-batches."""
+        """Make one optimizer step per mini-batch, all or nothing. Metrics are means over the mini-batches."""
         if not minibatches or not all(minibatches):
             raise UpdateError(
                 f"policy {self.policy!r}: an update needs samples, got {list(map(len, minibatches))}"
             )
         started = time.perf_counter()
-        several = len(minibatches) > 1  # a first step changes nothing before it is sure
+        several = (
+            len(minibatches) > 1
+        )  # a single step changes nothing before its checks have passed, so it needs no copy
         before = self._snapshot() if several else None
         self._began = self.steps
         try:
@@ -103,7 +105,9 @@ class Learner:
     # -- before the first step ------------------------------------------------------------------------------------
 
     def _prepare(self, algorithm: Algorithm, minibatches: Sequence[Sequence[Sample]]) -> None:
-        """Log-probs at the start of the update, for samples that the first step will not make in passing."""
+        """Measure log-probs at the start of the update, for samples that the first optimizer step does not
+        measure itself.
+        """
         if self.parameters.is_critic:
             return
         everyone = {sample.id: sample for samples in minibatches for sample in samples}
@@ -129,7 +133,7 @@ class Learner:
             sample.reference = logp
 
     def measure_values(self, samples: Sequence[Sample]) -> None:
-        """Fill in `values` of a critic: before every token and after the last."""
+        """Fill in `values` of a critic: before every token, and after the last one."""
         for micro in micro_batches(samples, self.settings.micro_tokens, critic=True):
             chosen = [samples[i] for i in micro]
             with torch.no_grad():
@@ -142,13 +146,13 @@ class Learner:
 
     @torch.no_grad()
     def _logprobs(self, parameters: Parameters, samples: Sequence[Sample]) -> list[Any]:
-        found: list[Any] = [None] * len(samples)
+        logprobs: list[Any] = [None] * len(samples)
         for micro in micro_batches(samples, self.settings.micro_tokens):
             chosen = [samples[i] for i in micro]
             logp, _ = parameters.logprobs(lay(chosen), self.settings.dtype)
             for index, part in zip(micro, logp.split([s.n_tokens for s in chosen]), strict=True):
-                found[index] = part.numpy()
-        return found
+                logprobs[index] = part.numpy()
+        return logprobs
 
     # -- one optimiser step ---------------------------------------------------------------------------------------
 
@@ -157,15 +161,16 @@ class Learner:
     ) -> dict[str, float]:
         loss_of = _critic_loss(algorithm) if self.parameters.is_critic else algorithm.loss
         needs = algorithm.needs
-        wanted = targets(samples, signals, Discount(needs.gamma, needs.lam, needs.kl_reward))
+        goals = targets(samples, signals, Discount(needs.gamma, needs.lam, needs.kl_reward))
         unseen = 0 if self.settings.thinking or self.parameters.is_critic else 1
+        # in a decision whose thinking is not trained, the thinking tokens leave the denominators too
         thin = [_thin(sample, signals[sample.id], unseen * sample.thinking) for sample in samples]
         denominators, units = algorithm.denominators(thin), tokens_per_unit(thin)
         self.optimiser.zero_grad(set_to_none=True)
         shares: list[dict[str, float]] = []
         for micro in micro_batches(samples, self.settings.micro_tokens, self.parameters.is_critic):
             batch = self._forward(
-                [samples[i] for i in micro], [wanted[i] for i in micro], [thin[i] for i in micro], units
+                [samples[i] for i in micro], [goals[i] for i in micro], [thin[i] for i in micro], units
             )
             loss, metrics = loss_of(batch, denominators)
             self._check(loss, batch, "loss")
@@ -178,10 +183,10 @@ class Learner:
             group["lr"] = rate
         self.optimiser.step()
         self.steps += 1
-        known = {"explained_variance": _explained(samples, wanted)} if self.parameters.is_critic else {}
+        extra = {"explained_variance": _explained(samples, goals)} if self.parameters.is_critic else {}
         return {
             **_add(shares),
-            **known,
+            **extra,
             "grad_norm": norm.item(),
             "lr": rate,
             "micro_batches": float(len(shares)),
@@ -190,13 +195,13 @@ class Learner:
     def _forward(
         self,
         samples: Sequence[Sample],
-        wanted: Sequence[Target],
+        goals: Sequence[Target],
         thin: Sequence[Thin],
         units: Mapping[str, int],
     ) -> Batch:
-        """The packed forward pass of one micro-batch, and everything its loss may look at."""
+        """Run the packed forward pass of one micro-batch. Return everything that its loss may look at."""
         critic, settings = self.parameters.is_critic, self.settings
-        ends = critic and any(target.after is not None for target in wanted)
+        ends = critic and any(target.after is not None for target in goals)
         rows = lay(samples, whole=ends, critic=critic)
         behaviour = _flat([sample.behaviour for sample in samples])
         values = old_values = entropy = after = None
@@ -211,7 +216,7 @@ class Learner:
             logp=logp,
             behaviour=behaviour,
             proximal=proximal,
-            advantage=_flat([target.advantage for target in wanted]),
+            advantage=_flat([target.advantage for target in goals]),
             weight=_weights(samples, thin, rows.sequence),
             sequence=rows.sequence,
             n_sequences=len(samples),
@@ -220,16 +225,18 @@ class Learner:
             reference=_reference(samples),
             values=values,
             old_values=old_values,
-            returns=_flat([_returns(s, t) for s, t in zip(samples, wanted, strict=True)]) if critic else None,
+            returns=_flat([_returns(s, t) for s, t in zip(samples, goals, strict=True)]) if critic else None,
             after=after if ends else None,
-            after_returns=torch.tensor([math.nan if t.after is None else t.after for t in wanted])
+            after_returns=torch.tensor([math.nan if t.after is None else t.after for t in goals])
             if ends
             else None,
             ids=tuple(sample.id for sample in samples),
         )
 
     def _proximal(self, samples: Sequence[Sample], logp: Tensor) -> Tensor:
-        """Known log-probs from the start of the update. In its first step nothing has moved yet: they are `logp`."""
+        """Log-probs from the start of the update. In its first optimizer step nothing has changed yet, so
+        they are `logp`.
+        """
         for sample, part in zip(samples, logp.detach().split([s.n_tokens for s in samples]), strict=True):
             if sample.proximal_at != self._began:
                 sample.proximal, sample.proximal_at = part.numpy(), self._began
@@ -274,12 +281,12 @@ class Learner:
         ]
         self.optimiser.load_state_dict(state["optimiser"])
         for group, own in zip(self.optimiser.param_groups, settings, strict=True):
-            group.update(own)  # as configured now: a run that is resumed may have changed them
+            group.update(own)  # the settings of today: a resumed run may have changed them
         self.steps = state["steps"]
 
 
 def _weights(samples: Sequence[Sample], thin: Sequence[Thin], sequence: Tensor) -> Tensor:
-    """The signals' weights per token; thinking that is not to be trained weighs nothing."""
+    """Weights of the signals per token (T,); 0 on thinking that is not trained."""
     weights, begin = torch.tensor([row.weight for row in thin])[sequence], 0
     for sample, row in zip(samples, thin, strict=True):
         weights[begin : begin + sample.n_tokens - row.n_tokens] = 0.0
@@ -288,15 +295,15 @@ def _weights(samples: Sequence[Sample], thin: Sequence[Thin], sequence: Tensor) 
 
 
 def _thin(sample: Sample, signal: Signal, context: int = 0) -> Thin:
-    """A decision of which the first `context` tokens are not trained."""
+    """Thin row of a decision whose first `context` tokens are not trained."""
     return Thin(sample.id, sample.n_tokens - context, signal.unit, signal.weight)
 
 
 def _critic_loss(algorithm: Algorithm) -> Any:
-    found = getattr(algorithm, "critic_loss", None)
-    if found is None:
+    loss = getattr(algorithm, "critic_loss", None)
+    if loss is None:
         raise UpdateError(f"algorithm {algorithm.name!r} has no critic_loss: it cannot train a critic")
-    return found
+    return loss
 
 
 def _reference(samples: Sequence[Sample]) -> Tensor | None:
@@ -309,10 +316,10 @@ def _flat(parts: Sequence[Any]) -> Tensor:
 
 
 def _known(sample: Sample, what: str) -> Any:
-    found = getattr(sample, what)
-    if found is None:
+    value = getattr(sample, what)
+    if value is None:
         raise UpdateError(f"sample {sample.id!r} has no {what}: ask `values` for it before the update")
-    return found
+    return value
 
 
 def _returns(sample: Sample, target: Target) -> Any:
@@ -323,10 +330,12 @@ def _returns(sample: Sample, target: Target) -> Any:
     return target.returns
 
 
-def _explained(samples: Sequence[Sample], wanted: Sequence[Target]) -> float:
-    """Of the returns' variance over tokens, the share that the critic foresaw: 1 all, 0 as good as their mean, below 0
-    worse than that."""
-    returns = np.concatenate([_returns(s, t) for s, t in zip(samples, wanted, strict=True)])
+def _explained(samples: Sequence[Sample], goals: Sequence[Target]) -> float:
+    """Share of the variance of the returns over tokens that the critic's values explain.
+
+    1: all of it. 0: as good as the mean of the returns. Below 0: worse than the mean.
+    """
+    returns = np.concatenate([_returns(s, t) for s, t in zip(samples, goals, strict=True)])
     missed = returns - np.concatenate([_known(sample, "values")[:-1] for sample in samples])
     spread = float(returns.var())
     return 1.0 - float(missed.var()) / spread if spread > 0 else 0.0
@@ -337,18 +346,18 @@ def _detached(value: Any) -> Any:
 
 
 def _add(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Micro-batches' shares of one mini-batch: sums, and maxima of what is named `max_…`."""
+    """Sums of the micro-batches' shares of one mini-batch, and maxima of metrics named `max_…`."""
     names = dict.fromkeys(name for share in shares for name in share)
-    found = {name: [share[name] for share in shares if name in share] for name in names}
+    columns = {name: [share[name] for share in shares if name in share] for name in names}
     return {
-        name: max(parts) if name.startswith("max_") else math.fsum(parts) for name, parts in found.items()
+        name: max(parts) if name.startswith("max_") else math.fsum(parts) for name, parts in columns.items()
     }
 
 
 def _combine(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Mini-batches of one update: means, and maxima of what is named `max_…`."""
-    found = {name: [step[name] for step in steps] for name in steps[0]}
+    """Means over the mini-batches of one update, and maxima of metrics named `max_…`."""
+    columns = {name: [step[name] for step in steps] for name in steps[0]}
     return {
         name: max(parts) if name.startswith("max_") else math.fsum(parts) / len(parts)
-        for name, parts in found.items()
+        for name, parts in columns.items()
     }

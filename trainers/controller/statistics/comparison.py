@@ -68,8 +68,8 @@ class Groups:
         """Mean over the *other* samples of the row's group, per row; undefined (0) for singletons."""
         own = total(self.sample, self.share * x)
         rest = (self.mean(x) * self.samples)[self.code] - own
-        found: Floats = rest / np.maximum(self.samples[self.code] - 1.0, 1.0)
-        return found
+        means: Floats = rest / np.maximum(self.samples[self.code] - 1.0, 1.0)
+        return means
 
     def still(self, x: Floats) -> Bools:
         """Rows whose group cannot tell them apart: singletons, and groups where every x is the same."""
@@ -142,11 +142,11 @@ def returns(table: Table, gamma: float = 1.0) -> Floats:
     """Discounted reward-to-go along each chain, `gamma` per act."""
     if not (table.following >= 0).any():
         return table.reward
-    following, found = table.following.tolist(), table.reward.tolist()
+    following, sums = table.following.tolist(), table.reward.tolist()
     for row in table.backwards:
         if following[row] >= 0:
-            found[row] += gamma * found[following[row]]
-    return np.array(found, np.float64)
+            sums[row] += gamma * sums[following[row]]
+    return np.array(sums, np.float64)
 
 
 def report(table: Table, mine: Ints, groups: Groups, x: Floats) -> dict[str, float]:
@@ -166,7 +166,7 @@ def report(table: Table, mine: Ints, groups: Groups, x: Floats) -> dict[str, flo
     still = np.zeros(len(groups.samples), np.bool_)
     still[groups.code] = groups.still(x)
     sizes = groups.samples[held]
-    found = {
+    metrics = {
         "groups/count": float(len(held)),
         "groups/singletons": float(np.mean(sizes < 2)),
         "groups/zero_variance": float(np.mean(still[held] & (sizes >= 2))),
@@ -175,8 +175,8 @@ def report(table: Table, mine: Ints, groups: Groups, x: Floats) -> dict[str, flo
     }
     for power, count in sorted(Counter(np.log2(sizes).astype(int).tolist()).items()):
         low, high = 2**power, 2 ** (power + 1) - 1
-        found[f"groups/size/{low}" if low == high else f"groups/size/{low}-{high}"] = count / len(held)
-    return found
+        metrics[f"groups/size/{low}" if low == high else f"groups/size/{low}-{high}"] = count / len(held)
+    return metrics
 
 
 def zero_shares(table: Table, signals: Sequence[Signal]) -> dict[str, float]:

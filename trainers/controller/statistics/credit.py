@@ -95,8 +95,8 @@ def shaping(table: Table, potential: Floats, gamma: float) -> Floats:
             f"Add {-lowest:g} to all potentials, or set gamma=1"
         )
     after = np.where(table.following >= 0, potential[table.following], 0.0)
-    found: Floats = gamma * after - potential
-    return found
+    change: Floats = gamma * after - potential
+    return change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +132,8 @@ class InfluenceCredit:
             delta = correct - before
         else:
             delta = before * correct - (1.0 - before) * (1.0 - correct)
-        found: Floats = reward + self.alpha * np.nan_to_num(delta, nan=0.0) + self.outcome * final
-        return found
+        shaped: Floats = reward + self.alpha * np.nan_to_num(delta, nan=0.0) + self.outcome * final
+        return shaped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,19 +156,19 @@ class TreeCredit:
         parents, siblings = parent_mean(table, reward), sibling_mean(table, reward)
         both = (1.0 - self.lam) * parents + self.lam * siblings
         baseline = np.where(np.isnan(parents), siblings, np.where(np.isnan(siblings), parents, both))
-        found: Floats = reward + self.scale * np.nan_to_num(reward - baseline, nan=0.0)
-        return found
+        shaped: Floats = reward + self.scale * np.nan_to_num(reward - baseline, nan=0.0)
+        return shaped
 
 
 def parent_mean(table: Table, reward: Floats) -> Floats:
     """Mean reward of the decisions among an act's parents; NaN without any (a parent may be a tool's node)."""
     where = {(row.env_id, row.episode, row.node): i for i, row in enumerate(table.rows)}
-    found = np.full(len(table), np.nan)
+    means = np.full(len(table), np.nan)
     for i, row in enumerate(table.rows):
         rows = [where[key] for p in row.parents if (key := (row.env_id, row.episode, p)) in where]
         if rows:
-            found[i] = reward[rows].mean()
-    return found
+            means[i] = reward[rows].mean()
+    return means
 
 
 def sibling_mean(table: Table, reward: Floats) -> Floats:
@@ -176,9 +176,9 @@ def sibling_mean(table: Table, reward: Floats) -> Floats:
     code = table.codes("task", "agent", "sibling_set")
     size = np.bincount(code)[code]
     rest = total(code, reward) - reward
-    found = np.full(len(table), np.nan)
-    np.divide(rest, size - 1, out=found, where=size > 1)
-    return found
+    means = np.full(len(table), np.nan)
+    np.divide(rest, size - 1, out=means, where=size > 1)
+    return means
 
 
 def counterfactual(
@@ -193,14 +193,14 @@ def counterfactual(
     missing = sorted(set(without) - set(score))
     if missing:
         raise ValueError(f"decision {missing[0]!r} has a counterfactual score but no score as played")
-    found = table.reward.copy()
+    rewards = table.reward.copy()
     for name, otherwise in without.items():
         if name not in table.index:
             raise ValueError(
                 f"counterfactual for {name!r}, which is not in the table: was its episode sealed?"
             )
-        found[table.index[name]] = scale * (score[name] - otherwise)
-    return found
+        rewards[table.index[name]] = scale * (score[name] - otherwise)
+    return rewards
 
 
 CREDIT: dict[str, type] = {
@@ -224,10 +224,10 @@ def _transform(role: str, entry: dict[str, Any]) -> Transform:
     if name not in CREDIT:
         raise ValueError(f"credit.{role}: unknown transform {name!r}: {nearest(str(name), CREDIT)}")
     cls = CREDIT[name]
-    known = [field.name for field in fields(cls)]
+    names = [field.name for field in fields(cls)]
     for key in entry:
-        if key not in known:
-            raise ValueError(f"credit.{role}: {name!r} has no key {key!r}: {nearest(key, known)}")
+        if key not in names:
+            raise ValueError(f"credit.{role}: {name!r} has no key {key!r}: {nearest(key, names)}")
     for field in fields(cls):
         if field.default is MISSING and field.name not in entry:
             raise ValueError(f"credit.{role}: {name!r} needs {field.name!r}")

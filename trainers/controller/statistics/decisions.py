@@ -90,12 +90,12 @@ def shuffled_credits(traces: Iterable[Trace], seed: int) -> None:
     from ....envs.core.ledger import Credit
 
     for _, members in sorted(cells.items(), key=lambda item: item[0]):
-        given = [tables[id(trace)].get(node, {}) for trace, node in members]
+        shares = [tables[id(trace)].get(node, {}) for trace, node in members]
         means = {
-            c: fsum(g.get(c, 0.0) for g in given) / len(given)
-            for c in dict.fromkeys(c for g in given for c in g)
+            c: fsum(g.get(c, 0.0) for g in shares) / len(shares)
+            for c in dict.fromkeys(c for g in shares for c in g)
         }
-        rng.shuffle(given)
-        for (trace, node), amounts in zip(members, given, strict=True):
+        rng.shuffle(shares)
+        for (trace, node), amounts in zip(members, shares, strict=True):
             for component, mean in means.items():
                 trace.credits.append(Credit(node, component, amounts.get(component, 0.0) - mean))

@@ -81,6 +81,7 @@ def _composed(
     table: Table, gamma: float, lam: float, step: Callable[[ValueSummary], tuple[int, float]]
 ) -> Floats:
     """Tails along the chains; `step` gives the tokens of a judged decision that count, and the first one's local."""
+    # lists, because one row at a time is faster to read from a list than from an array
     tail, following, decay = table.reward.tolist(), table.following.tolist(), gamma * lam
     passed = [0.0] * len(tail)  # what each act hands to the act before it
     for row in table.backwards:
@@ -91,6 +92,7 @@ def _composed(
             passed[row] = tail[row]
         else:
             n, local = step(value)
+            # gamma * V_1 + decay * A_1, where A_1 = local_1 + decay^(n-1) * tail
             passed[row] = gamma * value.first + decay * (local + decay ** (n - 1) * tail[row])
     return np.array(tail, np.float64)
 
@@ -110,6 +112,7 @@ def moments(table: Table, mine: Ints, tail: Floats, decay: float) -> Moments:
         np.fromiter(map(attrgetter(name), values), np.float64, len(values))
         for name in ("n", "sum_local", "sum_local2", "sum_local_decay")
     )
+    # sums over i of decay^(n-i) and of its square; the square of A_i expands into three such sums
     powers, powers2 = _geometric(decay, n), _geometric(decay**2, n)
     return Moments(n, local + tail * powers, local2 + 2.0 * tail * cross + tail**2 * powers2)
 
@@ -124,8 +127,9 @@ def _geometric(ratio: float, n: Floats) -> Floats:
     """1 + ratio + … + ratio^(n-1)."""
     if abs(1.0 - ratio) < 1e-12:
         return n
-    found: Floats = -np.expm1(n * np.log(ratio)) / (1.0 - ratio) if ratio > 0 else np.minimum(n, 1.0)
-    return found
+    # expm1 keeps its digits where ratio is near 1; at ratio 0 only the last term (1) is left
+    sums: Floats = -np.expm1(n * np.log(ratio)) / (1.0 - ratio) if ratio > 0 else np.minimum(n, 1.0)
+    return sums
 
 
 def whiten(
@@ -140,7 +144,7 @@ def whiten(
     shift, scale = np.zeros(len(table)), np.ones(len(table))
     if not len(rows):
         return shift, scale
-    code = np.unique(table.codes(per)[rows], return_inverse=True)[1].reshape(-1)
+    code = np.unique(table.codes(per)[rows], return_inverse=True)[1].reshape(-1)  # 0 … groups-1
     n, total = of.n[rows], of.total[rows]
     count = np.maximum(np.bincount(code, n), 1.0)
     mean = np.bincount(code, total) / count
@@ -168,23 +172,23 @@ def local_advantages(
     `values` (T,) in order of decisions, `lengths` (S,), `rewards` (T,) per token (the KL penalty) or None.
     """
     v, n = np.asarray(values, np.float64), np.asarray(lengths, np.int64)
-    ends = np.cumsum(n)
-    following = np.append(v[1:], 0.0)
-    following[ends - 1] = 0.0
-    found: Floats = gamma * following - v
+    ends = np.cumsum(n)  # (S,): index after each decision's last token
+    following = np.append(v[1:], 0.0)  # (T,): the value after each token …
+    following[ends - 1] = 0.0  # … and 0 after a decision's last one
+    advantages: Floats = gamma * following - v
     if rewards is not None:
-        found = found + np.asarray(rewards, np.float64)
-    for back in range(1, int(n.max(initial=0))):
+        advantages = advantages + np.asarray(rewards, np.float64)
+    for back in range(1, int(n.max(initial=0))):  # one vector operation for each distance from the end
         token = ends[n > back] - 1 - back
-        found[token] += gamma * lam * found[token + 1]
-    return found
+        advantages[token] += gamma * lam * advantages[token + 1]
+    return advantages
 
 
 def _decays(lengths: Ints, decay: float) -> Floats:
     """decay^(n-i) for every token: (T,)."""
     to_end = np.repeat(np.cumsum(lengths), lengths) - 1 - np.arange(int(lengths.sum()))
-    found: Floats = decay ** to_end.astype(np.float64)
-    return found
+    decays: Floats = decay ** to_end.astype(np.float64)
+    return decays
 
 
 def summarise(
@@ -200,7 +204,7 @@ def summarise(
     if (n < 1).any():
         raise ValueError(f"decision number {int(np.argmin(n))} has no tokens, so it has no value summary")
     local = local_advantages(values, n, gamma, lam, rewards)
-    starts = np.cumsum(n) - n
+    starts = np.cumsum(n) - n  # (S,): index of each decision's first token
     sums = [
         np.add.reduceat(x, starts).tolist() if len(n) else []
         for x in (local, local**2, local * _decays(n, gamma * lam))
@@ -215,5 +219,5 @@ def token_advantages(
 ) -> Floats:
     """A_i of every token, before shift and scale; A_i + V_i is what the critic should have said."""
     n = np.asarray(lengths, np.int64)
-    found: Floats = local + _decays(n, gamma * lam) * np.repeat(np.asarray(tail, np.float64), n)
-    return found
+    advantages: Floats = local + _decays(n, gamma * lam) * np.repeat(np.asarray(tail, np.float64), n)
+    return advantages

@@ -135,7 +135,7 @@ class Table:
         self._cache: dict[Any, Any] = {}
         if len(set(self.ids)) < len(self.rows):
             twice = next(a for a, b in zip(self.ids, self.ids[1:], strict=False) if a == b)
-            raise ValueError(f"decision {twice!r} stands twice in the table: an episode was sealed twice")
+            raise ValueError(f"decision {twice!r} occurs twice in the table: an episode was sealed twice")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -173,8 +173,8 @@ class Table:
         if ("numbers", column) not in self._cache:
             cells = map(attrgetter(column), self.rows)
             self._cache["numbers", column] = np.fromiter(cells, np.float64, len(self))
-        found: Floats = self._cache["numbers", column]
-        return found
+        values: Floats = self._cache["numbers", column]
+        return values
 
     def codes(self, *columns: str) -> Ints:
         """Which group a row falls into, 0 … G-1, when rows that agree in all of `columns` are put together.
@@ -195,8 +195,8 @@ class Table:
             seen: dict[Any, int] = {}
             cells = (seen.setdefault(cell, len(seen)) for cell in self._cells(column))
             self._cache["codes", column] = np.fromiter(cells, np.int64, len(self))
-        found: Ints = self._cache["codes", column]
-        return found
+        codes: Ints = self._cache["codes", column]
+        return codes
 
     def _cells(self, column: str) -> Iterable[Any]:
         if column == "task":
@@ -215,16 +215,16 @@ class Table:
         """Decision id -> row."""
         if "index" not in self._cache:
             self._cache["index"] = {name: i for i, name in enumerate(self.ids)}
-        found: dict[str, int] = self._cache["index"]
-        return found
+        rows: dict[str, int] = self._cache["index"]
+        return rows
 
     @property
     def following(self) -> Ints:
         """The row that follows in the chain, or -1 on its last decision. Broken chains are refused here."""
         if "following" not in self._cache:
             self._cache["following"] = self._follow()
-        found: Ints = self._cache["following"]
-        return found
+        rows: Ints = self._cache["following"]
+        return rows
 
     def _follow(self) -> Ints:
         chain, order = self.codes("chain"), self.numbers("order")
@@ -254,8 +254,8 @@ class Table:
         """All rows, each after the one that follows it in its chain: the order to accumulate returns in."""
         if "backwards" not in self._cache:
             self._cache["backwards"] = np.argsort(-self.numbers("order"), kind="stable").tolist()
-        found: list[int] = self._cache["backwards"]
-        return found
+        rows: list[int] = self._cache["backwards"]
+        return rows
 
 
 def _merged(left: Ints, right: Ints) -> Ints:
@@ -270,8 +270,8 @@ def _merged(left: Ints, right: Ints) -> Ints:
 def total(code: Ints, x: Floats) -> Floats:
     """For each row the sum of x over all rows of the same code."""
     sums: Floats = np.bincount(code, x).astype(np.float64)
-    found: Floats = sums[code]
-    return found
+    totals: Floats = sums[code]
+    return totals
 
 
 def make_signals(
