@@ -84,7 +84,7 @@ def test_unknown_names_and_keys_are_answered_with_the_nearest() -> None:
         ("ppo", {"role_weights": {"planner": -1}}, r"role_weights.planner is -1: expected a number from 0"),
         ("grpo", {"role_weights": {"planner": "much"}}, r"role_weights.planner is 'much'"),
         ("rloo", {"std": True}, r"leave-one-out does not divide"),
-        ("at_grpo", {"tree": 1}, r"tree is 1: 2 or more candidates"),
+        ("at_grpo", {"tree": 1}, r"tree is 1: set it to 2 or more"),
         ("dapo", {"max_tokens": 64}, r"overlong_buffer is 0: with max_tokens=64"),
     ],
 )

@@ -3,9 +3,9 @@
     algorithm = make_algorithm("grpo", clip_high=0.28)       # an unknown key is an error that names the nearest
     list_algorithms()                                         # ["at_grpo", "dapo", …]
     register_algorithm("mine", "my_package.mine:Mine")        # or an entry point in the group unitymas.algorithms
-    make_algorithm("my_package.mine:Mine")                    # or by where it is, without registering
+    make_algorithm("my_package.mine:Mine")                    # or by its place, without registering
 
-One file each; a class is imported when it is first made. A new one: docs/new-algorithm.md.
+Each algorithm is one file. Its class is imported when it is first made. How to add one: docs/new-algorithm.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
     "register_algorithm",
 ]
 
-GROUP = "unitymas.algorithms"  # of entry points
+GROUP = "unitymas.algorithms"  # group of entry points
 _WHERE: dict[str, str | type[Algorithm]] = {
     "at_grpo": ".at_grpo:ATGRPO",
     "dapo": ".dapo:DAPO",
@@ -47,7 +47,7 @@ _WHERE: dict[str, str | type[Algorithm]] = {
     "reinforce_pp": ".reinforce_pp:ReinforcePP",
     "rloo": ".rloo:RLOO",
 }
-"""Name -> "module:Class" (".module" is a file of this folder), or the class itself."""
+"""Map from name to "module:Class" (".module" is a file of this folder), or to the class itself."""
 
 
 def register_algorithm(name: str, where: str | type[Algorithm]) -> None:
@@ -64,18 +64,18 @@ def list_algorithms() -> list[str]:
 
 
 def make_algorithm(name: str, **config: Any) -> Algorithm:
-    """The algorithm called `name`, with the fields given in `config` and the defaults of its file for the rest."""
+    """Make the algorithm called `name`. Fields that `config` does not give have the defaults of the class."""
     cls = find_algorithm(name)
     return cls(**_checked(name, cls, config))
 
 
 def config_of(algorithm: Algorithm) -> dict[str, Any]:
-    """Its fields and their values, in order: what a dry run prints."""
+    """Return the fields of an algorithm and their values, in order, as a dry run prints them."""
     return {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    """The class of a name, or of "module:Class" and "file.py:Class" of one's own."""
+    """Return the class of a name, of "module:Class", or of "file.py:Class"."""
     if name in _WHERE:
         cls = _WHERE[name]
         if isinstance(cls, str):
@@ -92,12 +92,12 @@ def find_algorithm(name: str) -> type[Algorithm]:
 
 
 def _plugins() -> dict[str, EntryPoint]:
-    """Found, not loaded: a broken plug-in fails when it is asked for, and only then."""
+    """Find plug-ins without loading them. A broken one fails only when it is asked for."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def _checked(name: str, cls: type[Algorithm], config: dict[str, Any]) -> dict[str, Any]:
-    """Refuse unknown keys and values of the wrong kind (YAML reads `1e-3` as a string, for one)."""
+    """Refuse unknown keys, and values of the wrong kind (YAML reads `1e-3` as a string, for one)."""
     hints = get_type_hints(cls)
     names = [field.name for field in fields(cls)]
     for key, value in config.items():

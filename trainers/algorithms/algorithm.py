@@ -1,12 +1,12 @@
-"""What an algorithm is, and the two things that most of them share.
+"""The contract of an algorithm, and two classes that most algorithms share.
 
-    Algorithm        the contract: needs, collect, advantages, denominators, loss. A frozen dataclass: its fields
-                     are its config, and what stands under a field is that field's documentation.
+    Algorithm        the contract: needs, collect, advantages, denominators, loss. It is a frozen dataclass: its fields
+                     are its config, and the text under a field is that field's documentation.
     PolicyGradient   + the clipped surrogate loss with KL, entropy and off-policy correction
     GroupRelative    + advantages by comparison within groups of samples (GRPO and its relatives)
 
-Advantages are computed in the controller from the thin table; losses where the tensors are. Nothing here loads
-torch before `loss` is called.
+Advantages are computed in the controller, from the thin table. Losses are computed where the tensors are. Nothing here
+loads torch before `loss` is called.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RANGES: dict[str, Range] = {
     "overlong_buffer": Range(),
     "overlong_penalty": Range(),
 }
-"""What fits a field, by its name, in whichever algorithm it stands. Any other number must be finite."""
+"""Range of a field's values, by the field's name, for all algorithms. Any other number must be finite."""
 
 Metrics = dict[str, "Tensor"]
 Unit = Literal["decision", "chain", "episode"]
@@ -60,34 +60,37 @@ Unit = Literal["decision", "chain", "episode"]
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What must be there before anything starts. The trainer checks it against the run's config."""
+    """Requirements of an algorithm. The trainer checks them against the run's config before anything starts."""
 
     k: int = 1
     """Fewest trajectories per task."""
     values: Literal["", "prompt", "trace"] = ""
-    """"prompt": a critic that sees what the actor sees. "trace": one that sees the whole trace so far."""
+    """Critic of the algorithm. "prompt": it sees what the actor sees. "trace": it sees the whole trace so
+    far.
+    """
     gamma: float = 1.0
-    """With `lam`: what the value summaries are computed with."""
+    """Discount with which the value summaries are computed, together with `lam`."""
     lam: float = 1.0
     kl_reward: float = 0.0
-    """Coefficient of the per-token penalty -c * (proximal - reference) in the value summaries. Without a critic
-    the summaries are made of this penalty alone, with all values 0."""
+    """Coefficient of the per-token penalty -c * (proximal - reference) in the value summaries. Without a
+    critic the summaries hold this penalty alone, with all values 0.
+    """
     reference: bool = False
-    """Log-probs under a frozen reference."""
+    """Need of log-probs under a frozen reference."""
     entropy: bool = False
-    """The batch's entropy, with its gradient."""
+    """Need of the batch's entropy, with its gradient."""
     tree: int = 0
-    """Candidates drawn from the same state at every act; 0: none."""
+    """Number of candidates drawn from the same state at every act; 0: no tree."""
     anchors: bool = False
-    """The environment must name its states (`Decision.anchor`)."""
+    """Need of an environment that names its states (`Decision.anchor`)."""
 
     @property
     def summaries(self) -> bool:
-        """Whether every trained decision must come with a `ValueSummary`."""
+        """Tell whether every trained decision must come with a `ValueSummary`."""
         return bool(self.values) or self.kl_reward != 0.0
 
     def unmet(self, name: str, *, k: int, critic: bool, reference: bool, forks: bool = True) -> list[str]:
-        """A sentence for each need that the run as configured does not meet."""
+        """Return a sentence for each need that the run as configured does not meet."""
         wrong = []
         if k < self.k and not self.tree:
             wrong.append(f"{name} compares trajectories of one task: it needs k >= {self.k}, and k is {k}")
@@ -104,7 +107,9 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """K candidates at every act, from the same state; the episode goes on with one of them (or all)."""
+    """A tree: several candidates at every act, from the same state. The episode goes on with one of them, or
+    with all.
+    """
 
     width: int
     score: Literal["step", "rollout", "value"] = "step"
@@ -113,29 +118,30 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a step's samples are drawn."""
+    """Plan of how a step's samples are drawn."""
 
     k: int = 1
-    """Trajectories per task."""
+    """Number of trajectories per task."""
     tree: Tree | None = None
     resample: int = 0
-    """Rounds of drawing new tasks in place of those that `Algorithm.useful` leaves out."""
+    """Largest number of rounds in which new tasks replace those that `Algorithm.useful` leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC):
-    """The contract. One object per policy; its fields are its config and never change during a run."""
+    """The contract. There is one object per policy. Its fields are its config, and never change during a run."""
 
     name: ClassVar[str] = ""
 
     unit: Unit = "decision"
-    """What is never split over mini-batches, and what `unit-mean` averages over."""
+    """Unit that is never split over mini-batches, and over which `unit-mean` averages."""
     role_weights: Mapping[str, float] = field(default_factory=dict)
-    """Role -> factor on its loss, where one policy plays several roles. Usual: none, so that all count 1."""
+    """Factors on the loss by role, where one policy plays several roles. Usual: none, so that all count 1."""
     mask_errors: str = ""
-    """Name of a reward component. An act whose amount is negative there, and that was followed in its chain by one
-    whose amount is not, is left out of the loss: a recovered trajectory should not teach the error that it
-    recovered from (partial masking, as STeP, 2505.20023, does it in fine-tuning). Empty: off."""
+    """Name of a reward component. An act is left out of the loss if its amount there is negative and a later
+    act of its chain has an amount that is not: a recovered trajectory should not teach the error that it
+    recovered from (partial masking, as STeP, 2505.20023, does it in fine-tuning). Empty: off.
+    """
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES, f"{self.name}: ")
@@ -152,30 +158,36 @@ class Algorithm(ABC):
         return plan
 
     def useful(self, table: Table, mine: Ints) -> set[tuple[str, str]]:
-        """(env_id, task) worth training on: the others are drawn anew where `Plan.resample` allows it."""
+        """Return the (env_id, task) pairs worth training on. `Plan.resample` rounds draw other tasks for the
+        rest.
+        """
         return {(row.env_id, row.task) for row in table.rows}
 
     @abstractmethod
     def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
-        """One signal for each row of `mine`. `table` holds every policy's rows; `state` is kept in checkpoints."""
+        """Return one signal for each row of `mine`. `table` holds the rows of every policy; checkpoints keep
+        `state`.
+        """
 
     def metrics(self, table: Table, mine: Ints, signals: list[Signal]) -> dict[str, float]:
-        """What to log about the step's advantages."""
+        """Return what to log about the step's advantages."""
         shares = zero_shares(table, signals)
         return {f"zero_advantages/{role}": share for role, share in shares.items()}
 
     def denominators(self, thin: Iterable[Thin]) -> dict[str, float]:
-        """Of one whole mini-batch, so that the loss does not depend on how it is cut into micro-batches."""
+        """Compute the denominators of one whole mini-batch, so that the loss does not depend on how it is cut
+        into micro-batches.
+        """
         from ..group.batch import count
 
         return count(thin)
 
     @abstractmethod
     def loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
-        """A micro-batch's share of the mini-batch's loss, and of its metrics."""
+        """Return a micro-batch's share of the mini-batch's loss, and of its metrics."""
 
     def signals(self, table: Table, mine: Ints, weight: Floats | None = None, **columns: Any) -> list[Signal]:
-        """Signals from columns over the whole table, with this config's weights, masks and units."""
+        """Make signals from columns over the whole table, with this config's weights, masks and units."""
         weight = np.ones(len(table)) if weight is None else weight
         if self.role_weights:
             weight = weight * np.array([self.role_weights.get(row.role, 1.0) for row in table.rows])
@@ -188,7 +200,7 @@ class Algorithm(ABC):
 
 
 def recovered(table: Table, component: str) -> Bools:
-    """Acts with a negative amount of `component` that were followed in their chain by one without."""
+    """Mark acts with a negative amount of `component` that were followed in their chain by one without."""
     wrong = (table.component(component) < 0).tolist()
     right_later = [False] * len(table)
     following = table.following.tolist()
@@ -201,37 +213,44 @@ def recovered(table: Table, component: str) -> Bools:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradient(Algorithm):
-    """The clipped surrogate of PPO, which nearly every algorithm here ends in."""
+    """The clipped surrogate loss of PPO, which nearly all algorithms here use."""
 
     clip_low: float = 0.2
-    """A token whose probability fell below (1 - this) of its old one gets no more push down. Usual 0.1–0.3."""
+    """Lower clip: a token whose probability is below (1 - this) of its old one is pushed down no further.
+    Usual 0.1–0.3.
+    """
     clip_high: float = 0.2
-    """… or rose above (1 + this), no more push up. Greater than clip_low keeps exploration alive. Usual 0.2–0.3."""
+    """Upper clip: a token whose probability is above (1 + this) of its old one is pushed up no further.
+    Greater than clip_low keeps exploration alive. Usual 0.2–0.3.
+    """
     dual_clip: float | None = 3.0
-    """Bounds the loss of a token with negative advantage whose ratio exploded. Greater than 1; null: off."""
+    """Bound on the loss of a token with negative advantage whose ratio exploded. Greater than 1; null: off."""
     importance: Importance = "truncate"
-    """Corrects samples drawn by an older version, or by an engine whose numbers differ."""
+    """Correction of samples drawn by an older version, or by an engine whose numbers differ."""
     importance_cap: float = 2.0
     """Largest correction. Usual 2–5."""
     kl_loss: float = 0.0
     """Coefficient of the divergence from the reference, in the loss. Usual 0–0.01; 0 needs no reference."""
     kl_estimator: Estimator = "k3"
-    """The number shown and added; its gradient is the divergence's own (see losses.kl_loss)."""
+    """Estimator of the divergence that is shown and added. Its gradient is that of the divergence (see
+    losses.kl_loss).
+    """
     kl_own_gradient: bool = False
     """Differentiate the estimator itself instead, as most published code does."""
     entropy: float = 0.0
-    """Reward for being undecided. Usual 0–0.01."""
+    """Coefficient of the entropy, which rewards uncertain choices. Usual 0–0.01."""
     aggregation: Aggregation = "token-mean"
-    """How tokens become one number: see losses.aggregate. token-mean lets long replies weigh more."""
+    """Aggregation of tokens into one number (see losses.aggregate). With token-mean, long replies weigh more.
+    """
     length: float = 1.0
-    """For `sequence-sum`: the constant that replaces a reply's length. Usual: the token limit."""
+    """Constant that replaces a reply's length in `sequence-sum`. Usual: the token limit."""
 
     @property
     def needs(self) -> Needs:
         return Needs(reference=self.kl_loss > 0, entropy=self.entropy > 0)
 
     def log_ratio(self, batch: Batch) -> Tensor:
-        """What is clipped: log(current / start of update), per token."""
+        """Log-ratio (T,) that is clipped: current over start of the update, per token."""
         from ..group import losses
 
         return losses.log_ratio(batch.logp, batch.proximal)
@@ -267,25 +286,29 @@ def _given(tensor: Tensor | None, name: str, what: str) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRelative(PolicyGradient):
-    """An advantage is how far a sample's score stands out of its group's."""
+    """Advantages by comparison: how far a sample's score differs from the other scores of its group."""
 
     group: str = "agent"
-    """Whose samples are compared: a name of groups.GROUPS. "agent": the same agent on the same task. Narrower
-    (agent-turn, prompt, siblings) means less noise and, without trees, mostly groups of one, which teach nothing."""
+    """Group whose samples are compared: a name of comparison.GROUPS. "agent": the same agent on the same
+    task. Narrower groups (agent-turn, prompt, siblings) mean less noise. Without trees most of them hold one
+    sample, which teaches nothing.
+    """
     each: Literal["", "trajectory", "call"] = ""
-    """What counts once in a group's statistics: a trajectory, however often its agent spoke, or every call."""
+    """Unit that counts once in a group's statistics: a trajectory, however many acts it has, or every call."""
     score: Score = "return"
-    """What is compared: act, return, chain, mean, agent, episode (see groups.scores)."""
+    """Score that is compared: act, return, chain, mean, agent, episode (see comparison.scores)."""
     gamma: float = 1.0
     """Discount per act of `score="return"`. Usual 0.95–1."""
     std: bool = True
-    """Divide by the group's deviation. Makes roles and tasks with different reward scales alike, and weighs up
-    tasks that are nearly always solved or nearly never."""
+    """Divide by the group's deviation. This puts roles and tasks on one scale, and gives more weight to tasks
+    that are nearly always or nearly never solved.
+    """
     eps: float = 1e-6
-    """Added to the deviation."""
+    """Constant added to the deviation."""
     task_wise: bool = False
-    """Several environments in one run: afterwards whiten over all tokens of each environment, so that none sets
-    the scale for the others (AgentRL, 2510.04206). Rows that compare with nothing stay at 0."""
+    """Whiten the advantages of each environment over all its tokens, where a run has several, so that none
+    sets the scale for the others (AgentRL, 2510.04206). Rows without comparison stay at 0.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -307,7 +330,7 @@ class GroupRelative(PolicyGradient):
         return scores(table, self.score, self.gamma)
 
     def compare(self, within: Groups, x: Floats) -> Floats:
-        """Scores to advantages, over the whole table."""
+        """Turn scores into advantages, over the whole table."""
         return within.relative(x, std=self.std, eps=self.eps)
 
     def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
@@ -317,7 +340,9 @@ class GroupRelative(PolicyGradient):
     def compared(
         self, table: Table, mine: Ints, advantage: Floats, still: Bools, weight: Floats | None = None
     ) -> list[Signal]:
-        """Signals of advantages that are the same for all tokens of a decision; `still` rows teach nothing."""
+        """Make signals of advantages that are the same for all tokens of a decision. Rows in `still` get no
+        signal to learn from.
+        """
         columns: dict[str, Floats] = {"advantage": advantage}
         if self.task_wise:
             live = mine[~still[mine]]

@@ -8,12 +8,12 @@ Paper: Zhao et al., Stronger Together (Stronger-MAS / PettingLLMs), 2510.11062.
     the episode goes on with the best candidate; its siblings are training data only
 
 Without a tree (`tree=0`) this is the paper's "parallel" baseline: k trajectories per task, grouped by (task, agent,
-turn), where turns after the first compare acts in different states.
+turn). After the first turn these groups compare acts in different states.
 
-How published code deviates: PettingLLMs' group key divides an index that is already the problem's, so its default
-groups mix eight problems; all agents speak before any acts, and after the first agent was scored every later one is
-scored on copies of the winner, so that its candidates all score the same. Here a tree branches per act, and the next
-role sees the winner's words.
+How published code deviates: the group key of PettingLLMs divides an index that is already the problem's, so its
+default groups mix eight problems. All its agents speak before any of them acts. Once the first agent is scored, every
+later agent is scored on copies of the winner, so all its candidates get the same score. Here a tree branches per act,
+and the next role sees the winner's words.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ class ATGRPO(GroupRelative):
     name = "at_grpo"
 
     tree: int = 4
-    """Candidates per act, drawn from one state; 0: none (k trajectories instead). Usual 4–8."""
+    """Number of candidates per act, drawn from one state; 0: none (k trajectories instead). Usual 4–8."""
     tree_score: Literal["step", "rollout", "value"] = "step"
-    """What a candidate is credited with and chosen by. step: what it earned at once. rollout: what it earned by the
-    end of a fork that was played on (for rewards that come late; costs that many more acts, which are not trained).
-    value: what it earned at once and what the critic expects after it. The critic learns that from the candidates that
-    were continued: what their agent's chain earned later, late rewards included, and 0 where the episode was over."""
+    """Score by which candidates are credited and chosen. step: what the act earned at once. rollout: what it
+    earned by the end of a fork that was played on (for rewards that come late; the fork costs as many acts as
+    are left, and they are not trained). value: what the act earned at once, and what the critic expects after
+    it. The critic learns this from the candidates that were continued: the later earnings of their agent's
+    chain, late rewards included, and 0 where the episode was over.
+    """
     continuation: Literal["greedy", "softmax", "random", "all"] = "greedy"
-    """Which candidate the episode goes on with."""
+    """Choice of the candidate with which the episode goes on."""
     group: str = "agent-turn"
-    """Acts drawn without a tree; with one, siblings are the groups."""
+    """Groups of acts drawn without a tree. With a tree the siblings are the groups."""
     score: Score = "act"
-    """An act's own reward: siblings share everything else."""
+    """Score of an act: its own reward. Siblings share everything else."""
     aggregation: Aggregation = "token-mean"
 
     def __post_init__(self) -> None:
@@ -85,14 +87,17 @@ class ATGRPO(GroupRelative):
 
     @staticmethod
     def foreseeable(row: Decision, score: float) -> float:
-        """What the critic should have said during an act: its reward and all that came later. Of a candidate that was
-        not continued nobody knows that; what the critic expects after it stands in."""
+        """Return the target of the critic during an act: its reward and all later rewards of its chain. For a
+        candidate that was not continued, what the critic expects after it replaces the later rewards.
+        """
         if row.later is None:
             return float(score)
         return float(score) - row.credit.get("value", 0.0) + row.later
 
     def critic_loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
-        """Squared distance from what it should have said, at every token and after the last (`tree_score="value"`)."""
+        """Squared distance between values and targets, at every token and after the last
+        (`tree_score="value"`).
+        """
         from ..group import losses
 
         if batch.values is None or batch.returns is None or batch.old_values is None:

@@ -8,8 +8,8 @@ Paper: Yu et al., DAPO, 2503.14476.
     overlong shaping   score -= overlong_penalty * (tokens beyond max_tokens - overlong_buffer) / overlong_buffer,
                        at most overlong_penalty: a soft edge instead of a cliff at the token limit
 
-With several agents a task is kept if *any* group that this policy trains on has variance. What could not be replaced
-in `resample` rounds is left out: that step is smaller.
+With several agents a task is kept if *any* group that this policy trains on has variance. A task that could not be
+replaced in `resample` rounds is left out, and the step is smaller.
 
 How published code deviates: MARTI drops all of an agent's samples when its pass rate is not filled in, and never
 looks at the reward range.
@@ -30,15 +30,19 @@ class DAPO(GroupRelative):
     name = "dapo"
 
     clip_high: float = 0.28
-    """How far above its old probability a token is pushed. The paper's value; clip_low stays at 0.2."""
+    """Upper clip: how far above its old probability a token is pushed. The paper's value; clip_low stays at
+    0.2.
+    """
     resample: int = 3
     """Rounds of drawing other tasks in place of those that teach nothing. 0: off. Usual 3–10."""
     max_tokens: int = 0
-    """The token limit of a decision, for overlong shaping. 0: no shaping."""
+    """Token limit of a decision, for overlong shaping. 0: no shaping."""
     overlong_buffer: int = 0
-    """Tokens before the limit in which the penalty grows from 0 to its full size. Usual: a fifth of max_tokens."""
+    """Tokens before the limit in which the penalty grows from 0 to its full size. Usual: a fifth of
+    max_tokens.
+    """
     overlong_penalty: float = 1.0
-    """The full penalty."""
+    """Size of the full penalty."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +63,7 @@ class DAPO(GroupRelative):
         return super().scores(table) - self.overlong(table)
 
     def overlong(self, table: Table) -> Floats:
-        """Each decision's penalty for coming near the token limit."""
+        """Penalty of each decision for being close to the token limit."""
         if not self.max_tokens:
             return np.zeros(len(table))
         beyond = table.numbers("n_tokens") - (self.max_tokens - self.overlong_buffer)

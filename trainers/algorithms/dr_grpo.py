@@ -2,11 +2,11 @@
 
 Paper: Liu et al., Understanding R1-Zero-Like Training, 2503.20783.
 
-    A = score - mean                    dividing by the deviation favours tasks nearly always solved or never
+    A = score - mean                    dividing by the deviation favours tasks nearly always or nearly never solved
     loss: sum over a decision's tokens / `length`, a constant: dividing by the reply's own length lets wrong replies
-    grow, since a long one is pushed down less per token
+          grow, since a long one is pushed down less per token
 
-How published code deviates: MARTI's `dr_grpo` names the first change alone; the loss is another option there.
+How published code deviates: MARTI's `dr_grpo` means the first change alone; the loss is another option there.
 """
 
 from __future__ import annotations
@@ -24,4 +24,6 @@ class DrGRPO(GroupRelative):
     std: bool = False
     aggregation: Aggregation = "sequence-sum"
     length: float = 128.0
-    """The constant a decision's sum is divided by. Usual: the token limit. It only scales the learning rate."""
+    """Constant by which the sum over a decision's tokens is divided. Usual: the token limit. It only scales
+    the learning rate.
+    """

@@ -1,18 +1,18 @@
-"""GiGPO: groups within groups. A trajectory is compared with others, and each act with others from the same state.
+"""GiGPO: groups within groups. A trajectory is compared with others, and an act with other acts from the same state.
 
 Paper: Feng et al., Group-in-Group Policy Optimization, 2505.10978.
 
     A = A_episode + step_weight * A_step
     A_episode   the agent's total in the trajectory, against the other trajectories of (task, agent)
     A_step      the act's discounted return, against all acts of that agent from the same anchor state of the task,
-                whichever trajectory they were in
+                in any trajectory
 
-An anchor is a hash of the environment's state (`Decision.anchor`). An act from a state that nobody else was in, or
-without an anchor, has A_step = 0.
+An anchor is a hash of the environment's state (`Decision.anchor`). A_step is 0 for an act whose state no other act
+shares, and for an act without an anchor.
 
-How published code deviates: verl-agent also groups *similar* states (a text ratio above a threshold); here an
-environment that wants that names similar states alike. Its agent-wise variant pools calls in A_episode; here a
-trajectory counts once.
+How published code deviates: verl-agent also groups *similar* states (a text ratio above a threshold). Here an
+environment can give similar states the same name. Its agent-wise variant pools calls in A_episode. Here a trajectory
+counts once.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class GiGPO(GroupRelative):
     step_weight: float = 1.0
     """Weight of the comparison between acts. 0 is GRPO on the agent's total. Usual 1."""
     gamma: float = 0.95
-    """Discount per act of the returns that acts are compared by. Usual 0.95–1."""
+    """Discount per act of the returns by which acts are compared. Usual 0.95–1."""
     score: Score = "agent"
-    """What trajectories are compared by."""
+    """Score by which trajectories are compared."""
 
     @property
     def needs(self) -> Needs:
         return replace(super().needs, anchors=self.step_weight != 0)
 
     def parts(self, table: Table) -> tuple[Floats, Floats, Bools]:
-        """A_episode, A_step, and which rows compare with nothing in either."""
+        """Return A_episode, A_step, and which rows compare with nothing in either."""
         outer, score = self.groups(table), self.scores(table)
         inner, later = partition(table, "anchor"), returns(table, self.gamma)
         return (

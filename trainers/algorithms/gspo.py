@@ -1,4 +1,4 @@
-"""GSPO: the ratio, and the clip, of whole decisions.
+"""GSPO: ratios and clips of whole decisions.
 
 Paper: Zheng et al., Group Sequence Policy Optimization, 2507.18071.
 
@@ -7,10 +7,10 @@ Paper: Zheng et al., Group Sequence Policy Optimization, 2507.18071.
 
 Rewards are given to replies, so the correction is made per reply too; token ratios only add noise. The clip range is
 a hundred times narrower, because a mean moves less than its parts. A decision is never split over micro-batches, so
-s is exact. Written as GSPO-token: with one advantage per decision the gradient is the same.
+s is exact. The loss is written as GSPO-token: with one advantage per decision the gradient is the same.
 
-Where samples come from an older version, their correction is by sequence too (`importance`): a token-wise one would
-put back the noise that the sequence's ratio took out.
+Samples of an older version are corrected by sequence too (`importance`). A correction by token would bring back the
+noise that the sequence's ratio removes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class GSPO(GroupRelative):
     name = "gspo"
 
     clip_low: float = 3e-4
-    """The paper's value. On short replies, whose means move more, 1e-3–1e-2."""
+    """Lower clip: the paper's value. Short replies, whose means move more, need 1e-3–1e-2."""
     clip_high: float = 4e-4
-    """The paper's value."""
+    """Upper clip: the paper's value."""
     dual_clip: float | None = None
-    """A narrow clip on a mean needs no second one."""
+    """Bound on exploded ratios. Off: a narrow clip on a mean needs no second one."""
     importance: Importance = "sequence-truncate"
     aggregation: Aggregation = "sequence-mean"
 

@@ -1,16 +1,16 @@
-"""M-GRPO: a main agent and sub-agents that it calls a varying number of times.
+"""M-GRPO: a main agent, and sub-agents that it calls a varying number of times.
 
 Paper: Hong et al., Multi-Agent Deep Research: Training Multi-Agent Systems with M-GRPO, 2511.13288.
 
     a sample is one *invocation*: a chain, or with `unit: decision, score: act` every single act, for agents that
-        are asked afresh each time; its score is all that it earned
+    start afresh at each call; its score is all that it earned
     A = (score - mean) / (std + eps)         per (task, agent), so main and sub-agents are normalised apart
     every rollout counts the same for an agent, however often that agent was called in it
 
 The paper aligns rollouts by drawing a fixed number of invocations from each, with repetition if there are too few.
-Here each invocation is weighted by (mean number of calls) / (number of calls in its rollout), in the statistics and
-in the loss: the expectation of that drawing, with nothing dropped or repeated. As there, a rollout that never called
-an agent says nothing about it.
+Here each invocation has the weight (mean number of calls) / (number of calls in its rollout), in the statistics and
+in the loss. This is the expectation of that drawing, with nothing dropped or repeated. As in the paper, a rollout
+that never called an agent has no effect on it.
 
 The authors' code was not compared.
 """
@@ -33,12 +33,14 @@ class MGRPO(GroupRelative):
     name = "m_grpo"
 
     score: Score = "chain"
-    """All that the invocation earned."""
+    """Score of an invocation: all that it earned."""
     unit: Unit = "chain"
-    """What an invocation is; it is not split over mini-batches."""
+    """Unit of an invocation. It is not split over mini-batches."""
 
     def groups(self, table: Table) -> Groups:
-        """(task, agent): each trajectory counts once in it, and each invocation the same within its trajectory."""
+        """Groups by (task, agent). Each trajectory counts once, and the invocations within a trajectory share
+        its weight equally.
+        """
         plain = super().groups(table)
         per_act, calls = invocations(table, plain.sample, self.unit)
         return replace(plain, share=per_act / calls)
@@ -51,7 +53,7 @@ class MGRPO(GroupRelative):
 
 
 def invocations(table: Table, sample: Ints, unit: Unit) -> tuple[Floats, Floats]:
-    """Per row: 1 / (acts in its invocation), and the number of invocations in its sample."""
+    """For each row: 1 / (acts in its invocation), and the number of invocations in its sample."""
     if unit == "decision":
         per_act = np.ones(len(table))
     else:

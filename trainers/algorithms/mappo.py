@@ -4,11 +4,11 @@ Paper: Yu et al., The Surprising Effectiveness of PPO in Cooperative Multi-Agent
 
     V_i = V(everything said and returned so far by everyone, and the tokens of this act up to i)
 
-The actors are unchanged and stay decentralised: each sees its own prompt. The critic, which is only used in training,
-is shown the trace up to the act (rendered by the group: `needs.values == "trace"`) and then the act's tokens, so it
-can tell a good act in a lost episode from a bad one in a won episode.
+The actors stay decentralised: each sees its own prompt. The critic is only used in training. It sees the trace up to
+the act (rendered by the group: `needs.values == "trace"`), and then the act's tokens. So it can tell a good act in a
+lost episode from a bad act in a won one.
 
-A critic that is given the actor's own prompt is PPO with a shared critic (IPPO), whatever it is called.
+A critic that sees the actor's own prompt is PPO with a shared critic (IPPO), under whatever name.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ Paper: Mo et al., Multi-Agent Tool-Integrated Policy Optimization, 2510.04678.
     score = what the main role earned in the trajectory, for *every* decision in it, the workers' too
     A     = (score - mean) / (std + eps)           over the trajectories of a task
 
-A worker has no reward of its own and no group: it helped a planner that did well, or it did not.
+A worker has no reward of its own and no group: it is credited by how well the planner did.
 
-A worker called ten times weighs ten times as much in the loss; `aggregation="unit-mean"` with `unit="episode"` makes
+A worker called ten times weighs ten times as much in the loss. `aggregation="unit-mean"` with `unit="episode"` makes
 trajectories count the same. The authors' code was not compared.
 """
 
@@ -28,7 +28,7 @@ class MATPO(GroupRelative):
     name = "matpo"
 
     main: str = "planner"
-    """The role whose earnings are the score of the whole trajectory."""
+    """Role whose earnings are the score of the whole trajectory."""
     group: str = "task"
 
     def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:

@@ -1,4 +1,4 @@
-"""PPO with a critic: the reference algorithm of this house.
+"""PPO with a critic: the reference algorithm of unitymas.
 
 Paper: Schulman et al., Proximal Policy Optimization Algorithms, 1707.06347; GAE 1506.02438; dual clip 1912.09729.
 
@@ -7,9 +7,9 @@ Paper: Schulman et al., Proximal Policy Optimization Algorithms, 1707.06347; GAE
     policy  = mean_i max(-A_i ratio_i, -A_i clip(ratio_i, 1 - clip_low, 1 + clip_high))
     value   = 1/2 mean_i max((V_i - R_i)^2, (clip(V_i, V_old,i ± value_clip) - R_i)^2)       R_i = A_i + V_old,i
 
-A *chain* is one agent in one invocation, so what an agent's later acts earn reaches its earlier ones, and other
-agents' tokens are never stepped over as if they were its own actions. How chains that lie in several decisions (and
-groups) are computed exactly is told in gae.py.
+A *chain* is one agent in one invocation. So what an agent's later acts earn reaches its earlier acts, and tokens of
+other agents never count as steps of this one. gae.py shows how chains that lie in several decisions (and groups) are
+computed exactly.
 
 How published code deviates: UnityMAS-O ends every act with done=True (`horizon="act"` here) and whitens over all
 roles of a model together (`whiten="policy"`), so that the role with the largest rewards sets the scale for the rest.
@@ -39,19 +39,21 @@ class PPO(PolicyGradient):
     gamma: float = 1.0
     """Discount per step (a token, or an act with level="turn"). Usual: 1 for text, 0.95–0.99 for turns."""
     lam: float = 1.0
-    """GAE's trade: 1 trusts the rewards (no bias), less trusts the critic (less noise). Usual 0.95–1."""
+    """Trade-off of GAE: 1 trusts the rewards (no bias), less trusts the critic (less noise). Usual 0.95–1."""
     level: Literal["token", "turn"] = "token"
-    """Whether GAE steps over tokens, or over acts with one advantage for all tokens of an act."""
+    """Step of GAE: a token, or an act with one advantage for all its tokens."""
     horizon: gae.Horizon = "chain"
-    """"act" ends every act as if it were the agent's last: later rewards never reach it."""
+    """Reach of rewards. "act" ends every act as if it were the agent's last: later rewards never reach it."""
     whiten: Literal["role", "agent", "policy", "none"] = "role"
-    """Within what advantages get mean 0 and deviation 1."""
+    """Set of tokens within which advantages get mean 0 and deviation 1."""
     whiten_floor: float = 0.1
-    """Smallest deviation divided by; keeps a role with nothing left to learn from being fed amplified noise."""
+    """Smallest deviation to divide by. It keeps noise small for a role that has nothing left to learn."""
     kl_reward: float = 0.0
     """Penalty on each token for leaving the reference (k1), as part of its reward. Usual 0–0.01."""
     value_clip: float | None = 0.2
-    """How far the critic's value may move from its old one before it is held. Usual 0.2–0.5; null: off."""
+    """Distance that the critic's value may move from its old one before it is clipped. Usual 0.2–0.5; null:
+    off.
+    """
     value_coefficient: float = 0.5
     """Weight of the critic's loss where actor and critic share parameters (`loss`)."""
 
@@ -82,7 +84,9 @@ class PPO(PolicyGradient):
         return gae.whiten(table, mine, of, self.whiten, self.whiten_floor)
 
     def loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
-        """The policy's loss; plus the critic's, if the batch holds values of the same parameters."""
+        """Loss of the policy. Where the batch holds values of the same parameters, the critic's loss is
+        added.
+        """
         loss, metrics = super().loss(batch, denominators)
         if batch.values is not None:
             value_loss, value_metrics = self.critic_loss(batch, denominators)
@@ -90,7 +94,7 @@ class PPO(PolicyGradient):
         return loss, metrics
 
     def critic_loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
-        """For a critic with parameters, and an optimiser, of its own."""
+        """Loss of a critic with parameters and an optimizer of its own."""
         from ..group import losses
 
         if batch.values is None or batch.returns is None or batch.old_values is None:

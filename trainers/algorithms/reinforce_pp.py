@@ -4,11 +4,11 @@ Paper: Hu et al., REINFORCE++, 2501.03262.
 
     A_i = score - c * sum over tokens j >= i of (proximal_j - reference_j),     then whitened over all tokens
 
-With `baseline` the mean score of the (task, agent) group is subtracted first (REINFORCE++-baseline); samples that
-have nobody to compare with then get 0 (but for their own penalty) and stay out of the whitening.
+With `baseline` the mean score of the (task, agent) group is subtracted first (REINFORCE++-baseline). Samples without
+others in their group then get 0 (plus their own penalty) and stay out of the whitening.
 
-One whitening over everything is the paper's statistic and the default (`whiten="policy"`); where a policy plays
-several roles, the one with the largest rewards then sets the scale for all, and `whiten="role"` is the cure.
+One whitening over everything is the paper's statistic and the default (`whiten="policy"`). Where a policy plays
+several roles, the one with the largest rewards then sets the scale for all; `whiten="role"` avoids this.
 
 How published code deviates: in MARTI the groups of the baseline come from reshaping a list of calls.
 """
@@ -33,9 +33,9 @@ class ReinforcePP(GroupRelative):
     kl_reward: float = 0.0
     """Penalty on each token for leaving the reference (k1), as part of its reward. Usual 0–0.01."""
     whiten: Literal["policy", "role", "agent"] = "policy"
-    """Within what advantages get mean 0 and deviation 1."""
+    """Set of tokens within which advantages get mean 0 and deviation 1."""
     whiten_floor: float = 1e-6
-    """Smallest deviation divided by."""
+    """Smallest deviation to divide by."""
     std: bool = False
 
     @property
@@ -56,7 +56,7 @@ class ReinforcePP(GroupRelative):
         columns = {"advantage": score}
         of = gae.flat_moments(table, score)
         if self.kl_reward:
-            # a critic-less summary holds the penalties alone, so that the score is the decision's tail
+            # a summary without a critic holds the penalties alone, so the score is the decision's tail
             columns = {"tail": score}
             of = gae.moments(table, mine, score, 1.0)
         shift, scale = gae.whiten(table, live, of, self.whiten, self.whiten_floor)

@@ -4,8 +4,8 @@ Paper: Ahmadian et al., Back to Basics, 2402.14740; Kool et al. 2019.
 
     A = score - mean of the others' scores in the group
 
-Unbiased, since a sample's own score is not in its baseline. A trajectory in which the agent spoke several times is
-one sample: its own calls are never in each other's baseline.
+The baseline is unbiased, since a sample's own score is not in it. A trajectory in which the agent spoke several times
+is one sample: its own calls are never in each other's baseline.
 
 How published code deviates: MARTI takes its groups from reshaping a list of calls, so that in a debate an agent's
 two turns of one trajectory are each other's baseline.
@@ -25,7 +25,7 @@ class RLOO(GroupRelative):
     name = "rloo"
 
     std: bool = False
-    """Leave-one-out never divides by a deviation."""
+    """Division by the group's deviation: off, because leave-one-out never divides."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
