@@ -1,10 +1,10 @@
-"""Groups: whose scores are compared with whose, and by how much one stands out.
+"""Groups of decisions whose scores are compared, and the comparison.
 
-A group is a set of decisions that agree in explicit ids; never a reshape, never "the next n rows". What is compared
-in a group are *samples*: a trajectory counts once however often its agent spoke, unless the group pins down the very
-state (same prompt, same turn, siblings of a tree), where every call is a sample of its own.
+A group is a set of decisions that agree in explicit ids; never a reshape, never "the next n rows". The *samples* of a
+group are compared. A trajectory counts once, however many acts it has, unless the group fixes the very state (same
+prompt, same turn, siblings of a tree). There every call is a sample of its own.
 
-A group of one sample has nothing to compare: its advantage is 0, and it is counted, as is a group without variance.
+A group of one sample has nothing to compare: its advantage is 0, and it is counted. So is a group without variance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Each = Literal["trajectory", "call"]
 Score = Literal["act", "return", "chain", "mean", "agent", "episode"]
 
 SAME = 1e-9
-"""Scores closer than this (relative to their size, if above 1) are equal: sums of credits round differently."""
+"""Largest difference of scores that count as equal (relative to their size, if above 1): sums of credits
+round differently.
+"""
 
 GROUPS: dict[str, tuple[tuple[str, ...], Each]] = {
     "agent": (("task", "agent"), "trajectory"),
@@ -37,7 +39,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], Each]] = {
     "trajectory": (("task", "episode"), "call"),
     "global": ((), "call"),
 }
-"""Name -> columns that must agree, and what counts once in it."""
+"""Map from the name of a group to the columns that must agree, and to what counts once in it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,13 +47,13 @@ class Groups:
     """A partition of a table's rows. All arrays but `samples` have one entry per row."""
 
     code: Ints
-    """The row's group."""
+    """Group of the row."""
     sample: Ints
-    """The sample the row belongs to: a trajectory's calls in the group, or the single call."""
+    """Sample of the row: a trajectory's calls in the group, or the single call."""
     share: Floats
-    """1 / (rows of the sample): a sample's rows weigh 1 together."""
+    """Share 1 / (rows of the sample): the rows of a sample weigh 1 together."""
     samples: Floats
-    """How many samples each group has: (G,)."""
+    """Number of samples in each group: (G,)."""
 
     def mean(self, x: Floats) -> Floats:
         """Mean over a group's samples: (G,)."""
@@ -72,7 +74,7 @@ class Groups:
         return means
 
     def still(self, x: Floats) -> Bools:
-        """Rows whose group cannot tell them apart: singletons, and groups where every x is the same."""
+        """Mark rows whose group cannot tell them apart: singletons, and groups where every x is the same."""
         lowest = np.full(len(self.samples), np.inf)
         highest = np.full(len(self.samples), -np.inf)
         np.minimum.at(lowest, self.code, x)
@@ -82,14 +84,14 @@ class Groups:
         return flat[self.code]
 
     def relative(self, x: Floats, *, std: bool = True, eps: float = 1e-6, ddof: int = 1) -> Floats:
-        """(x - mean) / (std + eps) in the group, or only x - mean. 0 where nothing can be compared."""
+        """Compute (x - mean) / (std + eps) in the group, or only x - mean. 0 where nothing can be compared."""
         advantage = x - self.mean(x)[self.code]
         if std:
             advantage = advantage / (self.std(x, ddof) + eps)[self.code]
         return np.where(self.still(x), 0.0, advantage)
 
     def leave_one_out(self, x: Floats) -> Floats:
-        """x minus the mean of the other samples."""
+        """Compute x minus the mean of the other samples."""
         return np.where(self.still(x), 0.0, x - self.others(x))
 
 
@@ -105,14 +107,14 @@ def partition(table: Table, by: str = "agent", each: str = "") -> Groups:
     sample = table.codes(*columns, "episode") if once else np.arange(len(table))
     rows_of_sample = np.bincount(sample)
     share = 1.0 / rows_of_sample[sample]
-    # a sample lies in one group, so counting samples is counting the first row of each
+    # a sample lies in one group, so the first row of each sample stands for it
     first = np.unique(sample, return_index=True)[1]
     samples = np.bincount(code[first]).astype(np.float64) if len(code) else np.zeros(0)
     return Groups(code, sample, share, samples)
 
 
 def scores(table: Table, kind: Score = "return", gamma: float = 1.0) -> Floats:
-    """What is compared: one number per decision.
+    """Compute what is compared: one number per decision.
 
     act      what this act earned
     return   that and what its chain earns later, discounted by `gamma` per act
@@ -150,10 +152,10 @@ def returns(table: Table, gamma: float = 1.0) -> Floats:
 
 
 def report(table: Table, mine: Ints, groups: Groups, x: Floats) -> dict[str, float]:
-    """What to log of a grouping, over the groups that hold any row of `mine`.
+    """Return what to log of a grouping, over the groups that hold any row of `mine`.
 
-    Shares are of groups; `groups/size/2-3` is the share of groups with two or three samples, and so on by powers
-    of two. `groups/span_tasks` must be 0 unless one asked for global statistics.
+    Shares are of groups. `groups/size/2-3` is the share of groups with two or three samples, and so on by powers
+    of two. `groups/span_tasks` must be 0, unless global statistics are wanted.
     """
     held = np.unique(groups.code[mine])
     if not len(held):
@@ -180,7 +182,7 @@ def report(table: Table, mine: Ints, groups: Groups, x: Floats) -> dict[str, flo
 
 
 def zero_shares(table: Table, signals: Sequence[Signal]) -> dict[str, float]:
-    """Role -> share of its trained decisions whose every token has advantage 0."""
+    """Share of each role's trained decisions whose every token has advantage 0."""
     calls: Counter[str] = Counter()
     zero: Counter[str] = Counter()
     for signal in signals:
@@ -192,7 +194,7 @@ def zero_shares(table: Table, signals: Sequence[Signal]) -> dict[str, float]:
 
 
 def starved(table: Table, signals: Sequence[Signal], limit: float = 0.9, at_least: int = 8) -> str | None:
-    """A sentence if a trained role learns nothing: more than `limit` of its advantages are zero. Else None.
+    """Return a sentence if a trained role learns nothing: more than `limit` of its advantages are zero. Else None.
 
     Fewer than `at_least` decisions are too few to judge a role by.
     """

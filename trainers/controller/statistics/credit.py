@@ -1,13 +1,13 @@
-"""Credit transforms: what a decision is rewarded with, made of what the ledger says it earned.
+"""Credit transforms: rules that turn the credits of the ledger into the reward of each decision.
 
-Each is a small rule `(table, reward) -> reward` over whole columns; a role has a list of them, applied in order, and
-sees only its own rows changed:
+A transform is a small rule `(table, reward) -> reward` over whole columns. A role has a list of them, applied in order.
+They change only the rows of that role:
 
     credit = credit_from_config({"planner": [{"name": "mix", "team": ["outcome"], "alpha": 0.7}], "*": []})
     table = apply_credit(table, credit)              # before any algorithm sees it
 
-`counterfactual` and the potentials need numbers from outside of the table (forks, the environment): they come as
-plain mappings from decision id to number, so nothing here generates or replays anything.
+`counterfactual` and the potentials need numbers from outside of the table (forks, the environment). They come as
+plain mappings from decision id to number, so no transform generates or replays anything.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ Transform = Callable[[Table, Floats], Floats]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """alpha * team + beta * local: `team` names the components of the team's reward, all others are local."""
+    """Sum alpha * team + beta * local. `team` names the components of the team's reward; all others are
+    local.
+    """
 
     team: tuple[str, ...]
     alpha: float = 1.0
     """Weight of the team's reward. Usual 0.5–1 (AT-GRPO: 1)."""
     beta: float = 1.0
-    """Weight of the act's own."""
+    """Weight of the act's own reward."""
 
     def __post_init__(self) -> None:
         check_ranges(self, {"alpha": Range(), "beta": Range()})
@@ -46,11 +48,13 @@ class Mix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Give every act the episode's total of one component, wherever in the episode it was placed."""
+    """Give every act the episode's total of one component, wherever in the episode it was booked."""
 
     component: str
     share: Literal["full", "split"] = "full"
-    """"full": each act gets all of it. "split": it is divided among the acts of the episode."""
+    """Share of each act. "full": each act gets all of it. "split": it is divided among the acts of the
+    episode.
+    """
 
     def __call__(self, table: Table, reward: Floats) -> Floats:
         own = table.component(self.component)
@@ -66,17 +70,17 @@ class Spread:
 class Shaping:
     """Potential-based shaping along a chain: + scale * (gamma * potential after - potential before).
 
-    The potential of the state in which an act was made is read from a component of the ledger, which no longer
-    counts as reward itself. The potential after a chain's last act is 0, so the best policy stays the best (Ng,
-    Harada, Russell 1999). Where gamma < 1, potentials must not be negative: going round in circles at a negative
-    potential would pay (gamma - 1) * potential > 0 for every step.
+    The potential of the state before an act is read from a component of the ledger, which then no longer counts as
+    reward. The potential after a chain's last act is 0, so the best policy stays the best (Ng, Harada, Russell 1999).
+    Where gamma < 1, potentials must not be negative: going round in circles at a negative potential would pay
+    (gamma - 1) * potential > 0 for every step.
     """
 
     component: str = "potential"
     gamma: float = 1.0
-    """The algorithm's discount per act."""
+    """Discount per act, as in the algorithm."""
     scale: float = 1.0
-    """Usual 0.1–1."""
+    """Factor on the shaping. Usual 0.1–1."""
 
     def __post_init__(self) -> None:
         check_ranges(self, {"gamma": SHARE, "scale": Range()})
@@ -87,7 +91,7 @@ class Shaping:
 
 
 def shaping(table: Table, potential: Floats, gamma: float) -> Floats:
-    """gamma * potential of the next act's state - potential of this one's; 0 after the last."""
+    """Compute gamma * potential of the next act's state - potential of this one's; 0 after the last act."""
     lowest = float(potential.min(initial=0.0))
     if gamma < 1.0 and lowest < 0.0:
         raise ValueError(
@@ -108,12 +112,12 @@ class InfluenceCredit:
     """
 
     component: str
-    """Correctness of an act, in 0 … 1."""
+    """Name of the component that holds the correctness of an act, in 0 … 1."""
     kind: Literal["quality", "margin"] = "margin"
     alpha: float = 0.5
-    """Usual 0.5."""
+    """Factor on delta. Usual 0.5."""
     outcome: float = 0.0
-    """beta: also adds this times the episode's mean correctness in its last turn. Usual 0 or 0.5."""
+    """Factor (beta) on the episode's mean correctness in its last turn, which is also added. Usual 0 or 0.5."""
 
     def __post_init__(self) -> None:
         check_ranges(self, {"alpha": Range(), "outcome": Range()})
@@ -138,16 +142,18 @@ class InfluenceCredit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeCredit:
-    """How an act compares with its parents and its siblings: + scale * (r - [(1 - lam) * parents + lam * siblings]).
+    """Comparison of an act with its parents and its siblings: + scale * (r - [(1 - lam) * parents + lam * siblings]).
 
-    `parents` is the mean reward of the decisions whose words the act was shown, `siblings` the mean of the *other*
-    candidates from its state (MARTI's intended shaping, whose parent index was never written). Where an act has only
+    `parents` is the mean reward of the decisions whose words the act was shown. `siblings` is the mean of the *other*
+    candidates from its state. (MARTI intends this shaping, but never writes the index of parents.) Where an act has only
     one of the two, that one is the whole baseline; with neither nothing is added.
     """
 
     scale: float = 1.0
     lam: float = 0.5
-    """0: improve on what one was given; 1: be better than one's siblings."""
+    """Weight of the siblings. 0: the act should improve on its parents; 1: it should be better than its
+    siblings.
+    """
 
     def __post_init__(self) -> None:
         check_ranges(self, {"scale": Range(), "lam": SHARE})
@@ -184,7 +190,7 @@ def sibling_mean(table: Table, reward: Floats) -> Floats:
 def counterfactual(
     table: Table, score: Mapping[str, float], without: Mapping[str, float], scale: float = 1.0
 ) -> Floats:
-    """Reward of each act replaced by scale * (what the team scored - what it would have scored otherwise).
+    """Replace the reward of each act by scale * (score as played - score without the act).
 
     `score` and `without` map decision ids to numbers: the score of the episode as played, and the mean score of
     forks in which this act was drawn anew (`fork(at=node)`) or replaced by a default (`replay(substitute=…)`).
@@ -213,7 +219,9 @@ CREDIT: dict[str, type] = {
 
 
 def credit_from_config(config: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, tuple[Transform, ...]]:
-    """Role (or "*") -> its transforms, from plain config: a list of {name: …, and the fields of that transform}."""
+    """Read the transforms of each role (or "*") from plain config: a list of {name: …, and the fields of that
+    transform}.
+    """
     return {
         role: tuple(_transform(role, dict(entry)) for entry in entries) for role, entries in config.items()
     }
@@ -236,10 +244,10 @@ def _transform(role: str, entry: dict[str, Any]) -> Transform:
 
 
 def apply_credit(table: Table, credit: Mapping[str, Sequence[Transform]], roles: Sequence[str] = ()) -> Table:
-    """The table with each role's rewards transformed by its own list, or by that of "*".
+    """Return the table with each role's rewards transformed by its own list, or by that of "*".
 
-    `roles` are all that may stand in `credit`: given, a misspelt one is an error (a role may act in no decision of
-    a step, so the table alone cannot tell).
+    `roles` are all roles that may stand in `credit`. Given, a misspelt role is an error. The table alone cannot tell,
+    because a role may act in no decision of a step.
     """
     for role in credit:
         if roles and role not in ("*", *roles):
@@ -252,6 +260,6 @@ def apply_credit(table: Table, credit: Mapping[str, Sequence[Transform]], roles:
             reward = transform(table, reward)
         changed[acted == role] = reward[acted == role]
     for i, row in enumerate(table.rows):
-        if row.worth is not None:  # transformed when its tree compared it
+        if row.worth is not None:  # already transformed when its tree compared it
             changed[i] = row.worth
     return table.with_reward(changed)

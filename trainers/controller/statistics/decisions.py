@@ -1,4 +1,4 @@
-"""From traces to the thin table: one `Decision` for each act of an episode."""
+"""Decisions from traces: one row of the thin table for each act of an episode."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .table import Decision
 
 
 def decisions_of(trace: Trace, episode: str, trained: Collection[str]) -> list[Decision]:
-    """A finished episode's decisions. `trained` names the policies that learn; other acts only count in statistics.
+    """Return a finished episode's decisions. `trained` names the policies that learn; other acts only count in statistics.
 
-    A chain is one agent in one episode: what it says later continues what it said before.
+    A chain is one agent in one episode: a later act of the agent continues its earlier ones.
     """
     ended = "truncated" if str(trace.ended) == "truncated" else "terminal"
     credit = credits_by_node(trace)
@@ -38,10 +38,10 @@ def decisions_of(trace: Trace, episode: str, trained: Collection[str]) -> list[D
 def row_of(
     node: Node, task: str, episode: str, name: str, trained: Collection[str], asked: str = ""
 ) -> Decision:
-    """What an act says of itself; its place in a chain and its credit are its caller's to fill in.
+    """Return the row of an act. The caller fills in its place in a chain and its credit.
 
-    `name` is the node's among the episode's samples: its id, unless several were drawn for it. `asked` is its prompt's
-    hash, where it is known.
+    `name` is the node's among the episode's samples: its id, unless several were drawn for it. `asked` is the hash of
+    its prompt, where it is known.
     """
     policy = str(node.meta.get("policy", ""))
     return Decision(
@@ -54,7 +54,7 @@ def row_of(
 
 
 def credits_by_node(trace: Trace) -> dict[str, dict[str, float]]:
-    """Each node's credits, summed by component."""
+    """Sum each node's credits by component."""
     table: dict[str, dict[str, float]] = {}
     for node, component, amount in trace.credits:
         row = table.setdefault(node, {})
@@ -63,16 +63,16 @@ def credits_by_node(trace: Trace) -> dict[str, dict[str, float]]:
 
 
 def prompt_hash(node: Node) -> str:
-    """The same for the same messages to the same agent."""
+    """Hash of a prompt: equal for the same messages to the same agent."""
     text = json.dumps([node.agent, jsonable(node.messages)], ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def shuffled_credits(traces: Iterable[Trace], seed: int) -> None:
-    """Exchange credits between episodes, act for act of the same agent and turn: a control without signal.
+    """Exchange credits between episodes, among acts of the same agent and turn: a control without signal.
 
-    Each (agent, turn, component) is brought to mean 0 too. With the exchange alone an agent that is asked once more is
-    given once more, so where credits are positive on average, whatever makes episodes longer would be taught.
+    Each (agent, turn, component) is brought to mean 0 too. The exchange alone would still pay an agent more for acting more
+    often. So where credits are positive on average, longer episodes would be taught.
     """
     import random
 

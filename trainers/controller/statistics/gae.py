@@ -1,20 +1,22 @@
 """Generalised advantage estimation along chains of decisions, and whitening per role.
 
-A chain's tokens lie in several decisions, perhaps in several model groups, but GAE at the level of tokens needs none
-of them to meet. Write V_1 … V_n for a decision's values, r for its reward (on its last token), primes for the
-decision that follows in the chain, and decay = gamma * lam. Then, exactly,
+The tokens of a chain lie in several decisions, perhaps in several model groups. Token-level GAE does not need them in
+one place. Write V_1 … V_n for a decision's values, r for its reward (on its last token), a prime for the next
+decision in the chain, and decay = gamma * lam. Then, exactly,
 
     A_i  = local_i + decay^(n-i) * tail
     tail = r + gamma * V'_1 + decay * A'_1            at the chain's end: r
 
-A chain ends where its episode does, and then everything is booked, whether the workflow came to its end or a budget
-did: nothing is left to expect, so no critic is asked there, and being cut off is worth what the ledger says, as any
-other failure is. An act that no critic judged (a frozen player's, a forced reply) takes no step in between: its
-reward counts as the act's before it, and what follows it follows that act.
+A chain ends where its episode ends, and all its rewards are booked by then. This is so for a workflow that came to its
+end and for a budget that ran out. Nothing is left to expect, so no critic is asked there: an episode that was cut off
+is worth what the ledger says, as any other failure is. An act that no critic judged (of a frozen player, or a forced
+reply) is no step of its own: its reward counts for the act before it, and what follows it follows that act.
 
-`local_i` is made where the values are (`local_advantages`), a `ValueSummary` of it crosses to the controller, which
-computes the tails (`tails`), and one tail per decision goes back (`token_advantages`). Means and variances over all
+`local_i` is computed where the values are (`local_advantages`). A `ValueSummary` of it crosses to the controller,
+which computes the tails (`tails`). One tail per decision goes back (`token_advantages`). Means and variances over all
 tokens of a role are exact from the same few numbers (`moments`).
+
+Shapes: `T` tokens of all decisions, flat; `S` decisions. Columns of the table have one entry per row.
 
 Generalised advantage estimation: Schulman et al., 1506.02438.
 """
@@ -37,7 +39,7 @@ Horizon = Literal["chain", "act"]
 
 
 def check_values(table: Table, mine: Ints) -> None:
-    """Every row of `mine` has a value summary, or an error names the first that has none."""
+    """Check that every row of `mine` has a value summary. The error names the first row that has none."""
     for i in mine.tolist():
         row = table.rows[i]
         if row.value is None:
@@ -48,7 +50,7 @@ def check_values(table: Table, mine: Ints) -> None:
 
 
 def summaries(table: Table, mine: Ints) -> list[ValueSummary]:
-    """Every row's value summary; zeros for those that no critic judged, none of which may be in `mine`."""
+    """Return every row's value summary; zeros for rows that no critic judged. None of those may be in `mine`."""
     check_values(table, mine)
     return [row.value or ValueSummary(0.0, 0.0, row.n_tokens, 0.0, 0.0, 0.0) for row in table.rows]
 
@@ -56,7 +58,7 @@ def summaries(table: Table, mine: Ints) -> list[ValueSummary]:
 def tails(
     table: Table, mine: Ints, gamma: float = 1.0, lam: float = 1.0, horizon: Horizon = "chain"
 ) -> Floats:
-    """What each decision's tokens inherit from its reward and from the rest of its chain.
+    """Compute each decision's tail: what its tokens get from its reward and from the rest of its chain.
 
     `horizon="act"` ends every act as if it were the last: rewards then never flow back to earlier acts.
     """
@@ -69,7 +71,9 @@ def tails(
 def turn_level(
     table: Table, mine: Ints, gamma: float = 1.0, lam: float = 1.0, horizon: Horizon = "chain"
 ) -> tuple[Floats, Floats]:
-    """GAE whose steps are acts: V is the value before an act's first token. -> (advantages, critic targets)."""
+    """GAE whose steps are acts. V is the value before an act's first token. Return advantages and critic
+    targets.
+    """
     first = np.array([value.first for value in summaries(table, mine)], np.float64)
     target = table.reward.copy()
     if horizon == "chain":
@@ -80,10 +84,12 @@ def turn_level(
 def _composed(
     table: Table, gamma: float, lam: float, step: Callable[[ValueSummary], tuple[int, float]]
 ) -> Floats:
-    """Tails along the chains; `step` gives the tokens of a judged decision that count, and the first one's local."""
+    """Compute tails along the chains. `step` gives the number of a judged decision's tokens that count, and
+    `local_1`.
+    """
     # lists, because one row at a time is faster to read from a list than from an array
     tail, following, decay = table.reward.tolist(), table.following.tolist(), gamma * lam
-    passed = [0.0] * len(tail)  # what each act hands to the act before it
+    passed = [0.0] * len(tail)  # what each act passes to the act before it
     for row in table.backwards:
         if following[row] >= 0:
             tail[row] += passed[following[row]]
@@ -106,7 +112,7 @@ class Moments(NamedTuple):
 
 
 def moments(table: Table, mine: Ints, tail: Floats, decay: float) -> Moments:
-    """Of A_i = local_i + decay^(n-i) * tail, from the summaries alone."""
+    """Moments of A_i = local_i + decay^(n-i) * tail, from the summaries alone."""
     values = summaries(table, mine)
     n, local, local2, cross = (
         np.fromiter(map(attrgetter(name), values), np.float64, len(values))
@@ -118,13 +124,13 @@ def moments(table: Table, mine: Ints, tail: Floats, decay: float) -> Moments:
 
 
 def flat_moments(table: Table, advantage: Floats) -> Moments:
-    """Of an advantage that is the same for all tokens of a decision."""
+    """Moments of an advantage that is the same for all tokens of a decision."""
     n = table.numbers("n_tokens")
     return Moments(n, n * advantage, n * advantage**2)
 
 
 def _geometric(ratio: float, n: Floats) -> Floats:
-    """1 + ratio + … + ratio^(n-1)."""
+    """Sum 1 + ratio + … + ratio^(n-1)."""
     if abs(1.0 - ratio) < 1e-12:
         return n
     # expm1 keeps its digits where ratio is near 1; at ratio 0 only the last term (1) is left
@@ -135,11 +141,11 @@ def _geometric(ratio: float, n: Floats) -> Floats:
 def whiten(
     table: Table, rows: Ints, of: Moments, per: str = "role", floor: float = 0.1
 ) -> tuple[Floats, Floats]:
-    """Shift and scale that give the tokens of `rows` mean 0 and deviation 1, within each `per` (a column).
+    """Compute the shift and scale that give the tokens of `rows` mean 0 and deviation 1, within each `per` (a column).
 
-    Statistics are per role by default, so a role with large rewards does not drown one with small ones. `floor` is
-    the smallest deviation divided by: without it a role that has nothing left to learn is fed amplified noise.
-    Rows outside of `rows` keep shift 0, scale 1.
+    Statistics are per role by default, so a role with large rewards does not hide one with small ones. `floor` is the
+    smallest deviation to divide by. Without it, a role that has nothing left to learn gets amplified noise. Rows outside
+    of `rows` keep shift 0 and scale 1.
     """
     shift, scale = np.zeros(len(table)), np.ones(len(table))
     if not len(rows):
@@ -148,7 +154,7 @@ def whiten(
     n, total = of.n[rows], of.total[rows]
     count = np.maximum(np.bincount(code, n), 1.0)
     mean = np.bincount(code, total) / count
-    # within decisions plus between them: no difference of two large sums over the whole role
+    # variance = within decisions + between them: no difference of two large sums over the whole role
     own = total / np.maximum(n, 1.0)
     within = np.maximum(of.squares[rows] - n * own**2, 0.0)
     variance = np.bincount(code, within + n * (own - mean[code]) ** 2) / count
@@ -167,7 +173,7 @@ def local_advantages(
     lam: float = 1.0,
     rewards: npt.ArrayLike | None = None,
 ) -> Floats:
-    """`local_i` of every token of many decisions, flat: GAE as if all that comes after a decision were worth 0.
+    """Compute `local_i` of every token of many decisions, flat: GAE as if all after a decision were worth 0.
 
     `values` (T,) in order of decisions, `lengths` (S,), `rewards` (T,) per token (the KL penalty) or None.
     """
@@ -185,7 +191,7 @@ def local_advantages(
 
 
 def _decays(lengths: Ints, decay: float) -> Floats:
-    """decay^(n-i) for every token: (T,)."""
+    """Power decay^(n-i) for every token: (T,)."""
     to_end = np.repeat(np.cumsum(lengths), lengths) - 1 - np.arange(int(lengths.sum()))
     decays: Floats = decay ** to_end.astype(np.float64)
     return decays
@@ -199,7 +205,9 @@ def summarise(
     lam: float = 1.0,
     rewards: npt.ArrayLike | None = None,
 ) -> list[ValueSummary]:
-    """One summary per decision. `after` (S,) is the value once the last token is said. Decisions have >= 1 token."""
+    """Make one summary per decision. `after` (S,) is the value after the last token. Every decision has a
+    token.
+    """
     n = np.asarray(lengths, np.int64)
     if (n < 1).any():
         raise ValueError(f"decision number {int(np.argmin(n))} has no tokens, so it has no value summary")
@@ -217,7 +225,7 @@ def summarise(
 def token_advantages(
     local: Floats, lengths: npt.ArrayLike, tail: npt.ArrayLike, gamma: float = 1.0, lam: float = 1.0
 ) -> Floats:
-    """A_i of every token, before shift and scale; A_i + V_i is what the critic should have said."""
+    """Compute A_i of every token (T,), before shift and scale. A_i + V_i is the target of the critic."""
     n = np.asarray(lengths, np.int64)
     advantages: Floats = local + _decays(n, gamma * lam) * np.repeat(np.asarray(tail, np.float64), n)
     return advantages

@@ -1,15 +1,15 @@
 """The thin table: one row per decision, and the columns that statistics are made of.
 
-A *decision* is one act that was sampled: a role spoke once. The controller keeps only this thin row of it; its
-tokens, log-probs and per-token values stay in the model group that sampled them. Because the table holds the rows
-of *all* policies, statistics that span roles, groups and frozen policies are exact.
+A *decision* is one act that was sampled: a role spoke once. The controller keeps only this thin row of it. Its
+tokens, log-probs and per-token values stay in the model group that sampled them. The table holds the rows of *all*
+policies, so statistics that span roles, groups and frozen policies are exact.
 
     table = Table(decisions)                          # sorted by id: arrival order can not matter
     table.reward                                      # float64, one number per row: the sum of its credits
     table.codes("task", "agent")                      # which (task, agent) a row belongs to, as 0 … G-1
     signals = algorithm.advantages(table, table.mine("planner-policy"), state)
 
-Columns are numpy arrays, made when first asked for: 100,000 rows cost a few tenths of a second.
+Columns are numpy arrays, made when first asked for.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ Ended = Literal["no", "terminal", "truncated"]
 
 @dataclass(frozen=True, slots=True)
 class ValueSummary:
-    """What token-level GAE of one decision of n tokens needs to say to the rest of its chain.
+    """Summary of one decision of n tokens: what token-level GAE of the rest of its chain needs of it.
 
     With values V_1 … V_n before its tokens and the reward only at its end, token i's advantage is
-    `local_i + decay^(n-i) * tail`, where decay = gamma * lam, local_i is the GAE of token i as if everything after
-    the decision were worth 0 (per-token KL reward included), and `tail` is one number per decision (see gae.py).
+    `local_i + decay^(n-i) * tail`. Here decay = gamma * lam; local_i is the GAE of token i as if everything after
+    the decision were worth 0 (per-token KL reward included); `tail` is one number per decision (see gae.py).
     """
 
     first: float
     """V_1: the critic's value before the decision's first token."""
     local_first: float
-    """local_1."""
+    """local_1: the local advantage of the first token."""
     n: int
-    """Tokens."""
+    """Number of tokens."""
     sum_local: float
     """Sum of local_i over the tokens."""
     sum_local2: float
@@ -55,34 +55,39 @@ class ValueSummary:
     sum_local_decay: float
     """Sum of local_i * decay^(n-i)."""
     after: float = 0.0
-    """The critic's value once the last token is said. It means something only where critics are told what it should
-    have been (`Signal.after`), and no chain is ever continued by it."""
+    """Value after the last token. It has a meaning only for critics that get a target there (`Signal.after`);
+    no chain continues from it.
+    """
 
 
 @dataclass(slots=True, kw_only=True)
 class Decision:
-    """One act that was sampled. Filled in two steps (hence not frozen): credit at sealing, `value` by the critic."""
+    """One act that was sampled. It is filled in two steps, so it is not frozen: credit at sealing, `value` by
+    the critic.
+    """
 
     id: str
-    """`episode/node`: unique in a table."""
+    """Id of the decision, `episode/node`: unique in a table."""
     task: str
     episode: str
-    """The trajectory: one played episode, or one root-to-leaf branch of a tree of them."""
+    """Name of the trajectory: one played episode, or one root-to-leaf branch of a tree of them."""
     node: str
     role: str
     agent: str
-    """The role's instance: `evidence_2`."""
+    """Instance of the role, such as `evidence_2`."""
     chain: str
-    """One agent in one invocation on one root-to-leaf path: what GAE and memory run along."""
+    """Name of the chain: one agent in one invocation on one root-to-leaf path. GAE and memory run along
+    chains.
+    """
     policy: str
     n_tokens: int
-    """Trained tokens."""
+    """Number of trained tokens."""
     parents: tuple[str, ...] = ()
-    """Node ids, in the same episode, whose words this act was shown."""
+    """Ids of nodes in the same episode whose words this act was shown."""
     sibling_set: str = ""
-    """Names the candidates drawn from one state (tree sampling). Empty: it had no siblings."""
+    """Name of the set of candidates drawn from one state (tree sampling). Empty: the act had no siblings."""
     turn: int = 0
-    """How many times this agent had acted before in the episode."""
+    """Number of earlier acts of this agent in the episode."""
     order: int = 0
     """Position in the chain."""
     prompt_hash: str = ""
@@ -91,22 +96,25 @@ class Decision:
     version: int = 0
     trainable: bool = True
     credit: Mapping[str, float] = field(default_factory=dict)
-    """Reward component -> amount."""
+    """Amount of each reward component."""
     ended: Ended = "no"
-    """How the *chain* ended with this decision; "no" on all but its last."""
+    """Ending of the *chain* with this decision; "no" on all but its last one."""
     worth: float | None = None
-    """Its reward where a tree has already compared it with its siblings: credit transforms applied to what was known
-    then, and what the critic expected after it. None: `credit` alone says it."""
+    """Reward in a tree that has already compared the act with its siblings: credit transforms applied to what
+    was known then, plus what the critic expected after it. None: the reward is the sum of `credit`.
+    """
     later: float | None = None
-    """What its chain earned after a tree had scored it. None: nobody knows, for nobody went on with it."""
+    """Earnings of its chain after a tree had scored it. None: unknown, because the candidate was not
+    continued.
+    """
     value: ValueSummary | None = None
     env_id: str = ""
 
 
 class Signal(NamedTuple):
-    """What goes back to the group for one trained decision. (A named tuple: 100,000 are made in one step.)
+    """Message to the group about one trained decision. (A named tuple: 100,000 are made in one step.)
 
-    The advantage of token i is `(a_i - shift) * scale`, where a_i is `advantage`, the same for every token, or,
+    The advantage of token i is `(a_i - shift) * scale`. Here a_i is `advantage`, the same for every token, or,
     if `tail` is given instead, `local_i + decay^(n-i) * tail`.
     """
 
@@ -116,17 +124,18 @@ class Signal(NamedTuple):
     shift: float = 0.0
     scale: float = 1.0
     weight: float = 1.0
-    """Of this decision in the loss."""
+    """Weight of this decision in the loss."""
     unit: str = ""
-    """Decisions of one unit are never split over mini-batches. Empty: its own unit."""
+    """Name of the decision's unit, which is never split over mini-batches. Empty: the decision alone."""
     target: float | None = None
-    """With `advantage`: what the critic should say at the decision's tokens. With `tail` the targets are a_i + V_i."""
+    """Target of the critic at the decision's tokens, with `advantage`. With `tail` the targets are a_i + V_i.
+    """
     after: float | None = None
-    """What the critic should say once the decision is said. None: it is not trained there."""
+    """Target of the critic after the decision. None: it is not trained there."""
 
 
 class Table:
-    """Decisions as columns. Rows are sorted by id, so what is computed does not depend on who answered first."""
+    """Decisions as columns. Rows are sorted by id, so no result depends on the order of arrival."""
 
     def __init__(self, decisions: Iterable[Decision]) -> None:
         self.rows: tuple[Decision, ...] = tuple(sorted(decisions, key=attrgetter("id")))
@@ -141,7 +150,7 @@ class Table:
         return len(self.rows)
 
     def with_reward(self, reward: Floats) -> Table:
-        """The same rows, rewarded otherwise (see credit.py). Cached columns are shared."""
+        """Return the same rows with other rewards (see credit.py). Cached columns are shared."""
         if reward.shape != (len(self),):
             raise ValueError(f"{len(self)} decisions need {len(self)} rewards, got shape {reward.shape}")
         if not np.isfinite(reward).all():
@@ -153,14 +162,14 @@ class Table:
 
     @property
     def reward(self) -> Floats:
-        """One number per decision: its credits' sum (or a tree's word), unless `with_reward` said otherwise."""
+        """Reward of each decision: the sum of its credits, or its worth in a tree, or what `with_reward` set."""
         if self._reward is None:
             totals = (sum(row.credit.values()) if row.worth is None else row.worth for row in self.rows)
             self._reward = np.fromiter(totals, np.float64, len(self))
         return self._reward
 
     def component(self, name: str) -> Floats:
-        """One component's credit per decision; 0 where it has none."""
+        """Credit of one component per decision; 0 where a decision has none."""
         amounts = (row.credit.get(name, 0.0) for row in self.rows)
         return np.fromiter(amounts, np.float64, len(self))
 
@@ -169,7 +178,7 @@ class Table:
         return sorted({name for row in self.rows for name in row.credit})
 
     def numbers(self, column: str) -> Floats:
-        """A numeric column (`n_tokens`, `turn`, `version` …)."""
+        """Numeric column (`n_tokens`, `turn`, `version` …)."""
         if ("numbers", column) not in self._cache:
             cells = map(attrgetter(column), self.rows)
             self._cache["numbers", column] = np.fromiter(cells, np.float64, len(self))
@@ -177,10 +186,10 @@ class Table:
         return values
 
     def codes(self, *columns: str) -> Ints:
-        """Which group a row falls into, 0 … G-1, when rows that agree in all of `columns` are put together.
+        """Number the groups of rows that agree in all of `columns`: each row's group, as 0 … G-1.
 
         `task` means (environment, task): two environments may both have a task "1". A row without an anchor, a
-        prompt hash or a sibling set stands alone under that column, for nothing says that it equals another.
+        prompt hash or a sibling set stands alone under that column, because nothing says that it equals another.
         """
         if columns not in self._cache:
             code = np.zeros(len(self), np.int64)
@@ -207,12 +216,12 @@ class Table:
         return cells
 
     def mine(self, policy: str) -> Ints:
-        """Rows that this policy sampled and may train on."""
+        """Return the rows that this policy sampled and may train on."""
         return np.array([i for i, r in enumerate(self.rows) if r.trainable and r.policy == policy], np.int64)
 
     @property
     def index(self) -> dict[str, int]:
-        """Decision id -> row."""
+        """Map from decision id to row."""
         if "index" not in self._cache:
             self._cache["index"] = {name: i for i, name in enumerate(self.ids)}
         rows: dict[str, int] = self._cache["index"]
@@ -220,7 +229,7 @@ class Table:
 
     @property
     def following(self) -> Ints:
-        """The row that follows in the chain, or -1 on its last decision. Broken chains are refused here."""
+        """Row of the next decision in the chain, or -1 on its last decision. Broken chains are refused here."""
         if "following" not in self._cache:
             self._cache["following"] = self._follow()
         rows: Ints = self._cache["following"]
@@ -251,7 +260,7 @@ class Table:
 
     @property
     def backwards(self) -> list[int]:
-        """All rows, each after the one that follows it in its chain: the order to accumulate returns in."""
+        """All rows, each after the next one of its chain: the order in which returns accumulate."""
         if "backwards" not in self._cache:
             self._cache["backwards"] = np.argsort(-self.numbers("order"), kind="stable").tolist()
         rows: list[int] = self._cache["backwards"]
@@ -259,7 +268,7 @@ class Table:
 
 
 def _merged(left: Ints, right: Ints) -> Ints:
-    """One code for each pair of codes that occurs, numbered from 0."""
+    """Number each pair of codes that occurs, from 0."""
     if not len(left):
         return left
     pair = left * (int(right.max()) + 1) + right
@@ -268,7 +277,7 @@ def _merged(left: Ints, right: Ints) -> Ints:
 
 
 def total(code: Ints, x: Floats) -> Floats:
-    """For each row the sum of x over all rows of the same code."""
+    """Sum x over all rows of the same code, for each row."""
     sums: Floats = np.bincount(code, x).astype(np.float64)
     totals: Floats = sums[code]
     return totals
@@ -286,7 +295,7 @@ def make_signals(
     target: Floats | None = None,
     unit: Sequence[str] | None = None,
 ) -> list[Signal]:
-    """Signals of the rows `mine`, from columns over the whole table."""
+    """Make signals of the rows `mine`, from columns over the whole table."""
 
     def column(values: Floats | None, otherwise: float | None) -> Iterable[Any]:
         return repeat(otherwise) if values is None else values[mine].tolist()
@@ -308,7 +317,9 @@ def make_signals(
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """100,000 objects made at once set off collections of the whole heap, which take longer than making them."""
+    """Pause garbage collection: 100,000 new objects trigger collections of the whole heap, which take longer
+    than making them.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
