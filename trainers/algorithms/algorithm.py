@@ -83,6 +83,8 @@ class Needs:
     """Number of candidates drawn from the same state at every act; 0: no tree."""
     anchors: bool = False
     """Need of an environment that names its states (`Decision.anchor`)."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Need of these roles, by the key that names each."""
 
     @property
     def summaries(self) -> bool:

@@ -14,13 +14,13 @@ trajectories count the same. The authors' code was not compared.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..controller.statistics.table import Floats, Ints, Signal, Table, total
-from .algorithm import GroupRelative
+from .algorithm import GroupRelative, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,10 @@ class MATPO(GroupRelative):
     main: str = "planner"
     """Role whose earnings are the score of the whole trajectory."""
     group: str = "task"
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, roles={"main": self.main})
 
     def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
         roles = sorted({row.role for row in table.rows})

@@ -72,10 +72,12 @@ class GroupConfig:
     """Threads of its matrix products; 0: torch's default."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of generation."""
-    device: str = "cpu"
-    """Where its models learn, and speak where the engine is torch: cpu, cuda, cuda:1 …"""
+    device: str = "auto"
+    """Where its models learn, and speak where the engine is torch: cpu, cuda, cuda:1 … auto: a GPU where there is one
+    (groups take them in turn), else cpu; with vLLM, which fills a GPU by itself, cpu."""
     gpus: float | None = None
-    """That Ray keeps for it; it sees no others. null: one where the device is cuda, else none."""
+    """That Ray keeps for it; it sees no others. null: one where the device is cuda (a share
+    where groups on auto outnumber them), else none."""
     engine: Literal["torch", "vllm"] = "torch"
     """Who generates (docs/engine.md)."""
     engine_options: dict[str, Any] = field(default_factory=dict)

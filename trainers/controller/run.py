@@ -31,7 +31,7 @@ from ...envs.registry import make_arena
 from ...rewards.monitors import Watch
 from ..algorithms import Algorithm, make_algorithm
 from ..config.group_settings import PolicySpec
-from ..config.plan import check_roles, described, group_specs
+from ..config.plan import check_role, check_roles, described, group_specs
 from ..config.resolve import fresh_directory, resolve
 from ..config.schema import ConfigError, RunConfig, dump, merge
 from ..recipes import make_recipe
@@ -139,6 +139,8 @@ class Run:
         check_roles("counterfactual", config.counterfactual, ["*", *known])
         for name, algorithm in self.algorithms.items():
             check_roles(f"policies.{name}.algorithm.role_weights", algorithm.role_weights, known)
+            for key, role in algorithm.needs.roles.items():
+                check_role(f"policies.{name}.algorithm.{key}", role, known)
             if credit := config.policies[name].credit:
                 check_roles(f"policies.{name}.credit", credit, ["*", *known])
                 self.credits[name] = credit_from_config(credit)
@@ -211,7 +213,7 @@ class Run:
         self.watchdog.start()
         self.book = book = Logbook(self.dir, self.config, self.arena)
         self.progress.show = book.progressed
-        book.say(described(self.config, self.dir, self.arena, self.home, self.sizes))
+        book.say(described(self.config, self.dir, self.arena, self.home, self.sizes, self.specs))
         try:
             with self.interrupts.heeded(self):
                 await self._begin()
@@ -287,11 +289,25 @@ class Run:
 
     def _stop_rules(self, metrics: Mapping[str, float]) -> None:
         self._empty = self._empty + 1 if not metrics.get("usable") else 0
-        if self._empty >= self.config.patience:
+        if self._empty >= self.patience:
             cause = self.last_cause or "no decision of a trained policy was left"
             raise Stopped(
                 f"{counted(self._empty, 'step')} in a row without one usable sample; most often: {cause}"
             )
+
+    @property
+    def patience(self) -> int:
+        """Steps in a row that may teach nothing; a run that is shorter must teach something, too."""
+        return min(self.config.patience, self.config.steps)
+
+    def note_missing(self, key: str, sentence: str | None) -> None:
+        """What a setting counts on and no decision has had, in none of the first `patience` steps, stops the run."""
+        if sentence is None:
+            self._starved[key] = -1  # it exists; from now on it may be rare
+        elif self._starved[key] >= 0:
+            self._starved[key] += 1
+            if self._starved[key] >= self.patience:
+                raise Stopped(f"{key}: {sentence} (in {counted(self.patience, 'step')})")
 
     def note_starved(self, policy: str, sentence: str | None) -> None:
         """A trained role whose advantages are nearly all 0, for `patience` steps, stops the run."""

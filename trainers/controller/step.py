@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...agents.threads import together
+from ...envs.core.branch import STATELESS
 from ...rewards.monitors import measure
 from ..algorithms.algorithm import Plan
 from . import checkpoint
 from .collect import Collector, Cursor, Harvest, minibatches_of
 from .statistics.comparison import starved
+from .statistics.credit import unearned
 from .statistics.decisions import shuffled_credits
 from .statistics.table import Signal, Table
 
@@ -151,6 +153,9 @@ class Default:
             algorithm, mine = run.algorithms[policy], table.mine(policy)
             if not len(mine):
                 continue
+            run.note_missing(f"policies.{policy}.credit", unearned(table, run.credits.get(policy, {})))
+            named = not algorithm.needs.anchors or any(table.rows[i].anchor for i in mine)
+            run.note_missing(f"policies.{policy}.algorithm ({algorithm.name})", None if named else STATELESS)
             rows = run.credit(table, policy)
             try:
                 signals[policy] = algorithm.advantages(rows, mine, run.state[policy])

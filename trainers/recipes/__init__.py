@@ -19,7 +19,7 @@ from ..controller.step import Default
 
 GROUP = "unitymas.recipes"  # of entry points
 _WHERE: dict[str, str | type[Default]] = {
-    "default": "..step:Default",
+    "default": "..controller.step:Default",
     "alternate": ".alternate:Alternate",
     "cory": ".cory:Cory",
     "cross": ".cross:Cross",

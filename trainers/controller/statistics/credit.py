@@ -243,6 +243,20 @@ def _transform(role: str, entry: dict[str, Any]) -> Transform:
     return made
 
 
+def unearned(table: Table, credit: Mapping[str, Sequence[Transform]]) -> str | None:
+    """A sentence if a transform names a component that no decision of the table has earned. Else None."""
+    earned = sorted({component for row in table.rows for component in row.credit})
+    for role, transforms in credit.items():
+        for transform in transforms:
+            for name in getattr(transform, "team", None) or [getattr(transform, "component", "")]:
+                if name and name not in earned:
+                    kind = next(kind for kind, cls in CREDIT.items() if isinstance(transform, cls))
+                    return (
+                        f"{role}.{kind} names {name!r}, which no decision has earned; {nearest(name, earned)}"
+                    )
+    return None
+
+
 def apply_credit(table: Table, credit: Mapping[str, Sequence[Transform]], roles: Sequence[str] = ()) -> Table:
     """Return the table with each role's rewards transformed by its own list, or by that of "*".
 
