@@ -3,11 +3,11 @@
 from pathlib import Path
 
 TINY = Path(__file__).parent / "tiny"
-"""The directory of the embedded model."""
+"""Directory of the embedded model."""
 
 
 def model_path(model: str | Path) -> Path:
-    """Where a model lies that is called `tiny` (embedded), `hf:PATH` or PATH: a directory or a .gguf file."""
+    """Return the path of a model called `tiny` (embedded), `hf:PATH` or PATH: a directory or a .gguf file."""
     scheme, colon, path = str(model).partition(":")
     if colon and scheme in ("openai", "run", "vllm"):
         advice = ": name one of its policies, PATH/policies/NAME" if scheme == "run" else ""

@@ -1,4 +1,4 @@
-"""Plain data that cannot be changed: what may safely be shared between episodes and their forks."""
+"""Plain data that cannot be changed, so that episodes and their forks can share it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class View(FrozenDict):
 
 
 def freeze(value: Any) -> Any:
-    """Dicts to `FrozenDict`, lists to tuples, sets to frozensets, deeply; atoms as they are."""
+    """Freeze deeply: dicts to `FrozenDict`, lists to tuples, sets to frozensets; atoms as they are."""
     kind = type(value)
     if kind in FROZEN:
         return value
@@ -76,7 +76,7 @@ def freeze(value: Any) -> Any:
 
 
 def thaw(value: Any) -> Any:
-    """Frozen JSON as JSON's own kinds, which may be changed: tuples to lists, deeply."""
+    """Turn frozen JSON into JSON's own kinds, which may be changed: tuples to lists, deeply."""
     if isinstance(value, Mapping):
         return {key: thaw(item) for key, item in value.items()}
     return [thaw(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""What messages of every room share: a near name for an unknown one, a number with its noun, a value's kind."""
+"""Parts of messages that every room shares: the nearest name, a number with its noun, a value's kind."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "choose one of") -> str:
-    """The name that was probably meant; where none is near, all that there are."""
+    """Name the one that was probably meant. Where none is near, list all."""
     known = list(known)
     near = get_close_matches(name, known, 1, 0.5)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known) or 'none'}"
 
 
 def counted(number: int | float, noun: str, plural: str = "", *, form: str = ",") -> str:
-    """A number with its noun, in the singular where it is one: ``1 role``, ``2 roles``, ``1,200 tokens``."""
+    """Write a number with its noun, in the singular where it is one: ``1 role``, ``2 roles``, ``1,200
+    tokens``.
+    """
     return f"{number:{form}} {noun if number == 1 else plural or noun + 's'}"
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of an annotated kind. What has no plain class behind it fits."""
+    """Tell whether a value is of an annotated kind. A kind without a plain class behind it fits any value."""
     origin = get_origin(kind)
     if origin is Literal:
         return value in get_args(kind)
@@ -36,7 +38,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def described(kind: Any) -> str:
-    """An annotated kind in words."""
+    """Describe an annotated kind in words."""
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
     if get_origin(kind) in (Union, UnionType):

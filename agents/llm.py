@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Voice(Protocol):
-    """What a policy needs of an engine: the torch engine and the vLLM engine both have it."""
+    """Interface that a policy needs of an engine. The torch engine and the vLLM engine have it."""
 
     stop_ids: frozenset[int]
 
@@ -35,7 +35,9 @@ class Voice(Protocol):
 
 
 class LLMPolicy:
-    """Answers calls with an engine. Sampling is the policy's; stop, choices, seed and limits are the call's."""
+    """Policy that answers calls with an engine. Sampling is the policy's; stop, choices, seed and limits are
+    the call's.
+    """
 
     def __init__(
         self,
@@ -54,51 +56,55 @@ class LLMPolicy:
         self._tokens = False
 
     def keep_tokens(self) -> None:
-        """From now on, put each reply's tokens and log-probs beside it: `meta["tokens"]`, for the viewer."""
+        """Put each reply's tokens and log-probs into `meta["tokens"]` from now on, for the viewer."""
         self._tokens = True
 
     def fix_shapes(self) -> None:
-        """From now on the same bits, whatever else is played at the same time (the engine's `deterministic`)."""
+        """Give the same bits from now on, whatever runs at the same time (the engine's `deterministic`)."""
         if not hasattr(self.engine, "fix_shapes"):
             raise ValueError(f"{self.name}: {type(self.engine).__name__} cannot promise the same bits twice")
         self.engine.fix_shapes()
 
     async def act(self, call: Call) -> Answer:
-        """Answer one call. A prompt that does not fit is an empty reply with the finish reason `overflow`."""
-        answer, said = await self.say(call)
+        """Answer one call. For a prompt that does not fit, the reply is empty and the finish reason is
+        `overflow`.
+        """
+        answer, generation = await self.say(call)
         keep = call.keep_tokens or ("text" if self._tokens else "")
         if keep == "ids":
             answer.meta["tokens"] = {
-                "prompt_ids": list(said.prompt_ids), "ids": list(said.ids), "logprobs": list(said.logprobs),
+                "prompt_ids": list(generation.prompt_ids), "ids": list(generation.ids), "logprobs": list(generation.logprobs),
             }  # fmt: skip
         elif keep:
-            text = pieces(self.chat.tokenizer, said.ids)
-            answer.meta["tokens"] = {"text": text, "logprob": [round(p, 4) for p in said.logprobs]}
+            text = pieces(self.chat.tokenizer, generation.ids)
+            answer.meta["tokens"] = {"text": text, "logprob": [round(p, 4) for p in generation.logprobs]}
         return answer
 
     async def say(self, call: Call, sampling: SamplingParams | None = None) -> tuple[Answer, Generation]:
-        """The answer, and the tokens and log-probs behind it."""
+        """Return the answer, and the tokens and log-probs behind it."""
         prompt = self.chat.prompt(call)
-        said = await self.engine.agenerate(
+        generation = await self.engine.agenerate(
             prompt.ids,
             params_for(call, sampling or self.sampling),
             key=(call.episode, call.node),
             adapter=self.adapter,
         )
-        self.chat.remember(call, prompt, said.ids, said.text)
+        self.chat.remember(call, prompt, generation.ids, generation.text)
         meta = {
             "policy": self.name,
-            "version": said.version,
-            "tokens_in": len(said.prompt_ids),
-            "tokens_out": len(said.ids),
-            "finish_reason": said.finish_reason,
+            "version": generation.version,
+            "tokens_in": len(generation.prompt_ids),
+            "tokens_out": len(generation.ids),
+            "finish_reason": generation.finish_reason,
         }
-        if "</think>" not in said.text and opens_thinking(self.chat.tokenizer, prompt.ids):
-            meta["thinking"] = "open"  # all of it, then: no format may read it
-        return Answer(said.text, meta), said
+        if "</think>" not in generation.text and opens_thinking(self.chat.tokenizer, prompt.ids):
+            meta["thinking"] = "open"  # all of it is thinking, so no format may read it
+        return Answer(generation.text, meta), generation
 
     def identity(self) -> dict[str, Any]:
-        """Who this is, for the record of an evaluation: weights and template by hash, and how it samples."""
+        """Describe the policy, for the record of an evaluation: weights and template by hash, and how it
+        samples.
+        """
         template = str(self.chat.tokenizer.chat_template)
         return {
             "model": self.name,
@@ -115,7 +121,7 @@ class LLMPolicy:
 
 
 def params_for(call: Call, sampling: SamplingParams) -> SamplingParams:
-    """The policy's sampling with what the call asks for."""
+    """Combine the policy's sampling with what the call asks for."""
     return sampling.but(
         max_tokens=min(sampling.max_tokens, call.max_tokens or sampling.max_tokens),
         stop=tuple(call.stop) or sampling.stop,
@@ -125,7 +131,9 @@ def params_for(call: Call, sampling: SamplingParams) -> SamplingParams:
 
 
 def load_policy(name: str, **how: Any) -> LLMPolicy | RunPolicy:
-    """A policy by name: a model as `model_path` takes it, `vllm:` and such a model, or `run:PATH` (a training run's)."""
+    """Load a policy by name: a model as `model_path` takes it, `vllm:` and such a model, or `run:PATH` (a
+    training run's).
+    """
     scheme, _, path = name.partition(":")
     if scheme == "vllm":
         return load_vllm_policy(path, name=name, **how)
@@ -144,7 +152,9 @@ def load_model_policy(
     threads: int | None = None,
     **sampling: Any,
 ) -> LLMPolicy:
-    """A model directory with an engine of its own, on a GPU where there is one. `sampling`: fields of `SamplingParams`."""
+    """Load a model directory with an engine of its own, on a GPU where there is one. `sampling`: fields of
+    `SamplingParams`.
+    """
     import torch
 
     from .engines.torch_engine import Engine
@@ -162,7 +172,7 @@ def load_model_policy(
 
 
 def load_vllm_policy(model: str, *, name: str = "", dtype: str | None = None, **sampling: Any) -> LLMPolicy:
-    """A model served by vLLM in this process. What is sampled so is for evaluation."""
+    """Start a model in vLLM, in this process. Its samples are for evaluation."""
     from .engines.vllm_engine import VLLMEngine
 
     path = model_path(model)
@@ -178,7 +188,7 @@ def load_vllm_policy(model: str, *, name: str = "", dtype: str | None = None, **
 
 
 def files_hash(path: Path) -> str:
-    """A SHA-256 over the names and bytes of a model's files."""
+    """Compute a SHA-256 over the names and bytes of a model's files."""
     files = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.is_file())
     return _files_hash(tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files))
 
@@ -220,17 +230,17 @@ class RunPolicy:
             raise FileNotFoundError(f"the run {run} has no policies/ yet: it writes them when it ends")
 
     def keep_tokens(self) -> None:
-        """As of a single policy, for all of them."""
+        """Put tokens and log-probs into the replies of all policies."""
         for policy in self.policies.values():
             policy.keep_tokens()
 
     def fix_shapes(self) -> None:
-        """As of a single policy, for all of them."""
+        """Give the same bits from now on, for all policies."""
         for policy in self.policies.values():
             policy.fix_shapes()
 
     def act(self, call: Call) -> Awaitable[Answer]:
-        """Let the policy of this call's agent answer."""
+        """Answer a call with the policy of its agent."""
         name = self.map.get(call.agent) or self.map.get(call.role) or self.map.get("*", "")
         if name not in self.policies:
             raise ValueError(
@@ -239,7 +249,7 @@ class RunPolicy:
         return self.policies[name].act(call)
 
     def identity(self) -> dict[str, Any]:
-        """Who plays, for the record of an evaluation: the run's map, and its policies by weights."""
+        """Describe the team, for the record of an evaluation: the run's map, and its policies by weights."""
         return {"map": self.map, "policies": {name: p.identity() for name, p in self.policies.items()}}
 
     def __repr__(self) -> str:

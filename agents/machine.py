@@ -1,23 +1,23 @@
-"""What the machine offers: where to compute, and with how many threads."""
+"""The machine: which device computes, and with how many threads."""
 
 from __future__ import annotations
 
 import torch
 
-SMALL = 30_000_000  # parameters: below, the products are too short to be worth a second thread
+SMALL = 30_000_000  # parameters: below this, products are too short to gain from a second thread
 _ALL = torch.get_num_threads()
-_chosen = 0  # threads, by the models loaded so far
+_chosen = 0  # threads, as set for the models loaded so far
 
 
 def default_device() -> torch.device:
-    """A GPU where there is one."""
+    """Return a GPU where there is one, else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def device_of(name: str) -> torch.device:
-    """A device by its name ("": the default), or an error that says what there is."""
+    """Return a device by its name ("": the default). An error says which devices there are."""
     if not name:
         return default_device()
     try:
@@ -32,7 +32,7 @@ def device_of(name: str) -> torch.device:
 
 
 def use_threads(wanted: int | None, parameters: int) -> None:
-    """Threads for a model that joins: those wanted, else one for small models, and torch's number once a large one comes.
+    """Set the threads for a model that is loaded: the number given, else one for small models and torch's number once a large one is loaded.
 
     More threads make the short products of a small model slower, tenfold where other programs are busy.
     """

@@ -1,7 +1,7 @@
-"""Whether files are as they were written: checksums of a folder in its manifest, of a text in its last line.
+"""Checksums that show whether files are as they were written: of a folder in its manifest, of a text in its last line.
 
-They tell damage (a torn write, a flipped bit, a swapped file), not malice: whoever can write a file can write its
-checksum. So nothing that is read here or behind it can run code either.
+They detect damage (a torn write, a flipped bit, a swapped file), not malice: whoever can write a file can write its
+checksum. So reading such a file never runs code either.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ _TAIL = b"# sha256 of all above: "
 
 
 class Damaged(RuntimeError):
-    """A file is not what was written; the message names it."""
+    """Raised when a file is not as it was written. The message names it."""
 
 
 def manifest(folder: Path) -> bytes:
-    """Size and checksum of every file below; of a folder with a manifest of its own, that of the manifest."""
+    """Size and checksum of every file below. A folder with a manifest of its own counts by the checksum of
+    that manifest.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     within = [path.parent for path in files if path.name == MANIFEST]
     own = [p for p in files if p.name == MANIFEST or not any(w in p.parents for w in within)]
@@ -62,7 +64,7 @@ def check(folder: str | Path, *, others: bool = False) -> None:
         return
     within = [
         (folder / name).parent for name in listed if Path(name).name == MANIFEST
-    ]  # these looked for themselves
+    ]  # folders with a manifest of their own were checked by it
     for file in folder.rglob("*"):
         known = file == path or file.relative_to(folder).as_posix() in listed
         if file.is_file() and not known and not any(inner in file.parents for inner in within):
@@ -70,7 +72,7 @@ def check(folder: str | Path, *, others: bool = False) -> None:
 
 
 def checksum(path: Path, size: int | None = None) -> str:
-    """SHA-256 of a file, or of its first `size` bytes."""
+    """Compute the SHA-256 of a file, or of its first `size` bytes."""
     digest, left = hashlib.sha256(), path.stat().st_size if size is None else size
     with path.open("rb") as file:
         while left > 0 and (block := file.read(min(left, 1 << 20))):
@@ -80,13 +82,13 @@ def checksum(path: Path, size: int | None = None) -> str:
 
 
 def signed(text: str) -> bytes:
-    """A text between two comments, of which the last is its checksum."""
+    """Put a text between two comments; the last one is its checksum."""
     body = _HEAD + text.encode()
     return body + _TAIL + hashlib.sha256(body).hexdigest().encode() + b"\n"
 
 
 def read_signed(path: str | Path) -> str:
-    """What `signed` made, checked; a text that has neither of its comments as it is."""
+    """Read what `signed` wrote, and check it. A text with neither comment is returned as it is."""
     path = Path(path)
     data = path.read_bytes()
     body, tail, _ = data.rpartition(_TAIL)

@@ -1,4 +1,4 @@
-"""How the models of a team are loaded and sampled: settings that a command line or a `Team` gives to all of them.
+"""Settings of a team's models: how they are loaded and sampled. A command line or a `Team` gives them to all models.
 
 Team("tiny", temperature=0, max_tokens=64, device="cpu", threads=2)
 """
@@ -18,7 +18,7 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
     "vllm": ("temperature", "top_p", "max_tokens", "dtype"),
     "openai": ("temperature", "top_p", "max_tokens", "concurrency"),
 }
-"""What each kind of model can be told."""
+"""Names of the settings that each kind of model takes."""
 
 HELP = {
     "temperature": (float, "of the models' sampling; 0: greedy (default: 1, or the endpoint's own)"),
@@ -32,7 +32,7 @@ HELP = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """None: the model's own default."""
+    """Settings of a team's models. None: the model's own default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -41,7 +41,7 @@ class ModelSettings:
     dtype: str | None = None
     threads: int | None = None
     concurrency: int | None = None
-    """Requests at once to an endpoint."""
+    """Number of requests at once to an endpoint."""
 
     def __post_init__(self) -> None:
         for name, fine, want in (
@@ -57,23 +57,23 @@ class ModelSettings:
                 raise ValueError(f"{name}={value!r}, but it must be {want}")
 
     def told(self) -> dict[str, Any]:
-        """What is not left to the model."""
+        """Return the settings that are not None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def of(self, name: str) -> dict[str, Any]:
-        """What the model of this name can be told."""
+        """Return the settings that the model of this name takes."""
         taken = TAKEN.get(name.partition(":")[0], ())
         return {key: value for key, value in self.told().items() if key in taken}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--temperature` and its like."""
+    """Add `--temperature` and the other settings to a parser."""
     group = parser.add_argument_group("models of the team")
     for name, (kind, help_) in HELP.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=help_)
 
 
 def settings_of(given: argparse.Namespace) -> ModelSettings:
-    """What was given on the command line."""
+    """Read the settings from a parsed command line."""
     names = (field.name for field in fields(ModelSettings))
     return ModelSettings(**{name: getattr(given, name, None) for name in names})

@@ -1,4 +1,4 @@
-"""Who answers for a role: the question put to a policy, its answer, and the simplest policies.
+"""Policies: a call to a role, its answer, and the simplest policies.
 
 A policy is anything with `act(call) -> str | Answer`, sync or async, or a plain callable
 `(agent, messages) -> str`. Text models, engines and remote endpoints implement the same one method.
@@ -19,7 +19,7 @@ Message = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Call:
-    """One act asked of a policy: who speaks, what it sees, and how it may sample."""
+    """One act asked of a policy: which role acts, what it sees, and how it may sample."""
 
     agent: str
     role: str
@@ -37,7 +37,7 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
-    """A reply's text, and what is known about how it came to be (tokens, finish reason, version …)."""
+    """Text of a reply, and its metadata (tokens, finish reason, version …)."""
 
     text: str
     meta: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Answer:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Anything that can be asked to speak."""
+    """Interface of a policy: anything that answers calls."""
 
     def act(self, call: Call) -> str | Answer | Awaitable[str | Answer]: ...
 
@@ -67,7 +67,7 @@ class FunctionPolicy:
 
 
 class ExpertPolicy:
-    """A workflow's own expert: it sees the messages a model sees, and the task's reference besides."""
+    """Expert of a workflow. It sees the messages that a model sees, and the task's reference besides."""
 
     sees_reference = True
 
@@ -79,7 +79,7 @@ class ExpertPolicy:
 
 
 class RandomPolicy:
-    """Picks a choice, or says a few random words; seeded by the call."""
+    """Policy that picks a random choice, or says a few random words; seeded by the call."""
 
     words = ("yes", "no", "one", "two", "red", "blue", "answer", "search", "end", "what", "why", "42")
 
@@ -89,7 +89,7 @@ class RandomPolicy:
 
 
 class FoolPolicy:
-    """Malformed, empty, huge and hostile replies: no environment may crash on it, nor reward it."""
+    """Policy of malformed, empty, huge and hostile replies. No environment may crash on it, nor reward it."""
 
     huge = 100_000
 
@@ -119,8 +119,8 @@ class HumanPolicy:
 class PolicyWrapper:
     """A policy that hands its calls on to others. Override `act`, and let those others answer through `ask`.
 
-    It passes everything through: who sees the reference, what is opened and closed, and whatever else the first of
-    them offers.
+    It passes everything through: which of them sees the reference, what is opened and closed, and all other attributes of
+    the first one.
     """
 
     def __init__(self, policy: Policy, *others: Policy) -> None:
@@ -130,7 +130,7 @@ class PolicyWrapper:
         return self.ask(self.policies[0], call)
 
     def ask(self, policy: Policy, call: Call) -> str | Answer | Awaitable[str | Answer]:
-        """What one of them answers; only one that may see the reference is shown it."""
+        """Answer a call with one of the policies. It sees the reference only if it may."""
         if call.task is not None and not getattr(policy, "sees_reference", False):
             call = replace(call, task=None)
         return policy.act(call)
@@ -150,7 +150,9 @@ class PolicyWrapper:
                 await policy.close()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "policies":  # not yet there while it is unpickled
+        if (
+            name.startswith("__") or name == "policies"
+        ):  # the attribute is missing while the object is unpickled
             raise AttributeError(name)
         return getattr(self.policies[0], name)
 
@@ -159,16 +161,16 @@ class PolicyWrapper:
 
 
 def innermost(policies: Iterable[Policy]) -> list[Policy]:
-    """Who answers in the end, behind all wrappers, each once."""
-    found: dict[int, Policy] = {}
+    """Return the policies behind all wrappers, each once."""
+    players: dict[int, Policy] = {}
     for policy in policies:
         own = innermost(policy.policies) if isinstance(policy, PolicyWrapper) else [policy]
-        found.update((id(one), one) for one in own)
-    return list(found.values())
+        players.update((id(one), one) for one in own)
+    return list(players.values())
 
 
 def as_policy(given: Any) -> Policy:
-    """A policy out of a policy or a plain callable; anything else is an error that says what fits."""
+    """Make a policy of a policy or a plain callable. The error for anything else says what fits."""
     if hasattr(given, "act"):
         return given  # type: ignore[no-any-return]
     if callable(given):

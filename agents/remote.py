@@ -3,13 +3,14 @@
     OpenAIPolicy.of("openai:gpt-4o-mini@https://api.openai.com/v1")
     OpenAIPolicy("Qwen/Qwen3-8B", "http://localhost:8000/v1", temperature=0.7)
 
-Only the standard library is needed: each request runs in a thread. What may pass (429, 5xx, a dropped connection) is
-tried again, after the time the server names or a growing pause, until the deadline (until 15 s, while it never answered);
-what cannot pass (a wrong key, a model nobody serves) is an error at once that says what the server said. Rollouts,
-evaluations and training stop then, and where calls in a row fail alike (`outage.py`). The key comes from OPENAI_API_KEY.
+Only the standard library is needed: each request runs in a thread. A failure that may pass (429, 5xx, a dropped
+connection) is tried again, after the time that the server names or a growing pause, until the deadline. An endpoint
+that has never answered gets 15 s. A failure that cannot pass (a wrong key, an unknown model) is an error at once, with
+the server's words. Rollouts, evaluations and training then stop. They also stop where calls in a row fail alike
+(`outage.py`). The key comes from OPENAI_API_KEY.
 
-The server makes tokens of the messages. Contents go to it unchanged; that it does not read control tokens in them
-(`<|im_end|>` in a passage) cannot be promised from here, as it is for models in this process (`plain.py`).
+The server makes tokens of the messages. Contents go to it unchanged. For models in this process, control tokens in
+contents (`<|im_end|>` in a passage) are plain text (`plain.py`). For a server this cannot be promised from here.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 REASONS = {"stop": "stop", "length": "length", "content_filter": "stop", "tool_calls": "stop"}
 
 
-HOPELESS = (401, 402, 403, 404)  # the key, the account, the model, the path: nothing in the request itself
+HOPELESS = (401, 402, 403, 404)  # wrong key, account, model or path: no other request would succeed either
 LARGEST_ANSWER = 16 << 20
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect is an error: following it would hand the key and the messages to whom it names."""
+    """A redirect is an error: following it would give the key and the messages to another host."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -50,25 +51,27 @@ _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 class RemoteError(ModelFailure):
-    """The endpoint cannot answer; asking again would not help."""
+    """Raised when the endpoint cannot answer and asking again would not help."""
 
 
 class RemoteRefused(RemoteError):
-    """The endpoint answers nobody with this key, this model or this path."""
+    """Raised when the endpoint refuses every request with this key, this model or this path."""
 
     hopeless = True
 
 
 class RemoteUnavailable(RemoteError):
-    """The endpoint did not answer before the deadline: an infrastructure failure, nobody's move in the game."""
+    """Raised when the endpoint did not answer before the deadline: a failure of infrastructure, not of a
+    role.
+    """
 
     infrastructure = True
 
 
 class OpenAIPolicy:
-    """Answers calls by chat completions."""
+    """Policy that answers calls by chat completions."""
 
-    first_answer = 15.0  # seconds within which an endpoint must have answered anybody at all
+    first_answer = 15.0  # seconds within which an endpoint must have answered any request at all
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class OpenAIPolicy:
         choices: str = "parse",
         **options: Any,
     ) -> None:
-        """`deadline`: seconds for one call, retries included. `options` go into every request (temperature, top_p …).
+        """Set up the endpoint. `deadline`: seconds for one call, retries included. `options` go into every request (temperature, top_p …).
 
         `choices="guided"` has a vLLM server allow only the choices; "parse" tells the model and reads its answer.
         """
@@ -93,12 +96,12 @@ class OpenAIPolicy:
         self.deadline, self.choices, self.options = deadline, choices, options
         self.system = dict(system or {})
         self._answered = False
-        self._silent = 0.0  # since when there is no answer to anything; 0: there was one
+        self._silent = 0.0  # time since which no request was answered; 0: one was
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="openai")
 
     @classmethod
     def of(cls, name: str, **how: Any) -> OpenAIPolicy:
-        """From `openai:MODEL@URL`; the URL may be left out."""
+        """Make a policy of `openai:MODEL@URL`; the URL may be left out."""
         model, _, url = name.removeprefix("openai:").partition("@")
         if not model or (url and not url.startswith(("http://", "https://"))):
             raise ValueError(
@@ -107,7 +110,7 @@ class OpenAIPolicy:
         return cls(model, url or "https://api.openai.com/v1", **how)
 
     def fix_shapes(self) -> None:
-        """What an evaluation asks of its players that should be the same, bit for bit, when played again."""
+        """Refuse to promise the same bits again, which a deterministic evaluation asks of its players."""
         raise ValueError(
             f"{self!r}: a remote model does not promise the same reply twice; leave `deterministic` out"
         )
@@ -127,7 +130,7 @@ class OpenAIPolicy:
             patience = self.deadline if self._answered else min(self.deadline, self.first_answer)
             self._silent = 0.0 if outcome.alive else self._silent or now
             ends = began + self.deadline
-            if self._silent:  # for anybody: who asks later need not wait as long again
+            if self._silent:  # for any caller: later callers need not wait as long again
                 ends = min(ends, self._silent + patience)
             pause = (
                 outcome.after
@@ -176,15 +179,15 @@ class OpenAIPolicy:
                 raise RemoteError(f"{self.url} sent more than {LARGEST_ANSWER >> 20} MB as an answer")
             answer = json.loads(raw)
         except urllib.error.HTTPError as error:
-            said = _sentence(error.read(2000).decode(errors="replace"))
+            words = _sentence(error.read(2000).decode(errors="replace"))
             if error.code in TRANSIENT:
                 after = _seconds(error.headers.get("Retry-After"))
                 return _Again(
-                    f"HTTP {error.code} {said:.200}", after, alive=error.code < 500 or after is not None
+                    f"HTTP {error.code} {words:.200}", after, alive=error.code < 500 or after is not None
                 )
             kind = RemoteRefused if error.code in HOPELESS else RemoteError
             raise kind(
-                f"{self.url} refused the request for {self.model!r}: HTTP {error.code} {said:.500}"
+                f"{self.url} refused the request for {self.model!r}: HTTP {error.code} {words:.500}"
             ) from None
         except (OSError, ValueError, RecursionError) as error:  # no connection, a timeout, half an answer
             return _Again(f"{type(error).__name__}: {error}")
@@ -216,7 +219,7 @@ class OpenAIPolicy:
         return Answer(text, meta)
 
     def identity(self) -> dict[str, Any]:
-        """Who this is, for the record of an evaluation. The weights behind an endpoint are its owner's secret."""
+        """Describe the policy, for the record of an evaluation. The weights behind an endpoint are unknown."""
         return {
             "model": self.model,
             "endpoint": re.sub(r"//[^/@]*@", "//", self.url),  # without a password
@@ -230,14 +233,14 @@ class OpenAIPolicy:
 
 
 class _Again:
-    """Why a request may be tried again, and when. `alive`: the server is there."""
+    """Reason why a request may be tried again, and when. `alive`: the server is there."""
 
     def __init__(self, why: str, after: float | None = None, alive: bool = False) -> None:
         self.why, self.after, self.alive = why, after, alive
 
 
 def _sentence(body: str) -> str:
-    """What the server said, without the braces around it."""
+    """Take the server's sentence out of a JSON body."""
     try:
         told = json.loads(body)
         told = told.get("error", told)
@@ -255,13 +258,17 @@ def _seconds(header: str | None) -> float | None:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """A message for the protocol, whose role `"tool"` wants ids of its own: what tools gave is told by the user."""
+    """Turn a message into one of the protocol. Its role `"tool"` needs ids, so tools' results are told as the
+    user.
+    """
     plain = {k: str(v) if isinstance(v, str) else v for k, v in message.items() if k != "node"}
     return {**plain, "role": "user"} if plain["role"] == "tool" else plain
 
 
 def _closed(text: str, stop: tuple[str, ...]) -> str:
-    """Endpoints leave the stop string out; our texts hold it. It is put back where its opening tag stands unclosed."""
+    """Put the stop string back where its opening tag stands unclosed: endpoints leave it out, our texts hold
+    it.
+    """
     for s in stop:
         opening = s.replace("</", "<", 1)
         if s.startswith("</") and s not in text and opening in text:
@@ -270,7 +277,9 @@ def _closed(text: str, stop: tuple[str, ...]) -> str:
 
 
 def _chosen(text: str, choices: tuple[str, ...]) -> str:
-    """The choice a reply names, if it names exactly one; otherwise the reply as it is, for the format to judge."""
-    said = text.strip()
-    exact = [c for c in choices if c.strip().lower() == said.lower().strip(" .!\"'")]
+    """Return the choice that a reply names, if it names exactly one; otherwise the reply, for the format to
+    judge.
+    """
+    reply = text.strip()
+    exact = [c for c in choices if c.strip().lower() == reply.lower().strip(" .!\"'")]
     return exact[0] if len(exact) == 1 else text

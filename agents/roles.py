@@ -1,12 +1,12 @@
-"""Roles, and how their replies are read.
+"""Roles, and the formats of their replies.
 
-A `Role` is a name, how many of it sit at the table, and a reply format. A format reads text and says
-whether it was *legal*: `Reply(text, ok, value)`. Illegal replies carry `value=None` unless the format
-declares `otherwise=`, so that a malformed reply can never count as approval by accident.
+A `Role` is a name, a number of instances, and a reply format. A format reads a text and says whether it is *legal*:
+`Reply(text, ok, value)`. An illegal reply has `value=None` unless the format declares `otherwise=`. So a malformed
+reply can never count as approval by accident.
 
-Two things hold for every format. Thinking is set aside before a format reads (`reading.split_thinking`): it stays in
-`Reply.thinking`, and never in what other roles see. What may stand around the part that a format reads is settled by
-`Role.lenient`, for all formats alike:
+Two rules hold for every format. First, thinking is removed before a format reads (`reading.split_thinking`): it stays
+in `Reply.thinking`, and other roles never see it. Second, `Role.lenient` says what may stand around the part that a
+format reads, for all formats alike:
 
     None   as the format says: nothing around tags and choices, anything around JSON, boxes and plans
     True   a preamble, words after it, and code fences are overlooked
@@ -40,23 +40,25 @@ __all__ = [
 
 
 class Reply(NamedTuple):
-    """What a role said, read by its format: the text, whether it was legal, and the value in it."""
+    """A role's reply, read by its format: the text, whether it was legal, and the value in it."""
 
     text: str
-    """What others may see: the reply without its thinking."""
+    """Text that other roles may see: the reply without its thinking."""
     ok: bool
     value: Any
     node: str = ""
     thinking: str = ""
-    """The thinking before the text, tags included."""
+    """Thinking before the text, tags included."""
 
     @property
     def said(self) -> str:
-        """All of it, as it was sampled."""
+        """Whole reply, as it was sampled."""
         return self.thinking + self.text
 
     def message(self) -> dict[str, str]:
-        """The reply as the role's own chat message that remembers its node, so an engine can reuse its very tokens."""
+        """Return the reply as the role's own chat message. It remembers its node, so an engine can reuse its
+        exact tokens.
+        """
         return {"role": "assistant", "content": Spoken(self.said, self.node)}
 
 
@@ -64,12 +66,12 @@ _new: Callable[..., Reply] = tuple.__new__  # a named tuple's own constructor co
 
 
 class FormatError(ValueError):
-    """Raised by a custom parse function: this text is not what the role was asked for."""
+    """Raised by a custom parse function: the text does not have the format."""
 
 
 @runtime_checkable
 class Format(Protocol):
-    """How a role's text is read. `choices` and `stop` are hints an engine may enforce while sampling."""
+    """Format of a role's text. `choices` and `stop` are hints that an engine may enforce while sampling."""
 
     @property
     def choices(self) -> tuple[str, ...] | None: ...
@@ -83,25 +85,27 @@ class Format(Protocol):
 
 
 class _Base:
-    """What formats share: thinking is set aside before they read; the two hints are absent by default."""
+    """Base of the formats: thinking is removed before they read, and both hints are absent by default."""
 
     __slots__ = ()
 
     def parse(self, text: str, node: str = "") -> Reply:
-        """The reply in a text. Thinking that is never closed leaves nothing to read."""
+        """Read the reply in a text. Thinking that is never closed leaves nothing to read."""
         if "think>" not in text.lower():  # nearly always
             return self._read(text, node)
-        thinking, said, closed = split_thinking(text)
+        thinking, rest, closed = split_thinking(text)
         if not thinking:
             return self._read(text, node)
-        reply = self._read(said, node)
+        reply = self._read(rest, node)
         return reply._replace(ok=reply.ok and closed, thinking=thinking)
 
     def _read(self, text: str, node: str) -> Reply:
         raise NotImplementedError
 
     def within(self, text: str) -> str | None:
-        """The part of a text that this format is about, without what stands around it; None where there is none."""
+        """Return the part of a text that this format reads, without what stands around it; None where there
+        is none.
+        """
         return text
 
     @property
@@ -211,14 +215,16 @@ class Choice(_Base):
         return self.options
 
     def _read(self, text: str, node: str) -> Reply:
-        said = text.strip().casefold()
+        word = text.strip().casefold()
         for option in self.options:
-            if said == option.casefold():
+            if word == option.casefold():
                 return Reply(text, True, option, node)
         return Reply(text, False, self.otherwise, node)
 
     def within(self, text: str) -> str | None:
-        """The last line without its markup: an option named in a sentence ("I do not approve") is none."""
+        """Return the last line without its markup. An option named in a sentence ("I do not approve") does
+        not count.
+        """
         return (text.strip(_MARKUP).splitlines() or [""])[-1].strip(_MARKUP) or None
 
     def describe(self) -> str:
@@ -237,10 +243,10 @@ class Json(_Base):
     otherwise: Any = None
 
     def _read(self, text: str, node: str) -> Reply:
-        found = first_json_object(text)
-        if found is None:
+        data = first_json_object(text)
+        if data is None:
             return Reply(text, False, self.otherwise, node)
-        value = found if self.key is None else found.get(self.key)
+        value = data if self.key is None else data.get(self.key)
         if isinstance(value, str):
             value = value.strip()
         elif isinstance(value, list):
@@ -281,9 +287,9 @@ class Custom(_Base):
     read: Callable[[str], Any]
     says: str = ""
     ends: tuple[str, ...] = ()
-    """What a legal reply ends in: sampling may stop there."""
+    """Strings that end a legal reply: sampling may stop there."""
     starts: tuple[str, ...] = ()
-    """What it begins with; by default the tags that `ends` closes."""
+    """Strings that begin a legal reply; by default the tags that `ends` closes."""
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -307,15 +313,17 @@ class Custom(_Base):
 
 
 def read_reply(format: Format, text: str, node: str = "", lenient: bool | None = None) -> Reply:
-    """What a role said, read by its format, with its role's rule for what may stand around (see above)."""
+    """Read a role's reply by its format, with its role's rule for what may stand around (see the module's
+    docstring).
+    """
     reply = format.parse(text, node)
     ours = isinstance(format, _Base)
     if ours and lenient is None:
         return reply
     if not ours and "think>" in text.lower():
-        thinking, said, closed = split_thinking(text)  # a format of somebody's own, which knows no thinking
-        reply = format.parse(said, node)
-        reply = reply._replace(text=said, thinking=thinking, ok=reply.ok and closed)
+        thinking, rest, closed = split_thinking(text)  # a custom format, which knows no thinking
+        reply = format.parse(rest, node)
+        reply = reply._replace(text=rest, thinking=thinking, ok=reply.ok and closed)
     if lenient is None or reply.ok == lenient or not reply.text or not hasattr(format, "within"):
         return reply
     part = format.within(reply.text)
@@ -329,7 +337,7 @@ def read_reply(format: Format, text: str, node: str = "", lenient: bool | None =
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A part in a workflow. With `instances > 1` its agents are `name_1 … name_n`."""
+    """A role of a workflow. With `instances > 1` its agents are `name_1 … name_n`."""
 
     name: str
     instances: int = 1
@@ -337,9 +345,9 @@ class Role:
     system: str = ""
     description: str = ""
     lenient: bool | None = None
-    """What may stand around the part of a reply that its format reads: see the top of this module."""
+    """Rule for what may stand around the part of a reply that its format reads: see the top of this module."""
     opening: tuple[Mapping[str, str], ...] = field(init=False, repr=False, compare=False)
-    """What stands before every prompt of this role: its system message, if it has one."""
+    """Messages before every prompt of this role: its system message, if it has one."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
@@ -357,7 +365,7 @@ class Role:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """The agent ids of this role, in order."""
+        """List the agent ids of this role, in order."""
         if self.instances == 1:
             return (self.name,)
         return tuple(f"{self.name}_{i}" for i in range(1, self.instances + 1))

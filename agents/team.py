@@ -1,10 +1,10 @@
-"""A team: who plays which role.
+"""A team: which policy plays which role.
 
     Team({"planner": my_function, "*": "scripted"})
 
-Keys are an agent, else its role, else `"*"`. Values are a policy, a plain function `(agent, messages) ->
-str`, or a name: `"scripted"` (the workflow's expert), `"random"`, `"fool"`, `"human"`, `"tiny"` (the
-embedded model), `"hf:PATH"`, `"vllm:PATH"`, `"openai:MODEL@URL"`, `"run:PATH"` (a training run's newest policies).
+A key is an agent, else its role, else `"*"`. A value is a policy, a plain function `(agent, messages) -> str`, or a
+name: `"scripted"` (the workflow's expert), `"random"`, `"fool"`, `"human"`, `"tiny"` (the embedded model),
+`"hf:PATH"`, `"vllm:PATH"`, `"openai:MODEL@URL"`, `"run:PATH"` (a training run's newest policies).
 """
 
 from __future__ import annotations
@@ -34,26 +34,28 @@ from .roles import Role
 NAMED: dict[str, Callable[[], Policy]] = {"random": RandomPolicy, "fool": FoolPolicy, "human": HumanPolicy}
 SCHEMES = ("hf", "openai", "run", "vllm")
 LOADED = ("tiny", "hf", "run", "vllm")
-"""Models in this process: a team loads each once, at whatever tables it sits."""
+"""Kinds of models in this process. A team loads each once, however many environments it plays."""
 
 
 class TeamError(ValueError):
-    """A team does not fit its environment; the message names the role."""
+    """Raised when a team does not fit its environment. The message names the role."""
 
 
 class Team:
-    """A map from agents, roles or `"*"` to who plays them."""
+    """A map from agents, roles or `"*"` to their policies."""
 
     def __init__(self, seats: Mapping[str, Any] | Any, **settings: Any) -> None:
-        """`settings`: of all its models that are given by name (`temperature`, `device` …: `ModelSettings`)."""
+        """Make a team. `settings` hold for all its models that are given by name (`temperature`, `device` …:
+        `ModelSettings`).
+        """
         self.seats: dict[str, Any] = dict(seats) if isinstance(seats, Mapping) else {"*": seats}
         if not self.seats:
             raise TeamError('an empty team; give at least {"*": …}')
         self._loaded: dict[str, Policy] = {}
-        for seat, given in self.seats.items():
-            _check_seat(seat, given)
+        for seat, policy in self.seats.items():
+            _check_seat(seat, policy)
         self.settings = ModelSettings(**settings)
-        names = [given for given in self.seats.values() if isinstance(given, str)]
+        names = [policy for policy in self.seats.values() if isinstance(policy, str)]
         for key in self.settings.told():
             if not any(key in self.settings.of(name) for name in names):
                 raise TeamError(
@@ -62,11 +64,11 @@ class Team:
 
     @classmethod
     def of(cls, given: Any) -> Team:
-        """A team as it is, a mapping as a team, anything else as the one policy of all."""
+        """Make a team of a team, of a mapping, or of one policy for all."""
         return given if isinstance(given, Team) else cls(given)
 
     def bind(self, roles: Mapping[str, Role], expert: Any = None) -> BoundTeam:
-        """Seat every agent; a seat nobody has, and an agent without a seat, are errors."""
+        """Give every agent its policy. An unknown key, and an agent without a policy, are errors."""
         names = set(roles) | {role.name for role in roles.values()} | {"*"}
         for seat in self.seats:
             if seat not in names:
@@ -81,15 +83,15 @@ class Team:
             key = next((k for k in (agent, role.name, "*") if k in self.seats), None)
             if key is None:
                 raise TeamError(f"nobody plays {agent!r}; add {agent!r}, {role.name!r} or '*' to the team")
-            given = self.seats[key]
-            if isinstance(given, str):
-                if given.partition(":")[0] in LOADED:
-                    shared[given] = self._load(given)
-                elif given not in shared:
-                    shared[given] = _named(given, expert, self.settings)
-                seated[agent], labels[agent] = shared[given], given
+            policy = self.seats[key]
+            if isinstance(policy, str):
+                if policy.partition(":")[0] in LOADED:
+                    shared[policy] = self._load(policy)
+                elif policy not in shared:
+                    shared[policy] = _named(policy, expert, self.settings)
+                seated[agent], labels[agent] = shared[policy], policy
             else:
-                seated[agent], labels[agent] = as_policy(given), repr(given)
+                seated[agent], labels[agent] = as_policy(policy), repr(policy)
         return BoundTeam(seated, labels)
 
     def _load(self, name: str) -> Policy:
@@ -102,16 +104,16 @@ class Team:
 
 
 class BoundTeam:
-    """A team at its table: every agent has a policy."""
+    """A team in one environment: every agent has a policy."""
 
     def __init__(self, policies: Mapping[str, Policy], names: Mapping[str, str]) -> None:
         self.policies, self.names = dict(policies), dict(names)
-        self.keep_tokens = ""  # what every call asks to be kept: "ids", "text", or nothing
+        self.keep_tokens = ""  # what every call asks to keep: "ids", "text", or nothing
         self.failures = Failures()
         self._sees = {agent for agent, p in self.policies.items() if getattr(p, "sees_reference", False)}
 
     def sees(self, agent: str | None) -> bool:
-        """Whether this agent's policy is shown the reference (experts only)."""
+        """Tell whether this agent's policy is shown the reference (experts only)."""
         return agent in self._sees
 
     def place(self, agent: str | None) -> str:
@@ -120,17 +122,17 @@ class BoundTeam:
         return defined(getattr(policy, "fn", policy.act))
 
     def ask_any(self, call: Call) -> str | Answer | Awaitable[str | Answer]:
-        """Ask; the answer may have to be awaited."""
+        """Ask a policy. The answer may have to be awaited."""
         if self.keep_tokens:
             call.keep_tokens = self.keep_tokens
         return self.policies[call.agent].act(call)
 
     def ask(self, call: Call) -> str | Answer:
-        """Ask, blocking."""
-        said = self.ask_any(call)
-        if inspect.isawaitable(said):
-            return asyncio.run(_wait(said))
-        return said
+        """Ask a policy, and block until it has answered."""
+        answer = self.ask_any(call)
+        if inspect.isawaitable(answer):
+            return asyncio.run(_wait(answer))
+        return answer
 
     async def __aenter__(self) -> BoundTeam:
         for policy in innermost(self.policies.values()):
@@ -144,19 +146,19 @@ class BoundTeam:
                 await policy.close()
 
 
-async def _wait(said: Awaitable[str | Answer]) -> str | Answer:
-    return await said
+async def _wait(answer: Awaitable[str | Answer]) -> str | Answer:
+    return await answer
 
 
-def _check_seat(seat: str, given: Any) -> None:
-    if not isinstance(given, str):
-        as_policy(given)
+def _check_seat(seat: str, policy: Any) -> None:
+    if not isinstance(policy, str):
+        as_policy(policy)
         return
-    known = [*NAMED, "scripted", "tiny"]
-    if given in known or given.partition(":")[0] in SCHEMES and ":" in given:
+    names = [*NAMED, "scripted", "tiny"]
+    if policy in names or policy.partition(":")[0] in SCHEMES and ":" in policy:
         return
-    hint = nearest(given, [*known, "hf:PATH", "vllm:PATH", "openai:MODEL@URL", "run:PATH"], "known:")
-    raise TeamError(f"seat {seat!r}: unknown policy {given!r}; {hint}")
+    hint = nearest(policy, [*names, "hf:PATH", "vllm:PATH", "openai:MODEL@URL", "run:PATH"], "known:")
+    raise TeamError(f"seat {seat!r}: unknown policy {policy!r}; {hint}")
 
 
 def _named(name: str, expert: Any, settings: ModelSettings) -> Policy:

@@ -1,8 +1,8 @@
-"""Work in threads of which no failure is lost.
+"""Work in threads, without losing a failure.
 
-A future cannot carry everything that can be raised: `StopIteration` leaves whoever awaits it waiting for ever, a
-cancellation looks like the waiter's own, and `SystemExit` ends the event loop that it is handed to. What is run
-through here raises `ThreadError` in their place, with the original as its cause.
+A future cannot carry everything that can be raised. `StopIteration` leaves its waiter waiting for ever. A
+cancellation looks like the waiter's own. `SystemExit` ends the event loop that it reaches. In their place, work that
+runs through this module raises `ThreadError`, with the original as its cause.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class ThreadError(RuntimeError):
-    """Work in a thread raised what no future can carry; `__cause__` is the original."""
+    """Raised when work in a thread raised what no future can carry. `__cause__` is the original."""
 
 
 def contained(work: Callable[..., T]) -> Callable[..., T]:
-    """`work`, raising only what a future can carry."""
+    """Wrap `work` so that it raises only what a future can carry."""
 
     def run(*arguments: Any, **options: Any) -> T:
         try:
@@ -31,14 +31,16 @@ def contained(work: Callable[..., T]) -> Callable[..., T]:
             raise _carried(error) from error
         except Exception:
             raise
-        except BaseException as error:  # a Ctrl-C reaches the main thread alone: nobody's but the work's own
+        except (
+            BaseException
+        ) as error:  # a Ctrl-C reaches the main thread alone, so this exception is the work's own
             raise _carried(error) from error
 
     return run
 
 
 async def contained_async(work: Awaitable[T]) -> T:
-    """The same of a coroutine; a cancellation that was asked for stays one."""
+    """Wrap a coroutine in the same way. A cancellation that was asked for stays one."""
     try:
         return await work
     except (Exception, GeneratorExit):
@@ -57,9 +59,9 @@ def _carried(error: BaseException) -> ThreadError:
 
 
 async def in_thread(pool: Executor | None, work: Callable[[], T]) -> T:
-    """Run `work` in a thread of `pool`; whatever it raises is raised here.
+    """Run `work` in a thread of `pool`, and raise here what it raises.
 
-    A thread cannot be stopped: whoever is cancelled meanwhile goes on when it has ended, and what it raised is told.
+    A thread cannot be stopped. A waiter that is cancelled goes on when the thread has ended, and its error is shown.
     """
     task = asyncio.get_running_loop().run_in_executor(pool, contained(work))
     try:
@@ -72,12 +74,12 @@ async def in_thread(pool: Executor | None, work: Callable[[], T]) -> T:
 
 
 async def together(*work: Coroutine[Any, Any, T]) -> list[T]:
-    """Results of all, in order. The first error is raised at once, and one that comes after it is told, not lost."""
+    """Return the results of all, in order. The first error is raised at once; later ones are shown, not lost."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException as first:
-        raised = first  # `first` is gone when the callbacks run
+        raised = first  # `first` is deleted before the callbacks run
 
         def late(task: asyncio.Future[Any]) -> None:
             if not task.cancelled() and task.exception() not in (None, raised):
@@ -89,5 +91,5 @@ async def together(*work: Coroutine[Any, Any, T]) -> list[T]:
 
 
 def tell(error: BaseException | None) -> None:
-    """Show an error that nobody waits for any more."""
+    """Show an error that no caller waits for any more."""
     print(f"unitymas: besides, {type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -46,20 +46,20 @@ def rows(
     `min_credit` and `keep(row)` leave rows out. `weight` is the credit, the `"advantage"` (credit minus the mean of the
     agent's credits on that task) or `weight(row)`. Episodes that ended in an error are left out.
     """
-    found = [t for t in traces if str(t.ended) != "error"]
-    wanted = {roles} if isinstance(roles, str) else None if roles is None else set(roles)
-    if wanted is not None and (odd := wanted - {n.role for t in found for n in t.acts()}):
+    finished = [t for t in traces if str(t.ended) != "error"]
+    names = {roles} if isinstance(roles, str) else None if roles is None else set(roles)
+    if names is not None and (odd := names - {n.role for t in finished for n in t.acts()}):
         raise ValueError(f"no act of role {min(odd)!r} in these traces")
     if kind == "dpo":
-        return [row for row in _pairs(found, component) if wanted is None or row["role"] in wanted]
+        return [row for row in _pairs(finished, component) if names is None or row["role"] in names]
     makers = {"sft": _sft, "prompt-completion": _completion, "steps": _step}
     if kind not in makers:
         raise ValueError(f"unknown kind {kind!r}; choose sft, prompt-completion, dpo or steps")
     made = []
-    tokens = any((n.meta.get("tokens") or {}).get("ids") for t in found for n in t.acts())
-    for trace in found:
+    tokens = any((n.meta.get("tokens") or {}).get("ids") for t in finished for n in t.acts())
+    for trace in finished:
         for node in trace.acts():
-            if wanted is None or node.role in wanted:
+            if names is None or node.role in names:
                 made.append({**makers[kind](trace, node), **_common(trace, node, component, tokens)})
     _weigh(made, weight)
     return [
@@ -139,7 +139,7 @@ def _pairs(traces: Sequence[Trace], component: str | None) -> list[Row]:
         for node in trace.acts():
             credit = _credit(trace, node, component)
             siblings.setdefault(f"{trace.task_id}/{prompt_hash(node)}", []).append((credit, trace, node))
-    found: list[Row] = []
+    pairs: list[Row] = []
     for members in siblings.values():
         low, high = min(members, key=lambda m: m[0]), max(members, key=lambda m: m[0])
         if high[0] > low[0]:
@@ -148,7 +148,7 @@ def _pairs(traces: Sequence[Trace], component: str | None) -> list[Row]:
                 "task_id": high[1].task_id,
                 "margin": high[0] - low[0],
             }
-            found.append(
+            pairs.append(
                 {"prompt": _messages(high[2]), "chosen": _said(high[2]), "rejected": _said(low[2]), **best}
             )
-    return found
+    return pairs

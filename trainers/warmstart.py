@@ -26,7 +26,7 @@ def tokenized(
     TRL's own reading would take a `<|im_end|>` in a passage for the end of a turn.
     """
     chat = Chat(tokenizer)
-    found = []
+    tokens = []
     for row in data:
         prompt = chat.conversation(row["prompt"], ready=True)
         names = ("completion",) if kind == "sft" else ("chosen", "rejected")
@@ -35,21 +35,21 @@ def tokenized(
         if kind == "sft":
             (ids,) = wholes
             mask = [0] * begin + [1] * (len(ids) - begin)
-            found.append({"input_ids": ids, "completion_mask": mask})
+            tokens.append({"input_ids": ids, "completion_mask": mask})
         else:
             chosen, rejected = (ids[begin:] for ids in wholes)
-            found.append({"prompt_ids": prompt[:begin], "chosen_ids": chosen, "rejected_ids": rejected})
-    return found
+            tokens.append({"prompt_ids": prompt[:begin], "chosen_ids": chosen, "rejected_ids": rejected})
+    return tokens
 
 
 def expert_traces(
     id: str, tasks: int | None = None, data: str | None = None, split: str = "train"
 ) -> list[Trace]:
     """What the scripted expert does on an environment's training tasks; only episodes it solved."""
-    known = spec(id)
-    where: dict[str, Any] = {"split": split, **({} if known.tasks is not None else {"data": data})}
+    env_spec = spec(id)
+    where: dict[str, Any] = {"split": split, **({} if env_spec.tasks is not None else {"data": data})}
     arena = make_arena(id, **where)
-    success = known.success or known.headline
+    success = env_spec.success or env_spec.headline
     return [t for t in rollout(arena, "scripted", tasks=tasks) if t.metrics.get(success, 0.0) >= 1.0]
 
 

@@ -1,4 +1,4 @@
-"""A request to an engine, and what came of it."""
+"""Requests to an engine, and their results."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from .stopping import Stopper
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What came of one request."""
+    """Result of one request."""
 
     prompt_ids: list[int]
     ids: list[int]  # exactly what was sampled, the closing token included
-    logprobs: list[float]  # under the distribution each token was drawn from
+    logprobs: list[float]  # under the distribution that each token was drawn from
     finish_reason: str  # stop | length | overflow (the prompt did not fit) | cancelled
     text: str = ""
     support: list[tuple[int, ...] | None] | None = (
-        None  # allowed tokens of each id; None where (or if) all were
+        None  # allowed tokens of each id; None where all tokens were allowed
     )
-    version: int = 0  # of the weights the request began with
-    cached: int = 0  # prompt tokens that were not computed again
+    version: int = 0  # version of the weights when the request began
+    cached: int = 0  # prompt tokens whose keys and values were copied, not computed
 
 
 class Request:
-    """A request while it waits and runs; `result` is there once `done`."""
+    """A request while it waits and runs. Its `result` is set when it is `done`."""
 
     __slots__ = (
         "adapter", "cached", "ids", "key", "logprobs", "node", "on_done", "params", "prompt", "result", "stopper",
@@ -51,5 +51,5 @@ class Request:
 
     @property
     def length(self) -> int:
-        """Tokens whose keys and values stand in the cache: all but the last one sampled."""
+        """Number of tokens whose keys and values are in the cache: all but the last one sampled."""
         return len(self.prompt) + max(0, len(self.ids) - 1)

@@ -1,13 +1,14 @@
-"""Keys and values of what an engine has read: a slot for each running request, and blocks of shared prefixes.
+"""The key-value cache: one slot for each running request, and a pool of blocks for shared prefixes.
 
 A request owns one slot, contiguous in memory, for as long as it runs. Running requests always occupy the first
-slots, so that a step reads one dense slice. There are as many slots, and as long ones, as requests have needed so far:
-what is not used is not reserved. Beside the slots stands a pool of *blocks* (a few tokens each): the keys
-and values of prompts seen before. A block is known by its tokens and by the block before it, so equal means equal
-and there is nothing to collide. New requests copy the blocks they share into their slots; of the rest, what several
-of them have in common is computed once and written into the slot of each.
+slots, so a decode step reads one dense slice. The cache has as many slots, and slots as long, as requests have needed
+so far: memory that is not used is not reserved. Beside the slots there is a pool of *blocks* of a few tokens each,
+with the keys and values of earlier prompts. The key of a block is its tokens and the block before it. So blocks are
+shared only where all tokens are equal, and there are no hash collisions. A new request copies the blocks of its prefix
+into its slot. The rest of the prompt goes through prefill. A part that several new requests have in common is computed
+once and written into the slot of each.
 
-Shapes: L layers, S slots, C context, K key heads, D head width, T tokens, H heads; the leading 2 is keys and values.
+Shapes: L layers, S slots, C context, K key heads, D head width, T tokens, H heads. The leading 2 is keys and values.
 """
 
 from __future__ import annotations
@@ -27,30 +28,32 @@ from .prefill import Piece
 
 
 class Cache:
-    """The slots: [2, L, S, K, C, D]. They grow as requests come and replies get longer, up to a part of what is free."""
+    """The slots: [2, L, S, K, C, D]. They grow with the requests, up to a share of the free memory."""
 
-    grain = 64  # tokens by which slots grow
-    share = 0.5  # of the free memory; while they grow, the slots stand there twice
+    grain = 64  # slots grow by whole multiples of this many tokens
+    share = 0.5  # of the free memory: while slots grow, the old and the new ones exist together
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.both = torch.zeros(
             2, shape.layers, 0, shape.kv_heads, 0, shape.head_width, dtype=dtype, device=device
         )
-        self.token = 2 * shape.layers * shape.kv_heads * shape.head_width * self.both.element_size()  # bytes
+        self.token = (
+            2 * shape.layers * shape.kv_heads * shape.head_width * self.both.element_size()
+        )  # bytes of one token
 
     @property
     def size(self) -> tuple[int, int]:
-        """Slots, and tokens in each, that there is memory for."""
+        """Number of slots, and tokens in each, that are allocated."""
         return self.both.shape[2], self.both.shape[4]
 
     def limit(self) -> int:
-        """Tokens that all slots together may hold."""
+        """Number of tokens that all slots together may hold."""
         return int((available(self.both.device) + self.both.nbytes) * self.share) // self.token
 
     def hold(self, slots: int, length: int, promised: int, most: int) -> None:
-        """See to it that `slots` slots have `length` tokens each; they will not need more than `promised`.
+        """Make sure that `slots` slots have room for `length` tokens each. No request will need more than `promised`.
 
-        There will never be more than `most` slots. Where there is memory, it grows to double, so that it seldom grows.
+        There will never be more than `most` slots. Where there is memory, the size doubles, so that the cache grows rarely.
         """
         had, width = self.size
         if slots <= had and length <= width:
@@ -63,24 +66,25 @@ class Cache:
         self.lay_out(had, width)
 
     def lay_out(self, slots: int, width: int) -> None:
-        """Have this many slots of this width, and in them what they held so far."""
+        """Allocate this many slots of this width, and copy the old contents."""
         old, (two, layers, _, heads, _, depth) = self.both, self.both.shape
         self.both = old.new_zeros(two, layers, slots, heads, width, depth)
         slots, width = min(slots, old.shape[2]), min(width, old.shape[4])
         self.both[:, :, :slots, :, :width] = old[:, :, :slots, :, :width]
 
     def round(self, tokens: int) -> int:
-        """To whole grains: a step reads slots in such pieces."""
+        """Round up to a multiple of `grain`."""
         return -(-tokens // self.grain) * self.grain
 
     def rows(self, slot: Tensor, position: Tensor) -> Tensor:
-        """Where `write` puts the heads of tokens at (slot [T], position [T]): [T * K]."""
+        """Rows of the flat cache for the heads of tokens at (slot [T], position [T]): [T * K]."""
         heads, context = self.both.shape[3:5]
+        # one layer is [S, K, C, D], so as [S * K * C, D] its row is (slot * K + head) * C + position
         head = slot[:, None] * heads + torch.arange(heads, device=slot.device)
         return (head * context + position[:, None]).flatten()
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
-        """Put k and v [T, K, D] in their rows."""
+        """Write k and v [T, K, D] into these rows."""
         for cached, new in zip(self.both[:, layer], (k, v), strict=True):
             cached.view(-1, new.shape[-1]).index_copy_(0, rows, new.reshape(-1, new.shape[-1]))
 
@@ -89,7 +93,9 @@ class Cache:
 
 
 class Prefixes:
-    """The pool of blocks, least recently used first out. It grows to `most` blocks where memory allows."""
+    """The pool of blocks; the least recently used block is the first to go. It grows to `most` blocks where
+    memory allows.
+    """
 
     share = 0.25  # of the free memory
 
@@ -101,22 +107,24 @@ class Prefixes:
 
     @property
     def slots(self) -> Tensor:
-        """The slots, cut into blocks: [2, L, S, K, blocks of a slot, size, D]."""
+        """View of the slots as blocks: [2, L, S, K, blocks of a slot, size, D]."""
         return self.cache.both.unflatten(4, (-1, self.size))  # type: ignore[no-any-return]
 
     def clear(self) -> None:
-        """Forget everything: the weights have changed."""
+        """Forget all blocks: the weights have changed."""
         self.known: OrderedDict[tuple[object, tuple[int, ...]], tuple[int, int]] = (
             OrderedDict()
         )  # -> serial, place
         self.free = list(range(len(self.pool)))
-        self.end = self.most  # blocks, until memory is found short
+        self.end = self.most  # largest number of blocks; lowered when memory is short
         self.serial = 0
 
     def find(self, ids: Sequence[int], salt: object) -> list[int]:
-        """Places of the known blocks `ids` begins with; the last token is never among them: it must be computed."""
+        """Find the places of the cached blocks that `ids` begins with. The last token is never cached: its
+        state is needed.
+        """
         places: list[int] = []
-        parent = salt
+        parent = salt  # the first block's parent: blocks of different adapters are never equal
         for start in range(0, len(ids) - self.size, self.size):
             key = (parent, tuple(ids[start : start + self.size]))
             if key not in self.known:
@@ -126,16 +134,16 @@ class Prefixes:
             places.append(place)
         return places
 
-    def load(self, found: Iterable[tuple[int, Sequence[int]]]) -> None:
+    def load(self, prefixes: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Copy blocks to the beginning of slots: (slot, places) of each."""
-        copies = [(slot, i, place) for slot, places in found for i, place in enumerate(places)]
+        copies = [(slot, i, place) for slot, places in prefixes for i, place in enumerate(places)]
         if copies:
             slot, block, place = torch.tensor(copies).T
             self.slots[:, :, slot, :, block] = self.pool[place]
 
     def store(self, prompts: Iterable[tuple[int, Sequence[int], object]]) -> None:
-        """Keep the whole blocks of prompts whose keys and values stand in slots: (slot, ids, salt) of each."""
-        taken = {  # of a place taken twice, the later owner counts: the other was forgotten
+        """Keep the whole blocks of prompts whose keys and values are in slots: (slot, ids, salt) of each."""
+        taken = {  # where two blocks took one place, the later one owns it: the first was already dropped
             place: (slot, i, place) for slot, ids, salt in prompts for i, place in self._register(ids, salt)
         }
         if taken:
@@ -143,7 +151,7 @@ class Prefixes:
             self.pool[place] = self.slots[:, :, slot, :, block]
 
     def _register(self, ids: Sequence[int], salt: object) -> Iterator[tuple[int, int]]:
-        """Make the whole blocks of a prompt known; the new ones: (number in the prompt, place)."""
+        """Register the whole blocks of a prompt. Yield the new ones: (number in the prompt, place)."""
         parent = salt
         for start in range(0, len(ids) - self.size + 1, self.size):
             key = (parent, tuple(ids[start : start + self.size]))
@@ -158,7 +166,9 @@ class Prefixes:
             parent = self.known[key][0]
 
     def _place(self, keep: int) -> int | None:
-        """A free place; the oldest block gives way, but never one of the `keep` most recent (this prompt's own)."""
+        """Return a free place, or that of the oldest block; never one of the `keep` most recent (the prompt's
+        own).
+        """
         if self.free or self._grow():
             return self.free.pop()
         if len(self.known) <= keep:
@@ -166,7 +176,7 @@ class Prefixes:
         return self.known.popitem(last=False)[1][1]
 
     def _grow(self) -> bool:
-        """Make room for twice as many blocks, where there may be more and memory allows."""
+        """Double the number of blocks, as far as `most` and the memory allow."""
         had = len(self.pool)
         if had >= self.end:
             return False
@@ -183,16 +193,20 @@ class Prefixes:
 
 
 class Reading:
-    """Attention while prompts are read: the tokens of a piece, computed once, see their slot so far."""
+    """Attention of prefill: the tokens of a piece are computed once, and see all earlier tokens of their
+    slot.
+    """
 
     def __init__(self, cache: Cache, pieces: Sequence[Piece], alone: bool) -> None:
-        """`pieces`: in the order of the row; what stands before each is in its slots, or also read now."""
+        """Prepare `pieces`, in the order of the row. The tokens before each are in its slots, or in an
+        earlier piece.
+        """
         self.cache = cache
         device = cache.both.device
         spans: list[Span] = []
         slot: list[int] = []
         position: list[int] = []
-        source: list[int] = []  # where a token is in the row
+        source: list[int] = []  # index in the row of each token that is written
         self.n = 0
         for piece in pieces:
             spans.append(Span(self.n, piece.n, piece.start))
@@ -210,7 +224,8 @@ class Reading:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.cache.write(layer, self.rows, k[self.source], v[self.source])
-        both = self.cache.both[:, layer].unbind()
+        # written first, so that tokens of the same pass see each other through the cache
+        both = self.cache.both[:, layer].unbind()  # keys and values: [S, K, C, D] each
         widths = [mask.shape[2] for mask in self.buckets.masks]
         seen = (
             [cached[:, :, :width].index_select(0, seats) for cached in both]
@@ -219,30 +234,32 @@ class Reading:
         out = self.buckets.attend(q, seen)
         if len(q) == self.n:
             return out
-        return torch.cat((out, out.new_zeros(len(q) - self.n, *out.shape[1:])))  # rows that only fill a shape
+        return torch.cat(
+            (out, out.new_zeros(len(q) - self.n, *out.shape[1:]))
+        )  # rows that only fill a fixed shape
 
 
 class Speaking:
-    """Attention while replies are spoken: one new token for each of the first n slots."""
+    """Attention of decode: one new token for each of the first n slots."""
 
     def __init__(self, cache: Cache, position: Tensor, width: int) -> None:
         self.cache, self.width = cache, width
         self.rows = cache.rows(torch.arange(len(position), device=position.device), position)
         hidden = torch.arange(width, device=position.device) > position[:, None]
         mask = torch.zeros(hidden.shape, dtype=cache.both.dtype, device=position.device)
-        self.mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
+        self.mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None]  # [n, 1, 1, width]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.cache.write(layer, self.rows, k, v)
-        keys, values = self.cache.both[:, layer, : len(q), :, : self.width]
+        keys, values = self.cache.both[:, layer, : len(q), :, : self.width]  # [n, K, width, D] each, no copy
         grouped = q.unflatten(
             1, (k.shape[1], -1)
-        )  # the heads that share keys stand as that key head's queries
+        )  # query heads that share a key head become that head's queries: [S, K, H / K, D]
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask).flatten(1, 2)
 
 
 class Beside:
-    """Both in one pass: the first n rows speak, the others are read."""
+    """Attention of one pass with decode and prefill: the first n rows decode, the others prefill."""
 
     def __init__(self, n: int, speaking: Attention, reading: Attention) -> None:
         self.n, self.speaking, self.reading = n, speaking, reading

@@ -1,4 +1,4 @@
-"""How much memory a device has left for us."""
+"""Memory that a device has left for this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available(device: torch.device) -> int:
-    """Bytes that could still be allocated on a device, by what machine, container and process limits tell."""
+    """Return the bytes that can still be allocated on a device, by the limits of machine, container and
+    process.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -24,12 +26,12 @@ def available(device: torch.device) -> int:
 def _machine() -> int:
     try:
         return _lines(Path("/proc/meminfo"))["MemAvailable"]
-    except (OSError, KeyError):  # no Linux: half of what there is
+    except (OSError, KeyError):  # not Linux: half of the memory
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _container() -> Iterator[int]:
-    """What the control groups around this process leave; file caches give way."""
+    """Bytes that the control groups around this process leave. Caches of files count as free."""
     try:
         groups = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -50,7 +52,7 @@ def _container() -> Iterator[int]:
             inner = root / path.lstrip("/")
             for group in (inner, *inner.parents):
                 try:
-                    limit = int((group / most).read_text())  # "max" is no number: no limit
+                    limit = int((group / most).read_text())  # "max" is not a number: there is no limit
                     held = int((group / used).read_text()) - _lines(group / "memory.stat")[file]
                 except (OSError, ValueError, KeyError):
                     pass
@@ -61,7 +63,7 @@ def _container() -> Iterator[int]:
 
 
 def _process() -> Iterator[int]:
-    """What `ulimit -v` leaves."""
+    """Bytes that `ulimit -v` leaves."""
     try:
         import resource
 
@@ -74,9 +76,9 @@ def _process() -> Iterator[int]:
 
 
 def _lines(file: Path) -> dict[str, int]:
-    """`name: 12 kB` or `name 12` by line, in bytes."""
-    found: dict[str, int] = {}
+    """Read lines such as `name: 12 kB` or `name 12`, in bytes."""
+    numbers: dict[str, int] = {}
     for line in file.read_text().splitlines():
         name, number, *unit = line.replace(":", " ").split()
-        found[name] = int(number) * (1024 if unit == ["kB"] else 1)
-    return found
+        numbers[name] = int(number) * (1024 if unit == ["kB"] else 1)
+    return numbers

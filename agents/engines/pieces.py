@@ -1,4 +1,4 @@
-"""The text that each token of a reply adds."""
+"""Pieces: the text that each token of a reply adds."""
 
 from __future__ import annotations
 
@@ -11,32 +11,36 @@ UNFINISHED = "\ufffd"  # what a decoder shows for the first bytes of a character
 
 
 def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """One text per token; together they are the decoded reply.
+    """Return one text per token. Joined, they are the decoded reply.
 
-    A token alone decodes wrongly where spaces are implied or a character spans tokens. So each is decoded with
-    those before it that gave the last text, and what that adds is its own. A token that ends within a character
-    adds nothing yet; its successor adds the whole character.
+    A token alone decodes wrongly where spaces are implied or a character spans tokens. So each token is decoded together
+    with the tokens before it that gave the last text, and its piece is what it adds. A token that ends within a character
+    adds nothing yet; the next token adds the whole character.
     """
-    said: list[str] = []
+    texts: list[str] = []
     begin = known = 0  # ids[begin:known] gave the last text
     for end in range(1, len(ids) + 1):
         before = _decoded(tokenizer, ids[begin:known])
         text = _decoded(tokenizer, ids[begin:end])
         if len(text) <= len(before) or (text.endswith(UNFINISHED) and end < len(ids)):
-            said.append("")
+            texts.append("")
             continue
-        said.append(text[len(before) :])
+        texts.append(text[len(before) :])
         begin, known = known, end
-    return said
+    return texts
 
 
 def opens_thinking(tokenizer: Any, prompt: Sequence[int]) -> bool:
-    """Whether a prompt ends in an opened block, as some chat templates write it: the reply begins inside of it."""
+    """Tell whether a prompt ends in an open thinking block, as some chat templates write it. The reply then
+    begins inside it.
+    """
     return _decoded(tokenizer, prompt[-16:]).rstrip().lower().endswith("<think>")
 
 
 def thinking_tokens(tokenizer: Any, ids: Sequence[int], text: str) -> int:
-    """How many of a reply's first tokens are its thinking; 0 where it thinks nothing, or never stops."""
+    """Count the first tokens of a reply that are thinking; 0 where there is none, or where it is never
+    closed.
+    """
     thinking, _, closed = split_thinking(text)
     if not thinking or not closed:
         return 0

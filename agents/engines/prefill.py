@@ -1,6 +1,6 @@
-"""How an engine reads the prompts of those that join: in pieces, each computed once for all who begin with it.
+"""Prefill plan: prompts cut into pieces, each computed once for all requests that share it.
 
-Pure lists of token ids, by slot; what is known already is given as a number of tokens.
+The plan works on lists of token ids by slot. It needs only the number of tokens that each slot has already.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from itertools import groupby
 from os.path import commonprefix
 
 Prompts = Mapping[int, list[int]]
-"""Slot -> prompt."""
+"""Map from slot to prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens `start : start + n` of the prompts in `slots`, which are the same up to there."""
+    """Tokens `start : start + n` of the prompts in `slots`. These prompts are equal up to the end of the
+    piece.
+    """
 
     slots: list[int]
     start: int
@@ -26,9 +28,9 @@ class Piece:
 def cut(
     prompts: Prompts, known: Mapping[int, int], family: Mapping[int, tuple[int, str]], block: int, most: int
 ) -> Iterator[Piece]:
-    """What is left of prompts behind their `known` tokens, in pieces of at most `most`, those before a fork first.
+    """Cut prompts behind their `known` tokens into pieces of at most `most`, with the pieces before a fork first.
 
-    Only slots of one `family` share; their prompts part at whole blocks of `block` tokens.
+    Only slots of one `family` share. Their prompts part at whole blocks of `block` tokens.
     """
 
     def beginning(slot: int) -> tuple[tuple[int, str], int, list[int]]:
@@ -42,7 +44,7 @@ def cut(
 
 
 def _forks(prompts: Prompts, slots: list[int], start: int, block: int) -> Iterator[Piece]:
-    """The pieces of prompts in order, equal up to `start`."""
+    """Return the pieces of prompts that are equal up to `start`, in order."""
     first, last = prompts[slots[0]], prompts[slots[-1]]
     end = len(commonprefix([first, last]))
     if first != last:
@@ -55,13 +57,13 @@ def _forks(prompts: Prompts, slots: list[int], start: int, block: int) -> Iterat
 
 
 def groups(pieces: list[Piece], rows: int) -> list[list[Piece]]:
-    """Pieces in groups of at most `rows` tokens, in order."""
-    found: list[list[Piece]] = []
+    """Put pieces into groups of at most `rows` tokens, in order."""
+    parts: list[list[Piece]] = []
     room = 0
     for piece in pieces:
         if piece.n > room:
-            found.append([])
+            parts.append([])
             room = rows
-        found[-1].append(piece)
+        parts[-1].append(piece)
         room -= piece.n
-    return found
+    return parts

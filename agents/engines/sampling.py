@@ -1,8 +1,9 @@
-"""How a token is chosen, and from which distribution: what training must know to compute the same log-prob.
+"""Sampling: how a token is chosen, and what training must know to compute the same log-prob again.
 
-A request's chance comes from its own seed and the number of the token alone (a counter-based generator), so it does
-not matter what the request is batched with. A temperature of 0 is greedy; its log-probs are those at temperature 1.
-Where only some tokens were allowed (choices, top-k, top-p), these are recorded: the *support* of that token.
+The chance of a request depends on its own seed and the number of the token alone (a counter-based generator). So
+it does not matter which other requests are in the batch. A temperature of 0 is greedy; its log-probs are those at
+temperature 1. Where only some tokens were allowed (choices, top-k, top-p), they are recorded: the *support* of that
+token.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample one reply."""
+    """Settings for sampling one reply."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -46,20 +47,24 @@ class SamplingParams:
                 raise ValueError(f"sampling: {name}={getattr(self, name)!r}, but it must be {want}")
 
     def but(self, **changes: Any) -> SamplingParams:
-        """The same with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
 
 @dataclass(slots=True)
 class Trie:
-    """The token sequences of some choices: what may come next, and which choice is complete here."""
+    """The token sequences of some choices as a tree: which tokens may come next, and which choice is complete
+    here.
+    """
 
     children: dict[int, Trie] = field(default_factory=dict)
     choice: str | None = None
 
     @classmethod
     def of(cls, choices: Sequence[str], encode: Callable[[str], Sequence[int]], end: int) -> Trie:
-        """`end` closes a choice that another one continues ("1" beside "12"); elsewhere none is needed."""
+        """Build the tree. `end` closes a choice that another one continues ("1" beside "12"); elsewhere none
+        is needed.
+        """
         root = cls()
         for choice in choices:
             node = root
@@ -82,7 +87,7 @@ class Trie:
 
 
 class Tries:
-    """The tries of an engine's choices, each made once."""
+    """The tries of an engine's choices, each built once."""
 
     def __init__(self, tokenizer: Any, stop_ids: Iterable[int]) -> None:
         self.tokenizer, self.stop_ids = tokenizer, frozenset(stop_ids)
@@ -98,7 +103,7 @@ class Tries:
 
 @dataclass(slots=True)
 class Draw:
-    """One token for each row: ids, log-probs, and the allowed tokens of rows where not all were."""
+    """One token for each row: ids, log-probs, and the allowed tokens of rows where not all were allowed."""
 
     ids: list[int]
     logprobs: list[float]
@@ -135,7 +140,7 @@ def draw(
 
 
 def _truncate(row: Tensor, params: SamplingParams, allowed: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The tokens that top-k, then top-p leave of one row; None when all stay."""
+    """Tokens that top-k, then top-p keep of one row; None when all stay."""
     limited = 0 < params.top_k < len(row) or params.top_p < 1
     if not limited or params.temperature == 0:
         return allowed
@@ -154,7 +159,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniform(seeds: Sequence[int], steps: Sequence[int]) -> npt.NDArray[np.float32]:
-    """Numbers in [0, 1 - 2^-23], one for each (seed, step): splitmix64 used as a counter-based generator."""
+    """Numbers in [0, 1 - 2^-23], one for each (seed, step): splitmix64 as a counter-based generator."""
     with np.errstate(over="ignore"):
         state = _mix(np.array([s & 0xFFFFFFFFFFFFFFFF for s in seeds], dtype=np.uint64) + _GOLDEN)
         mixed = _mix(state + (np.array(steps, dtype=np.uint64) + np.uint64(1)) * _GOLDEN)

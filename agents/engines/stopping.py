@@ -1,4 +1,4 @@
-"""Stop strings: when a reply has said one, judged on its text but found out cheaply, token by token."""
+"""Stop strings: found in the text of a reply, but looked for only at tokens that can complete one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .pieces import UNFINISHED, opens_thinking
 
 
 def pieces_within(tokenizer: Any, vocab: int) -> list[str]:
-    """What each token adds to a text that it does not begin (alone, some decoders drop its space)."""
+    """Return the text that each token adds inside a text (alone, some decoders drop its space)."""
     known = range(min(vocab, len(tokenizer)))
     once, twice = (
         tokenizer.batch_decode([[i] * n for i in known], clean_up_tokenization_spaces=False) for n in (1, 2)
@@ -19,7 +19,9 @@ def pieces_within(tokenizer: Any, vocab: int) -> list[str]:
 
 
 def closing_tokens(stop: tuple[str, ...], pieces: Sequence[str]) -> frozenset[int]:
-    """Tokens with which one of the strings may be complete; one of broken UTF-8 may hold any character's last byte."""
+    """Return the tokens that can complete one of the strings. A token of broken UTF-8 may hold any
+    character's last byte.
+    """
     return frozenset(
         i
         for i, piece in enumerate(pieces)
@@ -28,15 +30,15 @@ def closing_tokens(stop: tuple[str, ...], pieces: Sequence[str]) -> frozenset[in
 
 
 def _ends(stop: str, piece: str) -> bool:
-    """Whether the piece can go on from a text and so complete the string."""
+    """Tell whether the piece can continue a text and so complete the string."""
     return any(stop.endswith(piece[:n]) for n in range(1, min(len(stop), len(piece)) + 1))
 
 
 class Stopper:
-    """Watches one reply for its stop strings; what it says while it thinks is none.
+    """A watcher of one reply for its stop strings. Stop strings inside of thinking do not count.
 
     Decoding at every token would cost more than a small model's step. A stop string can only be complete at a token
-    that begins with an end of it (or holds it whole), so only there is the tail of the reply decoded.
+    that begins with an end of the string, or that holds all of it. So only there is the tail of the reply decoded.
     """
 
     __slots__ = ("closers", "opened", "stop", "tail", "tokenizer")
@@ -49,20 +51,20 @@ class Stopper:
         self.tail = 4 + max(len(s.encode()) for s in stop)  # no token holds less than a byte
 
     def stops(self, ids: Sequence[int]) -> bool:
-        """Is the reply complete with its newest token?"""
+        """Tell whether the reply is complete with its newest token."""
         if ids[-1] not in self.closers:
             return False
         tail = self._decoded(ids[-self.tail :])
         return any(s in tail for s in self.stop) and self._end(self._decoded(ids)) is not None
 
     def cut(self, text: str) -> str:
-        """The text up to and including the first stop string."""
+        """Cut the text after the first stop string."""
         return text[: self._end(text)]
 
     def _end(self, text: str) -> int | None:
-        """Where the reply is complete; None where it goes on."""
-        thinking, said, closed = split_thinking(self.opened + text)
-        ends = [said.index(s) + len(s) for s in self.stop if s in said] if closed else []
+        """Position where the reply is complete; None where it goes on."""
+        thinking, rest, closed = split_thinking(self.opened + text)
+        ends = [rest.index(s) + len(s) for s in self.stop if s in rest] if closed else []
         return len(thinking) - len(self.opened) + min(ends) if ends else None
 
     def _decoded(self, ids: Sequence[int]) -> str:

@@ -6,14 +6,14 @@
         engine.step()
     request.result.ids, request.result.logprobs
 
-Requests of any lengths run side by side; each joins as a slot becomes free and leaves by itself. One `step` gives
-every running request its next token; those that join have their prompts read in the same pass (prefixes seen before
-are copied, what several of them have in common is read once). `step` is a plain function; `agenerate` drives it from
-asyncio, on the loop's own thread, because a second thread would fight the controller for Python's lock after every
-small product.
+Requests of any lengths run side by side (continuous batching). A request joins as soon as a slot is free, and leaves
+when it is done. One `step` decodes the next token of every running request. The same pass also runs the prefill of the
+requests that join: cached prefixes are copied, and what several of them have in common is computed once. `step` is a
+plain function. `agenerate` calls it from asyncio, on the loop's own thread. A second thread would compete with the
+controller for Python's lock after every small product.
 
-With `deterministic=True` every product has a fixed shape and prompts are read in fixed pieces, so that a request's
-result is the same, bit for bit, whatever it is batched with. Threads and machine are part of that promise.
+With `deterministic=True` every product has a fixed shape and prefill runs in fixed pieces. A request's result is then
+the same, bit for bit, whatever it is batched with. This holds for a fixed number of threads on one machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ from .stopping import Stopper, closing_tokens, pieces_within
 
 
 class Versioned:
-    """Which version of the weights an engine speaks with: of all, and of adapters that came by themselves."""
+    """Version of the weights that an engine generates with: one for the model, and one for each adapter
+    published alone.
+    """
 
     version = 0
 
@@ -56,11 +58,11 @@ class Versioned:
 
 
 class Engine(Versioned):
-    """Continuous batching over one model. See the module's text."""
+    """Continuous batching over one model; the module's docstring shows its use."""
 
     block = 4  # tokens of a shared block
-    fixed_block = 16  # the same in deterministic mode: also the piece in which prompts are read there
-    reading_rows = 2048  # prompt tokens read at once
+    fixed_block = 16  # the same in deterministic mode: also the size of a piece of prefill
+    reading_rows = 2048  # most prompt tokens in one pass
     fixed_rows = 256  # the same in deterministic mode: always exactly so many
 
     def __init__(
@@ -98,7 +100,9 @@ class Engine(Versioned):
         self._driver: asyncio.Task[None] | None = None
 
     def _lay_out(self) -> None:
-        """The slots, and the pool of blocks beside them. They grow with use, but for slots of a fixed shape."""
+        """Allocate the slots, and the pool of blocks beside them. They grow with use, unless their shape is
+        fixed.
+        """
         size = self.fixed_block if self.deterministic else self.block
         of_a_slot = -(-self.context // size)
         self.cache = Cache(self.model.shape, self.dtype, self.device)
@@ -111,16 +115,16 @@ class Engine(Versioned):
         self.prefixes = Prefixes(self.cache, self.slots * of_a_slot if self.share_prefixes else 0, size)
 
     def _too_large(self, what: str, tokens: int) -> MemoryError:
-        """What needs how much, what there is, and which settings change it."""
-        wanted, most = (n * self.cache.token / 2**30 for n in (tokens, self.cache.limit()))
+        """Error text: what needs how much memory, how much there is, and which settings change it."""
+        needed, most = (n * self.cache.token / 2**30 for n in (tokens, self.cache.limit()))
         return MemoryError(
-            f"{what} need {wanted:.3g} GiB for keys and values, and {self.device} has {most:.3g} GiB for them (half of "
+            f"{what} need {needed:.3g} GiB for keys and values, and {self.device} has {most:.3g} GiB for them (half of "
             f"what is free); lower groups.*.context ({self.context}), groups.*.slots ({self.slots}) or "
             f"policies.*.sampling.max_tokens, or set groups.*.precision=bfloat16 ({self.dtype} now)"
         )
 
     def fix_shapes(self) -> None:
-        """Be deterministic from now on, as if made so."""
+        """Become deterministic from now on, as if built so."""
         if self.busy:
             raise RuntimeError("an engine cannot change its shapes while requests run or wait")
         if not self.deterministic:
@@ -130,9 +134,10 @@ class Engine(Versioned):
     # -- weights
 
     def publish(self, model: Llama, version: int, adapter: str | None = None) -> None:
-        """Take over a copy of the model's weights, or of one adapter's alone.
+        """Copy the model's weights, or one adapter's weights alone.
 
-        What already runs goes on with the new ones, as of its own version."""
+        A running request continues with the new weights. Its result keeps the version that it began with.
+        """
         if adapter is None:
             self.model = copy.deepcopy(model).to(self.dtype).requires_grad_(False).eval()
         else:
@@ -146,7 +151,9 @@ class Engine(Versioned):
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, key: Any = None, adapter: str | None = None
     ) -> Request:
-        """Queue a request. `key` is the caller's own name for it; `adapter` a low-rank adapter of the model."""
+        """Queue a request. `key` is the caller's own name for it; `adapter` names a low-rank adapter of the
+        model.
+        """
         request = Request(list(prompt), params, key, adapter)
         if not request.prompt:
             raise ValueError("a prompt needs at least one token")
@@ -163,9 +170,9 @@ class Engine(Versioned):
             self.waiting.append(request)
         return request
 
-    @torch.inference_mode()  # as `step`: the cache moves in either
+    @torch.inference_mode()  # as in `step`: both move the cache
     def cancel(self, request: Request) -> None:
-        """End a request now; what it has said so far is its result."""
+        """End a request now. The tokens sampled so far are its result."""
         if request.done:
             return
         if request in self.running:
@@ -184,7 +191,7 @@ class Engine(Versioned):
     async def agenerate(
         self, prompt: Sequence[int], params: SamplingParams, key: Any = None, adapter: str | None = None
     ) -> Generation:
-        """Answer one prompt among whatever else runs. Cancelling the task cancels the request."""
+        """Answer one prompt beside whatever else runs. Cancelling the task cancels the request."""
         request = self.submit(prompt, params, key, adapter)
         if not request.done:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -197,13 +204,13 @@ class Engine(Versioned):
         return _result(request)
 
     def _drive(self) -> None:
-        """See to it that a task on this loop steps while there is work."""
+        """Make sure that a task on this loop calls `step` while there is work."""
         loop = asyncio.get_running_loop()
         if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
             self._driver = loop.create_task(self._steps())
 
     async def _steps(self) -> None:
-        await asyncio.sleep(0)  # those who were about to ask, ask first
+        await asyncio.sleep(0)  # tasks that are ready to submit a request do so first, and share the pass
         while self.busy:
             try:
                 self.step()
@@ -219,7 +226,7 @@ class Engine(Versioned):
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Let waiting requests in and give everyone a next token: prompts are read beside what the others speak."""
+        """Let waiting requests in, and give every request a next token: prefill and decode in one pass."""
         spoken = len(self.running)  # slots
         free = self.slots - spoken
         if self.waiting and free >= min(len(self.waiting), max(1, self.slots // 8)):
@@ -231,7 +238,7 @@ class Engine(Versioned):
         work = groups(self._join(spoken), self.fixed_rows if self.deterministic else self.reading_rows)
         if spoken and (self.deterministic or not work):
             work.insert(0, [])
-        state: dict[int, Tensor] = {}  # of each slot's last token
+        state: dict[int, Tensor] = {}  # slot -> hidden state of its last token
         for pieces in work:
             speaks = 0 if state else spoken
             hidden = self._compute(pieces, speaks)
@@ -246,47 +253,51 @@ class Engine(Versioned):
         self._say(torch.stack([state[slot] for slot in range(len(self.running))]))
 
     def _let_in(self, most: int) -> None:
-        """Let up to `most` waiting requests run, in order, and only such that memory is there for to their ends."""
+        """Let up to `most` waiting requests run, in order. Each must have memory up to its longest possible
+        reply.
+        """
         had, width = self.cache.size
-        limit = had * width  # tokens; the memory is asked for only where this is not enough
+        limit = had * width  # tokens; the memory is asked only where this is not enough
         need = max(map(self._need, self.running), default=0)
         for _ in range(most):
             need = max(need, self.cache.round(self._need(self.waiting[0])))
-            wanted = (len(self.running) + 1) * need
+            needed = (len(self.running) + 1) * need
             if (
                 not self.deterministic
-                and wanted > limit
-                and wanted > (limit := max(limit, self.cache.limit()))
+                and needed > limit
+                and needed > (limit := max(limit, self.cache.limit()))
             ):
                 if self.running:
-                    return  # until some have left
+                    return  # wait until some requests have left
                 refused, need = self.waiting.popleft(), 0
                 what = f"a prompt of {len(refused.prompt)} tokens and a reply of up to {refused.params.max_tokens}"
-                self._end(refused, self._too_large(what, wanted))
+                self._end(refused, self._too_large(what, needed))
                 continue
             self.running.append(self.waiting.popleft())
 
     def _make_room(self) -> None:
-        """Slots for all who run, long enough for this step."""
+        """Make room in the slots of all running requests for this step."""
         had, width = self.cache.size
         longest = 1 + max(r.length for r in self.running)
         if len(self.running) > had or longest > width:
             self.cache.hold(len(self.running), longest, max(map(self._need, self.running)), self.slots)
 
     def _need(self, request: Request) -> int:
-        """Tokens that a request can come to."""
+        """Largest number of tokens that a request can reach."""
         return min(self.context, len(request.prompt) + request.params.max_tokens)
 
     def _join(self, first: int) -> list[Piece]:
-        """Copy what is known of the prompts in slots from `first` on. -> the rest, what they share but once."""
+        """Copy the cached prefixes of the prompts in slots from `first` on. Return the rest as pieces of
+        prefill.
+        """
         joining = list(enumerate(self.running[first:], first))
-        found = [(slot, self.prefixes.find(r.prompt, r.adapter)) for slot, r in joining]
-        self.prefixes.load(found)
+        prefixes = [(slot, self.prefixes.find(r.prompt, r.adapter)) for slot, r in joining]
+        self.prefixes.load(prefixes)
         size = self.prefixes.size
         pieces = list(
             cut(
                 {slot: r.prompt for slot, r in joining},
-                known={slot: len(places) * size for slot, places in found},
+                known={slot: len(places) * size for slot, places in prefixes},
                 family={slot: (0 if self.share_prefixes else slot, r.adapter or "") for slot, r in joining},
                 block=size,
                 most=self.fixed_block if self.deterministic else self.reading_rows,
@@ -302,25 +313,33 @@ class Engine(Versioned):
         return pieces
 
     def _compute(self, pieces: list[Piece], spoken: int) -> Tensor:
-        """One pass of the model: the states of the first `spoken` slots' last tokens, then of each piece's."""
+        """Run one pass of the model. Return the states of the first `spoken` slots' last tokens, then of each
+        piece's last token.
+        """
         speakers = self.running[:spoken]
         rows = self.slots if self.deterministic and spoken else spoken
-        spare = rows - spoken  # they write where no prompt stands
+        spare = (
+            rows - spoken
+        )  # rows without a request: they write to the last position, where no prompt stands
         ids = [r.ids[-1] for r in speakers] + [0] * spare
         position = [r.length for r in speakers] + [self.context - 1] * spare
         adapters = [r.adapter for r in speakers] + [None] * spare
+        # a few widths, not one for every length: keys are read up to the longest request, rounded up to 32
         width = min(self.context, (max(position, default=0) // 32 + 1) * 32)
-        ends = list(range(rows))
+        ends = list(range(rows))  # rows whose states are returned: all of decode, then the last of each piece
         for piece in pieces:
             request = self.running[piece.slots[0]]
             ids += request.prompt[piece.start : piece.start + piece.n]
             position += range(piece.start, piece.start + piece.n)
             adapters += [request.adapter] * piece.n
             ends.append(len(ids) - 1)
-        if self.deterministic and pieces:
+        if (
+            self.deterministic and pieces
+        ):  # fill up to the fixed number of rows, so that products keep their shape
             spare = self.fixed_rows - len(ids)
             ids, position, adapters = ids + [0] * spare, position + [0] * spare, adapters + [None] * spare
             ends += [0] * (self.fixed_rows - len(ends))
+        # row [T], place [T]: token ids and positions of one row, decode first; keep: rows whose states are needed
         row, place, keep = (torch.tensor(x, device=self.device) for x in (ids, position, ends))
         ways: list[Speaking | Reading] = []
         if rows:
@@ -331,7 +350,7 @@ class Engine(Versioned):
         return self.model(row, place, attention, route=self._route(adapters), keep=keep if pieces else None)  # type: ignore[no-any-return]
 
     def _say(self, hidden: Tensor) -> None:
-        """Sample each running request's next token and let those leave that are done."""
+        """Sample each running request's next token, and let the requests leave that are done."""
         requests = list(self.running)
         rows = self.slots if self.deterministic else len(requests)
         if len(hidden) < rows:
@@ -352,7 +371,7 @@ class Engine(Versioned):
                 self._finish(request, reason)
 
     def _take(self, request: Request, drawn: Draw, i: int) -> str | None:
-        """Add a sampled token; the reason to finish, if there is one now."""
+        """Add a sampled token. Return the reason to finish, if there is one now."""
         token = drawn.ids[i]
         request.ids.append(token)
         request.logprobs.append(drawn.logprobs[i])
@@ -367,7 +386,7 @@ class Engine(Versioned):
         return "length" if full or len(request.ids) >= request.params.max_tokens else None
 
     def _leave(self, request: Request) -> None:
-        """Free the slot; the last running request moves into it."""
+        """Free the slot. The last running request moves into it."""
         slot = self.running.index(request)
         last = self.running.pop()
         if last is not request:
@@ -389,7 +408,7 @@ class Engine(Versioned):
         self._end(request, result)
 
     def _fail(self, error: Exception) -> None:
-        """A step failed: everyone who waits for the engine is told so."""
+        """Pass the error of a failed step to all requests."""
         requests, self.running = [*self.running, *self.waiting], []
         self.waiting.clear()
         for request in requests:
@@ -423,7 +442,7 @@ class Engine(Versioned):
         return Stopper(stop, self.tokenizer, self._closers[stop], prompt)
 
     def _route(self, adapters: Sequence[str | None]) -> Route:
-        """Who uses which adapter, as masks."""
+        """Masks of the rows that use each adapter."""
         return [
             (name, torch.tensor([a == name for a in adapters], device=self.device))
             for name in sorted({a for a in adapters if a is not None})
@@ -431,12 +450,12 @@ class Engine(Versioned):
 
 
 def closing_ids(*owners: Any) -> set[int]:
-    """The tokens that end a reply, by those who name some: a model's configuration, a tokenizer."""
-    found: set[int] = set()
+    """Return the tokens that end a reply, as a model's configuration or a tokenizer names them."""
+    closing: set[int] = set()
     for owner in owners:
         ids = getattr(owner, "eos_token_id", None)
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    return found
+        closing.update([ids] if isinstance(ids, int) else ids or [])
+    return closing
 
 
 def _result(request: Request) -> Generation:

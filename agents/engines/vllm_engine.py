@@ -4,17 +4,18 @@
     generation = await engine.agenerate(prompt_ids, SamplingParams(max_tokens=256))
     engine.publish(model, version=1)
 
-Token ids go in; token ids and log-probs come out (`processed_logprobs`: those of the distribution that was sampled
-from, temperature and truncation included). vLLM shares prefixes and batches by itself. Needs `pip install vllm`.
+Token ids go in; token ids and log-probs come out. The log-probs (`processed_logprobs`) are those of the distribution
+that was sampled from, temperature and truncation included. vLLM shares prefixes and batches by itself. It needs
+`pip install vllm`.
 
-Low-rank adapters are named when the engine is made: directories as peft saves them, or the ranks of such as will be
-published. A request says whose it is:
+Low-rank adapters are named when the engine is made. Each is a directory as peft saves it, or the rank of an adapter
+that will be published. A request names its adapter:
 
     engine = VLLMEngine("Qwen/Qwen3-8B", adapters={"planner": "adapters/planner", "solver": 16})
     engine.publish(model, version=1, adapter="solver")
     generation = await engine.agenerate(prompt_ids, params, adapter="planner")
 
-Which tokens top-k and top-p left is not told by vLLM. Training needs it, so truncated sampling is refused here unless
+vLLM does not tell which tokens top-k and top-p kept. Training needs them, so truncated sampling is refused here unless
 `untracked_truncation=True` (for evaluation).
 """
 
@@ -44,7 +45,9 @@ T = TypeVar("T")
 
 
 class VLLMEngine(Versioned):
-    """An in-process vLLM `AsyncLLM`, in an event loop of its own, so that any loop (or several) may ask it."""
+    """An in-process vLLM `AsyncLLM`, in an event loop of its own, so that callers may be in any loop, or in
+    several.
+    """
 
     def __init__(
         self,
@@ -58,14 +61,16 @@ class VLLMEngine(Versioned):
         seed: int = 0,
         **options: Any,
     ) -> None:
-        """`options` are vLLM's engine arguments (tensor_parallel_size, gpu_memory_utilization, max_loras …)."""
+        """Start vLLM. `options` are its engine arguments (tensor_parallel_size, gpu_memory_utilization,
+        max_loras …).
+        """
         adapters = adapters or {}
         if adapters:
-            rank = max(adapter_rank(name, given) for name, given in adapters.items())
+            rank = max(adapter_rank(name, source) for name, source in adapters.items())
             options = {
                 "enable_lora": True,
                 "max_loras": len(adapters),
-                "max_cpu_loras": 2 * len(adapters),  # an old one may still be spoken with
+                "max_cpu_loras": 2 * len(adapters),  # an old version may still be in use
                 "max_lora_rank": max(8, 1 << (rank - 1).bit_length()),  # vLLM takes powers of two from 8
                 **options,
             }
@@ -81,7 +86,7 @@ class VLLMEngine(Versioned):
             **options,
         }
         arguments = AsyncEngineArgs(model=model, seed=seed, max_model_len=context, **options)
-        # an AsyncLLM belongs to the loop it is made in, else to the first that asks it; any other would wait for ever
+        # an AsyncLLM belongs to the loop it is made in, else to the first that calls it; any other loop would wait for ever
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
 
@@ -105,10 +110,10 @@ class VLLMEngine(Versioned):
         self._trie = Tries(self.tokenizer, self.stop_ids)
         self._numbers = itertools.count(1)
         self._adapters: dict[str, Any] = dict.fromkeys(adapters)
-        self._folder = TemporaryDirectory(prefix="unitymas-adapters-")  # of those that were published
-        for name, given in adapters.items():
-            if not isinstance(given, int):
-                self._there(self._exchange(name, Path(given))).result()
+        self._folder = TemporaryDirectory(prefix="unitymas-adapters-")  # adapters that were published
+        for name, source in adapters.items():
+            if not isinstance(source, int):
+                self._there(self._exchange(name, Path(source))).result()
 
     async def agenerate(
         self, prompt: list[int], params: SamplingParams, key: Any = None, adapter: str | None = None
@@ -123,19 +128,19 @@ class VLLMEngine(Versioned):
         return generation
 
     def _there(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """In vLLM's loop."""
+        """Run work in vLLM's loop."""
         return asyncio.run_coroutine_threadsafe(contained_async(work), self._loop)
 
     async def _answer(self, prompt: list[int], params: SamplingParams, adapter: str | None) -> Generation:
-        """One request, under one version of the weights from its first token to its last."""
+        """Answer one request under one version of the weights, from its first token to its last."""
         async with self._turn:
             await self._turn.wait_for(lambda: not self._arriving)
             lora, version = self._request(adapter), self.version_of(adapter)
             number = lora.lora_int_id if lora else 0
             self._speaking[number] += 1
         try:
-            said = await (self._choose if params.choices else self._say)(prompt, params, lora)
-            return replace(said, version=version)
+            generation = await (self._choose if params.choices else self._say)(prompt, params, lora)
+            return replace(generation, version=version)
         finally:
             self._speaking[number] -= 1
             if not self._speaking[number]:
@@ -144,24 +149,28 @@ class VLLMEngine(Versioned):
 
     async def _say(self, prompt: list[int], params: SamplingParams, lora: Any) -> Generation:
         output = await self._ask(prompt, self._params(prompt, params), lora)
-        said = output.outputs[0]
-        ids = list(said.token_ids)
+        completion = output.outputs[0]
+        ids = list(completion.token_ids)
         closed = bool(ids) and ids[-1] in self.stop_ids
-        text = self.tokenizer.decode(ids[:-1], clean_up_tokenization_spaces=False) if closed else said.text
+        text = (
+            self.tokenizer.decode(ids[:-1], clean_up_tokenization_spaces=False) if closed else completion.text
+        )
         return Generation(
             prompt_ids=list(prompt),
             ids=ids,
-            logprobs=[step[token].logprob for step, token in zip(said.logprobs, ids, strict=True)],
-            finish_reason=said.finish_reason if said.finish_reason in ("stop", "length") else "cancelled",
+            logprobs=[step[token].logprob for step, token in zip(completion.logprobs, ids, strict=True)],
+            finish_reason=completion.finish_reason
+            if completion.finish_reason in ("stop", "length")
+            else "cancelled",
             text=text,
             cached=output.num_cached_tokens or 0,
         )
 
     async def _choose(self, prompt: list[int], params: SamplingParams, lora: Any) -> Generation:
-        """Walk the trie of the choices, as the torch engine does: one token is asked for wherever there are several.
+        """Walk the trie of the choices, as the torch engine does: request one token wherever there are several.
 
-        Not by vLLM's grammar: that lets a model spell a choice in any tokens at all, and for some tokenizers not in
-        those that it would use. What was asked before is in the prefix cache.
+        vLLM's grammar is not used: it lets a model spell a choice in any tokens at all. For some tokenizers these are not
+        the tokens that the model would use. The prefix cache holds what was asked before.
         """
         node, cached, reason = self._trie(params.choices or ()), 0, "stop"
         ids: list[int] = []
@@ -175,9 +184,9 @@ class VLLMEngine(Versioned):
             token, logprob = allowed[0], 0.0
             if len(allowed) > 1:
                 seed = int(uniform([params.seed], [len(ids)])[0] * 2**23)
-                wanted = self._params([*prompt, *ids], params.but(seed=seed, max_tokens=1, stop=()))
-                wanted.allowed_token_ids = list(allowed)
-                output = await self._ask([*prompt, *ids], wanted, lora)
+                one = self._params([*prompt, *ids], params.but(seed=seed, max_tokens=1, stop=()))
+                one.allowed_token_ids = list(allowed)
+                output = await self._ask([*prompt, *ids], one, lora)
                 cached = cached or output.num_cached_tokens or 0
                 (token,) = output.outputs[0].token_ids
                 logprob = output.outputs[0].logprobs[0][token].logprob
@@ -188,10 +197,10 @@ class VLLMEngine(Versioned):
         text = node.choice or self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         return Generation(list(prompt), ids, logprobs, reason, text, support, cached=cached)
 
-    async def _ask(self, prompt: list[int], wanted: Any, lora: Any) -> Any:
-        """One request of vLLM's, to its end."""
+    async def _ask(self, prompt: list[int], params: Any, lora: Any) -> Any:
+        """Run one request of vLLM to its end."""
         name = f"unitymas-{next(self._names)}"
-        outputs = self.llm.generate({"prompt_token_ids": list(prompt)}, wanted, name, lora_request=lora)
+        outputs = self.llm.generate({"prompt_token_ids": list(prompt)}, params, name, lora_request=lora)
         try:
             return [output async for output in outputs][-1]
         except BaseException:
@@ -224,7 +233,7 @@ class VLLMEngine(Versioned):
         )
 
     def _request(self, adapter: str | None) -> Any:
-        """vLLM's name for an adapter as it is now."""
+        """Name of an adapter's present version for vLLM."""
         if adapter is None:
             return None
         self._check(adapter)
@@ -238,11 +247,10 @@ class VLLMEngine(Versioned):
             raise KeyError(f"this engine has no adapter {adapter!r}; {hint} (VLLMEngine(…, adapters={{…}}))")
 
     def publish(self, model: Llama, version: int, adapter: str | None = None) -> None:
-        """Load new weights in all workers. They travel by files: as a model directory, or as peft saves an adapter.
+        """Load new weights in all workers. They travel as files: a model directory, or an adapter as peft saves it.
 
-        Before a whole model comes, who speaks is let finish, and who arrives meanwhile waits; so does the thread that
-        calls this. A new adapter makes nobody wait: who speaks goes on with the old one, which leaves with the last of
-        them.
+        Before a whole model is loaded, running requests finish and new requests wait; the calling thread waits too. A new
+        adapter makes no request wait: running requests continue with the old one, which is dropped after the last of them.
         """
         if adapter is not None:
             self._check(adapter)
@@ -267,7 +275,7 @@ class VLLMEngine(Versioned):
                 self._turn.notify_all()
 
     async def _exchange(self, adapter: str, folder: Path, version: int | None = None) -> None:
-        """Whoever comes from now on speaks with the adapter in `folder`."""
+        """Give all new requests the adapter in `folder`."""
         from vllm.lora.request import LoRARequest
 
         number = next(self._numbers)  # vLLM knows adapters and their prefixes by number, name and path
@@ -281,7 +289,7 @@ class VLLMEngine(Versioned):
             leaving.add_done_callback(self._leaving.discard)
 
     async def _leave(self, old: Any) -> None:
-        """Forget an adapter when nobody speaks with it any more."""
+        """Drop an adapter when no request uses it any more."""
         async with self._turn:
             await self._turn.wait_for(lambda: not self._speaking[old.lora_int_id])
         await self.llm.remove_lora(old.lora_int_id)
@@ -308,7 +316,7 @@ class VLLMEngine(Versioned):
 
 
 class WeightLoader:
-    """What vLLM's workers learn from us: to take over the weights of a directory while they run."""
+    """An extension of vLLM's workers: they load the weights of a directory while they run."""
 
     model_runner: Any
 
@@ -318,21 +326,21 @@ class WeightLoader:
         self.model_runner.reload_weights(weights_path=folder)
         if (
             current_platform.is_cpu()
-        ):  # a head tied to the embeddings keeps a packed copy there, of the old weights
+        ):  # a head tied to the embeddings keeps a packed copy of the old weights there
             head = self.model_runner.get_model().lm_head
             head = getattr(head, "base_layer", head)
             head.quant_method.process_weights_after_loading(head)
 
 
-def adapter_rank(name: str, given: str | Path | int) -> int:
-    """The rank of an adapter saved by peft; an error that says what is missing, before any model is loaded."""
-    if isinstance(given, int):
-        return given
-    folder = Path(given)
-    found = folder / "adapter_config.json"
-    if not found.is_file() or not (folder / "adapter_model.safetensors").is_file():
+def adapter_rank(name: str, source: str | Path | int) -> int:
+    """Return the rank of an adapter saved by peft. An error says what is missing, before any model is loaded."""
+    if isinstance(source, int):
+        return source
+    folder = Path(source)
+    file = folder / "adapter_config.json"
+    if not file.is_file() or not (folder / "adapter_model.safetensors").is_file():
         raise FileNotFoundError(
             f"adapter {name!r}: {folder} is no adapter directory; vLLM needs adapter_config.json and "
             "adapter_model.safetensors there, as peft's save_pretrained writes them. A run's are in policies/NAME/adapter"
         )
-    return int(json.loads(found.read_text())["r"])
+    return int(json.loads(file.read_text())["r"])

@@ -1,9 +1,9 @@
-"""Who sees whom: packed sequences without padding, and exact prefixes computed once.
+"""Attention over packed sequences: no padding, and exact prefixes computed once.
 
-`pack` lays many sequences in one row of tokens. Sequences that begin alike (the samples of one prompt, the
-turns of one conversation, prompts under one system text) share those tokens: the row is cut into *segments*,
-each the child of the segment it continues. A token sees its own segment so far and all its ancestors, so values
-and gradients are those of the sequences taken one by one, at a fraction of the work.
+`pack` lays many sequences in one row of tokens. Sequences that begin alike (the samples of one prompt, the turns of one
+conversation, prompts under one system text) share those tokens. For this the row is cut into *segments*, each the child
+of the segment that it continues. A token sees the earlier tokens of its own segment, and all ancestors of the segment.
+So values and gradients are those of the sequences taken one by one, at a fraction of the work.
 
 Shapes: T packed tokens, B segments of a bucket, Q queries and S keys of its longest, H heads, K key heads, D width.
 """
@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens `start:stop` of the packed row, which continue the segment `parent` (-1: they begin a sequence)."""
+    """Tokens `start:stop` of the packed row. They continue the segment `parent`; -1: they begin a sequence."""
 
     start: int
     stop: int
@@ -44,7 +44,9 @@ class Packed:
 
 
 def pack(sequences: Sequence[Sequence[int]], share: int | None = 16) -> Packed:
-    """Pack sequences of token ids; prefixes of at least `share` tokens are laid once (None: nothing is shared)."""
+    """Pack sequences of token ids. Prefixes of at least `share` tokens are laid once (None: nothing is
+    shared).
+    """
     if not sequences or any(len(s) == 0 for s in sequences):
         raise ValueError("pack needs at least one sequence, and no empty one")
     row = _Row(share)
@@ -64,7 +66,7 @@ def pack(sequences: Sequence[Sequence[int]], share: int | None = 16) -> Packed:
 
 
 class _Row:
-    """The row while it is laid."""
+    """The row while it is built."""
 
     def __init__(self, share: int | None) -> None:
         self.share = share
@@ -81,16 +83,18 @@ class _Row:
         return len(self.segments) - 1
 
     def grow(self, whole: list[list[int]], members: list[int], start: int, depth: int, parent: int) -> None:
-        """Lay sorted `members`, equal up to `depth` and laid up to `start` (in segment `parent`)."""
+        """Lay sorted `members`, which are equal up to `depth` and laid up to `start` (in segment `parent`)."""
+        # members are sorted, so what the first and the last share is shared by all
         first, last = whole[members[0]], whole[members[-1]]
         end = depth + len(os.path.commonprefix([first[depth:], last[depth:]]))
         if end > start and (len(members) == 1 or first == last or end - start >= (self.share or 0)):
             parent, start = self.lay(first[start:end], start, parent), end
+        # a prefix too short to share is not laid here: `start` stays, and each branch lays it again
         for token, branch in groupby(members, key=lambda i: whole[i][end] if len(whole[i]) > end else -1):
             if token >= 0:
                 self.grow(whole, list(branch), start, end, parent)
                 continue
-            for i in branch:  # this one ends here, while others go on
+            for i in branch:  # this sequence ends here, while others go on
                 self.last[i] = parent if start == end else self.lay(whole[i][start:], start, parent)
 
     def places(self, i: int) -> Tensor:
@@ -99,7 +103,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Queries `start : start + n` of a row of tokens, which stand after `context` keys of their own."""
+    """Queries `start : start + n` of a row of tokens. They stand after `context` keys of their own sequence."""
 
     start: int
     n: int
@@ -107,22 +111,24 @@ class Span:
 
 
 class Buckets:
-    """Spans of like sizes, gathered into dense batches and padded on the right.
+    """Spans of similar sizes, gathered into dense batches and padded on the right.
 
     Padding needs no mask of its own: padded keys stand after every real query, and padded queries are dropped.
     """
 
-    waste = 1.3  # a bucket may be this much larger than its spans
-    pairs = 1 << 19  # and hold this many query-key pairs: beyond, scores fall out of the processor's caches
+    waste = 1.3  # largest area of a bucket, as a multiple of the area of its spans
+    pairs = 1 << 19  # most query-key pairs of a bucket: with more, the scores leave the processor's caches
 
     def __init__(
         self, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, alone: bool = False
     ) -> None:
-        """`alone`: one span a bucket, so that no result depends on what else is in the row."""
+        """Build the buckets. With `alone` each span has its own bucket, so no result depends on what else is
+        in the row.
+        """
         self.groups = [[i] for i in range(len(spans))] if alone else self._cut(spans)
-        self.shapes: list[tuple[int, int]] = []  # per bucket (B, Q)
-        rows: list[Tensor] = []  # per bucket [B * Q]: rows of the queries
-        self.masks: list[Tensor] = []  # per bucket [B, Q, S], to be added to the scores
+        self.shapes: list[tuple[int, int]] = []  # (B, Q) of each bucket
+        rows: list[Tensor] = []  # [B * Q] of each bucket: rows of the queries
+        self.masks: list[Tensor] = []  # [B, Q, S] of each bucket, added to the scores
         landed: list[Tensor] = []
         offset = 0
         for group in self.groups:
@@ -141,6 +147,7 @@ class Buckets:
         self.back = places[1][places[0].argsort()].to(device)  # token -> its row in the buckets' outputs
 
     def _cut(self, spans: Sequence[Span]) -> list[list[int]]:
+        # greedy: sorted spans join the last bucket while padding stays below `waste` and the bucket below `pairs`
         groups: list[list[int]] = []
         real = n_max = k_max = 0
         for i in sorted(range(len(spans)), key=lambda i: (spans[i].context, spans[i].n)):
@@ -158,12 +165,14 @@ class Buckets:
 
     @staticmethod
     def _mask(spans: list[Span], longest: int, dtype: torch.dtype) -> Tensor:
-        last_seen = torch.tensor([s.context for s in spans])[:, None] + torch.arange(longest)  # [B, Q]
+        last_seen = torch.tensor([s.context for s in spans])[:, None] + torch.arange(
+            longest
+        )  # [B, Q]: last key that each query may see
         hidden = torch.arange(max(s.context + s.n for s in spans)) > last_seen[:, :, None]
         return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
     def attend(self, q: Tensor, keys_values: Iterable[Sequence[Tensor]]) -> Tensor:
-        """q [T, H, D] -> [T, H, D], given k and v [B, K, S, D] of each bucket."""
+        """Attend from q [T, H, D] to k and v [B, K, S, D] of each bucket. Return [T, H, D]."""
         gathered = _gather(q, self.rows, self.shapes)
         parts = [
             attend(own.transpose(1, 2), k, v, mask).transpose(1, 2).flatten(0, 1)
@@ -187,20 +196,23 @@ class PackedAttention:
         self.keys = torch.cat([own.flatten() for own in keys]).to(device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [T, H, D], k and v [T, K, D] -> [T, H, D]."""
+        """Attend from q [T, H, D] to k and v [T, K, D]. Return [T, H, D]."""
         both = _gather(torch.cat((k, v), 1), self.keys, self.shapes)
         return self.buckets.attend(q, (own.transpose(1, 2).chunk(2, 1) for own in both))
 
 
 def _gather(x: Tensor, rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """The rows of all buckets, as a dense batch for each. At once, because the backward pass of a gather is as long as
-    x, however little of it was taken."""
+    """Gather the rows of all buckets, as a dense batch [B, Q, …] for each.
+
+    One gather serves all buckets, because the backward pass of a gather takes as long as all of x, however few rows
+    were taken.
+    """
     parts = x.index_select(0, rows).split([count * longest for count, longest in shapes])
     return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _rows_seen(segments: Sequence[Segment], i: int) -> Tensor:
-    """The rows of segment i and of all its ancestors, in the order of the sequence."""
+    """List the rows of segment i and of all its ancestors, in the order of the sequence."""
     parts = []
     while i >= 0:
         parts.append(torch.arange(segments[i].start, segments[i].stop))
@@ -211,8 +223,8 @@ def _rows_seen(segments: Sequence[Segment], i: int) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Grouped-query attention: q [B, H, Q, D], k and v [B, K, S, D], additive mask [B, Q, S].
 
-    Measured (docs/engine.md): torch's fused kernel wins in float32 and on long sequences; in bfloat16, on a CPU and
-    up to some hundred tokens, two plain batched products are several times faster, backward above all.
+    Torch's fused kernel is faster in float32 and on long sequences. In bfloat16 on a CPU, up to some hundred tokens, two
+    plain batched products are several times faster, above all in the backward pass (docs/engine.md).
     """
     if q.dtype == torch.float32 or q.device.type != "cpu" or q.shape[2] * k.shape[2] > 1 << 18:
         shared = q.shape[1] != k.shape[1]
@@ -221,11 +233,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def plain_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """`attend` in plain products: the query heads that share a key head are rows of one matrix."""
+    """Compute `attend` in plain products: the query heads that share a key head are rows of one matrix."""
     batch, heads, queries, width = q.shape
     groups = heads // k.shape[1]
-    grouped = (q * width**-0.5).reshape(batch, -1, groups * queries, width)
-    scores = (grouped @ k.transpose(-1, -2)).view(batch, -1, groups, queries, k.shape[2])
+    grouped = (q * width**-0.5).reshape(batch, -1, groups * queries, width)  # [B, K, H / K * Q, D]
+    scores = (grouped @ k.transpose(-1, -2)).view(
+        batch, -1, groups, queries, k.shape[2]
+    )  # [B, K, H / K, Q, S]
     weights = (scores + mask[:, None, None]).softmax(-1)
     mixed: Tensor = weights.view(batch, -1, groups * queries, k.shape[2]) @ v
     return mixed.view(batch, heads, queries, width)

@@ -1,12 +1,12 @@
-"""The decoder of the Llama family, small enough to read: Llama, SmolLM2, Mistral, Qwen2, Qwen3 and their like.
+"""The decoder of the Llama family, small enough to read: Llama, SmolLM2, Mistral, Qwen2, Qwen3 and relatives.
 
-One forward pass serves training and generation; only *who sees whom* differs, and that is an argument:
+One forward pass serves training and generation. They differ only in which tokens see which, and that is an argument:
 `attention(layer, q, k, v)`. In training it is a packed row of sequences (`attention.PackedAttention`), in the engine
-a cache (`cache.py`). Weights are loaded and saved by `weights.py`; the products that dominate a small model are
-fused (q, k, v in one; gate and up in one).
+a cache (`kv_cache.py`). `weights.py` loads and saves weights. The products that dominate a small model are fused (q, k,
+v in one; gate and up in one).
 
-Parameters keep their own type (float32 for learning) and are cast to the type of the computation at use, so one
-model learns in float32 or in bfloat16 with float32 masters, and no autocast is needed.
+Parameters keep their own type (float32 for learning) and are cast to the type of the computation at use. So one
+model learns in float32, or in bfloat16 with float32 masters, and no autocast is needed.
 
 Shapes: T tokens, d width, H heads, K key-value heads, D head width, V vocabulary.
 """
@@ -31,13 +31,15 @@ Route = Sequence[tuple[str, "Tensor | None"]]
 
 
 class Attention(Protocol):
-    """Who sees whom: q [T, H, D], k and v [T, K, D] of one layer -> [T, H, D]."""
+    """Attention of one layer: q [T, H, D], k and v [T, K, D] -> [T, H, D]. It decides which tokens see which."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
 
 class Linear(nn.Module):
-    """A matrix product to which named low-rank adapters can be added; each row of the batch may use its own."""
+    """A matrix product to which named low-rank adapters can be added. Each row of the batch may use its own
+    adapter.
+    """
 
     def __init__(self, d_in: int, d_out: int, bias: bool = False) -> None:
         super().__init__()
@@ -57,7 +59,7 @@ class Linear(nn.Module):
 
 
 class LowRank(nn.Module):
-    """x A' B' * scale: the change an adapter makes to one matrix. B starts at zero: a new adapter changes nothing."""
+    """Low-rank change of one matrix: x A' B' * scale. B starts at zero, so a new adapter changes nothing."""
 
     def __init__(self, d_in: int, d_out: int, rank: int, scale: float) -> None:
         super().__init__()
@@ -115,18 +117,18 @@ class Layer(nn.Module):
 
 
 def _among(route: Route, keep: Tensor) -> Route:
-    """The route of the rows `keep` alone."""
+    """Restrict the route to the rows in `keep`."""
     return [(name, None if rows is None else rows[keep]) for name, rows in route]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions: x [T, heads, D], cos and sin [T, 1, D/2]."""
+    """Apply rotary positions: x [T, heads, D], cos and sin [T, 1, D/2]."""
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 class Llama(nn.Module):
-    """The decoder. `hf_config` (a transformers configuration) travels along so that the model saves as it loaded."""
+    """The decoder. `hf_config` (a transformers configuration) is kept, so that the model saves as it loaded."""
 
     cos: Tensor
     sin: Tensor
@@ -144,7 +146,7 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0, std: float = 0.02) -> Llama:
-        """Random weights (norms 1, biases 0), the same for the same seed."""
+        """Draw random weights (norms 1, biases 0), the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -153,7 +155,7 @@ class Llama(nn.Module):
 
     @property
     def head(self) -> Tensor:
-        """The output matrix [V, d]: the embedding itself where the two are tied."""
+        """Output matrix [V, d]: the embedding itself where the two are tied."""
         return self.embed if self.untied_head is None else self.untied_head
 
     def forward(
@@ -167,9 +169,10 @@ class Llama(nn.Module):
         checkpointing: bool = False,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """ids [T] at `position` [T] -> hidden states [T, d] after the last norm; `logits` makes scores of them.
+        """Compute hidden states [T, d] after the last norm, from ids [T] at `position` [T]. `logits` turns them into scores.
 
-        With `keep`, only those rows' states are wanted: the last layer's larger half is then computed for them alone.
+        With `keep`, only the states of those rows are returned, and the larger half of the last layer is computed for them
+        alone.
         """
         x = F.embedding(ids, self.embed).to(dtype or self.embed.dtype)
         cos, sin = self.cos[position, None].to(x.dtype), self.sin[position, None].to(x.dtype)
@@ -190,10 +193,10 @@ class Llama(nn.Module):
         checkpointing: bool = False,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [T, d] of packed sequences; sequence i's are `hidden[packed.rows[i]]`.
+        """Compute hidden states [T, d] of packed sequences. Those of sequence i are `hidden[packed.rows[i]]`.
 
-        With `keep` (rows; say, those that predict a trained token) only theirs are computed and given, in its order.
-        `dtype` is that of the computation (default: the parameters' own). `checkpointing` keeps only each layer's
+        With `keep` (rows; for example those that predict a trained token) only their states are computed and returned, in
+        its order. `dtype` is that of the computation (default: the parameters' own). `checkpointing` keeps only each layer's
         input for the backward pass and computes the rest again.
         """
         if int(packed.position.max()) >= self.shape.context:
@@ -209,11 +212,13 @@ class Llama(nn.Module):
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores [T, V] in float32. For learning use `logprobs.logprobs_entropy`, which never holds them all."""
+        """Scores [T, V] in float32. For training use `logprobs.logprobs_entropy`, which never holds all of
+        them.
+        """
         return F.linear(hidden, self.head.to(hidden.dtype)).float()
 
     def add_adapter(self, name: str, rank: int = 8, alpha: float = 16.0) -> list[nn.Parameter]:
-        """A new low-rank adapter on every matrix of every layer; its parameters, for an optimiser."""
+        """Add a low-rank adapter to every matrix of every layer. Return its parameters, for an optimizer."""
         added: list[nn.Parameter] = []
         for module in self.modules():
             if isinstance(module, Linear):
@@ -223,7 +228,9 @@ class Llama(nn.Module):
         return added
 
     def with_adapter_of(self, other: Llama, name: str) -> Llama:
-        """A model of these same tensors, but for one adapter: that is a copy of another model's, and does not learn."""
+        """Return a model that shares these tensors, except for one adapter: a copy of another model's, which
+        does not learn.
+        """
         mixed = copy.deepcopy(self, {id(t): t for t in (*self.parameters(), *self.buffers())})
         for place, module in other.named_modules():
             ours = mixed.get_submodule(place)

@@ -1,11 +1,11 @@
-"""Log-probs and entropies of chosen tokens without ever holding [tokens x vocabulary].
+"""Log-probs and entropies of chosen tokens, without a tensor of [tokens x vocabulary].
 
-Rows are taken a chunk at a time, a chunk being as many rows as keep it near a fixed number of scores, so memory
-does not grow with the vocabulary. The backward pass computes each chunk's scores again and multiplies them on the
-spot into the gradients of the hidden states and of the head. Scores are float32 whatever the type of the product.
+Rows are taken a chunk at a time. A chunk has as many rows as keep it near a fixed number of scores, so memory does not
+grow with the vocabulary. The backward pass computes each chunk's scores again and multiplies them at once into the
+gradients of the hidden states and of the head. Scores are float32, whatever the type of the product.
 
 The distribution is the one that was sampled from: scores divided by the temperature, over the tokens that were
-allowed (`Support`; choices and top-k/top-p truncation), all others having probability zero.
+allowed (`Support`: choices and top-k/top-p truncation). All other tokens have probability zero.
 
 Shapes: N scored tokens, d width, V vocabulary.
 """
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 1 << 22  # scores held at a time: 16 MB
+CHUNK = 1 << 22  # scores of one chunk: 16 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Support:
 
     @classmethod
     def of(cls, allowed: Sequence[Sequence[int] | None]) -> Support | None:
-        """From a list per place (None: all tokens); None when no place is restricted."""
+        """Build it from a list per place (None: all tokens). Return None when no place is restricted."""
         lists = [tuple(a) if a is not None else () for a in allowed]
         if not any(lists):
             return None
@@ -43,7 +43,7 @@ class Support:
         return Support(self.offsets.to(device), self.ids.to(device))
 
     def forbid(self, scores: Tensor, start: int) -> Tensor:
-        """Scores of places `start …` with -inf at what was not allowed."""
+        """Set the scores of places `start …` to -inf at tokens that were not allowed."""
         offsets = self.offsets[start : start + len(scores) + 1]
         counts = offsets.diff()
         row = torch.repeat_interleave(torch.arange(len(scores), device=scores.device), counts)
@@ -61,9 +61,10 @@ def logprobs_entropy(
     temperature: float | Tensor = 1.0,
     support: Support | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """hidden [N, d], head [V, d], targets [N] -> log-probs [N] and entropies [N], float32, both differentiable.
+    """Compute log-probs [N] and entropies [N] from hidden [N, d], head [V, d] and targets [N].
 
-    `temperature` is a number or one per token; 0 (greedy) counts as 1, as in the engine.
+    Both results are float32 and differentiable. `temperature` is a number, or one per token; 0 (greedy) counts as 1, as in
+    the engine.
     """
     heat = torch.as_tensor(temperature, dtype=torch.float32, device=hidden.device).expand(len(hidden))
     heat = torch.where(heat == 0, 1.0, heat)
@@ -102,7 +103,7 @@ class _Chunked(torch.autograd.Function):
         cast = head.to(hidden.dtype)
         step = max(1, CHUNK // len(head))
         d_hidden = torch.empty_like(hidden)
-        # a head under adapters is fixed, and needs none
+        # with adapters the head is frozen, and needs no gradient
         d_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         for i in range(0, len(hidden), step):
             part = slice(i, i + step)
@@ -121,5 +122,5 @@ class _Chunked(torch.autograd.Function):
 
 
 def _p_log_p(logprobs: Tensor) -> Tensor:
-    """p log p, 0 where p is 0."""
+    """Compute p log p, with 0 where p is 0."""
     return torch.where(logprobs == float("-inf"), 0.0, logprobs.exp() * logprobs)

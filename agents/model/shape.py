@@ -1,4 +1,6 @@
-"""The numbers of a Llama-family decoder, read from its configuration; what does not fit is refused by name."""
+"""The sizes of a Llama-family decoder, read from its configuration. A model that does not fit is refused by
+name.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class UnsupportedArchitecture(ValueError):
-    """The decoder of `llama.py` does not compute this model."""
+    """Raised for a model that the decoder of `llama.py` cannot compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Shape:
 
 
 def shape_of(config: Any) -> Shape:
-    """The shape of a transformers configuration (LlamaConfig, Qwen2Config, Qwen3Config, MistralConfig)."""
+    """Read the shape of a transformers configuration (LlamaConfig, Qwen2Config, Qwen3Config, MistralConfig)."""
     _refuse_unless_known(config)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     inverse_frequencies, rope_factor = _rope(config, width)
@@ -76,7 +78,9 @@ def _refuse_unless_known(config: Any) -> None:
 
 
 def _rope(config: Any, width: int) -> tuple[tuple[float, ...], float]:
-    """Inverse frequencies and the factor on cos and sin; scaled variants (linear, llama3, yarn) by transformers."""
+    """Inverse frequencies, and the factor on cos and sin. transformers computes the scaled variants (linear,
+    llama3, yarn).
+    """
     rope: dict[str, Any] = (
         getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     )

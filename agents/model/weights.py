@@ -1,4 +1,4 @@
-"""Weights in and out: Hugging Face directories and GGUF files to `Llama` and back."""
+"""Loading and saving weights: between `Llama` and Hugging Face directories or GGUF files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TOP = {
 
 
 def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtype = torch.float32) -> Llama:
-    """The model of a Hugging Face directory, or of a GGUF file inside it, or of a `.gguf` path itself."""
+    """Load the model of a Hugging Face directory, of a GGUF file inside it, or of a `.gguf` path."""
     path = Path(path)
     if path.suffix == ".gguf":
         path, gguf_file = path.parent, path.name
@@ -45,18 +45,18 @@ def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtyp
     if gguf_file is None and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} holds no config.json: it is no Hugging Face model directory")
     if (path / MANIFEST).is_file():  # a run's policy
-        check(path, others=True)  # a card of the model may be put beside it
+        check(path, others=True)  # a model card may be put beside the files
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path, **({"gguf_file": gguf_file} if gguf_file else {}))
-    shape = shape_of(config)  # refuses what cannot be computed before anything large is read
+    shape = shape_of(config)  # refuses an unsupported model before anything large is read
     model = Llama(shape, config)
     model.load_state_dict(from_hf(_read(path, gguf_file), shape), strict=True)
     return model.to(dtype)
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer beside a model: of its directory, or inside its .gguf file."""
+    """Load the tokenizer of a model: from its directory, or from its .gguf file."""
     from transformers import AutoTokenizer
 
     path = Path(path)
@@ -65,12 +65,14 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def from_config(config: Any, seed: int = 0) -> Llama:
-    """A new model with random weights, of the shape a transformers configuration describes."""
+    """Make a new model with random weights, of the shape that a transformers configuration describes."""
     return Llama(shape_of(config), config).init_weights(seed, getattr(config, "initializer_range", 0.02))
 
 
 def save_model(model: Llama, path: str | Path, tokenizer: Any = None) -> Path:
-    """Write a Hugging Face directory (config, safetensors and, if given, the tokenizer) that transformers loads."""
+    """Write a Hugging Face directory (config, safetensors and, if given, the tokenizer) that transformers
+    loads.
+    """
     from safetensors.torch import save_file
 
     if model.hf_config is None:
@@ -88,9 +90,10 @@ def save_model(model: Llama, path: str | Path, tokenizer: Any = None) -> Path:
 
 
 def save_adapter(model: Llama, adapter: str, path: str | Path) -> Path:
-    """Write one low-rank adapter as peft's `save_pretrained` does: peft, transformers and vLLM load it on the base.
+    """Write one low-rank adapter as peft's `save_pretrained` does. peft, transformers and vLLM load it on the base.
 
-    Of matrices that lie in one here and in several there, each gets its rows of `up`, and they share `down`."""
+    Several matrices of the file may be one matrix here. Each then gets its rows of `up`, and they share `down`.
+    """
     from safetensors.torch import save_file
 
     path = Path(path)
@@ -117,7 +120,9 @@ def save_adapter(model: Llama, adapter: str, path: str | Path) -> Path:
 
 
 def to_hf(model: Llama) -> Iterator[tuple[str, Tensor]]:
-    """Parameters under their Hugging Face names: for files, and for pushing weights to vLLM. Adapters are left out."""
+    """Parameters under their Hugging Face names: for files, and for publishing weights to vLLM. Adapters are
+    left out.
+    """
     state = model.state_dict()
     yield from ((name, state[ours]) for ours, name in _TOP.items() if ours in state)
     for ours, name, sizes in _layer_names(model.shape):
@@ -128,22 +133,22 @@ def to_hf(model: Llama) -> Iterator[tuple[str, Tensor]]:
 
 
 def from_hf(state: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
-    """Our parameters from Hugging Face names; what is missing is named."""
-    wanted = {ours: [name] for ours, name in _TOP.items() if ours != "untied_head" or not shape.tied}
+    """Build our parameters from Hugging Face names. An error names what is missing."""
+    sources = {ours: [name] for ours, name in _TOP.items() if ours != "untied_head" or not shape.tied}
     for ours, names, _ in _layer_names(shape):
         for kind in ("weight", "bias"):
             if kind == "weight" or f"{names[0]}.bias" in state:
-                wanted[f"{ours}.{kind}"] = [f"{name}.{kind}" for name in names]
-    missing = [name for names in wanted.values() for name in names if name not in state]
+                sources[f"{ours}.{kind}"] = [f"{name}.{kind}" for name in names]
+    missing = [name for names in sources.values() for name in names if name not in state]
     if missing:
         raise ValueError(
             f"the model file lacks {len(missing)} tensors, among them {missing[0]}; it is not complete"
         )
-    return {ours: torch.cat([state[n].float() for n in names]) for ours, names in wanted.items()}
+    return {ours: torch.cat([state[n].float() for n in names]) for ours, names in sources.items()}
 
 
 def _layer_names(shape: Shape) -> Iterator[tuple[str, list[str], list[int]]]:
-    """(our name, Hugging Face names, rows of each) for every part of every layer."""
+    """List (our name, Hugging Face names, rows of each) for every part of every layer."""
     keys = shape.kv_heads * shape.head_width
     sizes = {
         "attention_norm": [shape.d], "mlp_norm": [shape.d], "q_norm": [shape.head_width], "k_norm": [shape.head_width],
@@ -168,7 +173,7 @@ def _load_file(path: Path) -> dict[str, Tensor]:
 
 
 def _read(path: Path, gguf_file: str | None) -> dict[str, Tensor]:
-    """All tensors of a directory, by their Hugging Face names."""
+    """Read all tensors of a directory, by their Hugging Face names."""
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
     if gguf_file is None and (index.is_file() or single.is_file()):
         files = (

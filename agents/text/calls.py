@@ -1,8 +1,8 @@
 """Replies that call tools: `<tool>{"name": "retrieve", "arguments": {"query": "…"}}</tool>`.
 
 `ToolCalls(final)` is the reply format of a role that calls tools itself: one or more calls, or else a final
-answer in the format `final`. What a model may get wrong in a call (no JSON, no name, no closing tag) is kept
-in the value as the call's `error`, so that it can be told instead of being dropped. `toolloop.tool_loop` plays it.
+answer in the format `final`. A mistake in a call (no JSON, no name, no closing tag) is kept in the value as the call's
+`error`, so that the role can be told. `tool_loop.tool_loop` plays it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MOST = 16  # calls that one reply may make
 
 @dataclass(frozen=True)
 class ToolCalls(_Base):
-    """Tool calls, or a final answer. The value is `{"calls": (…)}` or `{"final": …}`.
+    """Format of tool calls, or of a final answer. The value is `{"calls": (…)}` or `{"final": …}`.
 
-    A call is `{"name", "arguments"}`, or `{"error"}`. Thinking aloud before the first call is legal. Words after a call
-    are not (there a model makes up the tool's result): the calls still count, but the reply is not `ok`. With
+    A call is `{"name", "arguments"}`, or `{"error"}`. Text before the first call is legal. Text after a call is not
+    (there a model makes up the tool's result): the calls still count, but the reply is not `ok`. With
     `several=False` sampling stops at the end of the first call.
     """
 
@@ -54,7 +54,7 @@ class ToolCalls(_Base):
 
 
 def read_calls(text: str) -> tuple[list[dict[str, Any]], bool]:
-    """The calls of a reply in order, and whether nothing but blanks stands between and after them."""
+    """Read the calls of a reply in order. Tell also whether only blanks stand between and after them."""
     calls: list[dict[str, Any]] = []
     nothing_else = True
     for part in text.split(OPEN)[1 : MOST + 1]:
@@ -71,7 +71,7 @@ def _read_call(inside: str) -> dict[str, Any]:
         if not isinstance(name, str):
             return {"error": f"the call names no tool; write {EXAMPLE}"}
         arguments = call.get("arguments", {})
-        if isinstance(arguments, str):  # JSON inside of JSON, as the chat protocols have it
+        if isinstance(arguments, str):  # JSON inside of JSON, as in the chat protocols
             arguments = _json(arguments)
     except (ValueError, RecursionError) as error:
         return {"error": f"the call is not JSON ({error}); write {EXAMPLE}"}

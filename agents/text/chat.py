@@ -1,14 +1,15 @@
-"""Messages to the very tokens a model sees.
+"""Chats: messages turned into the exact tokens that a model sees.
 
 A conversation is rendered by the tokenizer's own chat template. One thing the template alone would get wrong: when a
-role goes on with its own earlier words, tokenising these again may cut them differently from how they were sampled.
-So a chat remembers what was sampled at each node. A message that says which node spoke it (`Spoken`) and that follows
-exactly what that node was shown continues *those* ids: prompt, sampled ids, then only what is new. What was sampled
-is never tokenised again, and the turns of a conversation share an exact token prefix, in the engine and in training.
+role continues its own earlier words, tokenising these again may cut them differently from how they were sampled.
+So a chat remembers what was sampled at each node. A message names the node that spoke it (`Spoken`). If it follows
+exactly what that node was shown, the prompt continues *those* ids: prompt, sampled ids, then only what is new. What was
+sampled is never tokenised again, and the turns of a conversation share an exact token prefix, in the engine and in
+training.
 
-Where a template rewrites earlier turns (some drop old thoughts), there is no such prefix; the conversation is then
+Some templates rewrite earlier turns (they drop old thoughts). Then there is no such prefix; the conversation is
 rendered anew, and `Prompt.continued` says so. It is also rendered anew where one agent's reply, shown to another, holds
-control tokens that it sampled. For what is said is data: only the template writes control tokens (`plain.py`).
+control tokens that the agent sampled. Contents are data: only the template writes control tokens (`plain.py`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from ..policies import Call, Message
 from .plain import plain_of
 from .spoken import Spoken
 
-Turn = tuple[tuple[str, Any], ...]  # a message as plain data that compares
+Turn = tuple[tuple[str, Any], ...]  # a message as plain data that can be compared
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model is to see."""
+    """The tokens that a model is to see."""
 
     ids: list[int]
     messages: tuple[Turn, ...]
@@ -37,7 +38,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What a node was shown, and what it sampled."""
+    """Prompt and sampled tokens of one node."""
 
     agent: str
     shown: tuple[Turn, ...]
@@ -48,7 +49,7 @@ class _Said:
 
 
 class Chat:
-    """The voice of one tokenizer, with a system prompt for each role that has one."""
+    """Chats of one tokenizer, with a system prompt for each role that has one."""
 
     remembered = 1 << 13  # episodes; the oldest are forgotten first
     cached = 4096  # renderings
@@ -65,31 +66,31 @@ class Chat:
         self.tokenizer, self.plain = tokenizer, plain_of(tokenizer)
         self.system = dict(system or {})
         self.stop_ids = frozenset(stop_ids)
-        self._said: OrderedDict[str, dict[str, _Said]] = OrderedDict()  # episode -> node -> what it said
+        self._said: OrderedDict[str, dict[str, _Said]] = OrderedDict()  # episode -> node -> prompt and sample
         self._rendered: OrderedDict[tuple[Turn, ...], list[int]] = OrderedDict()
 
     def prompt(self, call: Call) -> Prompt:
-        """The tokens of a call, going on with sampled ones where it can."""
+        """Tokens of a call. They continue sampled ones where they can."""
         messages = self._with_system(call)
         turns = tuple(map(_turn, messages))
         earlier = self._said.get(call.episode, {})
         for i in range(len(messages) - 1, -1, -1):
             node = getattr(messages[i].get("content"), "node", "")
-            said = earlier.get(node)
-            if said is None or (said.controls and said.agent != call.agent):
+            sample = earlier.get(node)
+            if sample is None or (sample.controls and sample.agent != call.agent):
                 continue
-            if said.shown == turns[:i] and said.text == messages[i]["content"]:
-                rest = self._rest(turns, i, said)
+            if sample.shown == turns[:i] and sample.text == messages[i]["content"]:
+                rest = self._rest(turns, i, sample)
                 if rest is not None:
-                    return Prompt(said.ids + rest, turns, node)
+                    return Prompt(sample.ids + rest, turns, node)
         return Prompt(self._render(turns), turns)
 
     def conversation(self, messages: Iterable[Message], *, ready: bool) -> list[int]:
-        """The tokens of a whole conversation; `ready` for a reply, or closed (an example to learn from)."""
+        """Tokens of a whole conversation: `ready` for a reply, or closed (a training example)."""
         return self._encode(self._text(tuple(map(_turn, self._with_tools(messages))), ready))
 
     def remember(self, call: Call, prompt: Prompt, ids: Sequence[int], text: str) -> None:
-        """Keep what a node sampled, for a conversation that may go on from it."""
+        """Keep what a node sampled, for a conversation that may continue from it."""
         if not call.node or not ids:
             return
         nodes = self._said.setdefault(call.episode, {})
@@ -100,7 +101,7 @@ class Chat:
             self._said.popitem(last=False)
 
     def forget(self, episode: str) -> None:
-        """An episode is over."""
+        """Forget the samples of an episode that is over."""
         self._said.pop(episode, None)
 
     def _with_system(self, call: Call) -> list[Message]:
@@ -119,33 +120,35 @@ class Chat:
 
     @cached_property
     def _knows_tools(self) -> bool:
-        """Whether the template shows what role "tool" says; otherwise the user says it."""
-        said = [("user", "q"), ("assistant", "a"), ("tool", "what the tool gave")]
-        turns = tuple((("role", role), ("content", content)) for role, content in said)
+        """Tell whether the template shows messages of role "tool". If not, the user says them."""
+        lines = [("user", "q"), ("assistant", "a"), ("tool", "what the tool gave")]
+        turns = tuple((("role", role), ("content", content)) for role, content in lines)
         try:
-            return said[-1][1] in self._text(turns)
+            return lines[-1][1] in self._text(turns)
         except ValueError:
             return False
 
     def _render(self, turns: tuple[Turn, ...]) -> list[int]:
-        """Tokens of a conversation, ready for a reply. Samples of one prompt ask for the same again and again."""
+        """Tokens of a conversation, ready for a reply. They are cached, because samples of one prompt ask for
+        them repeatedly.
+        """
         if turns not in self._rendered:
             self._rendered[turns] = self._encode(self._text(turns))
             if len(self._rendered) > self.cached:
                 self._rendered.popitem(last=False)
         return list(self._rendered[turns])
 
-    def _rest(self, turns: tuple[Turn, ...], i: int, said: _Said) -> list[int] | None:
-        """Tokens of all that follows message i; None when the template does not leave the text before it alone."""
-        before = self._text(turns[:i]) + self.plain.hide_text(said.text, "assistant")
+    def _rest(self, turns: tuple[Turn, ...], i: int, sample: _Said) -> list[int] | None:
+        """Tokens of all that follows message i; None when the template changes the text before it."""
+        before = self._text(turns[:i]) + self.plain.hide_text(sample.text, "assistant")
         whole = self._text(turns)
         if not whole.startswith(before):
             return None
         rest = self._encode(whole[len(before) :])
-        return rest[1:] if said.closed and rest and rest[0] in self.stop_ids else rest
+        return rest[1:] if sample.closed and rest and rest[0] in self.stop_ids else rest
 
     def _text(self, turns: Sequence[Turn], ready: bool = True) -> str:
-        """What the template makes of a conversation, its contents under cover."""
+        """Text that the template makes of a conversation, with the contents hidden."""
         messages = self.plain.hide(map(dict, turns))
         try:
             text: str = self.tokenizer.apply_chat_template(

@@ -1,4 +1,4 @@
-"""Text to tokens, where what somebody said is never a control token.
+"""Tokens of text in which nothing that a role, a passage or a tool said becomes a control token.
 
 A tokenizer reads `<|im_end|>` as the end of a turn wherever it stands: also in a passage, or in one role's reply that
 another role is shown. So whoever can put words into a prompt could end a turn and speak for another. Here only the
@@ -8,11 +8,11 @@ chat template writes control tokens. Contents keep every character, and are cut 
     voice.encode(voice.show(template(voice.hide(messages))))     # rendered by the template, which knows nothing of this
     voice.encode("<|im_end|>")                                   # plain text: no control token
 
-The means: a copy of the tokenizer in which each control token has another name, that nobody can guess or utter. What
-the template wrote is renamed before it is encoded; what stood in contents keeps its old name, which the copy does not
-know. All is still encoded as one text, so ordinary conversations get the same tokens as ever.
+The means is a copy of the tokenizer in which each control token has a secret name. What the template wrote is renamed
+before it is encoded. What stood in contents keeps its old name, which the copy does not know. All of it is still
+encoded as one text, so ordinary conversations get the same tokens as before.
 
-A template that marks turns by ordinary text (Llama 2's `[INST]`) cannot be protected like this: these words are the
+A template that marks turns by ordinary text (Llama 2's `[INST]`) cannot be protected in this way: these words are the
 same tokens, whoever says them.
 """
 
@@ -28,17 +28,15 @@ from weakref import WeakKeyDictionary
 _INAUDIBLE = [
     chr(0xFDD0 + i) for i in range(32)
 ]  # Unicode's noncharacters: no normalizer or template changes them
-_NAMES = frozenset({"role", "type"})  # what a template compares; everything else in a message is only shown
+_NAMES = frozenset({"role", "type"})  # keys that templates compare; the values of all others are only shown
 _ROLE = re.compile(r"[\w.-]+")
-_SIGN = re.compile(
-    r"<[|｜].*[|｜]>", re.DOTALL
-)  # what tokenizers call their signs, though some do not flag them
-_THOUGHT = frozenset({"<think>", "</think>"})  # by these, templates take the assistant's old thoughts out
+_SIGN = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)  # marks of tokenizers, which some tokenizers do not flag
+_THOUGHT = frozenset({"<think>", "</think>"})  # templates use these to remove the assistant's old thoughts
 _KNOWN: WeakKeyDictionary[Any, tuple[str, Plain]] = WeakKeyDictionary()
 
 
 class Plain:
-    """One tokenizer, with its control tokens under names of our own."""
+    """One tokenizer, with its control tokens under secret names."""
 
     def __init__(self, tokenizer: Any) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -61,22 +59,24 @@ class Plain:
         self._tokenizer = _renamed(backend, self._written)
 
     def hide(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Messages for a template, with control tokens in what they say under cover."""
+        """Messages for a template, with the control tokens in their contents hidden."""
         return [self._hide_message(message) for message in messages]
 
     def hide_text(self, text: str, role: str) -> str:
-        """A content as it stands in what a template makes of `hide`."""
+        """Hide the control tokens of one content, as `hide` does for all."""
         told = self._hide_controls(text, role)
         core = told.strip()
         return told.replace(core, f"{self._edge}{core}{self._edge}", 1) if core else told
 
     def show(self, rendered: str) -> str:
-        """What a template made of `hide`, ready for `encode`: its own control tokens renamed, contents as they were."""
+        """Prepare what a template made of `hide` for `encode`: rename its own control tokens, and restore the
+        contents.
+        """
         named = self._any.sub(lambda match: self._written[match[0]], rendered)
         return self._hidden.sub(lambda match: self._back.get(match[0], match[0]), named)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The tokens of a text. None is a control token but for what `show` renamed."""
+        """Encode a text. Its only control tokens are those that `show` renamed."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -103,7 +103,7 @@ class Plain:
 
 
 def plain_of(tokenizer: Any) -> Plain:
-    """The `Plain` of a tokenizer, made once."""
+    """Return the `Plain` of a tokenizer, made once."""
     template = str(getattr(tokenizer, "chat_template", None))
     known = _KNOWN.get(tokenizer)
     if known is None or known[0] != template:
@@ -112,9 +112,9 @@ def plain_of(tokenizer: Any) -> Plain:
 
 
 def _control(tokenizer: Any, backend: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """Tokens that only a template may write, and those of them that are flagged as special.
+    """Find the tokens that only a template may write, and those of them that are flagged as special.
 
-    Many tokenizers do not flag what their template marks turns and tool calls with (`<｜User｜>`, `<tool_response>`).
+    Many tokenizers do not flag the marks of turns and tool calls in their templates (`<｜User｜>`, `<tool_response>`).
     """
     template = str(getattr(tokenizer, "chat_template", None) or "")
     added = list(backend.get_added_tokens_decoder().values())
@@ -125,14 +125,12 @@ def _control(tokenizer: Any, backend: Any) -> tuple[frozenset[str], frozenset[st
 
 
 def _renamed(backend: Any, names: Mapping[str, str]) -> Any:
-    """A copy of a `tokenizers.Tokenizer` in which these tokens are called otherwise, also where its model knows them."""
+    """Copy a `tokenizers.Tokenizer` under new names for these tokens, also where its model knows them."""
     from tokenizers import Tokenizer
 
     state = json.loads(backend.to_str())
     for token in state["added_tokens"]:
-        if (
-            token["content"] in names
-        ):  # normalized, a sign is missed where a normalizer puts something before it
+        if token["content"] in names:  # otherwise a normalizer could put something before a mark, and hide it
             token |= {"content": names[token["content"]], "normalized": False}
     model = state["model"]
     vocab = model.get("vocab")
@@ -165,5 +163,5 @@ def _one_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _numeral(number: int) -> str:
-    """Three inaudible digits."""
+    """Encode a number in three invisible digits."""
     return "".join(_INAUDIBLE[number >> shift & 31] for shift in (10, 5, 0))

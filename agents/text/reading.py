@@ -1,9 +1,9 @@
-"""How a reply's text is taken apart, in time linear in its length: thinking, tags, JSON, boxes.
+"""Readers of a reply's text, in time linear in its length: thinking, tags, JSON, boxes.
 
-Replies are hostile input: a model under training tries everything. Nothing here backtracks over the text, and what
-is longer than `MAX_REPLY` is cut before anybody reads it.
+Replies are hostile input: a model under training tries everything. Nothing here backtracks over the text, and a
+reply longer than `MAX_REPLY` is cut before it is read.
 
-`<think>` and `</think>` are reserved words of a reply. All up to the last `</think>` is thinking, so a block may stand
+`<think>` and `</think>` are reserved words of a reply. All up to the last `</think>` is thinking. So a block may stand
 first, after a greeting, several times or nested, and the opening tag may be missing (some chat templates open the
 block in the prompt). A `<think>` that is never closed leaves no reply at all.
 """
@@ -18,8 +18,9 @@ from itertools import islice
 from typing import Any, NoReturn
 
 MAX_REPLY = 1_000_000
-"""Characters of a reply that are kept. A longer one is cut there, counts as malformed, and its node says how long it
-was (`meta["cut"]`)."""
+"""Largest number of characters of a reply. A longer one is cut there, counts as malformed, and its node says
+how long it was (`meta["cut"]`).
+"""
 
 _THINK = re.compile(r"<(/?)think>", re.IGNORECASE)
 _BOX = "\\boxed{"
@@ -29,7 +30,9 @@ _ATTEMPTS = 200
 
 
 def split_thinking(text: str) -> tuple[str, str, bool]:
-    """What is thinking, what is said after it, and whether the thinking was closed; the two parts make up the text."""
+    """Split a text into thinking and reply, and tell whether the thinking was closed. The two parts make up
+    the text.
+    """
     if "think>" not in text.lower():
         return "", text, True
     end, closed = 0, True
@@ -44,17 +47,17 @@ def split_thinking(text: str) -> tuple[str, str, bool]:
 
 
 def tag_split(text: str, *names: str, most: int = 64) -> tuple[list[str], list[str]]:
-    """The first `most` tags in a text (in lower case, "/" before a closing one), and what stands around them.
+    """Find the first `most` tags in a text (in lower case, "/" before a closing one), and the texts around them.
 
-    `names` are regular expressions. There is one more text than tags; the last holds all that is left.
+    `names` are regular expressions. There is one more text than tags; the last one holds all that is left.
     """
     parts = tag_pattern(names).split(text, maxsplit=most)
     return [tag.lower() for tag in parts[1::2]], parts[::2]
 
 
 def tagged(text: str, name: str) -> str | None:
-    """The content of `<name>…</name>` where the text is that and nothing else; None if it is not."""
-    if plain := _plain(name).fullmatch(text):  # nearly always; below is what this cannot decide
+    """Return the content of `<name>…</name>` where the text is that and nothing else; None if it is not."""
+    if plain := _plain(name).fullmatch(text):  # nearly always; the code below decides the other cases
         return plain[1].strip()
     tags, around = tag_split(text, name, most=3)
     if tags != [name, f"/{name}"] or around[0].strip() or around[2].strip():
@@ -63,7 +66,9 @@ def tagged(text: str, name: str) -> str | None:
 
 
 def first_tagged(text: str, name: str, strip: bool = True) -> str | None:
-    """What stands between the first `<name>` and the next `</name>`, wherever they stand; None where they do not."""
+    """Return the text between the first `<name>` and the next `</name>`, wherever they stand; None where they
+    do not.
+    """
     opening = _any((f"<{name}>",)).search(text)
     closing = _any((f"</{name}>",)).search(text, opening.end()) if opening else None
     if opening is None or closing is None:
@@ -73,7 +78,9 @@ def first_tagged(text: str, name: str, strip: bool = True) -> str | None:
 
 
 def between(text: str, starts: tuple[str, ...], ends: tuple[str, ...]) -> str | None:
-    """From the first of `starts` to the last of `ends`, both included; None where that is nothing."""
+    """Return the text from the first of `starts` to the last of `ends`, both included; None where that is
+    nothing.
+    """
     first = _any(starts).search(text)
     last = deque(_any(ends).finditer(text), maxlen=1)
     if first is None or not last or last[0].end() <= first.start():
@@ -83,7 +90,7 @@ def between(text: str, starts: tuple[str, ...], ends: tuple[str, ...]) -> str | 
 
 @lru_cache(maxsize=512)
 def tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds the tags of these names (regular expressions), opening or closing."""
+    """Make a pattern for the tags of these names (regular expressions), opening or closing."""
     return re.compile(rf"<(/?(?:{'|'.join(names)}))>", re.IGNORECASE)
 
 
@@ -98,10 +105,10 @@ def _any(words: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def json_object(text: str) -> tuple[dict[str, Any] | None, str]:
-    """The first balanced JSON object anywhere in the text, and its own text; None where there is none.
+    """Return the first balanced JSON object anywhere in the text, and its own text; None where there is none.
 
-    The search gives up after some attempts, and when it has read the text some four times over: a reply of a million
-    braces, or of nested objects that never close, must not cost a million attempts.
+    The search gives up after some attempts, and when it has read the text about four times. A reply of a million braces, or
+    of nested objects that never close, must not cost a million attempts.
     """
     decoder = json.JSONDecoder(parse_constant=_no_number)
     spent = 0
@@ -114,7 +121,7 @@ def json_object(text: str) -> tuple[dict[str, Any] | None, str]:
         except (
             ValueError,
             RecursionError,
-        ):  # a number of a thousand digits, or too deep: who knows how far it read
+        ):  # a number of a thousand digits, or nested too deep: the reader's position is unknown
             spent += len(text) - start
         else:
             if isinstance(value, dict) and is_shallow(value):
@@ -130,12 +137,12 @@ def _no_number(word: str) -> NoReturn:
 
 
 def first_json_object(text: str) -> dict[str, Any] | None:
-    """The first balanced JSON object anywhere in the text, or None."""
+    """Return the first balanced JSON object anywhere in the text, or None."""
     return json_object(text)[0]
 
 
 def is_shallow(value: Any, most: int = 50) -> bool:
-    """Whether plain data nests at most so deep; a hostile reply nests until recursion fails."""
+    """Tell whether plain data is nested at most `most` deep. A hostile reply nests until recursion fails."""
     level = [value]
     for _ in range(most):
         inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
@@ -146,7 +153,7 @@ def is_shallow(value: Any, most: int = 50) -> bool:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last `\\boxed{…}`, or None where there is none or its braces do not close."""
+    """Return the content of the last `\\boxed{…}`, or None where there is none or its braces do not close."""
     start = text.rfind(_BOX)
     if start < 0:
         return None

@@ -6,15 +6,15 @@ from typing import Any
 
 
 class Spoken(str):
-    """A role's own earlier words, tagged with their node, so that an engine can reuse the very tokens."""
+    """A role's own earlier words, tagged with their node, so that an engine can reuse the exact tokens."""
 
     __slots__ = ("node",)
     node: str
 
     def __new__(cls, text: str, node: str) -> Spoken:
-        said = super().__new__(cls, text)
-        said.node = node
-        return said
+        words = super().__new__(cls, text)
+        words.node = node
+        return words
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Spoken, (str(self), self.node))

@@ -245,7 +245,7 @@ def test_a_scripted_seat_may_cross_too(tiny_llama, tmp_path):
         ({"algorithm": {"name": "grop"}}, "did you mean 'grpo'"),
         ({"algorithm": {"name": "grpo", "clip_hihg": 0.3}}, "did you mean 'clip_high'"),
         ({"algorithm": {"name": "grpo"}, "k": 1}, "it needs k >= 2, and k is 1"),
-        ({"algorithm": {"name": "at_grpo", "tree": 1}}, "2 or more candidates"),
+        ({"algorithm": {"name": "at_grpo", "tree": 1}}, "set it to 2 or more"),
         ({"algorithm": {"name": "at_grpo"}, "shuffle_rewards": True}, "compares siblings"),
         ({"counterfactual": {"pioner": {}}}, "did you mean 'pioneer'"),
         ({"counterfactual": {"*": {"samples": 0}}}, "at least 1"),

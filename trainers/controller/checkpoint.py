@@ -76,13 +76,13 @@ def finished(root: str | Path) -> list[Path]:
     root = Path(root)
     if not root.is_dir():
         return []
-    found = {folder.name: folder for folder in root.iterdir() if (folder / MANIFEST).is_file()}
-    for name in [name for name in found if name.endswith(_REPLACED)]:
+    folders = {folder.name: folder for folder in root.iterdir() if (folder / MANIFEST).is_file()}
+    for name in [name for name in folders if name.endswith(_REPLACED)]:
         plain = name.removesuffix(_REPLACED)
-        replaced = found.pop(name)
-        if plain not in found:  # killed between the two renames of a replacement: put the old one back
-            found[plain] = replaced.rename(root / plain)
-    return [found[name] for name in sorted(found) if _plain(found[name])]
+        replaced = folders.pop(name)
+        if plain not in folders:  # killed between the two renames of a replacement: put the old one back
+            folders[plain] = replaced.rename(root / plain)
+    return [folders[name] for name in sorted(folders) if _plain(folders[name])]
 
 
 def _plain(folder: Path) -> bool:

@@ -70,13 +70,13 @@ class Harvest:
 
     def means(self) -> dict[str, float]:
         """Every metric's mean over the episodes drawn of its environments; one that failed or has no such figure is 0."""
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for metric in dict.fromkeys(metric for _, metric in self.sums):
             homes = [env for env, name in self.sums if name == metric]
-            found[metric] = math.fsum(self.sums[env, metric] for env in homes) / sum(
+            figures[metric] = math.fsum(self.sums[env, metric] for env in homes) / sum(
                 self.drawn[e] for e in homes
             )
-        return found
+        return figures
 
     @property
     def tasks(self) -> int:

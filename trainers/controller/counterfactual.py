@@ -53,9 +53,9 @@ async def question(
         if how is not None:
             chosen = random.Random(derive("counterfactual", seed, role)).sample(own, min(how.limit, len(own)))
             jobs += [(row, how) for row in chosen]
-    found = await asyncio.gather(*(_difference(played, row, how, seed) for row, how in jobs))
+    results = await asyncio.gather(*(_difference(played, row, how, seed) for row, how in jobs))
     differences = {}
-    for (row, _), difference in zip(jobs, found, strict=True):
+    for (row, _), difference in zip(jobs, results, strict=True):
         if difference is not None:
             row.credit = {"counterfactual": difference}
             differences[row.id] = difference
@@ -84,6 +84,6 @@ def _score(trace: Trace, how: Counterfactual, played: Branch) -> float:
     if name in trace.metrics:
         return trace.metrics[name]
     if how.score:
-        known = ", ".join(trace.metrics) or "none"
-        raise ValueError(f"counterfactual: {played.arena.env_id} has no metric {how.score!r}; it has {known}")
+        names = ", ".join(trace.metrics) or "none"
+        raise ValueError(f"counterfactual: {played.arena.env_id} has no metric {how.score!r}; it has {names}")
     return math.fsum(credit.amount for credit in trace.credits)

@@ -208,9 +208,9 @@ class TreeSampler:
         whole = self._worths([replace(row, credit=trace.rewards(ids[row.node]), worth=None) for row in rows])
         later: dict[str, float] = {}
         for row in reversed(rows):  # of one chain the last first
-            known = 0.0 if row.worth is None else row.worth - row.credit.get(EXPECTED, 0.0)
-            row.later = later.get(row.chain, 0.0) + whole[row.id] - known
-            later[row.chain] = row.later + known
+            counted = 0.0 if row.worth is None else row.worth - row.credit.get(EXPECTED, 0.0)
+            row.later = later.get(row.chain, 0.0) + whole[row.id] - counted
+            later[row.chain] = row.later + counted
 
     async def _play_on(self, candidate: _Candidate) -> None:
         """Play a fork of the candidate to its end; what is said there is counted, and never trained."""
@@ -218,9 +218,11 @@ class TreeSampler:
         probe = await candidate.branch.fork(label).finish()
         candidate.credit = {node: probe.credits(node) for node in candidate.asked}
         rest = [n for n in probe.play.canonical() if n.kind == "act" and n.id not in candidate.branch.names]
-        said = _Candidate(probe, [n.id for n in rest], credit={n.id: probe.credits(n.id) for n in rest})
+        rest_of_line = _Candidate(
+            probe, [n.id for n in rest], credit={n.id: probe.credits(n.id) for n in rest}
+        )
         own = _Chains(self.root.episode, label)
-        for row in own.end([own.add(row) for row in self._rows(said)], probe):
+        for row in own.end([own.add(row) for row in self._rows(rest_of_line)], probe):
             row.trainable = False
             self.grown.rows.append(row)
 
@@ -306,5 +308,7 @@ def _round_of(c: _Candidate) -> Trace:
     whole = c.branch.trace
     nodes: list[Node] = [n for n in whole.nodes if n.id in c.asked]
     part = Trace(whole.env_id, whole.task_id, whole.seed, nodes=nodes, ended="truncated", data=whole.data)
-    part.credits = [Credit(node, name, x) for node, given in c.credit.items() for name, x in given.items()]
+    part.credits = [
+        Credit(node, name, x) for node, amounts in c.credit.items() for name, x in amounts.items()
+    ]
     return part

@@ -131,7 +131,7 @@ def _folded(lines: Iterator[str], most: int = 8) -> list[str]:
 
 def _places() -> Mapping[str, str]:
     """Where the threads are that work for a run: the innermost line of each."""
-    frames, found, count = sys._current_frames(), {}, Counter[str]()
+    frames, places, count = sys._current_frames(), {}, Counter[str]()
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
         if frame is None or not thread.name.startswith(POOLS):
@@ -141,8 +141,8 @@ def _places() -> Mapping[str, str]:
             continue  # an idle thread of a pool
         ours = [line for line in stack if "unitymas" in line.filename] or stack
         count[thread.name] += 1
-        found[f"{thread.name}"] = f"{ours[-1].filename}:{ours[-1].lineno} in {ours[-1].name}"
-    return found
+        places[f"{thread.name}"] = f"{ours[-1].filename}:{ours[-1].lineno} in {ours[-1].name}"
+    return places
 
 
 def _print(text: str) -> None:

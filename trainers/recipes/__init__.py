@@ -55,10 +55,10 @@ def make_recipe(name: str, args: Mapping[str, Any]) -> Default:
     else:
         raise ValueError(f"unknown recipe {name!r}; {nearest(name, list_recipes())}")
     fields = dataclasses.fields(where) if dataclasses.is_dataclass(where) else ()
-    known = [field.name for field in fields]
+    names = [field.name for field in fields]
     for key in args:
-        if key not in known:
-            hint = nearest(key, known) if known else "it has none"
+        if key not in names:
+            hint = nearest(key, names) if names else "it has none"
             raise ValueError(f"recipe {name!r} has no key {key!r}; {hint}")
     for field in fields:
         if field.name not in args and field.default is field.default_factory is dataclasses.MISSING:

@@ -33,8 +33,8 @@ class MixedSeat(PolicyWrapper):
         chance = random.Random(f"cross/{call.seed}")
         own, *others = self.policies
         crossed = chance.random() < self.probability
-        said = self.ask(chance.choice(others) if crossed else own, call)
-        answer: str | Answer = await said if inspect.isawaitable(said) else said
+        reply = self.ask(chance.choice(others) if crossed else own, call)
+        answer: str | Answer = await reply if inspect.isawaitable(reply) else reply
         return answer
 
 

@@ -93,11 +93,11 @@ class Malt(Default):
         group, folder = run.groups[run.home[policy]], run.dir / "malt" / f"step-{run.step:06d}" / policy
         if any(data.values()):
             await group.export(policy, folder)
-            for kind, found in data.items():
-                if found:
-                    await in_thread(None, partial(fine_tune, kind, folder, found, getattr(self, kind)))
+            for kind, examples in data.items():
+                if examples:
+                    await in_thread(None, partial(fine_tune, kind, folder, examples, getattr(self, kind)))
             await group.adopt(policy, folder)
-        return {f"policy/{policy}/{kind}_rows": float(len(found)) for kind, found in data.items()}
+        return {f"policy/{policy}/{kind}_rows": float(len(examples)) for kind, examples in data.items()}
 
 
 def valued(tree: Grown, headline: str) -> list[Trace]:
@@ -107,14 +107,14 @@ def valued(tree: Grown, headline: str) -> list[Trace]:
         trace = leaf.trace
         for name in leaf.names.values():
             scores.setdefault(name, []).append(trace.metrics.get(headline, 0.0))
-    found = []
+    traces_kept = []
     for candidate in tree.candidates:
         for node in candidate.trace.nodes:
             name = candidate.names[node.id]
             trace = Trace(candidate.trace.env_id, candidate.trace.task_id, nodes=[node])
             trace.credits = [Credit(node.id, "value", math.fsum(scores[name]) / len(scores[name]))]
-            found.append(trace)
-    return found
+            traces_kept.append(trace)
+    return traces_kept
 
 
 def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float) -> list[dict[str, Any]]:

@@ -33,22 +33,22 @@ class Several(Default):
     def __post_init__(self) -> None:
         if not self.beside:
             raise ValueError("recipe_args.beside: name at least one environment, as [{id: …}]")
-        for given in self.beside:
-            if "id" not in given:
-                raise ValueError(f"recipe_args.beside: {dict(given)!r} has no id")
+        for options in self.beside:
+            if "id" not in options:
+                raise ValueError(f"recipe_args.beside: {dict(options)!r} has no id")
         if self.tasks < 0:
             raise ValueError(f"recipe_args.tasks: must not be negative, got {self.tasks}")
         self.places: list[tuple[Arena, Cursor]] = []
 
     def check(self, run: Run) -> None:
-        arenas = [make_arena(**{"split": run.config.env.split, **given}) for given in self.beside]
-        known = [run.arena.env_id]
+        arenas = [make_arena(**{"split": run.config.env.split, **options}) for options in self.beside]
+        ids = [run.arena.env_id]
         for arena in arenas:
-            if arena.env_id in known:
+            if arena.env_id in ids:
                 raise ValueError(
                     f"recipe_args.beside: {arena.env_id} stands there twice, or is the run's own"
                 )
-            known.append(arena.env_id)
+            ids.append(arena.env_id)
             for agent in arena.roles:
                 run.player(agent, arena)  # raises where nobody plays
         self.places = [(arena, Cursor(list(arena.task_ids), run.config.seed)) for arena in arenas]

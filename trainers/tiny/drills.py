@@ -56,13 +56,13 @@ def reading(dice: Dice, blocks: int) -> list[Lesson]:
 
 def reader_lesson(passages: Sequence[Mapping[str, str]], hop: Mapping[str, str], reader: int) -> Lesson:
     """One question put to one of the `READERS`, with its answer if the passages hold it."""
-    env, role, asking, found, not_found = READERS[reader]
+    env, role, asking, answer_text, not_found = READERS[reader]
     told = "\n".join(f"{p['title']}: {p['text']}" for p in passages)
     there = any(p["title"] == hop["title"] for p in passages)
     return (
         {"role": "system", "content": system_text(env, role)},
         {"role": "user", "content": f"Passages:\n{told}\n{asking.format(query=hop['question'])}"},
-        {"role": "assistant", "content": found.format(**hop) if there else not_found},
+        {"role": "assistant", "content": answer_text.format(**hop) if there else not_found},
     )
 
 
@@ -73,8 +73,8 @@ def neighbours(world: World, number: int) -> list[tuple[Entity, dict[str, str]]]
 
 def alike(world: World, dice: Dice, blocks: int, place: int) -> list[tuple[Entity, dict[str, str]]]:
     """Entities of one kind from several blocks: only the name tells which passage answers."""
-    found = (neighbours(world, dice.below(blocks))[place] for _ in range(8))
-    return list({entity.name: (entity, passage) for entity, passage in found}.values())
+    pairs = (neighbours(world, dice.below(blocks))[place] for _ in range(8))
+    return list({entity.name: (entity, passage) for entity, passage in pairs}.values())
 
 
 def deciding(dice: Dice, blocks: int) -> list[Lesson]:

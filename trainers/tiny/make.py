@@ -87,9 +87,9 @@ def held_out_words() -> list[str]:
 
 def make_tokenizer(lessons: Sequence[Lesson]) -> Any:
     """A tokenizer for the world and for what is said in these lessons."""
-    said = [message["content"] for lesson in lessons for message in lesson]
+    contents = [message["content"] for lesson in lessons for message in lesson]
     asked = [role.system for env in list_envs() for role in spec(env).roles]
-    return as_transformers(build(grow([], world_words(), said + 2 * asked)))
+    return as_transformers(build(grow([], world_words(), contents + 2 * asked)))
 
 
 # examples ----------------------------------------------------------------------------------------------
@@ -98,15 +98,15 @@ def make_tokenizer(lessons: Sequence[Lesson]) -> Any:
 def encode(lesson: Lesson, tokenizer: Any) -> tuple[list[int], list[bool]]:
     """A conversation as tokens, cut as the chat template cuts it, and which of them the model says itself."""
     ids: list[int] = []
-    said: list[bool] = []
+    learned: list[bool] = []
     for message in lesson:
         own = message["role"] == "assistant"
         head = [tokenizer.convert_tokens_to_ids(f"<|{message['role']}|>")]
         body = tokenizer(message["content"], add_special_tokens=False)["input_ids"]
         body += [tokenizer.eos_token_id] if own else []
         ids += head + body
-        said += [False] + [own] * len(body)
-    return ids, said
+        learned += [False] + [own] * len(body)
+    return ids, learned
 
 
 def examples(lessons: Sequence[Lesson], tokenizer: Any, rng: random.Random, context: float) -> list[Example]:
@@ -114,11 +114,11 @@ def examples(lessons: Sequence[Lesson], tokenizer: Any, rng: random.Random, cont
     the same on average, and the scores of the rest need not be computed. A shared beginning counts once."""
     made: list[Example] = []
     for lesson in lessons:
-        ids, said = encode(lesson, tokenizer)
+        ids, learned = encode(lesson, tokenizer)
         shared = len(commonprefix([ids, made[-1].ids])) if made else 0
         weight = [
             1.0 if own else 4 * context if i >= shared and rng.random() < 0.25 else 0.0
-            for i, own in enumerate(said)
+            for i, own in enumerate(learned)
         ]
         made.append(Example(ids, weight))
     return made

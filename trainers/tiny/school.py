@@ -140,12 +140,12 @@ def answer(call: Call, dice: Dice, expert: str) -> str:
     known = known_in(call)
     question, gold = call.task.view["question"], call.task.reference["answers"][0]
     if question in known:
-        said = known[question]
+        reply = known[question]
     elif all(hop["question"] in known for hop in hops_of(call)):
-        said = gold
+        reply = gold
     else:
-        said = dice.pick([UNKNOWN, *known.values()])
-    return f"<final_answer>{said}</final_answer>"
+        reply = dice.pick([UNKNOWN, *known.values()])
+    return f"<final_answer>{reply}</final_answer>"
 
 
 def decompose(call: Call, dice: Dice, expert: str) -> str:
@@ -157,16 +157,16 @@ def decompose(call: Call, dice: Dice, expert: str) -> str:
 def evidence(call: Call, dice: Dice, expert: str) -> str:
     """What the passages say about the query."""
     passages, _, query = call.messages[-1]["content"].rpartition("\nQuery: ")
-    found = read_for(call, query, passages)
-    return f"<sub_evidence>{found or UNKNOWN}</sub_evidence>"
+    extract = read_for(call, query, passages)
+    return f"<sub_evidence>{extract or UNKNOWN}</sub_evidence>"
 
 
 def sub_answers(call: Call, dice: Dice, expert: str) -> str:
     """An answer for each numbered query of the prompt."""
     told = call.messages[-1]["content"].rpartition("\nQuestion: ")[0]
     parts = re.split(r"^\d+\. ", told, flags=re.MULTILINE)[1:]
-    found = [read_for(call, *part.split("\n", 1)) for part in parts if "\n" in part]
-    return json.dumps({"sub_answers": [answer or UNKNOWN for answer in found]})
+    answers = [read_for(call, *part.split("\n", 1)) for part in parts if "\n" in part]
+    return json.dumps({"sub_answers": [answer or UNKNOWN for answer in answers]})
 
 
 def rewrite(call: Call, dice: Dice, expert: str) -> str:
