@@ -5,15 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 
-
-class ModelFailure(RuntimeError):
-    """Raised when a model did not answer a call. `hopeless`: it would not answer any other call either."""
-
-    hopeless = False
-
-
-class Outage(RuntimeError):
-    """Raised when a model answers no call any more."""
+from .failures import ModelFailure as ModelFailure
+from .failures import Outage as Outage
 
 
 class Failures:

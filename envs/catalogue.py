@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from .registry import register
+Register = Callable[..., object]
 
 HERE = __package__
 ROOT = HERE.rpartition(".")[0]
@@ -32,21 +33,21 @@ CODE: dict[str, Any] = {
 }
 
 
-def register_all() -> None:
-    """Register all of them."""
-    _search()
-    _tool_calling()
-    _rag()
-    _code_and_math()
-    _peers()
-    _games()
+def register_all(register: Register) -> None:
+    """Give all of them to `register`."""
+    _search(register)
+    _tool_calling(register)
+    _rag(register)
+    _code_and_math(register)
+    _peers(register)
+    _games(register)
 
 
 def _flow(module: str, name: str) -> dict[str, Any]:
     return {"workflow": f"{HERE}.workflows.{module}:{name}", "expert": f"{HERE}.workflows.{module}:expert"}
 
 
-def _search() -> None:
+def _search(register: Register) -> None:
     mask: dict[str, Any] = {
         **QA,
         **_flow("mask", "Mask"),
@@ -68,7 +69,7 @@ def _search() -> None:
     )
 
 
-def _tool_calling() -> None:
+def _tool_calling(register: Register) -> None:
     fields: dict[str, Any] = {
         **QA,
         **_flow("tool_qa", "ToolQa"),
@@ -80,7 +81,7 @@ def _tool_calling() -> None:
     register("tool-qa-nq", dataset="nq", **{**fields, "kind": "qa-single"})
 
 
-def _rag() -> None:
+def _rag(register: Register) -> None:
     shapes = {
         "rag": ("Rag", "decompose the question, retrieve for each part, answer"),
         "rag-evidence": ("RagEvidence", "decompose, retrieve, three evidence agents side by side, answer"),
@@ -93,7 +94,7 @@ def _rag() -> None:
         register(f"{prefix}-nq", dataset="nq", **{**fields, "kind": "qa-single"})
 
 
-def _code_and_math() -> None:
+def _code_and_math(register: Register) -> None:
     register(
         "code-deepcoder",
         dataset="deepcoder",
@@ -106,7 +107,7 @@ def _code_and_math() -> None:
     )
 
 
-def _peers() -> None:
+def _peers(register: Register) -> None:
     solo = (f"{ROOT}.rewards.outcome:OwnAccuracy", FORMAT)
     register(
         "solver-verifier-deepscaler",
@@ -147,7 +148,7 @@ def _peers() -> None:
     )
 
 
-def _games() -> None:
+def _games(register: Register) -> None:
     games = {
         "planpath": "walk a grid with walls to the goal",
         "sokoban": "push boxes onto goals",
@@ -168,7 +169,7 @@ def _games() -> None:
                 config={"game": game},
                 reward=(f"{ROOT}.rewards.games:GameCredit", FORMAT),
                 tasks="make_tasks",
-                tools={name: f"{HERE}.workflows.games.world:{name}" for name in tools},
+                tools={name: f"{HERE}.workflows.games.simulator:{name}" for name in tools},
                 expert=f"{HERE}.workflows.games.teams:expert",
                 headline="solved",
                 description=f"{what}: {who}",

@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..agents.failures import Ended
 from ..agents.frozen import FrozenDict
 from ..agents.policies import Call, ExpertPolicy, FoolPolicy, RandomPolicy
 from ..agents.team import BoundTeam
 from ..agents.text.reading import MAX_REPLY
 from .core.arena import Arena
 from .core.drivers import aplay, arena_of, call_for, derive, run_sync, take
-from .core.execution import Ended
 from .core.tasks import Task
 from .core.trace import Trace
 from .faces.aec import WorkflowEnv

@@ -408,7 +408,7 @@ def _load_plugins() -> None:
     _plugins_loaded = True
     from . import catalogue  # ours
 
-    catalogue.register_all()
+    catalogue.register_all(register)
     for point in plugins("unitymas.envs").values():
         try:
             found = load_plugin(point)
@@ -428,7 +428,7 @@ def _tell_others(id: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # registering anew, in a notebook, is no mistake
         gymnasium.register(
-            f"unitymas/{id}", entry_point=f"{__package__}.adapters:gym_role", kwargs={"env_id": id}
+            f"unitymas/{id}", entry_point=f"{__package__}.faces.bridges:gym_role", kwargs={"env_id": id}
         )
         if hasattr(pettingzoo, "register"):  # an older PettingZoo has no registry; ours works without it
             pettingzoo.register("aec", f"unitymas/{id}", entry_point=_Maker(id))

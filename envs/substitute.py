@@ -12,18 +12,24 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from ..agents.failures import Ended, WorkflowError
 from ..agents.team import Team
 from .core.arena import Arena
 from .core.branch import Branch
-from .core.drivers import arena_of, take
-from .core.execution import Ended, Execution
-from .core.ledger import Credit
+from .core.drivers import arena_of, run_sync, take
+from .core.execution import Execution
+from .core.records import Credit, Node
 from .core.tasks import Task
 from .core.trace import Trace, jsonable
-from .core.workflow import Node, WorkflowError
 
 Of = Literal["node", "role", "team"]
 _number = itertools.count()
+
+
+def reward_of(trace: Trace, node: str, text: str | Sequence[str], **how: Any) -> float | list[float]:
+    """What `Trace.reward_of` gives."""
+    paid: list[float] = run_sync(areward_of(trace, node, [text] if isinstance(text, str) else text, **how))
+    return paid[0] if isinstance(text, str) else paid
 
 
 async def areward_of(

@@ -66,14 +66,7 @@ class VLLMEngine(Versioned):
         """
         adapters = adapters or {}
         if adapters:
-            rank = max(adapter_rank(name, source) for name, source in adapters.items())
-            options = {
-                "enable_lora": True,
-                "max_loras": len(adapters),
-                "max_cpu_loras": 2 * len(adapters),  # an old version may still be in use
-                "max_lora_rank": max(8, 1 << (rank - 1).bit_length()),  # vLLM takes powers of two from 8
-                **options,
-            }
+            options = {**lora_options(adapters), **options}
         try:
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
@@ -330,6 +323,17 @@ class WeightLoader:
             head = self.model_runner.get_model().lm_head
             head = getattr(head, "base_layer", head)
             head.quant_method.process_weights_after_loading(head)
+
+
+def lora_options(adapters: Mapping[str, str | Path | int]) -> dict[str, Any]:
+    """Return what vLLM must know of the adapters before it starts."""
+    rank = max(adapter_rank(name, source) for name, source in adapters.items())
+    return {
+        "enable_lora": True,
+        "max_loras": len(adapters),
+        "max_cpu_loras": 2 * len(adapters),  # an old version may still be in use
+        "max_lora_rank": max(8, 1 << (rank - 1).bit_length()),  # vLLM takes powers of two from 8
+    }
 
 
 def adapter_rank(name: str, source: str | Path | int) -> int:

@@ -11,239 +11,30 @@ With ``out``, episodes are written as they end under a key that hashes all they 
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...agents.team import BoundTeam, Team
-from ...envs.core.arena import Arena
-from ...envs.core.drivers import (
-    EpisodeFailures,
-    aplay,
-    arena_of,
-    derive,
-    run_sync,
-    select_tasks,
-    side_by_side,
-)
-from ...envs.core.tasks import Task
-from ...envs.core.trace import Trace
-from ...envs.registry import UnknownEnv, make_arena, spec
-from ..pages.html import write_page
-from . import identity, stats, tables
+from ...agents.team import Team
 from .episode_files import Store
-from .results import SCHEMA, EpisodeRow, Measure, episode_list, episode_row, figures, per_task, ranked
+from .playing import Evaluation, EvaluationResult, OnEpisode, arena_and_measure
 from .stats import Difference, Estimate
+from .suites import evaluate_suite
 
-OnEpisode = Callable[[EpisodeRow, dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """An evaluation's outcome. `plain` is what ``results.json`` holds; the rest reads it."""
-
-    plain: dict[str, Any]
-    rows: list[EpisodeRow] = field(repr=False)
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        return dict(self.plain["figures"])
-
-    @property
-    def score(self) -> Estimate:
-        """avg@k of the headline metric, failures counted as 0."""
-        return Estimate(**self.plain["figures"]["score"])
-
-    @property
-    def roles(self) -> dict[str, dict[str, float]]:
-        return dict(self.plain["figures"]["roles"])
-
-    def pass_at(self, k: int) -> Estimate:
-        return Estimate(**self.plain["figures"]["pass_at"][str(k)])
-
-    def pass_hat(self, k: int) -> Estimate:
-        return Estimate(**self.plain["figures"]["pass_hat"][str(k)])
-
-    def minus(self, other: EvaluationResult) -> Difference:
-        """The paired difference on the tasks that both have played."""
-        ours, theirs = self.plain["provenance"]["data"], other.plain["provenance"]["data"]
-        if (ours["name"], ours["split"]) != (theirs["name"], theirs["split"]):
-            raise ValueError(f"results on different data cannot be compared: {ours} and {theirs}")
-        return stats.paired_difference(per_task(self.rows), per_task(other.rows))
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.plain
-
-    def markdown(self) -> str:
-        """The tables as one would paste them into a page."""
-        return tables.markdown([self.plain])
-
-    def latex(self) -> str:
-        """The same for a paper (needs the booktabs package)."""
-        return tables.latex([self.plain])
-
-    def __str__(self) -> str:
-        return self.markdown()
-
-
-class Evaluation:
-    """One environment, one team, k samples of each task: what is wanted, what is there, what is owed."""
-
-    def __init__(
-        self,
-        env: Any,
-        team: Any,
-        *,
-        k: int = 4,
-        tasks: int | Iterable[Any] | None = None,
-        seed: int = 0,
-        out: str | Path | None = None,
-        price: tuple[float, float] = (0.0, 0.0),
-        retry_errors: bool = False,
-        tokens: bool = False,
-        deterministic: bool = False,
-        **make: Any,
-    ) -> None:
-        """`tokens` keeps each reply's tokens and log-probs with the episodes, where a player knows them.
-
-        `deterministic`: local models give the same bits whatever else is played at the same time; slower.
-        """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
-        if isinstance(env, str):
-            make, tasks = (
-                ({**make, "tasks": tasks}, None) if _own_rows(tasks) else ({"split": "test", **make}, tasks)
-            )
-        self.arena, self.measure = _arena(env, make)
-        self.team: BoundTeam = Team.of(team).bind(self.arena.roles, expert=self.arena.expert)
-        for player in self.team.policies.values():
-            if tokens and hasattr(player, "keep_tokens"):
-                player.keep_tokens()
-            if deterministic and hasattr(player, "fix_shapes"):
-                player.fix_shapes()
-        self.arena, self.tasks = select_tasks(self.arena, tasks)
-        self.k, self.seed, self.price, self.retry_errors = k, seed, price, retry_errors
-        self.players = identity.role_config(self.team, self.arena)
-        self.store = Store(Path(out)) if out is not None else None
-        world, players = identity.digest(identity.world(self.arena)), identity.players_hash(self.players)
-        self.players_hash = players
-        self.wanted: dict[str, tuple[Task, int]] = {
-            identity.sample_key(world, players, task, seed, sample): (task, sample)
-            for task in self.tasks
-            for sample in range(k)
-        }
-        self.rows: dict[str, EpisodeRow] = {}
-        for trace in self.store.episodes() if self.store else ():
-            key = (trace.get("tags") or {}).get("key", "")
-            if key in self.wanted:
-                self.rows[key] = episode_row(trace, self.measure, price)
-
-    @property
-    def owed(self) -> dict[str, tuple[Task, int]]:
-        """The samples that still have to be played."""
-        return {
-            key: slot for key, slot in self.wanted.items()
-            if key not in self.rows or (self.retry_errors and self.rows[key].failed)
-        }  # fmt: skip
-
-    def plan(self) -> dict[str, Any]:
-        """What a run would do; the cost is extrapolated from the finished episodes, and unknown without
-        any."""
-        done = list(self.rows.values())
-        owed = len(self.owed)
-        cost = sum(row.cost for row in done) / len(done) * owed if done else None
-        tokens = (
-            sum(r.tokens_in + r.tokens_out for row in done for r in row.roles.values()) / len(done) * owed
-            if done
-            else None
-        )
-        return {
-            "env": self.arena.env_id, "data": f"{self.arena.data.name} {self.arena.data.split}", "tasks": len(self.tasks),
-            "k": self.k, "episodes": len(self.wanted), "finished": len(self.wanted) - owed, "owed": owed,
-            "tokens": tokens, "cost": cost,
-        }  # fmt: skip
-
-    def run(self, *, concurrency: int = 256, on_episode: OnEpisode | None = None) -> EvaluationResult:
-        """Play what is owed, and give the result over all that was wanted."""
-        try:
-            run_sync(self._play(concurrency, on_episode))
-        finally:
-            if self.store:
-                self.store.close()
-        return self.result()
-
-    async def _play(self, concurrency: int, on_episode: OnEpisode | None) -> None:
-        gate = asyncio.Semaphore(concurrency)
-
-        async def one(key: str, task: Task, sample: int) -> None:
-            async with gate:
-                execution = self.arena.start(task, derive(self.seed, task.id, sample))
-                trace = await aplay(execution, self.team, self.arena, f"{task.id}#{sample}")
-                trace.sample = sample
-                self._keep(key, trace, on_episode)
-                failures.see(trace)
-
-        failures = EpisodeFailures()
-        owed = self.owed
-        if owed:
-            async with self.team:
-                await side_by_side(one(key, task, sample) for key, (task, sample) in owed.items())
-        failures.say()
-
-    def _keep(self, key: str, trace: Trace, on_episode: OnEpisode | None = None) -> None:
-        trace.tags["players"] = self.players_hash
-        plain = self.store.write(trace, key) if self.store else trace.to_dict()
-        self.rows[key] = row = episode_row(plain, self.measure, self.price)
-        if on_episode is not None:
-            on_episode(row, plain)
-
-    def rescore(self) -> EvaluationResult:
-        """Apply today's reward rules to the saved episodes of these players; nothing is generated."""
-        if self.store is None:
-            raise ValueError("rescore needs the folder of saved episodes (out=…)")
-        slots = {(task.id, derive(self.seed, task.id, s)): (key, s) for key, (task, s) in self.wanted.items()}
-        newest: dict[str, Trace] = {}
-        for plain in self.store.episodes():
-            slot = slots.get((plain["task_id"], plain["seed"]))
-            if slot is not None and (plain.get("tags") or {}).get("players") == self.players_hash:
-                newest[slot[0]] = Trace.from_dict(plain)
-        if not newest:
-            raise ValueError(
-                f"{self.store.path} holds no episode of this team on these tasks; nothing to rescore"
-            )
-        for key, trace in newest.items():
-            if str(trace.ended) != "error":
-                self.arena.rescore(trace)
-            trace.code_hash = self.arena.code_hash
-            self._keep(key, trace)
-        self.store.close()
-        return self.result()
-
-    def result(self) -> EvaluationResult:
-        """All figures over the wanted episodes that are there; also written to ``results.json``."""
-        rows, measure = ranked([self.rows[key] for key in self.wanted if key in self.rows], self.measure)
-        plain = {
-            "schema": SCHEMA,
-            "env_id": self.arena.env_id,
-            "figures": figures(rows, measure, self.k),
-            "measure": {
-                "headline": measure.headline, "success_metric": measure.success_metric,
-                "relation": measure.success.relation, "threshold": measure.success.threshold,
-            },
-            "complete": len(rows) == len(self.wanted),
-            "price": list(self.price),
-            "provenance": identity.provenance(self.arena, self.players, self.tasks, self.seed),
-            "run": identity.this_run(),
-            "episodes": episode_list(rows),
-        }  # fmt: skip
-        if self.store:
-            write_page(
-                self.store.folder / "results.json", [json.dumps(plain, indent=1, sort_keys=True) + "\n"]
-            )
-        return EvaluationResult(plain, rows)
+__all__ = [
+    "Evaluation",
+    "EvaluationResult",
+    "OnEpisode",
+    "RoleEffect",
+    "Store",
+    "ablate",
+    "evaluate",
+    "exchange",
+    "saved_results",
+    "swap",
+]
 
 
 def evaluate(
@@ -265,8 +56,6 @@ def evaluate(
     What else is given goes to `Evaluation` or to ``make``; the split is "test" unless it says otherwise.
     """
     if isinstance(env, str) and env.startswith("suite:"):
-        from .suites import evaluate_suite
-
         return evaluate_suite(
             env, team, k=k, tasks=tasks, seed=seed, concurrency=concurrency, out=out, rescore=rescore,
             on_episode=on_episode, **options,
@@ -301,7 +90,7 @@ def swap(env: Any, team: Any, baseline: Any, **how: Any) -> list[RoleEffect]:
 
 def _exchange(env: Any, host: Any, guest: Any, name: str, how: dict[str, Any]) -> list[RoleEffect]:
     folder = Path(how.pop("out")) if how.get("out") else None
-    arena, _ = _arena(env, {n: how[n] for n in how if n not in _EVALUATION})
+    arena, _ = arena_and_measure(env, {n: how[n] for n in how if n not in _EVALUATION})
     whole = evaluate(env, host, out=folder and folder / f"{name}-host", **how)
     effects = []
     for role in dict.fromkeys(role.name for role in arena.roles.values()):
@@ -332,31 +121,6 @@ _EVALUATION = (
 )  # fmt: skip
 
 
-def _arena(env: Any, make: Mapping[str, Any]) -> tuple[Arena, Measure]:
-    """The arena to play in and what to measure; of an arena or environment that is already made, as it
-    stands."""
-    if isinstance(env, str):
-        return _measured(make_arena(env, **make))
-    if make:
-        raise TypeError(
-            f"{', '.join(make)}: these are arguments of make, and the environment is already made"
-        )
-    return _measured(arena_of(env))
-
-
-def _measured(arena: Arena) -> tuple[Arena, Measure]:
-    if not arena.rules:
-        raise ValueError(
-            f"no episode has the headline metric {arena.score!r}: {arena.env_id} was made without a reward, so nothing "
-            "measures it; give one with make(…, reward=…) or register(…, reward=…)"
-        )
-    try:
-        known = spec(arena.env_id)
-    except UnknownEnv:  # somebody's own, not registered
-        return arena, Measure(arena.headline)
-    return arena, Measure.of_spec(known)
-
-
 def saved_results(folder: str | Path) -> dict[str, Any]:
     """The ``results.json`` of an evaluation's folder."""
     path = Path(folder) / "results.json"
@@ -367,13 +131,3 @@ def saved_results(folder: str | Path) -> dict[str, Any]:
             f"{path} does not exist; `unitymas eval … --out {folder}` writes it"
         ) from None
     return plain
-
-
-def _own_rows(tasks: Any) -> bool:
-    """Whether tasks are rows of one's own, rather than a number or ids."""
-    return (
-        isinstance(tasks, Sequence)
-        and not isinstance(tasks, str)
-        and bool(tasks)
-        and isinstance(tasks[0], Mapping)
-    )

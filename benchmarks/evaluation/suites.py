@@ -21,7 +21,7 @@ from ...envs.core.tasks import DataSet
 from ...envs.registry import list_envs, make_arena, spec
 from ..pages.html import asset
 from . import tables
-from .evaluate import Evaluation, EvaluationResult, OnEpisode
+from .playing import Evaluation, EvaluationResult, OnEpisode
 
 PINS = "suites.json"
 

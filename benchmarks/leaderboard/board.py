@@ -19,20 +19,15 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ...agents.hints import counted
-from ...envs.untrusted import json_value, open_regular, packed_lines
 from ..evaluation.identity import digest
-from ..pages import viewer
 from ..pages.html import escape, page, printable, write_page
 from . import rerun
 from .guard import MEMORY_MB, SECONDS, Guard
 
-SHOWN_EPISODES = 2_000
-"""Episodes of an entry that its page of traces carries."""
 _DEEPEST = 4  # folders between the board's and an entry's
 _WIDTH = 180  # of the drawn interval, in its own units
 
@@ -115,18 +110,6 @@ def found_in(folder: Path) -> list[Path]:
         if len(Path(path).relative_to(folder).parts) >= _DEEPEST:
             inner.clear()
     return sorted(found)
-
-
-def write_traces(
-    folder: Path, metadata: Mapping[str, Any], results: Mapping[str, Any], page_of: Path
-) -> None:
-    """The page of an entry's episodes."""
-    with open_regular(folder / "traces.jsonl.zst") as file:
-        lines = islice(packed_lines(file, "traces.jsonl.zst", whole=True), SHOWN_EPISODES)
-        viewer.build(
-            (json_value(line, "traces.jsonl.zst") for line in lines), page_of,
-            title=f"{metadata['name']} on {results['env_id']}", headline=results["figures"]["headline"],
-        )  # fmt: skip
 
 
 def _grouped(entries: Iterable[Entry]) -> list[list[Entry]]:

@@ -27,6 +27,7 @@ from typing import IO, Any
 from ...envs.registry import list_envs, make_arena, spec
 from ..evaluation import identity
 from .checks import Inspection, inspect
+from .entry_page import write_traces
 
 SECONDS = 300.0
 MEMORY_MB = 4096
@@ -157,8 +158,6 @@ def serve() -> None:
     """Answer requests, a line of JSON each, until there are no more."""
     import zstandard  # noqa: F401 (what every child needs is loaded once, before the forks)
 
-    from . import board as leaderboard  # noqa: F401
-
     list_envs()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anybody prints is no answer
@@ -238,6 +237,4 @@ def _answer(request: dict[str, Any]) -> bytes:
 
 
 def _show(folder: Path, verdict: Inspection, page: Path) -> None:
-    from .board import write_traces
-
     write_traces(folder, verdict.metadata, verdict.results, page)

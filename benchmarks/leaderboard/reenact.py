@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...agents.failures import Ended, Infrastructure
 from ...agents.roles import MAX_REPLY
 from ...envs.core.arena import Arena
 from ...envs.core.drivers import call_for, take
-from ...envs.core.execution import Ended, Execution
+from ...envs.core.execution import Execution
 from ...envs.core.trace import Trace
 from ...envs.core.workflow import Node
-from ...envs.tools.tool import Infrastructure
 
 if TYPE_CHECKING:
     from ...agents.policies import Policy

@@ -350,14 +350,3 @@ def report_main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     print(build(given.runs, given.out or given.runs[0] / "report.html"))
     return 0
-
-
-def train_main(argv: list[str] | None = None) -> int:
-    """`unitymas train`: the trainer's own command, and the report of what came of it."""
-    from ...cli.training import train_main as run_training
-    from .live import watching
-
-    def report_of(directory: Path) -> None:
-        build([directory], directory / "report.html")
-
-    return run_training(argv or [], report_of, watching)

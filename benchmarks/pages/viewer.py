@@ -10,17 +10,14 @@ drawn and why stands in docs/viewer.md; the drawing itself in ``assets/viewer.js
 
 from __future__ import annotations
 
-import argparse
 import re
 import tempfile
-import webbrowser
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .html import asset, data_block, page, write_page
 from .tours import tours
-from .trace_sources import labelled_episodes
 
 TEXT_LIMIT = 100_000  # characters of one text that travel with the page; the trace file keeps them all
 BLOCK_EPISODES = 64
@@ -198,45 +195,3 @@ def _clipped(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_clipped(item) for item in value]
     return value
-
-
-def view_main(argv: list[str] | None = None) -> int:
-    """``unitymas view``: build the page beside what it shows, and open it; a run in progress is served, live."""
-    from .live import in_progress, serve
-
-    parser = argparse.ArgumentParser(prog="unitymas view", description="Look at episodes in the browser.")
-    parser.add_argument(
-        "source", type=Path, help="run directory, evaluation, or trace file (.jsonl, .jsonl.zst, .json)"
-    )
-    parser.add_argument(
-        "beside", type=Path, nargs="*", help="more of them, to compare with (before and after)"
-    )
-    parser.add_argument(
-        "-o", "--out", type=Path, help="where to write the page (default: view.html in the source)"
-    )
-    parser.add_argument("--headline", help="the metric shown as the score")
-    parser.add_argument("--limit", type=int, help="show at most so many episodes of each source")
-    parser.add_argument("--no-open", action="store_true", help="do not start a browser")
-    parser.add_argument(
-        "--live",
-        action=argparse.BooleanOptionalAction,
-        help="a page that refreshes itself, on a local server (default: for a run in progress)",
-    )
-    parser.add_argument("--port", type=int, default=0, help="of the local server (default: a free one)")
-    given = parser.parse_intermixed_args(argv)
-    sources = [given.source, *given.beside]
-    if given.live and (given.beside or given.out or given.source.is_file()):
-        parser.error("--live shows one run's directory, without --out")
-    if given.live or (
-        given.live is None and not (given.beside or given.out or given.no_open) and in_progress(given.source)
-    ):
-        return serve(given.source, given.port, open_browser=not given.no_open)
-    out = given.out or (given.source if given.source.is_dir() else given.source.parent) / "view.html"
-    episodes = labelled_episodes(sources, limit=given.limit)
-    build_labelled(
-        episodes, out, title=" and ".join(s.name or str(s) for s in sources), headline=given.headline
-    )
-    print(f"{out}  ({out.stat().st_size / 1e6:.1f} MB)")
-    if not given.no_open:
-        webbrowser.open(out.resolve().as_uri())
-    return 0

@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 
 from ...agents.hints import counted
 from ...agents.roles import Role
-from ..tools.tool import Toolbox
+from ..tools.toolbox import Toolbox
 from .execution import Budget, Execution
 from .ledger import Rule, Scorer, as_rule, check_names
 from .tasks import DataSet, Task, TaskError

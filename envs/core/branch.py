@@ -19,16 +19,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...agents.failures import Ended, WorkflowError
 from ...agents.policies import Call
 from ...agents.team import BoundTeam, Team
 from ...agents.text.spoken import Spoken
 from .arena import Arena
 from .drivers import ask, call_for, derive, play
-from .execution import Ended, Execution
+from .execution import Execution
 from .ledger import Scorer
+from .records import Node
 from .tasks import Task
 from .trace import Trace
-from .workflow import Node, Workflow, WorkflowError
+from .workflow import Workflow
 
 
 class Branch:

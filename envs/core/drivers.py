@@ -18,15 +18,16 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from ...agents.failures import Boundary, Ended
 from ...agents.hints import counted
 from ...agents.policies import Answer, Call
 from ...agents.roles import Reply
 from ...agents.team import BoundTeam, Team
 from .arena import Arena
-from .execution import Ended, Execution
+from .execution import Execution
+from .records import Act, Node
 from .tasks import DataSet, Task, fingerprint
 from .trace import Trace
-from .workflow import Act, Node
 
 T = TypeVar("T")
 
@@ -179,7 +180,7 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
             wrong.where = team.place(node.agent)
             raise wrong
     except Exception as error:  # a policy failed, not the workflow
-        execution.abort(error, "model")
+        execution.abort(error, Boundary.POLICY)
         team.failures.failed(team.names.get(call.agent), error)
         return
     team.failures.answered(team.names.get(call.agent))

@@ -15,12 +15,14 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from ...agents.failures import Boundary, Ended, WorkflowError
 from ...agents.frozen import freeze
 from ...agents.roles import Reply
 from ...agents.text.reading import MAX_REPLY
-from .rounds import Budget, Ended, ReplayDivergence, Rounds, path_key, tokens_of
+from .records import ANSWERED, PENDING, Node
+from .rounds import Budget, ReplayDivergence, Rounds, path_key, tokens_of
 from .tasks import Task
-from .workflow import ANSWERED, PENDING, Node, Workflow, WorkflowError
+from .workflow import Workflow
 
 __all__ = ["Budget", "Ended", "Execution", "ReplayDivergence", "path_key"]
 
@@ -69,7 +71,7 @@ class Execution(Rounds):
         if self.ended is Ended.NO:
             self._end(Ended.TRUNCATED, reason)
 
-    def abort(self, error: BaseException, reason: str) -> None:
+    def abort(self, error: BaseException, reason: Boundary | str) -> None:
         """End the episode with an error from outside of `run` (a model, a tool's infrastructure)."""
         if self.ended is Ended.NO:
             self.exception = error

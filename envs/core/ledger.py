@@ -11,26 +11,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from ...agents.failures import RewardError as RewardError
 from ...own import at, defined
-
-if TYPE_CHECKING:
-    from .tasks import Task
-    from .trace import Trace
-    from .workflow import Node
-
-
-class Credit(NamedTuple):
-    """An amount that a node earned under a component's name."""
-
-    node: str
-    component: str
-    amount: float
-
-
-class RewardError(ValueError):
-    """A reward rule gave something that is no reward; the message names the rule and what it gave."""
+from .records import Credit as Credit
+from .records import Node
+from .tasks import Task
+from .trace import Trace
 
 
 @runtime_checkable

@@ -7,47 +7,22 @@ and replays do with it is `Execution`.
 
 from __future__ import annotations
 
-import os
 from asyncio import _get_running_loop, _set_running_loop
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from ...agents.failures import Boundary, Ended, ToolError, WorkflowError
 from ...agents.frozen import freeze
 from ...agents.hints import counted
 from ...agents.roles import Format, Reply, read_reply
 from ...agents.text.reading import MAX_REPLY, split_thinking
-from ...own import defined, foreign, told
+from ...own import defined, told
+from .lines import Line, OpenJoin, begun, close, place_of
+from .records import ANSWERED, PENDING, Act, Node, Use
 from .tasks import Task
 from .trace import Trace
-from .workflow import (
-    ANSWERED,
-    EMPTY,
-    PENDING,
-    Act,
-    Episode,
-    Join,
-    Node,
-    Outcome,
-    ToolError,
-    Use,
-    Workflow,
-    WorkflowError,
-    new_use,
-)
-
-
-class Ended(str, Enum):
-    """Why an episode is over, or that it is not."""
-
-    NO = "no"
-    TERMINAL = "terminal"
-    TRUNCATED = "truncated"
-    ERROR = "error"
-
-    __str__ = str.__str__
-
+from .workflow import Episode, Join, Outcome, Workflow
 
 GOES_ON = Ended.NO  # looked up once: every request compares with it, and an enum's members are slow to find
 
@@ -63,37 +38,6 @@ class Budget:
     requests: int = 1000
     tokens: int | None = None
     seconds: float | None = None  # kept by the asynchronous driver
-
-
-START = new_use("", EMPTY)  # what a branch that nobody has run waits for; its result is None
-START.state = ANSWERED
-
-
-class _Branch:
-    """One line of control: the whole of `run`, or one arm of an `ep.all`."""
-
-    __slots__ = ("cancelled", "coroutine", "count", "index", "join", "node", "prefix", "tails")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], prefix: str, tails: tuple[str, ...]) -> None:
-        self.coroutine = coroutine
-        self.prefix = prefix  # of the ids of its nodes
-        self.tails = tails  # ids of the nodes that its next node follows
-        self.count = 0
-        self.cancelled = False
-        self.node = START  # what it waits for
-        self.join: _OpenJoin | None = None  # the join it is an arm of
-        self.index = 0
-
-
-class _OpenJoin:
-    __slots__ = ("arms", "left", "owners", "parent", "results")
-
-    def __init__(self, parent: _Branch, width: int) -> None:
-        self.parent = parent
-        self.results: list[Any] = [None] * width
-        self.left = width
-        self.arms: list[_Branch] = []
-        self.owners: dict[str, int] = {}  # agent -> the arm it stands in
 
 
 def tokens_of(meta: Mapping[str, Any]) -> int:
@@ -133,11 +77,11 @@ class Rounds:
         self.pending: list[Node] = []  # the unanswered requests of this round, in path order
         self._joins = 0  # how many there were
         self._turns = dict.fromkeys(self.roles, 0)
-        self._resuming: list[_Branch] = []  # the round's branches, while they are resumed
+        self._resuming: list[Line] = []  # the round's branches, while they are resumed
         self._trace: Trace | None = None
         self.sessions: dict[str, Any] = {}  # open simulators, kept by the toolbox
         self._episode = Episode(task.view, self.seeds[0][1], self.roles, workflow.tools)
-        self._root = _Branch(_begun(workflow.run, self._episode), "", ())
+        self._root = Line(begun(workflow.run, self._episode), "", ())
         self._next = [self._root]  # the branches that wait in this round, in path order
         self._grading = False
         self._advance()
@@ -162,7 +106,7 @@ class Rounds:
     def read(self, node: Node, text: str, meta: Mapping[str, Any] | None = None) -> Reply:
         """A text as the node's format reads it; one that was cut at `MAX_REPLY`, or never stopped thinking, is malformed."""
         format: Format = node.format  # type: ignore[attr-defined]
-        open_thought = bool(meta) and meta.get("thinking") == "open"  # its prompt had begun it
+        open_thought = meta is not None and meta.get("thinking") == "open"  # its prompt had begun it
         if open_thought or len(text) > MAX_REPLY or (meta and "cut" in meta):
             blank = format.parse("", node.id)
             thinking, said, _ = (text, "", False) if open_thought else split_thinking(text[:MAX_REPLY])
@@ -214,7 +158,7 @@ class Rounds:
             if start + 1 == self.round:  # what round `start` asks was asked before the fork
                 self._episode.rng.seed(seed)
 
-    def _run(self, branch: _Branch, value: Any, error: BaseException | None = None) -> None:
+    def _run(self, branch: Line, value: Any, error: BaseException | None = None) -> None:
         """Run one branch to its next request, its join, or its end; the journal may have the request's answer."""
         try:
             node = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
@@ -259,24 +203,24 @@ class Rounds:
         if node.state == PENDING:
             self.pending.append(node)
 
-    def _refuse(self, branch: _Branch, got: Any) -> None:
+    def _refuse(self, branch: Line, got: Any) -> None:
         name = type(self.workflow).__name__
         error = WorkflowError(
             f"{name}.run awaited {got!r:.80}; only ep.act, ep.use and ep.all can be awaited there: "
             "put other asynchronous work into a tool and ep.use it"
         )
-        error.where = _line(branch)
+        error.where = place_of(branch)
         branch.coroutine.close()
         self._failed(branch, error)
 
-    def _alone(self, branch: _Branch, agent: str) -> bool:
+    def _alone(self, branch: Line, agent: str) -> bool:
         """An agent stands in at most one arm of an `all`; otherwise its conversation would have no order."""
-        arm: _Branch | None = branch
+        arm: Line | None = branch
         while arm is not None and arm.join is not None:
             if arm.join.owners.setdefault(agent, arm.index) != arm.index:
                 advice = "give its role more instances" if agent in self.roles else "use other agents"
                 error = WorkflowError(f"agent {agent!r} stands in two branches of one ep.all; {advice}")
-                error.where = _line(branch)
+                error.where = place_of(branch)
                 self._failed(branch, error)
                 return False
             arm = arm.join.parent
@@ -309,13 +253,13 @@ class Rounds:
         asked.state = ANSWERED
         return asked
 
-    def _open(self, branch: _Branch, join: Join) -> None:
+    def _open(self, branch: Line, join: Join) -> None:
         self._joins += 1
         step = f"{branch.prefix}{branch.count}."
         branch.count += 1
-        opened = _OpenJoin(branch, len(join.branches))
+        opened = OpenJoin(branch, len(join.branches))
         for index, coroutine in enumerate(join.branches):
-            arm = _Branch(coroutine, f"{step}{index}.", branch.tails)
+            arm = Line(coroutine, f"{step}{index}.", branch.tails)
             arm.join, arm.index = opened, index
             opened.arms.append(arm)
         if not opened.arms:
@@ -328,7 +272,7 @@ class Rounds:
             if self.ended is not GOES_ON:
                 return
 
-    def _finished(self, branch: _Branch, value: Any) -> None:
+    def _finished(self, branch: Line, value: Any) -> None:
         join = branch.join
         if join is None:
             self._returned(value)
@@ -340,14 +284,18 @@ class Rounds:
             join.parent.tails = tuple(tails)
             self._run(join.parent, tuple(join.results))
 
-    def _failed(self, branch: _Branch, error: Exception) -> None:
+    def _failed(self, branch: Line, error: Exception) -> None:
         """A failing arm cancels its siblings and raises where the `all` was awaited."""
         join = branch.join
         if join is None:
             self.exception = error
             self._end(
                 Ended.ERROR,
-                "grade" if self._grading else "tool" if isinstance(error, ToolError) else "workflow",
+                Boundary.JUDGE
+                if self._grading
+                else Boundary.TOOL
+                if isinstance(error, ToolError)
+                else Boundary.ENVIRONMENT,
             )
             return
         join.left = -1
@@ -355,10 +303,10 @@ class Rounds:
             self._cancel(arm)
         self._run(join.parent, None, error)
 
-    def _cancel(self, arm: _Branch) -> None:
+    def _cancel(self, arm: Line) -> None:
         """Close an arm and all that runs below it; what it asked in this round is asked no more."""
         for branch in [*self._next, *self._resuming]:
-            at: _Branch | None = branch
+            at: Line | None = branch
             while at is not None and at is not arm:
                 at = at.join.parent if at.join is not None else None
             if at is arm and not branch.cancelled:
@@ -366,9 +314,9 @@ class Rounds:
                 if branch in self._next:
                     self._next.remove(branch)
                     self.pending = [n for n in self.pending if n is not branch.node]
-                _close(branch.coroutine)
+                close(branch.coroutine)
         arm.cancelled = True
-        _close(arm.coroutine)
+        close(arm.coroutine)
 
     def _returned(self, value: Any) -> None:
         if self._grading:
@@ -400,11 +348,11 @@ class Rounds:
         self.ended = Ended.NO
         last = self._root.tails
         try:
-            graded = _begun(self.workflow.grade, self._episode, trace, self.task)
+            graded = begun(self.workflow.grade, self._episode, trace, self.task)
         except Exception as error:
             self._failed(self._root, error)
             return
-        self._root = _Branch(graded, "g", last)
+        self._root = Line(graded, "g", last)
         self._run(self._root, None)
 
     def _broke(self, rule: str) -> None:
@@ -417,13 +365,13 @@ class Rounds:
         self.ended, self.reason = ended, reason
         self.pending = []
         for branch in self._open_branches() if self._joins else (self._root,):
-            _close(branch.coroutine)
+            close(branch.coroutine)
         self._next = []
 
-    def _open_branches(self) -> Iterable[_Branch]:
-        seen: dict[int, _Branch] = {}
+    def _open_branches(self) -> Iterable[Line]:
+        seen: dict[int, Line] = {}
         for branch in [*self._next, self._root]:
-            at: _Branch | None = branch
+            at: Line | None = branch
             while at is not None:
                 seen[id(at)] = at
                 at = at.join.parent if at.join is not None else None
@@ -440,44 +388,3 @@ def _ask_of(node: Node) -> str:
     if node.kind == "use":
         return f"tool {node.tool}({node.args!r:.200})"
     return f"{node.agent}: {node.messages[-1]['content']!r:.200}"
-
-
-def _begun(method: Any, *args: Any) -> Coroutine[Any, Any, Any]:
-    """The coroutine of `run` or `grade`; a plain function is refused with advice."""
-    made: Any = None
-    broken: Exception | None = None
-    try:
-        made = method(*args)
-    except Exception as error:
-        broken = error
-    if isinstance(made, Coroutine):
-        return made
-    name = type(method.__self__).__name__
-    refused = WorkflowError(f"{name}.{method.__name__} must be an `async def`")
-    refused.where = defined(method)
-    raise refused from broken
-
-
-def _line(branch: _Branch) -> str:
-    """File and line where a branch waits."""
-    at: _Branch | None = branch
-    while at is not None:
-        coroutine: Any = at.coroutine
-        places = []
-        while getattr(coroutine, "cr_frame", None) is not None:
-            places.append((coroutine.cr_frame.f_code.co_filename, coroutine.cr_frame.f_lineno))
-            coroutine = coroutine.cr_await
-        own = [(file, line) for file, line in places if not foreign(file)]
-        if own:
-            return f"{os.path.basename(own[-1][0])}:{own[-1][1]}"
-        at = at.join.parent if at.join is not None else None
-    return ""
-
-
-def _close(coroutine: Coroutine[Any, Any, Any]) -> None:
-    try:
-        coroutine.close()
-    except RuntimeError:  # it awaits in a `finally`: nobody answers any more, and it is dropped
-        pass
-    except ValueError:  # it is the one that is running (an ending raised from inside)
-        pass

@@ -10,16 +10,16 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...agents.roles import Reply
+from ...own import find
 from ..untrusted import Refused, json_value, open_regular, packed_lines
-from .ledger import Credit
-
-if TYPE_CHECKING:
-    from .workflow import Node
+from .records import ANSWERED, Credit, Node, new_act, new_use
 
 SCHEMA = "unitymas.trace/1"
+SUBSTITUTE = f"{__package__.rpartition('.')[0]}.substitute:reward_of"
+"""Named, not imported: playing an episode on stands above the record of what was played."""
 
 
 @dataclass(slots=True)
@@ -95,11 +95,7 @@ class Trace:
         this trace was played). `of="role"` counts all acts of the node's role, `of="team"` those of everybody;
         `component` counts one component alone. Chance stays that of the episode, so that texts are compared fairly.
         """
-        from ..substitute import areward_of
-        from .drivers import run_sync  # these two build on traces
-
-        paid = run_sync(areward_of(self, node, [text] if isinstance(text, str) else text, **how))
-        return paid[0] if isinstance(text, str) else paid
+        return find(SUBSTITUTE)(self, node, text, **how)
 
     def to_dict(self, *, volatile: bool = True) -> dict[str, Any]:
         """Plain JSON. Without `volatile`, only what two runs of the same episode must share."""
@@ -117,7 +113,7 @@ class Trace:
             "sample": self.sample,
             "data": jsonable(self.data),
             "ended": str(self.ended),
-            "reason": self.reason,
+            "reason": str(self.reason),
             "error": self.error,
             "outcome": jsonable(self.outcome),
             "grade": jsonable(self.grade),
@@ -198,8 +194,6 @@ def _node_dict(node: Node, rewards: Mapping[str, float], volatile: bool) -> dict
 
 
 def _node_from(row: Mapping[str, Any]) -> Node:
-    from .workflow import ANSWERED, new_act, new_use  # the workflow module knows traces for its types only
-
     node: Node
     if row["kind"] == "act":
         node = new_act(row["agent"], row["role"], tuple(row["messages"]), None)  # type: ignore[arg-type]

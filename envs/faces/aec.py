@@ -14,9 +14,10 @@ from typing import Any
 
 from pettingzoo import AECEnv
 
+from ...agents.failures import Ended
 from ...agents.text.reading import MAX_REPLY
 from ..core.arena import Arena
-from ..core.execution import Ended, Execution
+from ..core.execution import Execution
 from ..core.ledger import Credit, Scorer
 from ..core.trace import Trace
 from ..core.workflow import Act, Node, WorkflowError, unknown

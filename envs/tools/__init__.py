@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .tool import Infrastructure, Result, Tool, Toolbox, tool
+from .tool import Infrastructure, Result, Tool, tool
+from .toolbox import Toolbox
 
 __all__ = ["Infrastructure", "Result", "Tool", "Toolbox", "math_equal", "tool", "verify_code"]
 

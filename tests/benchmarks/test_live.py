@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import zstandard
 
-from unitymas.benchmarks.pages import live, viewer
+from unitymas.benchmarks.pages import live
+from unitymas.cli.pages import view_main
 
 Make = Callable[..., dict[str, Any]]
 
@@ -93,7 +94,7 @@ def test_a_torn_trace_file_is_shown_up_to_the_tear(run: Path, episode: Make) -> 
 @pytest.mark.parametrize("extra", [["beside"], ["-o", "x.html"]])
 def test_live_is_of_one_directory(run: Path, extra: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        viewer.view_main([str(run), "--live", *extra])
+        view_main([str(run), "--live", *extra])
     assert "--live shows one run's directory" in capsys.readouterr().err
 
 

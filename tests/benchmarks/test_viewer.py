@@ -15,6 +15,8 @@ import zstandard
 from unitymas.benchmarks.pages import html as page
 from unitymas.benchmarks.pages import viewer
 from unitymas.benchmarks.pages.tours import tours
+from unitymas.benchmarks.pages.trace_sources import labelled_episodes
+from unitymas.cli.pages import view_main
 
 Make = Callable[..., dict[str, Any]]
 
@@ -55,8 +57,8 @@ def test_sources_label_by_file_and_skip_a_torn_tail(tmp_path: Path, episode: Mak
         )
     with open(traces / "step-10.jsonl.zst", "r+b") as file:
         file.truncate(file.seek(0, 2) - 7)
-    assert viewer.view_main([str(tmp_path / "run"), "--no-open", "-o", str(tmp_path / "v.html")]) == 0
-    labels = [label for label, _ in viewer.labelled_episodes([tmp_path / "run"])]
+    assert view_main([str(tmp_path / "run"), "--no-open", "-o", str(tmp_path / "v.html")]) == 0
+    labels = [label for label, _ in labelled_episodes([tmp_path / "run"])]
     assert labels == ["step-2"] * 3 + ["step-10"] * 2, (
         "files in numeric order, the torn last episode left out"
     )
@@ -125,7 +127,7 @@ def test_text_has_contrast() -> None:
 
 def test_a_source_without_traces_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"traces/\*\.jsonl\.zst"):
-        list(viewer.labelled_episodes([tmp_path]))
+        list(labelled_episodes([tmp_path]))
 
 
 @pytest.fixture
@@ -146,7 +148,7 @@ def run(tmp_path: Path, episode: Make) -> Path:
 
 
 def test_a_runs_tokens_are_joined_to_the_nodes_that_said_them(run: Path) -> None:
-    ((_, episode),) = viewer.labelled_episodes([run])
+    ((_, episode),) = labelled_episodes([run])
     found = {node["id"]: node["meta"].get("tokens") for node in episode["nodes"]}
     assert found["7"] == {"text": ["Ada", " Lorn"], "logprob": [-0.1235, -2.0], "advantage": [0.5, -1.0]}
     assert found["6"] == {"text": ["<evidence>"], "logprob": [-1.5]}
@@ -233,7 +235,7 @@ def test_a_node_shows_prompt_reply_verdict_tokens_and_credit(visit: Callable[...
 
 @pytest.mark.browser
 def test_a_training_run_colours_its_tokens(visit: Callable[..., Any], run: Path) -> None:
-    assert viewer.view_main([str(run), "--no-open"]) == 0
+    assert view_main([str(run), "--no-open"]) == 0
     seen = visit(run / "view.html", "#a=0&node=7")
     colours = "all => all.map(e => e.style.backgroundColor)"
     by_logprob = seen.page.eval_on_selector_all(".tok", colours)

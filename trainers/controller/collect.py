@@ -17,15 +17,14 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...agents.failures import Boundary, Ended, is_transient
 from ...agents.policies import Answer, Call
 from ...agents.team import BoundTeam
 from ...envs.core.arena import Arena
 from ...envs.core.branch import Branch
 from ...envs.core.drivers import aplay, derive, side_by_side
-from ...envs.core.execution import Ended
 from ...envs.core.tasks import Task
 from ...envs.core.trace import Trace
-from ...envs.tools.tool import Infrastructure
 from ..algorithms.algorithm import Tree
 from .counterfactual import Counterfactual, question
 from .progress import Progress
@@ -252,9 +251,8 @@ class Collector:
                     return name, trace, rows
                 harvest.failures[f"{execution.reason}: {trace.error}"] += 1
                 await self._drop(name, f"failed-{execution.reason}")
-                if execution.reason in ("workflow", "grade") and not isinstance(
-                    execution.exception, Infrastructure
-                ):
+                own_code = execution.reason in (Boundary.ENVIRONMENT, Boundary.JUDGE)
+                if own_code and not is_transient(execution.exception):
                     break  # the same would happen again
         return name, None, []
 

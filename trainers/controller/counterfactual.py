@@ -16,9 +16,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...agents.failures import Ended
 from ...envs.core.branch import Branch
 from ...envs.core.drivers import derive
-from ...envs.core.execution import Ended
 from ...envs.core.trace import Trace
 from ..config.choices import COUNT, check_ranges
 from .statistics.table import Decision

@@ -25,9 +25,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ...agents.failures import Ended
 from ...envs.core.branch import Branch
 from ...envs.core.drivers import derive
-from ...envs.core.execution import Ended
 from ...envs.core.trace import Trace
 from ...envs.core.workflow import Node
 from ..algorithms.algorithm import Tree

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .splits import split_of_combination
+from .words import split_of_combination
 from .world import Dice
 
 Parameters = tuple[int, ...]

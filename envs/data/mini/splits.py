@@ -1,23 +1,17 @@
-"""Which split what belongs to, and a check that the splits share nothing."""
+"""A check that the splits of the mini world share nothing."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+from .passages import passages
+from .programs import programs
+from .sums import sums
 from .words import SPLITS
-
-
-def split_of_combination(template: str, numbers: Sequence[int]) -> str:
-    """The split of a (template, numbers) combination: one in eight is for validation, one in eight for test."""
-    digest = hashlib.sha256(f"{template}:{','.join(map(str, numbers))}".encode()).digest()
-    return {0: "validation", 1: "test"}.get(digest[0] % 8, "train")
 
 
 def check_disjoint(seeds: Iterable[int] = (0,), size: int = 512) -> None:
     """Raise if any name, program or sum of one split turns up in another, under any of these seeds."""
-    from . import passages, programs, sums  # these modules need `split_of_combination`
-
     owner: dict[str, str] = {}
     for seed in seeds:
         for split in SPLITS:

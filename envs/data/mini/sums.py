@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from . import words
-from .splits import split_of_combination
+from .words import split_of_combination
 from .world import Dice
 
 ITEMS = ("apples", "books", "coins", "cards", "pens", "eggs", "cups", "stamps", "shells", "plums")

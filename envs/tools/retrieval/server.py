@@ -17,7 +17,7 @@ import hmac
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,30 +63,10 @@ def make_app(
     named = {"X-Index-Fingerprint": index.fingerprint}
     pool = ThreadPoolExecutor(threads, thread_name_prefix="search")
     stopping = threading.Event()
-    busy = 0
 
     def refuse(status: int, why: str) -> Any:
         headers = {**named, "Retry-After": "1"} if status == 503 else named
         return web.json_response({"error": why}, status=status, headers=headers)
-
-    @web.middleware  # type: ignore[untyped-decorator]
-    async def guard(request: Any, handler: Any) -> Any:
-        nonlocal busy
-        if "Origin" in request.headers:
-            return refuse(403, "this server answers programs, not the pages of a browser (Origin)")
-        if token and not hmac.compare_digest(
-            request.headers.get("Authorization", "").encode("utf-8", "replace"), f"Bearer {token}".encode()
-        ):
-            return refuse(401, "send the server's token: Authorization: Bearer …")
-        if request.method == "POST" and request.content_type != "application/json":
-            return refuse(415, "send JSON, with Content-Type: application/json")
-        if busy >= limits.waiting:
-            return refuse(503, f"{limits.waiting} requests are under way; ask again in a moment")
-        busy += 1
-        try:
-            return await handler(request)
-        finally:
-            busy -= 1
 
     async def search(request: Any) -> Any:
         try:
@@ -118,7 +98,7 @@ def make_app(
     async def stop(_: Any) -> None:
         pool.shutdown(wait=False, cancel_futures=True)
 
-    app = web.Application(client_max_size=limits.body, middlewares=[guard])
+    app = web.Application(client_max_size=limits.body, middlewares=[_guard(web, refuse, token, limits)])
     for path in ("/retrieve", "/query", "/search", "/"):
         app.router.add_post(path, search)
     for path in ("/health", "/info"):
@@ -126,6 +106,32 @@ def make_app(
     app.on_shutdown.append(halt)
     app.on_cleanup.append(stop)
     return app
+
+
+def _guard(web: Any, refuse: Callable[[int, str], Any], token: str, limits: ServerLimits) -> Any:
+    """What every request must pass before it costs anything."""
+    busy = 0
+
+    @web.middleware  # type: ignore[untyped-decorator]
+    async def guard(request: Any, handler: Any) -> Any:
+        nonlocal busy
+        if "Origin" in request.headers:
+            return refuse(403, "this server answers programs, not the pages of a browser (Origin)")
+        if token and not hmac.compare_digest(
+            request.headers.get("Authorization", "").encode("utf-8", "replace"), f"Bearer {token}".encode()
+        ):
+            return refuse(401, "send the server's token: Authorization: Bearer …")
+        if request.method == "POST" and request.content_type != "application/json":
+            return refuse(415, "send JSON, with Content-Type: application/json")
+        if busy >= limits.waiting:
+            return refuse(503, f"{limits.waiting} requests are under way; ask again in a moment")
+        busy += 1
+        try:
+            return await handler(request)
+        finally:
+            busy -= 1
+
+    return guard
 
 
 def _answer(index: Index, asked: SearchRequest, limits: ServerLimits, stopping: threading.Event) -> bytes:

@@ -26,10 +26,10 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Literal
 
-from ..tool import Infrastructure
+from ....agents.failures import Infrastructure
 from .launch import PACKAGES, Level, room_command, room_environment
 
-Ended = Literal[
+ProgramEnd = Literal[
     "finished",
     "time_limit",
     "memory_limit",
@@ -86,7 +86,7 @@ class Limits:
 class ProgramResult:
     """How one program ended. `value` is what the called function returned, as `values` wrote it."""
 
-    ended: Ended
+    ended: ProgramEnd
     error: str
     stdout: str
     stderr: str

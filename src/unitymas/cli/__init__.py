@@ -19,7 +19,7 @@ COMMANDS = {
     ),
     "play": ("cli.environments:play_main", "play an episode, yourself or with a team"),
     "validate": ("cli.environments:validate_main", "check environments: the expert scores 1, the fool 0"),
-    "train": ("benchmarks.pages.report:train_main", "train a team, and write the run's report"),
+    "train": ("cli.pages:train_main", "train a team, and write the run's report"),
     "warmstart": ("trainers.warmstart:warmstart_main", "fine-tune a model on the expert's traces (TRL)"),
     "eval": ("cli.evaluation:eval_main", "evaluate a team on an environment or a suite"),
     "submit": (
@@ -30,7 +30,7 @@ COMMANDS = {
         "benchmarks.leaderboard.board:leaderboard_main",
         "build a leaderboard's static site, or play entries again",
     ),
-    "view": ("benchmarks.pages.viewer:view_main", "look at episodes in a browser; a run in progress is live"),
+    "view": ("cli.pages:view_main", "look at episodes in a browser; a run in progress is live"),
     "report": (
         "benchmarks.pages.report:report_main",
         "write a training run as one page: curves, alarms, episodes",

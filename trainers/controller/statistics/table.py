@@ -30,8 +30,6 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-Ended = Literal["no", "terminal", "truncated"]
-
 
 @dataclass(frozen=True, slots=True)
 class ValueSummary:
@@ -97,7 +95,7 @@ class Decision:
     trainable: bool = True
     credit: Mapping[str, float] = field(default_factory=dict)
     """Amount of each reward component."""
-    ended: Ended = "no"
+    ended: Literal["no", "terminal", "truncated"] = "no"
     """Ending of the *chain* with this decision; "no" on all but its last one."""
     worth: float | None = None
     """Reward in a tree that has already compared the act with its siblings: credit transforms applied to what

@@ -1,0 +1,88 @@
+"""What can go wrong around an episode, by where it went wrong: one enum of places, one tree of exceptions.
+
+What a role did wrong (a reply that does not parse, a tool misused) is an outcome of the episode, and is rewarded as
+one. What nobody in the team caused (a server that is down) ends the episode, never trains, and may be tried again.
+The two are told apart by type, never by the text of a message.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import ClassVar
+
+
+class Ended(str, Enum):
+    """Why an episode is over, or that it is not."""
+
+    NO = "no"
+    TERMINAL = "terminal"
+    TRUNCATED = "truncated"
+    ERROR = "error"
+
+    __str__ = str.__str__
+
+
+class Boundary(str, Enum):
+    """Where an episode meets code or a machine that is not the core's; the reason of one that ended in an error."""
+
+    POLICY = "model"
+    TOOL = "tool"
+    SERVER = "server"
+    ENVIRONMENT = "workflow"
+    JUDGE = "grade"
+    REWARD = "reward"
+
+    __str__ = str.__str__
+
+
+class Failure(RuntimeError):
+    """Something failed at a boundary."""
+
+    boundary: ClassVar[Boundary]
+    transient: ClassVar[bool] = False
+    """Whether nobody in the team caused it, so that the same episode may go well when it is played again."""
+
+
+class WorkflowError(Failure):
+    """A workflow broke one of the rules of the core; the message says which, where, and what to do."""
+
+    boundary = Boundary.ENVIRONMENT
+    where = ""  # file and line, where no frame of the traceback tells
+
+
+class ToolError(Failure):
+    """A tool failed. It is journalled: `run` may catch it, and a replay raises it again."""
+
+    boundary = Boundary.TOOL
+
+
+class Infrastructure(Failure):
+    """A failure nobody in the team caused (a server is down). It ends the episode and never trains."""
+
+    boundary = Boundary.SERVER
+    transient = True
+
+
+class ModelFailure(Failure):
+    """A model did not answer a call. `hopeless`: neither would it answer any other."""
+
+    boundary = Boundary.POLICY
+    transient = True
+    hopeless = False
+
+
+class Outage(Failure):
+    """A model answers nothing any more."""
+
+    boundary = Boundary.POLICY
+
+
+class RewardError(Failure, ValueError):
+    """A reward rule gave something that is no reward; the message names the rule and what it gave."""
+
+    boundary = Boundary.REWARD
+
+
+def is_transient(error: BaseException | None) -> bool:
+    """Whether an error is of a kind that nobody in the team caused."""
+    return isinstance(error, Failure) and error.transient

@@ -1,0 +1,131 @@
+"""The records that the core shares: requests, which become the nodes of a trace once answered, and credits."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, NamedTuple
+
+from ...agents.failures import WorkflowError
+from ...agents.frozen import FrozenDict
+from ...agents.roles import Format, Reply
+
+MADE, PENDING, ANSWERED = 0, 1, 2
+EMPTY = FrozenDict()
+
+
+class Credit(NamedTuple):
+    """An amount that a node earned under a component's name."""
+
+    node: str
+    component: str
+    amount: float
+
+
+class Node:
+    """A request, and once answered, a node of the graph trajectory."""
+
+    __slots__ = ("error", "id", "kind", "meta", "parents", "reply", "round", "state", "turn")
+    kind: str
+    id: str
+    round: int
+    parents: tuple[str, ...]
+    error: str | None
+    meta: Mapping[str, Any]
+    state: int
+    # an act's
+    reply: Reply | None
+    turn: int | None
+    agent: str | None
+    role: str | None
+    messages: tuple[Mapping[str, Any], ...]
+    anchor: str | None
+    # a use's
+    tool: str | None
+    args: FrozenDict | None
+    result: Any
+    private: Any
+
+    def __await__(self) -> Generator[Node, Any, Any]:
+        if self.state:
+            raise WorkflowError(
+                f"the request to {self.agent or self.tool!r} was awaited twice; make a new one"
+            )
+        self.state = PENDING
+        return (yield self)
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether the reply was legal (acts), or the tool succeeded (uses)."""
+        if self.kind == "use":
+            return self.error is None
+        return None if self.reply is None else self.reply.ok
+
+    @property
+    def value(self) -> Any:
+        """What the reply's format read out of it."""
+        return self._unread() if self.reply is None else self.reply.value
+
+    @property
+    def text(self) -> str | None:
+        """The reply as it was said, thinking included."""
+        return self._unread() if self.reply is None else self.reply.said
+
+    @property
+    def thinking(self) -> str:
+        """What of the reply is thinking: it stands first in `text`, and no other role sees it."""
+        return "" if self.reply is None else self.reply.thinking
+
+    def _unread(self) -> Any:
+        if self.state == MADE and self.kind == "act":
+            raise WorkflowError(f"{self.agent} was not asked yet; write `await ep.act({self.agent!r}, …)`")
+        return None
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {getattr(self, 'id', '?')} {self.agent or self.tool}>"
+
+
+class Act(Node):
+    """A role is asked to speak."""
+
+    __slots__ = ("agent", "anchor", "format", "max_tokens", "messages", "role")
+    tool = args = result = private = None
+
+    format: Format
+    max_tokens: int | None
+
+
+def new_act(
+    agent: str,
+    role: str,
+    messages: tuple[Mapping[str, Any], ...],
+    format: Format,
+    turn: int | None = None,
+    max_tokens: int | None = None,
+    anchor: str | None = None,
+) -> Act:
+    """An act that nobody has awaited yet. (A constructor of its class would take twice as long.)"""
+    node = Act()
+    node.kind, node.state = "act", MADE
+    node.agent, node.role, node.messages, node.format = agent, role, messages, format
+    node.turn, node.max_tokens, node.anchor = turn, max_tokens, anchor
+    node.reply = node.error = None
+    node.meta = EMPTY
+    return node
+
+
+class Use(Node):
+    """A tool is used."""
+
+    __slots__ = ("args", "private", "result", "tool")
+    agent = role = anchor = None
+    messages = ()
+
+
+def new_use(tool: str, args: FrozenDict) -> Use:
+    """A tool use that nobody has awaited yet."""
+    node = Use()
+    node.kind, node.state = "use", MADE
+    node.tool, node.args = tool, args
+    node.result = node.private = node.error = node.reply = node.turn = None
+    node.meta = EMPTY
+    return node
