@@ -38,6 +38,7 @@ READING = {
     "fast readers": "import sys; it = iter(sys.stdin.read().split()); a = next(it) + next(it)",
     "mmap-free numpy-free": "import array, sys; a = array.array('b', sys.stdin.buffer.read())[:3].tolist()",
     "dup": "import os; a = os.fdopen(os.dup(0)).read()",
+    "twice": "import sys; print(sys.stdin.seekable(), sys.stdin.mode, sys.stdin.name); sys.stdin.read(); sys.stdin.seek(0); a = sys.stdin.read()",
     "closed after": "import sys; a = sys.stdin.read(); sys.stdin.close()",
     "nothing": "a = 'nothing read'",
 }
@@ -117,6 +118,9 @@ ENDING = {
     "in atexit": "import atexit, sys; atexit.register(sys.exit, 7)",
     "caught": "try:\n    exit()\nexcept SystemExit:\n    print('stay')",
     "own hook": "import sys; sys.excepthook = lambda *e: print('hook', e[0].__name__)\n1 / 0",
+    "hook that exits": "import sys\ndef hook(*e): sys.exit(9)\nsys.excepthook = hook\n1 / 0",
+    "hook that exits well": "import sys\ndef hook(*e): sys.exit()\nsys.excepthook = hook\n1 / 0",
+    "hook that fails": "import sys\nsys.excepthook = lambda *e: 1 / 0\nint('x')",
     "own hook exit": "import sys; sys.excepthook = lambda *e: print('hook', e[0].__name__)\nsys.exit(6)",
     "hook is default": "import sys; print(sys.excepthook is sys.__excepthook__, type(sys).__name__)",
     "generator exit": "def g():\n    try:\n        yield 1\n    finally:\n        print('closed')\nx = g(); next(x)",

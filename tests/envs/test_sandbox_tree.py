@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -74,6 +75,10 @@ for _ in range(28):
         "kept = bytearray(24 << 20)\nfor i in range(0, len(kept), 4096): kept[i] = 1",
         "import mmap; kept = mmap.mmap(-1, 24 << 20); kept.write(bytes(24 << 20))",
         SOCKETS,
+        "import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # its pages cannot be read any more\n"
+        "kept = bytearray(24 << 20)\nfor i in range(0, len(kept), 4096): kept[i] = 1",
+        "import mmap; kept = mmap.mmap(-1, 24 << 20)\n"
+        "for i in range(24): kept.write(bytes(1 << 20)); kept.madvise(mmap.MADV_DONTNEED)  # kept, and shown by nobody",
     ],
 )
 def test_memory_of_the_whole_tree_is_bounded(hold: str, level: str) -> None:
@@ -88,6 +93,22 @@ def test_children_that_share_memory_are_counted_once() -> None:
     assert run_python(program, limits=Limits(5.0, memory_mb=128)).stdout == "shared\n"
 
 
+def test_memory_that_is_shared_without_a_file_is_no_fault() -> None:
+    """Neither a little of it in a program that works with much memory, nor much of it in one that keeps to its limit."""
+    little = "import mmap\nm = mmap.mmap(-1, 13); m.write(b'Hello world!'); m.seek(0)\nfor _ in range(9): bytes(8 << 20)\nprint(m.read(5))"
+    assert run_python(little, limits=Limits(5.0, memory_mb=128)).stdout == "b'Hello'\n"
+    much = "import mmap\nm = mmap.mmap(-1, 48 << 20); m.write(bytes(48 << 20)); print('held')"
+    assert run_python(much, limits=Limits(5.0, memory_mb=128)).stdout == "held\n"
+
+
+def test_who_waits_for_a_vfork_waits() -> None:
+    """Its state is that of waiting for the disk, which is not counted: it held its room ten times as long."""
+    sleeper = "import ctypes, time\nif ctypes.CDLL(None).syscall({}, 0x4000 | 17, 0, 0, 0, 0) == 0: time.sleep(60)\ntime.sleep(60)"
+    number = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    result = run_python(sleeper.format(number), limits=Limits(0.5, wall_limit=0.5))
+    assert (result.ended, result.wall < 4) == ("time_limit", True), result
+
+
 @pytest.mark.parametrize(
     "growing",
     [
@@ -98,6 +119,13 @@ def test_children_that_share_memory_are_counted_once() -> None:
 )
 def test_kernel_buffers_stay_small(growing: str) -> None:
     assert run_python(f"import os\n{growing}").error.startswith("PermissionError")
+
+
+def test_a_pipe_takes_no_pages_of_a_program() -> None:
+    """`vmsplice` put a page of 2 MB into each place of a pipe, and nobody counts it there."""
+    number = {"x86_64": 278, "aarch64": 75}[os.uname().machine]
+    program = f"import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nlibc.syscall({number}, os.pipe()[1], 0, 0, 0)\nprint(ctypes.get_errno())"
+    assert run_python(program).stdout == "38\n"
 
 
 def test_loops_in_other_rooms_cost_an_honest_program_nothing() -> None:

@@ -197,6 +197,16 @@ def test_any_plain_value_crosses_both_ways(given: Any, expected: Any) -> None:
     assert verdict(same_kind, [given], [given], fn_name="f") == "wrong_answer"
 
 
+def test_a_fraction_too_long_to_be_reduced_is_not_read() -> None:
+    """Two numbers of two million bits: reducing them took 2.6 s of the judge's own time, and more as they grow."""
+    program = (
+        "from fractions import Fraction\nfrom random import getrandbits\ndef f():\n    made = object.__new__(Fraction)\n"
+        "    made._numerator, made._denominator = getrandbits(2_000_000), getrandbits(2_000_000)\n    return made"
+    )
+    (case,) = verify_code(program, [{"input": [], "output": 5}], fn_name="f").cases
+    assert (case.verdict, "a fraction of more than" in case.error) == ("wrong_answer", True)
+
+
 def test_items_in_any_order_are_equal_as_in_python() -> None:
     for returned, expected in (("[2.0, 1]", [1, 2]), ("[(1, 2), [3]]", [[3], [1, 2]]), ("{3, 1}", [1, 3])):
         program = f"def f(): return {returned}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SOCKET = 212_992  # bytes that may wait unread in one socket; programs cannot raise it
+_LONGEST_MAPS = 1 << 20  # bytes: thousands of mappings
 _SLACK = 16 << 20  # shared pages that a process touches for the first time
 
 
@@ -41,6 +42,7 @@ class ProcessTree:
     def look(self) -> Usage:
         """Add up all processes: some 50 microseconds, and as many for each."""
         use = Usage()
+        faulted = 0
         names = [name for name in os.listdir(self._proc) if name.isdigit() and self._is_ours(name)]
         for name in names:
             text = self._read(f"{name}/stat")
@@ -49,12 +51,15 @@ class ProcessTree:
             fields = text[text.rindex(")") + 2 :].split()
             use.cpu += sum(map(int, fields[11:15])) / _TICKS
             use.memory += max(0, int(fields[21]) * _PAGE - self._idle)
+            faulted += (int(fields[7]) + int(fields[8])) * _PAGE
             use.waiting = (
                 use.waiting or fields[0] in "RD" or (int(fields[17]) > 1 and self._threads_wait(name))
             )
         buffers = max(0, self._open_sockets() - self._sockets) * _SOCKET
         if use.memory + buffers > self._memory:  # pages that they share were counted for each
             use.memory = sum(map(self._proportional, names))
+        if faulted > self._memory and any(map(self._shares, names)):
+            use.memory = max(use.memory, faulted)
         use.memory += buffers
         return use
 
@@ -86,10 +91,27 @@ class ProcessTree:
         return any(text is not None and text[text.rindex(")") + 2] in "RD" for text in texts)
 
     def _proportional(self, name: str) -> int:
-        """Its share of the pages that it holds."""
-        text = self._read(f"{name}/smaps_rollup") or ""
-        line = next((line for line in text.splitlines() if line.startswith("Pss:")), "Pss: 0")
-        return int(line.split()[1]) * 1024
+        """Its share of the pages that it holds; all of them, where it forbids to look."""
+        text = self._read(f"{name}/smaps_rollup")
+        line = next((line for line in (text or "").splitlines() if line.startswith("Pss:")), None)
+        if line is not None:
+            return int(line.split()[1]) * 1024
+        statm = self._read(f"{name}/statm")
+        return 0 if statm is None else max(0, int(statm.split()[1]) * _PAGE - self._idle)
+
+    def _shares(self, name: str) -> bool:
+        """Whether it has shared memory without a file, whose pages stay when no process shows them any more.
+
+        What such memory holds cannot be read; but each page of it was once faulted in.
+        """
+        try:
+            with open(os.open(f"{name}/maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc), "rb") as maps:
+                text = maps.read(_LONGEST_MAPS)
+        except ProcessLookupError:
+            return False
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError)  # it forbids to look
+        return b"/dev/zero (deleted)" in text or len(text) == _LONGEST_MAPS
 
     def _open_sockets(self) -> int:
         """Of the whole network namespace, those in flight between processes included."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import json
 import os
 import signal
@@ -61,6 +62,7 @@ def warm_up(isolated: bool) -> None:
         except ImportError:
             sys.modules.pop(name, None)
     atexit._clear()
+    _reopen_stdin()
     if isolated:
         _name_the_user()
 
@@ -124,6 +126,17 @@ class _End:
             return
         self.status, self.interrupted = 1, isinstance(error, KeyboardInterrupt)
         try:
+            self.hook(kind, error, trace)
+        except SystemExit as left:  # the interpreter takes this for the program's end
+            self.status = _exit_status(left.code)
+            return
+        except BaseException:
+            self._tell(error, trace)
+            raise
+        self._tell(error, trace)
+
+    def _tell(self, error: BaseException, trace: Any) -> None:
+        try:
             if isinstance(error, MemoryError):
                 self.channel.out_of_memory()
             elif trace is None:  # no line of the program was run
@@ -132,7 +145,6 @@ class _End:
                 self.channel.tell(raised=_last_line(error))
         except MemoryError:
             self.channel.out_of_memory()
-        self.hook(kind, error, trace)
 
     def leave(self) -> None:
         """What an interpreter does after the last exit handler: buffers, `__del__`, and its exit status."""
@@ -305,6 +317,15 @@ def _last_line(error: BaseException) -> str:
         return traceback.format_exception_only(type(error), error)[-1].strip()[:2000]
     except Exception:  # a hostile __str__
         return type(error).__name__
+
+
+def _reopen_stdin() -> None:
+    """The stream that the interpreter made was no file's, and knows for good that it cannot seek; a program's can."""
+    raw = open(0, "rb", closefd=False)
+    raw.raw.name = "<stdin>"
+    text = io.TextIOWrapper(raw, encoding=sys.stdin.encoding, errors=sys.stdin.errors, newline="\n")
+    text.mode = "r"  # type: ignore[attr-defined]
+    sys.stdin = sys.__stdin__ = text  # type: ignore[misc]
 
 
 def _name_the_user() -> None:

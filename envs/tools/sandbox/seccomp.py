@@ -41,7 +41,7 @@ _FORBIDDEN_X86 = (134, 154, 172, 173)  # uselib, modify_ldt, iopl, ioperm
 
 # Memory that address-space limits do not see, and interfaces that go around this filter.
 _MISSING: dict[str, tuple[int, int]] = {
-    "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "vmsplice": (278, 75),
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
     "semget": (64, 190), "semctl": (66, 191), "msgget": (68, 186), "msgctl": (71, 187),
     "mq_open": (240, 180), "migrate_pages": (256, 238), "move_pages": (279, 239), "ioprio_set": (251, 30),
@@ -58,7 +58,7 @@ _FCNTL, _SIGACTION = (72, 25), (13, 134)
 _SET_PIPE_SIZE, _SIGCHLD = 1031, 17
 # How libc asks for nscd, and libuuid for uuidd and for a network card: as on a machine without them.
 _PROBES = ((1, 1), (1, 0o2004001), (2, 2))  # domain and type; Python's own sockets are always close-on-exec
-_FORK_X86 = (57, 58)  # fork, vfork
+_FORK_X86, _VFORK_X86, _CLONE_VFORK = 57, 58, 0x00004000
 _KILL_X86, _KILL_ARM = (62, 200), (129, 130)  # kill, tkill
 _NEW_NAMESPACE, _CLONE_THREAD, _AF_UNIX = 0x7E020080, 0x00010000, 1
 
@@ -85,8 +85,8 @@ def build_filter(machine: str, threads_only: bool, no_signals: bool = False) -> 
     for call in _REFUSED.values():
         code += _when(call[column], EPERM)
     code += _when(_SETSID[column], NOTHING)
-    for number in _FORK_X86 if x86 and threads_only else ():
-        code += _when(number, EPERM)
+    if x86:
+        code += _when(_VFORK_X86, EPERM) + (_when(_FORK_X86, EPERM) if threads_only else [])
     for number in (_KILL_X86 if x86 else _KILL_ARM) if no_signals else ():
         code += _when(number, EPERM)
     code += _at_least(_NEWEST + 1, ENOSYS)
@@ -96,8 +96,12 @@ def build_filter(machine: str, threads_only: bool, no_signals: bool = False) -> 
 
 
 def _clone(number: int, threads_only: bool) -> list[bytes]:
-    """New namespaces are an attack; new processes are one only where nobody can count them."""
+    """New namespaces are an attack; new processes are one only where nobody can count them.
+
+    Who waits for a vfork looks as if it waited for the disk, which is no time of the program's: libc falls back on fork.
+    """
     body = [_load(16), _jump(0x45, _NEW_NAMESPACE, 0, 1), _give(KILL)]
+    body += [_jump(0x45, _CLONE_VFORK, 0, 1), _give(EPERM)]
     if threads_only:
         body += [_jump(0x45, _CLONE_THREAD, 1, 0), _give(EPERM)]
     body += [_give(ALLOW)]

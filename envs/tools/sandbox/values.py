@@ -13,6 +13,7 @@ from typing import Any
 _DEEPEST = 5000
 _SAFE = 1 << 63  # integers beyond it cross in base 16, which no limit on digits binds
 _KINDS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
+_LONGEST_FRACTION = 20_000  # digits: to reduce one takes quadratic time
 _SAME_HASH = 100  # more keys than this with one hash are no accident
 
 
@@ -87,6 +88,8 @@ def _unscalar(token: Any) -> Any:
     if kind == "Fraction":
         from fractions import Fraction
 
+        if max(map(len, parts)) > _LONGEST_FRACTION:
+            raise ValueError(f"a fraction of more than {_LONGEST_FRACTION} digits")
         return Fraction(int(parts[0], 16), int(parts[1], 16))
     if kind == "Decimal":
         from decimal import Decimal
