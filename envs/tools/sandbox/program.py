@@ -152,7 +152,10 @@ class _End:
         try:
             status = status if _flush() else _FAILED_FLUSH
             self._release()
-            status = status if _flush() else _FAILED_FLUSH
+            _flush()  # what fails this late changes no interpreter's status
+            sys.stdout = sys.stderr = None  # type: ignore[assignment]
+            self.hook = sys.__excepthook__  # the last that holds the program's names
+            gc.collect()
             _await_children()
             if self.interrupted:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -321,10 +324,10 @@ def _last_line(error: BaseException) -> str:
 
 def _reopen_stdin() -> None:
     """The stream that the interpreter made was no file's, and knows for good that it cannot seek; a program's can."""
-    raw = open(0, "rb", closefd=False)
+    raw: Any = open(0, "rb", closefd=False)
     raw.raw.name = "<stdin>"
-    text = io.TextIOWrapper(raw, encoding=sys.stdin.encoding, errors=sys.stdin.errors, newline="\n")
-    text.mode = "r"  # type: ignore[attr-defined]
+    text: Any = io.TextIOWrapper(raw, encoding=sys.stdin.encoding, errors=sys.stdin.errors, newline="\n")
+    text.mode = "r"
     sys.stdin = sys.__stdin__ = text  # type: ignore[misc]
 
 
