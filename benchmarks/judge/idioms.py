@@ -118,8 +118,6 @@ ENDING = {
     "in atexit": "import atexit, sys; atexit.register(sys.exit, 7)",
     "caught": "try:\n    exit()\nexcept SystemExit:\n    print('stay')",
     "own hook": "import sys; sys.excepthook = lambda *e: print('hook', e[0].__name__)\n1 / 0",
-    "hook that exits": "import sys\ndef hook(*e): sys.exit(9)\nsys.excepthook = hook\n1 / 0",
-    "hook that exits well": "import sys\ndef hook(*e): sys.exit()\nsys.excepthook = hook\n1 / 0",
     "hook that fails": "import sys\nsys.excepthook = lambda *e: 1 / 0\nint('x')",
     "own hook exit": "import sys; sys.excepthook = lambda *e: print('hook', e[0].__name__)\nsys.exit(6)",
     "hook is default": "import sys; print(sys.excepthook is sys.__excepthook__, type(sys).__name__)",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unitymas.benchmarks.judge.honest import differences
+from unitymas.benchmarks.judge.honest import bare, differences
 from unitymas.benchmarks.judge.idioms import ENDING, PRINTING, READING, WHOLE, idioms
 from unitymas.envs.tools.sandbox import launch
 from unitymas.envs.tools.sandbox import runner as sandbox
@@ -83,3 +83,10 @@ def test_packages_and_interpreters_under_tmp(
         assert result.stdout == "part late\n", result
     finally:
         rooms.close()
+
+
+def test_a_hook_may_end_the_program() -> None:
+    for left, ended in (("9", "runtime_error"), ("", "finished")):
+        program = f"import sys\ndef hook(*e): sys.exit({left})\nsys.excepthook = hook\n1 / 0"
+        result = sandbox.run_python(program)
+        assert (result.exit_code, result.ended) == (int(left or 0), ended) == (bare(program)[0], ended)
