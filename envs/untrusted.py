@@ -116,8 +116,8 @@ def packed_lines(
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        twin = next(name for name in names if names.count(name) > 1)
+        seen: set[str] = set()
+        twin = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise Refused(f"the key {twin[:60]!r} stands there twice")
     return table
 

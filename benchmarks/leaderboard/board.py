@@ -102,12 +102,13 @@ def build(
 
 
 def found_in(folder: Path) -> list[Path]:
-    """The submissions below a folder, at most a few levels deep; links to other folders are not followed."""
+    """The submissions below a folder, at most a few levels deep; none in another, and no links to folders are followed."""
     found = []
     for path, inner, files in os.walk(folder):
         if "metadata.yaml" in files or "metadata.yaml" in inner:
             found.append(Path(path))
-        if len(Path(path).relative_to(folder).parts) >= _DEEPEST:
+            inner.clear()  # one entry is checked once
+        elif len(Path(path).relative_to(folder).parts) >= _DEEPEST:
             inner.clear()
     return sorted(found)
 
@@ -338,7 +339,8 @@ def _point(table: Mapping[str, Any], k: str) -> float:
 
 
 def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", printable(name)).strip("-.") + "-" + digest(name, 6)
+    """A file's name that nobody can make another folder's: short, and with as much of a hash as nobody searches."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", printable(name)).strip("-.")[:80] + "-" + digest(name)
 
 
 def leaderboard_main(argv: list[str] | None = None) -> int:

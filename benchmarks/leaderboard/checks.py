@@ -30,13 +30,15 @@ from ..pages.html import asset
 from . import speakers
 from .json_schema import violations
 from .reenact import Mismatch, ToolDown, differences, reenact
-from .remake import NotVerified, players, remake, tasks_of, untrue
+from .remake import NotVerified, mislabelled, players, remake, tasks_of, untrue
 
 FILES = ("results.json", "metadata.yaml", "traces.jsonl.zst", "README.md")
 MOST = {"results.json": 100_000_000, "metadata.yaml": 64_000, "traces.jsonl.zst": 2_000_000_000}
 """Bytes of each file."""
 MOST_UNPACKED = 8_000_000_000
 """Bytes of all episodes together."""
+MOST_CLAIMED = 1_000_000
+"""Characters of results.json without its episodes."""
 MAX_LINE = 40_000_000
 """Bytes of one episode, unpacked."""
 MOST_PROBLEMS = 200
@@ -142,6 +144,10 @@ def _problems(folder: Path, verify: bool, verdict: Inspection) -> Iterator[str]:
         return
     results, metadata = read_submission(folder)
     verdict.metadata = metadata
+    claims = len(json.dumps({**results, "episodes": []}))
+    if claims > MOST_CLAIMED:  # a board keeps them of all its entries
+        yield f"results.json: {claims:,} characters beside its episodes; at most {MOST_CLAIMED:,} are read"
+        return
     verdict.results = {name: part for name, part in results.items() if name != "episodes"}
     if metadata["env_id"] != results["env_id"]:
         yield f"metadata.yaml is about {metadata['env_id']}, results.json about {results['env_id']}"
@@ -194,6 +200,7 @@ class Check:
                 f"measure: the environment is ranked by {declared.headline} ({declared}), "
                 f"not by {self.measure.headline} ({self.measure})"
             )
+        yield from self.team.claims()
         if len(self.claimed) < len(self.results["episodes"]):
             yield "results.json names an episode twice"
         samples: dict[str, set[int]] = defaultdict(set)
@@ -224,6 +231,7 @@ class Check:
             return
         tasks = tasks_of(self.arena, self.results)
         yield from untrue(self.arena, tasks, self.results)
+        yield from mislabelled(self.again, self.results)
         first = {task.id for task in tasks}
         played = {task for task, _ in self.claimed}
         if odd := sorted(played - first):

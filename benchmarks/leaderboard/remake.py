@@ -170,6 +170,15 @@ def players(arena: Arena, results: Mapping[str, Any]) -> dict[str, Policy]:
     return found
 
 
+def mislabelled(again: Mapping[str, Policy], results: Mapping[str, Any]) -> Iterator[str]:
+    """Each player of ours that the board would show under another name."""
+    words = {RandomPolicy: "random", FoolPolicy: "fool", ExpertPolicy: "scripted"}
+    for agent, policy in again.items():
+        seat = results["provenance"]["roles"][agent]
+        if seat["player"] not in (word := words[type(policy)], seat["name"]):
+            yield f"provenance.roles.{agent}.player: {seat['player']!r:.60}, but {seat['name']} is called {word!r}"
+
+
 def _same_python(results: Mapping[str, Any]) -> bool:
     """Hashes of functions hold their bytecode, which differs between minor versions of Python."""
     told = str(results["run"].get("python"))

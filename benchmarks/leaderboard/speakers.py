@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...agents.roles import MAX_REPLY
 from ..evaluation import identity
 
 _LONGEST_TOKEN = 512
@@ -34,15 +35,23 @@ class SeatedTeam:
     def __init__(self, seats: Mapping[str, Mapping[str, Any]]) -> None:
         self.seats = seats
         self.voices = {agent: voice for agent, seat in seats.items() if (voice := _voice(seat))}
-        self.sampled = {agent for agent, seat in seats.items() if max(temperatures(seat), default=0) > 0}
+        told = {agent: list(temperatures(seat)) for agent, seat in seats.items()}
+        self.sampled = {agent for agent, found in told.items() if max(found, default=0) > 0}
+        self.silent = {agent for agent, found in told.items() if not found and agent not in _scripts(seats)}
         self.heard: dict[str, list[str]] = {}
+
+    def claims(self) -> Iterator[str]:
+        """What the players of ours leave out that they always tell."""
+        for agent in sorted(self.silent & self.voices.keys()):
+            yield f"provenance.roles.{agent:.60}: a model of ours always tells its temperature, a number"
 
     def labels(self, team: Any) -> Iterator[str]:
         """Whether an episode was played by the players that the provenance names."""
         told = team if isinstance(team, Mapping) else {}
         for agent, seat in self.seats.items():
             label = told.get(agent)
-            if label != seat["player"] and not (isinstance(label, str) and " at 0x" in label):
+            unnamed = isinstance(label, str) and " at 0x" in label and seat["player"] == seat.get("name")
+            if label != seat["player"] and not unnamed:
                 yield f"tags.team.{agent:.60}: the provenance says {seat['player']!r:.60}, its trace {label!r:.60}"
         if odd := sorted(told.keys() - self.seats.keys()):
             yield f"tags.team names {odd[0]:.60}, whom the provenance lacks"
@@ -56,10 +65,14 @@ class SeatedTeam:
         if not isinstance(text, str):
             yield f"{name}: an act without a reply"
             return
+        tokens, size = meta.get("tokens_out"), len(text.encode("utf-8", "surrogatepass"))
+        if "cut" in meta and len(text) != MAX_REPLY:
+            yield f"{name}: a reply of {len(text)} characters is said to be cut"
+        if isinstance(tokens, int) and size > tokens * _LONGEST_TOKEN:
+            yield f"{name}: a reply of {size} bytes is too long for {tokens} tokens"
         voice = self.voices.get(agent)
         if voice is None:
             return
-        tokens, size = meta.get("tokens_out"), len(text.encode("utf-8", "surrogatepass"))
         if meta.get("policy") not in voice.names:
             yield f"{name}, meta.policy: {meta.get('policy')!r:.60}, but {agent} is {', '.join(sorted(voice.names))}"
         if not isinstance(tokens, int) or not isinstance(meta.get("tokens_in"), int):
@@ -69,32 +82,40 @@ class SeatedTeam:
             return  # it was too long to be kept, and counts as malformed
         if voice.max_tokens is not None and tokens > voice.max_tokens:
             yield f"{name}: {tokens} tokens, more than the {voice.max_tokens} that {agent} may say"
-        if size > tokens * _LONGEST_TOKEN:
-            yield f"{name}: a reply of {size} bytes is too long for {tokens} tokens"
         if tokens > size + _CLOSING:
             yield f"{name}: {tokens} tokens are more than a reply of {size} bytes can hold"
 
     def remember(self, trace: Mapping[str, Any]) -> None:
-        """Keep what the sampled players said, to look for copies."""
+        """Keep what players said whose samples differ, to look for copies; blanks and cases do not make another reply."""
         said = [
-            [n["id"], n["reply"]] for n in trace["nodes"] if n["kind"] == "act" and n["agent"] in self.sampled
+            [n["id"], " ".join(str(n["reply"]).split()).casefold()]
+            for n in trace["nodes"]
+            if n["kind"] == "act" and n["agent"] in self.sampled | self.silent
         ]
         if said:
             self.heard.setdefault(trace["task_id"], []).append(identity.digest(said))
 
     def copies(self, notes: list[str]) -> Iterator[str]:
-        """Whether samples are copies of each other; where only some are, readers are told."""
+        """Whether samples are copies of each other; where that may be honest, readers are told."""
         several = [said for said in self.heard.values() if len(said) > 1]
         alike = [said for said in several if len(set(said)) == 1]
         if not alike:
             return
-        if len(alike) == len(several) and sum(len(said) - 1 for said in alike) >= _ENOUGH:
+        if self.sampled and len(alike) == len(several) and sum(len(said) - 1 for said in alike) >= _ENOUGH:
             yield (
                 f"samples: in each of {len(alike)} tasks all samples have the same replies, though the team is sampled "
                 "(temperature above 0): they are copies, or its temperature is 0 and must be said"
             )
         else:
-            notes.append(f"in {len(alike)} of {len(several)} tasks all samples have the same replies")
+            unknown = "" if self.sampled else "; the team tells no temperature"
+            notes.append(
+                f"in {len(alike)} of {len(several)} tasks all samples have the same replies{unknown}"
+            )
+
+
+def _scripts(seats: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Who is played by a program of ours, which may well say the same again."""
+    return {agent for agent, seat in seats.items() if str(seat.get("name")).startswith("unitymas.")}
 
 
 def _voice(seat: Mapping[str, Any]) -> SeatModel | None:

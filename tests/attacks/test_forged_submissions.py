@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -300,6 +302,52 @@ def easier_success(e: Entry) -> None:
     e.results["measure"].update(relation=">", threshold=0.0)
 
 
+def copied_without_a_temperature(e: Entry) -> None:
+    """Copies, of a model that does not say how it was sampled."""
+    best_of_all_copied(e)
+    del e.roles["answerer"]["sampling"]
+
+
+def copied_at_a_temperature_in_words(e: Entry) -> None:
+    best_of_all_copied(e)
+    e.roles["answerer"]["sampling"]["temperature"] = "1.0"
+
+
+def copied_with_other_blanks(e: Entry) -> None:
+    best_of_all_copied(e)
+    for t in e.traces:
+        for n in t["nodes"]:
+            if n["role"] == "answerer":
+                n["reply"] = n["reply"].title() + " " * t["sample"]
+
+
+def expert_in_disguise(e: Entry) -> None:
+    """The scripted expert under a model's name: the board would show the name."""
+    e.roles["decomposer"]["player"] = "hf:famous/model"
+    for t in e.traces:
+        t["tags"]["team"]["decomposer"] = "hf:famous/model"
+
+
+def address_for_a_name(e: Entry) -> None:
+    for t in e.traces:
+        t["tags"]["team"]["answerer"] = "gpt-7 at 0x1"
+
+
+def cut_for_nothing(e: Entry) -> None:
+    """Replies that were cut have no number of tokens to check."""
+    e.node()["meta"].update(cut=2_000_000, tokens_out=0)
+
+
+def endpoint_without_tokens(e: Entry) -> None:
+    del e.roles["answerer"]["template_sha"]
+    e.node()["meta"]["tokens_out"] = 0
+
+
+def much_beside(e: Entry) -> None:
+    """Sixty entries of this size would fill the memory of whoever builds the board."""
+    e.results["more"] = "x" * 2_000_000
+
+
 def endless_time(e: Entry) -> None:
     e.traces[0]["tags"]["seconds"] = -3.0
 
@@ -364,6 +412,14 @@ SIGNED: list[tuple[Forge, str]] = [
     (negative_price, "results.price[0] must be at least 0"),
     (easier_success, "measure: the environment is ranked by"),
     (endless_time, "tags.seconds must be at least 0"),
+    (copied_without_a_temperature, "a model of ours always tells its temperature"),
+    (copied_at_a_temperature_in_words, "a model of ours always tells its temperature"),
+    (copied_with_other_blanks, "they are copies"),
+    (expert_in_disguise, "is called 'scripted'"),
+    (address_for_a_name, "its trace 'gpt-7 at 0x1'"),
+    (cut_for_nothing, "is said to be cut"),
+    (endpoint_without_tokens, "is too long for 0 tokens"),
+    (much_beside, "characters beside its episodes"),
 ]
 
 
@@ -406,6 +462,11 @@ def figure_more(e: Entry) -> None:
     e.results["figures"]["metrics"]["style"] = e.results["figures"]["score"]
 
 
+def huge_without_errors(e: Entry) -> None:
+    """A figure that no float can be compared with."""
+    e.results["figures"]["score_without_errors"]["value"] = 10**400
+
+
 def signature(e: Entry) -> None:
     e.traces[0]["tags"]["seconds"] = 0.0
 
@@ -420,6 +481,7 @@ UNSIGNED: list[tuple[Forge, str]] = [
     (one_solved, "solved: results.json says True"),
     (cheaper, "figures.per_episode.tokens_out"),
     (figure_more, "figures.metrics.style is not a figure"),
+    (huge_without_errors, "score_without_errors.value must be at most"),
     (signature, "figures.timing.seconds_per_episode"),
 ]
 FORGERIES = [(f, s, True) for f, s in SIGNED] + [(f, s, False) for f, s in UNSIGNED]
@@ -471,6 +533,19 @@ def test_a_board_of_two_hundred_stands_beside_twenty_hostile_entries(tmp_path: P
     assert all(name.startswith("hostile-") for name in (*rejected, *unranked))
     html = (tmp_path / "site" / "index.html").read_text()
     assert html.count("<script") == 1 and "javascript:" not in html
+
+
+def test_a_board_stands_whatever_its_folders_are_called(source: Path, tmp_path: Path) -> None:
+    """No name ends the board, and none takes the page of another; an entry is no folder of entries."""
+    board = tmp_path / "board"
+    names = [b"plain", b"plain.", b"plain--", b"not \xff text", b"a" * 255, b"<script>", b"new\nline"]
+    for name in names:
+        shutil.copytree(source, board / os.fsdecode(name))
+    shutil.copytree(source, board / "plain" / "nested" / "deep")
+    entries, rejected = leaderboard.build(board, tmp_path / "site")
+    assert not rejected and len({entry.slug for entry in entries}) == len(entries) == len(names)
+    assert all(len(entry.slug) < 100 and len(entry.slug.rpartition("-")[2]) >= 16 for entry in entries)
+    assert len(list((tmp_path / "site" / "traces").iterdir())) == len(names)
 
 
 def test_a_board_shows_names_as_text(source: Path, tmp_path: Path) -> None:

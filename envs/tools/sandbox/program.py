@@ -153,7 +153,7 @@ class _End:
             status = status if _flush() else _FAILED_FLUSH
             self._release()
             _flush()  # what fails this late changes no interpreter's status
-            sys.stdout = sys.stderr = None  # type: ignore[assignment]
+            sys.stdout = sys.stderr = None
             self.hook = sys.__excepthook__  # the last that holds the program's names
             gc.collect()
             _await_children()
@@ -324,7 +324,7 @@ def _last_line(error: BaseException) -> str:
 
 def _reopen_stdin() -> None:
     """The stream that the interpreter made was no file's, and knows for good that it cannot seek; a program's can."""
-    raw: Any = open(0, "rb", closefd=False)
+    raw: Any = open(0, "rb", closefd=False)  # noqa: SIM115 (kept for good)
     raw.raw.name = "<stdin>"
     text: Any = io.TextIOWrapper(raw, encoding=sys.stdin.encoding, errors=sys.stdin.errors, newline="\n")
     text.mode = "r"
