@@ -95,7 +95,7 @@ class EnvSpec:
             raise TypeError(
                 f"{self.id}: workflow={kind!r:.60} is made already; give its class, or what makes one"
             )
-        for name, wanted in _hints(kind).items():
+        for name, wanted in argument_hints(kind).items():
             if name in settings and wanted in (int, float, bool, str) and not fits(settings[name], wanted):
                 raise TypeError(f"{self.id}: {name} must be {described(wanted)}, got {settings[name]!r:.60}")
         try:
@@ -233,12 +233,17 @@ def make_arena(
         + (["tasks"] if tasks is not None else [])
         + (["budget"] if budget is not None else [])
     )
-    return Arena(
-        workflow, found, env_id=known.id, tools=box, rules=[_rule(rule) for rule in rules],
+    arena = Arena(
+        workflow, found, env_id=known.id, tools=box, rules=[make_rule(rule) for rule in rules],
         budget=_budget(known, budget), expert=resolve(known.expert),
         headline=known.headline if _is(reward, "default") else "score", score=known.headline,
         config={**known.config, **config, "modified": modified},
     )  # fmt: skip
+    arena.made = {
+        "id": id, "split": split, "data": data, "tasks": tasks, "size": size, "reward": reward, "tools": given,
+        "budget": budget, "args": config, "rules": len(arena.rules),
+    }  # fmt: skip
+    return arena
 
 
 # the parts of make ------------------------------------------------------------------------------------
@@ -276,7 +281,7 @@ def _is(value: Any, word: str) -> bool:
     return isinstance(value, str) and value == word
 
 
-def _rule(rule: Any) -> Any:
+def make_rule(rule: Any) -> Any:
     """An entry point may name a rule, a class that makes one, or a plain function."""
     found = resolve(rule)
     return found() if isinstance(found, type) else found
@@ -377,7 +382,7 @@ def _tool(known: EnvSpec, name: str, data: DataSet, own: bool) -> Any:
     return found(data) if isinstance(factory, str) else found
 
 
-def _hints(kind: Any) -> Mapping[str, Any]:
+def argument_hints(kind: Any) -> Mapping[str, Any]:
     """The annotated kinds of what makes a workflow, where they can be read."""
     made_by: Any = kind
     try:

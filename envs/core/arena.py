@@ -59,6 +59,9 @@ class Arena:
         self.roles: dict[str, Role] = workflow.agents()
         self.toolbox = Toolbox(tools or {})
         self.toolbox.check(workflow.tools, type(workflow).__name__)
+        self.made: dict[
+            str, Any
+        ] = {}  # the arguments of `make`, and how many rules they gave: `train` makes another
         self.rules: list[Rule] = []
         for rule in rules:
             self.add_rule(rule)

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from unitymas.agents.engines.sampling import SamplingParams
 from unitymas.trainers.algorithms import list_algorithms, make_algorithm
-from unitymas.trainers.algorithms.algorithm import RANGES
 from unitymas.trainers.config import group_settings as settings
 from unitymas.trainers.config import schema as config
-from unitymas.trainers.config.choices import OutOfRange, Range
+from unitymas.trainers.config.choices import ANY, OutOfRange, Range, ranges_of
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.config.schema import ConfigError, build
 from unitymas.trainers.controller.statistics.credit import CREDIT, credit_from_config
@@ -31,7 +30,7 @@ def numeric(cls: type) -> dict[str, bool]:
 def test_no_algorithm_takes_a_number_that_is_none(name: str) -> None:
     """NaN, infinity and anything below the range, for every field there is: a new one cannot be forgotten."""
     for field, whole in numeric(type(make_algorithm(name))).items():
-        assert field in RANGES, f"{name}.{field} has no range in algorithms/base.py"
+        assert field in ranges_of(type(make_algorithm(name))), f"{name}.{field} declares no range"
         for value in (-1,) if whole else (math.nan, math.inf, -math.inf, -1.0):
             with pytest.raises(ValueError, match=field):
                 make_algorithm(name, **{field: value})
@@ -99,12 +98,9 @@ def test_credit_settings_are_checked_at_the_start(entry: dict[str, object]) -> N
 def test_every_number_of_the_tree_has_a_range() -> None:
     """… but the seed, and what only has to be finite."""
     sections = (config.RunConfig, config.EnvConfig, config.GroupConfig, config.EvalConfig, config.LogConfig)
-    loose = [
-        name for cls in sections for name in numeric(cls) if name not in config.RANGES and name != "seed"
-    ]
-    assert loose == []
-    assert set(numeric(settings.Learning)) | {"betas"} == set(settings.LEARNING)
-    assert set(numeric(settings.Sampling)) == set(settings.SAMPLING)
+    for cls in (*sections, settings.Learning, settings.Sampling, settings.Adapter):
+        assert set(numeric(cls)) - {"seed"} <= set(ranges_of(cls)), cls
+    assert "betas" in ranges_of(settings.Learning) and ANY not in ranges_of(config.RunConfig).values()
     for cls in CREDIT.values():
         for name in numeric(cls):
             with pytest.raises(OutOfRange, match=name):

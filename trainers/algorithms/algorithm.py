@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from ...agents.hints import nearest
-from ..config.choices import POSITIVE, SHARE, Aggregation, Estimator, Importance, Range, check_ranges
+from ..config.choices import (
+    AboveOne,
+    Aggregation,
+    Amount,
+    Estimator,
+    Importance,
+    Positive,
+    Share,
+    check_ranges,
+)
 from ..controller.statistics import gae
 from ..controller.statistics.comparison import GROUPS, Groups, Score, partition, report, scores, zero_shares
 from ..controller.statistics.table import Bools, Floats, Ints, Signal, Table, make_signals
@@ -29,30 +38,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..group.batch import Batch, Thin
-
-RANGES: dict[str, Range] = {
-    "gamma": SHARE,
-    "lam": SHARE,
-    "clip_low": SHARE,  # 1 - clip_low is the smallest ratio
-    "clip_high": Range(),
-    "dual_clip": Range(1.0, above=True),
-    "importance_cap": POSITIVE,
-    "kl_loss": Range(),
-    "kl_reward": Range(),
-    "entropy": Range(),
-    "length": POSITIVE,
-    "eps": Range(),
-    "whiten_floor": POSITIVE,
-    "value_clip": POSITIVE,
-    "value_coefficient": Range(),
-    "step_weight": Range(),
-    "tree": Range(),
-    "resample": Range(),
-    "max_tokens": Range(),
-    "overlong_buffer": Range(),
-    "overlong_penalty": Range(),
-}
-"""Range of a field's values, by the field's name, for all algorithms. Any other number must be finite."""
 
 Metrics = dict[str, "Tensor"]
 Unit = Literal["decision", "chain", "episode"]
@@ -146,7 +131,7 @@ class Algorithm(ABC):
     """
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES, f"{self.name}: ")
+        check_ranges(self, f"{self.name}: ")
         for role, weight in self.role_weights.items():
             if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
                 raise ValueError(f"{self.name}: role_weights.{role} is {weight!r}: expected a number from 0")
@@ -217,21 +202,21 @@ def recovered(table: Table, component: str) -> Bools:
 class PolicyGradient(Algorithm):
     """The clipped surrogate loss of PPO, which nearly all algorithms here use."""
 
-    clip_low: float = 0.2
+    clip_low: Share = 0.2
     """Lower clip: a token whose probability is below (1 - this) of its old one is pushed down no further.
     Usual 0.1–0.3.
     """
-    clip_high: float = 0.2
+    clip_high: Amount = 0.2
     """Upper clip: a token whose probability is above (1 + this) of its old one is pushed up no further.
     Greater than clip_low keeps exploration alive. Usual 0.2–0.3.
     """
-    dual_clip: float | None = 3.0
+    dual_clip: AboveOne | None = 3.0
     """Bound on the loss of a token with negative advantage whose ratio exploded. Greater than 1; null: off."""
     importance: Importance = "truncate"
     """Correction of samples drawn by an older version, or by an engine whose numbers differ."""
-    importance_cap: float = 2.0
+    importance_cap: Positive = 2.0
     """Largest correction. Usual 2–5."""
-    kl_loss: float = 0.0
+    kl_loss: Amount = 0.0
     """Coefficient of the divergence from the reference, in the loss. Usual 0–0.01; 0 needs no reference."""
     kl_estimator: Estimator = "k3"
     """Estimator of the divergence that is shown and added. Its gradient is that of the divergence (see
@@ -239,12 +224,12 @@ class PolicyGradient(Algorithm):
     """
     kl_own_gradient: bool = False
     """Differentiate the estimator itself instead, as most published code does."""
-    entropy: float = 0.0
+    entropy: Amount = 0.0
     """Coefficient of the entropy, which rewards uncertain choices. Usual 0–0.01."""
     aggregation: Aggregation = "token-mean"
     """Aggregation of tokens into one number (see losses.aggregate). With token-mean, long replies weigh more.
     """
-    length: float = 1.0
+    length: Positive = 1.0
     """Constant that replaces a reply's length in `sequence-sum`. Usual: the token limit."""
 
     @property
@@ -299,13 +284,13 @@ class GroupRelative(PolicyGradient):
     """Unit that counts once in a group's statistics: a trajectory, however many acts it has, or every call."""
     score: Score = "return"
     """Score that is compared: act, return, chain, mean, agent, episode (see comparison.scores)."""
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount per act of `score="return"`. Usual 0.95–1."""
     std: bool = True
     """Divide by the group's deviation. This puts roles and tasks on one scale, and gives more weight to tasks
     that are nearly always or nearly never solved.
     """
-    eps: float = 1e-6
+    eps: Amount = 1e-6
     """Constant added to the deviation."""
     task_wise: bool = False
     """Whiten the advantages of each environment over all its tokens, where a run has several, so that none

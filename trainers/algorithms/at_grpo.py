@@ -22,7 +22,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..config.choices import Aggregation
+from ..config.choices import Aggregation, Whole
 from ..controller.statistics.comparison import Groups, Score, partition
 from ..controller.statistics.table import Decision, Ints, Signal, Table
 from .algorithm import GroupRelative, Metrics, Needs, Plan, Tree
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class ATGRPO(GroupRelative):
     name = "at_grpo"
 
-    tree: int = 4
+    tree: Whole = 4
     """Number of candidates per act, drawn from one state; 0: none (k trajectories instead). Usual 4–8."""
     tree_score: Literal["step", "rollout", "value"] = "step"
     """Score by which candidates are credited and chosen. step: what the act earned at once. rollout: what it

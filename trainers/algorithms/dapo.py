@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..config.choices import Amount, Whole
 from ..controller.statistics.table import Floats, Ints, Table
 from .algorithm import GroupRelative, Plan
 
@@ -29,19 +30,19 @@ from .algorithm import GroupRelative, Plan
 class DAPO(GroupRelative):
     name = "dapo"
 
-    clip_high: float = 0.28
+    clip_high: Amount = 0.28
     """Upper clip: how far above its old probability a token is pushed. The paper's value; clip_low stays at
     0.2.
     """
-    resample: int = 3
+    resample: Whole = 3
     """Rounds of drawing other tasks in place of those that teach nothing. 0: off. Usual 3–10."""
-    max_tokens: int = 0
+    max_tokens: Whole = 0
     """Token limit of a decision, for overlong shaping. 0: no shaping."""
-    overlong_buffer: int = 0
+    overlong_buffer: Whole = 0
     """Tokens before the limit in which the penalty grows from 0 to its full size. Usual: a fifth of
     max_tokens.
     """
-    overlong_penalty: float = 1.0
+    overlong_penalty: Amount = 1.0
     """Size of the full penalty."""
 
     def __post_init__(self) -> None:

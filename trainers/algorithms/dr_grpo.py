@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..config.choices import Aggregation
+from ..config.choices import Aggregation, Positive
 from .algorithm import GroupRelative
 
 
@@ -23,7 +23,7 @@ class DrGRPO(GroupRelative):
 
     std: bool = False
     aggregation: Aggregation = "sequence-sum"
-    length: float = 128.0
+    length: Positive = 128.0
     """Constant by which the sum over a decision's tokens is divided. Usual: the token limit. It only scales
     the learning rate.
     """

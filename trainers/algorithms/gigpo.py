@@ -21,6 +21,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..config.choices import Amount, Share
 from ..controller.statistics.comparison import Score, partition, returns
 from ..controller.statistics.table import Bools, Floats, Ints, Signal, Table
 from .algorithm import GroupRelative, Needs
@@ -30,9 +31,9 @@ from .algorithm import GroupRelative, Needs
 class GiGPO(GroupRelative):
     name = "gigpo"
 
-    step_weight: float = 1.0
+    step_weight: Amount = 1.0
     """Weight of the comparison between acts. 0 is GRPO on the agent's total. Usual 1."""
-    gamma: float = 0.95
+    gamma: Share = 0.95
     """Discount per act of the returns by which acts are compared. Usual 0.95–1."""
     score: Score = "agent"
     """Score by which trajectories are compared."""

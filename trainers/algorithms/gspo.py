@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..config.choices import Aggregation, Importance
+from ..config.choices import AboveOne, Aggregation, Amount, Importance, Share
 from .algorithm import GroupRelative
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 class GSPO(GroupRelative):
     name = "gspo"
 
-    clip_low: float = 3e-4
+    clip_low: Share = 3e-4
     """Lower clip: the paper's value. Short replies, whose means move more, need 1e-3–1e-2."""
-    clip_high: float = 4e-4
+    clip_high: Amount = 4e-4
     """Upper clip: the paper's value."""
-    dual_clip: float | None = None
+    dual_clip: AboveOne | None = None
     """Bound on exploded ratios. Off: a narrow clip on a mean needs no second one."""
     importance: Importance = "sequence-truncate"
     aggregation: Aggregation = "sequence-mean"

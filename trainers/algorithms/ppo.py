@@ -22,6 +22,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..config.choices import Amount, Positive, Share
 from ..controller.statistics import gae
 from ..controller.statistics.table import Floats, Ints, Signal, Table
 from .algorithm import Metrics, Needs, PolicyGradient
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 class PPO(PolicyGradient):
     name = "ppo"
 
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount per step (a token, or an act with level="turn"). Usual: 1 for text, 0.95–0.99 for turns."""
-    lam: float = 1.0
+    lam: Share = 1.0
     """Trade-off of GAE: 1 trusts the rewards (no bias), less trusts the critic (less noise). Usual 0.95–1."""
     level: Literal["token", "turn"] = "token"
     """Step of GAE: a token, or an act with one advantage for all its tokens."""
@@ -46,15 +47,15 @@ class PPO(PolicyGradient):
     """Reach of rewards. "act" ends every act as if it were the agent's last: later rewards never reach it."""
     whiten: Literal["role", "agent", "policy", "none"] = "role"
     """Set of tokens within which advantages get mean 0 and deviation 1."""
-    whiten_floor: float = 0.1
+    whiten_floor: Positive = 0.1
     """Smallest deviation to divide by. It keeps noise small for a role that has nothing left to learn."""
-    kl_reward: float = 0.0
+    kl_reward: Amount = 0.0
     """Penalty on each token for leaving the reference (k1), as part of its reward. Usual 0–0.01."""
-    value_clip: float | None = 0.2
+    value_clip: Positive | None = 0.2
     """Distance that the critic's value may move from its old one before it is clipped. Usual 0.2–0.5; null:
     off.
     """
-    value_coefficient: float = 0.5
+    value_coefficient: Amount = 0.5
     """Weight of the critic's loss where actor and critic share parameters (`loss`)."""
 
     @property

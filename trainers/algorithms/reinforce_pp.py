@@ -19,6 +19,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ..config.choices import Amount, Positive
 from ..controller.statistics import gae
 from ..controller.statistics.table import Ints, Signal, Table
 from .algorithm import GroupRelative, Needs
@@ -30,11 +31,11 @@ class ReinforcePP(GroupRelative):
 
     baseline: bool = False
     """Subtract the group's mean score first. Needs k >= 2."""
-    kl_reward: float = 0.0
+    kl_reward: Amount = 0.0
     """Penalty on each token for leaving the reference (k1), as part of its reward. Usual 0–0.01."""
     whiten: Literal["policy", "role", "agent"] = "policy"
     """Set of tokens within which advantages get mean 0 and deviation 1."""
-    whiten_floor: float = 1e-6
+    whiten_floor: Positive = 1e-6
     """Smallest deviation to divide by."""
     std: bool = False
 

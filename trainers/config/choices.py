@@ -1,11 +1,20 @@
-"""What a setting may be, where a config can be checked against it without loading torch: named choices, ranges."""
+"""What a setting may be, declared where it stands: named choices, and ranges of numbers.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(Settings):
+        lam: Share = 1.0                                       # Share = Annotated[float, Range(0, 1)]
+        every: Annotated[int, Range(1, 20)] = 5
+
+Importable without torch.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 Aggregation = Literal["token-mean", "sequence-mean", "sequence-sum", "unit-mean"]
 Estimator = Literal["k1", "k2", "k3"]
@@ -37,9 +46,14 @@ class Range:
 
 
 ANY = Range(-math.inf)
-SHARE = Range(0.0, 1.0)
-POSITIVE = Range(0.0, above=True)
-COUNT = Range(1.0)
+Share = Annotated[float, Range(0.0, 1.0)]
+Positive = Annotated[float, Range(0.0, above=True)]
+Amount = Annotated[float, Range()]
+"""Zero or more."""
+AboveOne = Annotated[float, Range(1.0, above=True)]
+Count = Annotated[int, Range(1)]
+Whole = Annotated[int, Range()]
+"""Zero or more."""
 
 
 class OutOfRange(ValueError):
@@ -50,12 +64,50 @@ class OutOfRange(ValueError):
         super().__init__(f"{name} is {value}: it must {refusal}")
 
 
-def check_ranges(settings: Any, ranges: Mapping[str, Range], owner: str = "") -> None:
+class Settings:
+    """A dataclass of settings: its numbers fit the ranges declared at their fields, however it is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@cache
+def ranges_of(kind: Hashable) -> dict[str, Range]:
+    """The ranges that the fields of a dataclass declare, those of its bases included."""
+    ranges: dict[str, Range] = {}
+    for base in reversed(getattr(kind, "__mro__", ())):
+        for name, hint in hints_of(base, extras=True).items():
+            if found := _range(hint):
+                ranges[name] = found
+    return ranges
+
+
+def hints_of(kind: type, extras: bool = False) -> dict[str, Any]:
+    """The annotations of a dataclass; none where they cannot be read (a name that only type checkers import)."""
+    try:
+        return get_type_hints(kind, include_extras=extras)
+    except NameError:
+        return {}
+
+
+def _range(hint: Any) -> Range | None:
+    """The range in an annotation, also inside of `… | None` and `tuple[…]`."""
+    for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)):
+        found = part if isinstance(part, Range) else _range(part)
+        if found is not None:
+            return found
+    return None
+
+
+def check_ranges(settings: Any, owner: str = "") -> None:
     """Refuse a dataclass with a number that is not finite, or that is not in its field's range (None is none)."""
+    ranges = ranges_of(settings.__class__)
     for field in fields(settings):
-        given = getattr(settings, field.name)
-        for value in given if isinstance(given, tuple) else (given,):
-            if isinstance(value, bool) or not isinstance(value, int | float):
+        value = getattr(settings, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
-            if refusal := ranges.get(field.name, ANY).refusal(value):
-                raise OutOfRange(owner + field.name, value, refusal)
+            if refusal := ranges.get(field.name, ANY).refusal(number):
+                raise OutOfRange(owner + field.name, number, refusal)

@@ -5,46 +5,36 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from .choices import COUNT, POSITIVE, SHARE, Range, check_ranges
+from .choices import Amount, Count, Positive, Range, Settings, Share, Whole, check_ranges
 
 if TYPE_CHECKING:
     import torch
 
-
-LEARNING = {
-    "lr": Range(), "warmup": Range(), "horizon": Range(), "final": SHARE, "betas": Range(0.0, 1.0, below=True),
-    "eps": POSITIVE, "weight_decay": Range(), "clip_norm": Range(), "micro_tokens": COUNT,
-}  # fmt: skip
-SAMPLING = {
-    "temperature": Range(),
-    "top_p": Range(0.0, 1.0, above=True),
-    "top_k": Range(),
-    "max_tokens": COUNT,
-}
+Beta = Annotated[float, Range(0.0, 1.0, below=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learning:
+class Learning(Settings):
     """How one policy learns."""
 
-    lr: float = 1e-5
+    lr: Amount = 1e-5
     """Peak learning rate. Usual 1e-6 for billions of parameters, 1e-5 to 3e-4 for millions or adapters."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the rate falls after the warm-up, to `final` of its peak at `horizon` optimiser steps."""
-    warmup: int = 0
+    warmup: Whole = 0
     """Optimiser steps over which the rate rises from 0."""
-    horizon: int = 0
+    horizon: Whole = 0
     """Optimiser steps until the schedule ends. 0: all of the run's (steps × epochs × minibatches)."""
-    final: float = 0.1
+    final: Share = 0.1
     """Share of the peak that the schedule ends on."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: Positive = 1e-8
+    weight_decay: Amount = 0.0
+    clip_norm: Amount = 1.0
     """Largest gradient norm; 0: no clipping. Usual 0.5–1."""
-    micro_tokens: int = 8192
+    micro_tokens: Count = 8192
     """Tokens laid in one forward pass. Changes memory and speed, never the result."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the computation; parameters and optimiser are float32 always. bfloat16 pays where the processor has it."""
@@ -54,7 +44,7 @@ class Learning:
     """Keep only each layer's input for the backward pass: less memory, a third more time."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, LEARNING, "learning.")
+        check_ranges(self, "learning.")
         if self.schedule not in ("constant", "linear", "cosine"):
             raise ValueError(f"learning.schedule is {self.schedule!r}: choose constant, linear or cosine")
         if self.schedule != "constant" and self.horizon and self.horizon <= self.warmup:
@@ -87,27 +77,27 @@ class Learning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
+class Adapter(Settings):
     """A policy as a low-rank change to its group's base."""
 
-    rank: int = 8
-    alpha: float = 16.0
+    rank: Count = 8
+    alpha: Positive = 16.0
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"rank": COUNT, "alpha": POSITIVE}, "adapter.")
+        check_ranges(self, "adapter.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class Sampling(Settings):
     """How a policy speaks while it collects. It is recorded with every sample and enters training."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 256
+    temperature: Amount = 1.0
+    top_p: Annotated[float, Range(0.0, 1.0, above=True)] = 1.0
+    top_k: Whole = 0
+    max_tokens: Count = 256
 
     def __post_init__(self) -> None:
-        check_ranges(self, SAMPLING, "sampling.")
+        check_ranges(self, "sampling.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,20 +7,25 @@ All of this comes before anything is loaded; each error names the key and the wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...agents import model_path
 from ...agents.team import NAMED
-from ...envs.registry import spec
-from ..algorithms import make_algorithm
+from ...envs.core.ledger import as_rule
+from ...envs.registry import argument_hints, make_rule, spec
+from ...envs.registry import resolve as target
+from ...own import OwnCodeError, load
+from ..algorithms import find_algorithm, make_algorithm
 from ..controller.statistics.credit import Shaping, credit_from_config
 from ..recipes import make_recipe
+from .choices import hints_of
 from .group_settings import Learning
 from .presets import preset, settings
-from .schema import ConfigError, RunConfig, build, merge, override, read_yaml
+from .reader import GIVEN, as_meant, leaves, read
+from .schema import ConfigError, EnvConfig, RunConfig, build, merge, override, read_yaml, to_dict
 
 
 def resolve(
@@ -33,6 +38,7 @@ def resolve(
 ) -> RunConfig:
     """The config tree: defaults <- preset <- YAML file <- overrides (`a.b=c`) and keyword fields."""
     tree = asked(id, file, overrides, **fields)
+    load_imports(tree)
     if preset_name is not None:
         tree = over_preset(preset_name, tree)
     return settled(tree)
@@ -41,16 +47,78 @@ def resolve(
 def asked(id: str | None, file: str | Path | None, overrides: Sequence[str], **fields: Any) -> dict[str, Any]:
     """What is given alone, as a tree."""
     tree = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
-    return tree if id is None else merge(tree, {"env": {"id": id}})
+    tree = tree if id is None else merge(tree, {"env": {"id": id}})
+    return {**tree, "imports": named_imports(tree["imports"])} if "imports" in tree else tree
+
+
+def named_imports(targets: Any) -> tuple[str, ...]:
+    """What `imports` names: modules, and files by their whole path, so that a run goes on from anywhere."""
+    names: tuple[str, ...] = read(
+        tuple[str, ...], (targets,) if isinstance(targets, str) else targets, "imports"
+    )
+    return tuple(str(Path(name).resolve()) if name.endswith(".py") else name for name in names)
+
+
+def load_imports(tree: Mapping[str, Any]) -> None:
+    """Import code of one's own before anything of it is looked up."""
+    for name in tree.get("imports") or ():
+        try:
+            load(name)
+        except OwnCodeError as error:
+            raise ConfigError(
+                f"imports: {error}; name where it is now: --import FILE.py or MODULE"
+            ) from error
 
 
 def settled(tree: dict[str, Any]) -> RunConfig:
     """A whole tree as a config that can run."""
     for section, alone in (("groups", "main"), ("policies", "team")):
         tree = spread(tree, section, alone)
-    config = with_horizons(build(RunConfig, tree))
+    if isinstance(policies := tree.get("policies"), Mapping):
+        tree = {**tree, "policies": {name: algorithm_named(policy) for name, policy in policies.items()}}
+    config = with_horizons(meant(build(RunConfig, tree)))
     check(config)
     return config
+
+
+def meant(config: RunConfig) -> RunConfig:
+    """What is configured by name (algorithms, the workflow) with its settings read as their fields mean them."""
+    policies = {
+        name: policy
+        if policy.frozen
+        else replace(policy, algorithm=algorithm_settings(name, policy.algorithm))
+        for name, policy in config.policies.items()
+    }
+    return replace(config, policies=policies, env=replace(config.env, args=workflow_arguments(config.env)))
+
+
+def algorithm_named(policy: Any) -> Any:
+    """A policy's tree with `algorithm: grpo`, which is short for `algorithm: {name: grpo}`, written out."""
+    if isinstance(policy, Mapping) and isinstance(policy.get("algorithm"), str):
+        return {**policy, "algorithm": {"name": policy["algorithm"]}}
+    return policy
+
+
+def algorithm_settings(policy: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """An algorithm's name and settings, as its fields mean them."""
+    settings = {"name": "ppo", **given}
+    try:
+        hints = hints_of(find_algorithm(str(settings["name"])))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"policies.{policy}.algorithm: {error}") from error
+    return {key: as_meant(value, hints.get(key, Any)) for key, value in settings.items()}
+
+
+def workflow_arguments(env: EnvConfig) -> dict[str, Any]:
+    """The workflow's own arguments, as it annotates them; it is made with them once, so that they are known to fit."""
+    workflow = spec(env.id)
+    hints = argument_hints(target(workflow.workflow))
+    args = {key: as_meant(value, hints.get(key, Any)) for key, value in env.args.items()}
+    try:
+        workflow.make_workflow(**args)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"env.args: {error}") from error
+    return args
 
 
 def optimiser_steps(steps: int, epochs: int, minibatches: int) -> int:
@@ -86,22 +154,24 @@ def with_horizons(config: RunConfig) -> RunConfig:
 def over_preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """The preset for the roles of the environment that is given, and what it learns with, under what is given."""
     given = merge(settings(name, given), given)
-    env = given.get("env") or {}
-    workflow = spec(env.get("id", "mask-hotpotqa")).make_workflow(**(env.get("args") or {}))
+    env = build(EnvConfig, given.get("env") or {}, "env")
+    workflow = spec(env.id).make_workflow(**workflow_arguments(env))
     return merge(preset(name, [role.name for role in workflow.roles]), given)
 
 
 def spread(tree: dict[str, Any], section: str, alone: str) -> dict[str, Any]:
     """The tree with a section's "*" laid under every one there; by itself, it is that of the default one."""
-    if "*" not in tree.get(section, {}):
+    entries = tree.get(section)
+    if not isinstance(entries, Mapping) or "*" not in entries:
         return tree
-    common = tree[section]["*"]
-    named = {name: merge(common, own) for name, own in tree[section].items() if name != "*"}
+    common = entries["*"] or {}
+    named = {name: merge(common, own or {}) for name, own in entries.items() if name != "*"}
     return {**tree, section: named or {alone: common}}
 
 
 def check(config: RunConfig) -> None:
     """What does not fit together."""
+    check_given(config)
     check_references(config)
     check_engines(config)
     try:
@@ -115,6 +185,28 @@ def check(config: RunConfig) -> None:
         raise ConfigError(
             "episode_seconds: a wall-clock deadline cannot be deterministic; leave one of the two out"
         )
+
+
+def check_given(config: RunConfig) -> None:
+    """Objects from Python are there again, and rules are where their entry points say."""
+    for key, value in leaves(to_dict(config)):
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, str) and part.startswith(GIVEN):
+                how = "reward=[…]" if key == "env.reward" else f"{key.partition('.')[0]}={{…}}"
+                raise ConfigError(
+                    f"{key}: {part.removeprefix(GIVEN)} was given from Python, and config.yaml cannot hold it; give it "
+                    f"again: unitymas.train(…, {how}), or the wrapped environment in place of its id; or name it by "
+                    "an entry point, module:name"
+                )
+    for key in ("reward", "rules"):
+        rules = getattr(config.env, key)
+        for rule in rules if isinstance(rules, list | tuple) else (rules,):
+            if rule is None or rule == "default":
+                continue
+            try:
+                as_rule(make_rule(rule))
+            except (ValueError, TypeError) as error:
+                raise ConfigError(f"env.{key}: {error}") from error
 
 
 def check_references(config: RunConfig) -> None:
@@ -171,7 +263,7 @@ def check_algorithm(name: str, config: RunConfig) -> None:
     """A policy's algorithm is known, with these keys, and the config meets its needs."""
     policy = config.policies[name]
     try:
-        algorithm = make_algorithm(**{"name": "ppo", **policy.algorithm})
+        algorithm = make_algorithm(**policy.algorithm)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"policies.{name}.algorithm: {error}") from error
     if policy.sampling.temperature == 0:

@@ -20,26 +20,23 @@ from ...agents.failures import Ended
 from ...envs.core.branch import Branch
 from ...envs.core.drivers import derive
 from ...envs.core.trace import Trace
-from ..config.choices import COUNT, check_ranges
+from ..config.choices import Count, Settings
 from .statistics.table import Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counterfactual:
+class Counterfactual(Settings):
     """How one role's acts are questioned."""
 
-    samples: int = 1
+    samples: Count = 1
     """Forks of an act. More: less noise."""
-    limit: int = 4
+    limit: Count = 4
     """Acts of the role in an episode that are forked; which, is drawn by lot."""
     reply: str | None = None
     """A neutral reply that stands for the act. null: the role speaks anew."""
     scale: float = 1.0
     score: str = ""
     """The metric that is compared. Empty: the environment's headline, or all credits together if it has none."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, {"samples": COUNT, "limit": COUNT})
 
 
 async def question(

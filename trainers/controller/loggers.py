@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...agents.manifest import Damaged, checksum
 from ...rewards.monitors import Alarm
-from ..config.schema import RunConfig, to_dict
+from ..config.reader import to_dict, written
+from ..config.schema import RunConfig
 
 if TYPE_CHECKING:
     from ...envs.core.arena import Arena
@@ -144,9 +145,9 @@ def _sinks(directory: Path, config: RunConfig) -> list[Sink]:
     sinks: list[Sink] = []
     if log.tensorboard:
         sinks.append(_TensorBoard(directory / "tensorboard"))
-    if log.wandb:
+    if log.wandb not in ("", "off"):
         sinks.append(_Tracker("wandb", log.wandb, directory, config))
-    if log.trackio:
+    if log.trackio not in ("", "off"):
         sinks.append(_Tracker("trackio", log.trackio, directory, config))
     return sinks
 
@@ -177,7 +178,7 @@ class _Tracker:
             self.api = importlib.import_module(module)
         except ImportError as error:
             raise ImportError(f"log.{module}: pip install {module} first") from error
-        self.api.init(project=project, name=directory.name, config=to_dict(config))
+        self.api.init(project=project, name=directory.name, config=written(to_dict(config)))
 
     def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         self.api.log({(k if kind == "step" else f"{kind}/{k}"): v for k, v in figures.items()}, step=step)

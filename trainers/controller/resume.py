@@ -8,7 +8,7 @@ A run goes on from its newest whole checkpoint (checkpoint.py); what its directo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from typing import Any
 import yaml
 
 from ...agents.manifest import Damaged, read_signed
-from ..config.resolve import optimiser_steps, settled
-from ..config.schema import ConfigError, RunConfig, build, merge, override, read_yaml, to_dict
+from ..config.reader import ConfigError, build, leaves, merge, parse_yaml, to_dict, written
+from ..config.resolve import asked, load_imports, optimiser_steps, settled
+from ..config.schema import RunConfig
 from . import checkpoint
 
 KEPT = (
@@ -25,6 +26,10 @@ KEPT = (
     "policies.*.adapter*", "policies.*.group", "policies.*.critic", "policies.*.algorithm.name",
 )  # fmt: skip
 """Keys that what was learned so far stands on."""
+
+
+LATER = {"imports"}
+"""Keys that runs of older versions do not write."""
 
 
 class NothingToResume(ConfigError):
@@ -37,13 +42,15 @@ def resumed(
     """A run's config with what is given laid over it, checked as a new run's is. -> config, changes in words."""
     saved = read_config(directory)
     tree = follow_length(to_dict(saved))
-    given = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
+    given = asked(None, file, overrides, **fields)
     for section in ("groups", "policies"):
         if (common := (given.get(section) or {}).get("*")) is not None:
             own = {name: merge(common, given[section].get(name) or {}) for name in tree[section]}
             given[section] = {k: v for k, v in given[section].items() if k != "*"} | own
-    config = settled(merge(tree, given))
-    before, after = dict(_leaves(to_dict(saved))), dict(_leaves(to_dict(config)))
+    tree = merge(tree, given)
+    load_imports(tree)
+    config = settled(tree)
+    before, after = dict(leaves(written(to_dict(saved)))), dict(leaves(written(to_dict(config))))
     changes = []
     for key in [*before, *(key for key in after if key not in before)]:
         old, new = before.get(key), after.get(key)
@@ -64,12 +71,11 @@ def read_config(directory: str | Path) -> RunConfig:
     if not path.is_file():
         raise ConfigError(f"{directory} is no run directory: it holds no config.yaml")
     try:
-        tree = yaml.safe_load(read_signed(path))
+        tree = parse_yaml(read_signed(path))
     except (yaml.YAMLError, RecursionError) as error:
         raise Damaged(f"{path} is damaged: {error}") from error
-    missing = [
-        f.name for f in dataclasses.fields(RunConfig) if not isinstance(tree, Mapping) or f.name not in tree
-    ]
+    names = {f.name for f in dataclasses.fields(RunConfig)} - LATER
+    missing = sorted(names - set(tree if isinstance(tree, Mapping) else ()))
     if missing:
         raise Damaged(f"{path} is not whole: it lacks {', '.join(missing)}, and a run writes every key")
     try:
@@ -98,11 +104,3 @@ def newest(directory: str | Path) -> Path:
             "Begin it anew, with the same config and in the same place, by --anew (train(…, resume=True, anew=True))"
         )
     return found
-
-
-def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}{key}.")
-        elif value not in ({}, None):
-            yield f"{path}{key}", list(value) if isinstance(value, tuple) else value

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...agents.hints import nearest
 from ...own import find, load_plugin, plugins
+from ..config.reader import build
 from ..controller.step import Default
 
 GROUP = "unitymas.recipes"  # of entry points
@@ -63,5 +64,5 @@ def make_recipe(name: str, args: Mapping[str, Any]) -> Default:
     for field in fields:
         if field.name not in args and field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"recipe {name!r} needs recipe_args.{field.name}")
-    made: Default = where(**{key: tuple(x) if isinstance(x, list) else x for key, x in args.items()})
+    made: Default = build(where, args, "recipe_args") if fields else where()
     return made

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...agents.hints import nearest
+from ..config.choices import Count
 from ..controller.step import Default
 
 if TYPE_CHECKING:
@@ -17,14 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Alternate(Default):
-    every: int = 10
+    every: Count = 10
     """Steps before it is the next one's turn. Usual 5–20."""
     order: tuple[str, ...] = ()
     """Policies in turn. Empty: all that learn, in the order of the config."""
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"recipe_args.every: must be at least 1, got {self.every}")
 
     def check(self, run: Run) -> None:
         for policy in self.order:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...agents.hints import nearest
 from ...agents.team import BoundTeam
+from ..config.choices import Count
 from ..controller.step import Default
 
 if TYPE_CHECKING:
@@ -26,12 +27,8 @@ class Cory(Default):
     """The role that answers first."""
     observer: str = "observer"
     """The role that sees the pioneer's answer."""
-    every: int = 5
+    every: Count = 5
     """Steps between exchanges. Usual 1–20."""
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"recipe_args.every: must be at least 1, got {self.every}")
 
     def check(self, run: Run) -> None:
         roles = {role.name: role.agents for role in run.arena.workflow.roles}

@@ -23,7 +23,7 @@ from ...agents.threads import in_thread
 from ...envs.core.ledger import Credit
 from ...envs.core.trace import Trace
 from ..algorithms.algorithm import Plan, Tree
-from ..config.choices import COUNT, check_ranges
+from ..config.choices import Count
 from ..controller.statistics.table import Table
 from ..controller.step import Default, Metrics, collected
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Malt(Default):
     width: int = 3
     """Replies per act. The tree has width to the power of acts leaves, at most tree.LEAVES. Usual 2–3."""
-    every: int = 1
+    every: Count = 1
     """Steps whose trees are gathered for one round of fine-tuning."""
     threshold: float = 0.5
     """Replies worth more than this are good ones."""
@@ -48,7 +48,6 @@ class Malt(Default):
     def __post_init__(self) -> None:
         if self.width < 2:
             raise ValueError(f"recipe_args.width: 2 or more replies can be compared, got {self.width}")
-        check_ranges(self, {"every": COUNT}, "recipe_args.")
         self._gathered: list[Trace] = []
 
     def check(self, run: Run) -> None:

@@ -48,7 +48,7 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command; errors that a user can mend are one line, without a traceback."""
     try:
-        args = imported(list(sys.argv[1:] if argv is None else argv))
+        args, modules = imported(list(sys.argv[1:] if argv is None else argv))
     except ValueError as error:
         print(f"unitymas: {error}", file=sys.stderr)
         return 1
@@ -61,6 +61,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"unitymas {__version__}")
         return 0
     name, rest = args[0], [word for word in args[1:] if word != "--debug"]
+    if name == "train":
+        rest += [f"--import={module}" for module in modules]  # the run's config records them
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, n=1)
         print(
@@ -99,8 +101,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def imported(words: list[str]) -> list[str]:
-    """Import what `--import FILE.py` and `--import MODULE` name, wherever they stand; the other words are the command."""
+def imported(words: list[str]) -> tuple[list[str], list[str]]:
+    """Import what `--import FILE.py` and `--import MODULE` name, wherever they stand. -> the command, what was imported."""
     rest: list[str] = []
     named: list[str] = []
     while words:
@@ -115,7 +117,7 @@ def imported(words: list[str]) -> list[str]:
             rest.append(word)
     for target in named:
         load(target)
-    return rest
+    return rest, named
 
 
 def usage() -> str:

@@ -40,13 +40,24 @@ def train_main(
     parser.add_argument(
         "--watch", action="store_true", help="a live page of the run, on a local server; prints its address"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved config and stop")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check everything that needs no model, print the resolved config, stop",
+    )
+    parser.add_argument(
+        "--import",
+        action="append",
+        dest="imports",
+        metavar="FILE.py|MODULE",
+        help="your own code, imported first",
+    )
     args = parser.parse_intermixed_args(argv)
     if args.id is not None and "=" in args.id:
         args.overrides, args.id = [args.id, *args.overrides], None
     from ..trainers.config.resolve import asked, fresh_directory, resolve
     from ..trainers.config.schema import dump
-    from ..trainers.controller.run import train
+    from ..trainers.controller.run import Run, train
 
     if args.anew and args.resume is None:
         parser.error("--anew goes with --resume DIR")
@@ -58,13 +69,14 @@ def train_main(
     else:
         preset = args.preset or (None if args.config else "shared")
         about = "" if preset is None else note(preset, asked(args.id, args.config, args.overrides))
+        how = how_of(args)
         if args.dry_run:
-            config = resolve(args.id, preset_name=preset, file=args.config, overrides=args.overrides)
+            config = resolve(args.id, preset_name=preset, **how)
+            Run(config, args.dir or fresh_directory(config))  # its plan is made, and nothing is loaded
             print((f"# {about}\n" if about else "") + dump(config), end="")
             return 0
         if about:
             print(about, flush=True)
-        how: dict[str, Any] = {"file": args.config, "overrides": args.overrides}
         if args.watch and args.dir is None:
             args.dir = fresh_directory(resolve(args.id, preset_name=preset, **how))
         with watching(args.dir) if args.watch else nullcontext():
@@ -75,13 +87,19 @@ def train_main(
     return 0
 
 
+def how_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What the command line lays over preset and defaults."""
+    imports = {"imports": args.imports} if args.imports else {}
+    return {"file": args.config, "overrides": args.overrides, **imports}
+
+
 def _resume(args: argparse.Namespace) -> Run:
     """Go on with a run; where there is nothing to go on from, ask whether to begin it anew."""
     from ..trainers.controller.resume import NothingToResume
     from ..trainers.controller.run import train
 
     how: dict[str, Any] = {
-        "preset": args.preset, "file": args.config, "overrides": args.overrides, "directory": args.resume, "resume": True,
+        "preset": args.preset, **how_of(args), "directory": args.resume, "resume": True,
     }  # fmt: skip
     try:
         return train(args.id, **how, anew=args.anew)

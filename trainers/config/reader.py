@@ -1,0 +1,270 @@
+"""Reading settings: a YAML file, `a.b=c` overrides or plain mappings into checked dataclasses, and back to YAML.
+
+An unknown key is an error that names the nearest one; so is a value that does not fit, with its path. What is written is
+read as it is meant for the field that it is for: `1e-5` is a number, and `off` a choice, a switch or nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import numbers
+import re
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+
+from .choices import OutOfRange, Settings, check_ranges, hints_of
+
+GIVEN = "given from Python: "
+"""What config.yaml says in place of an object that cannot be written."""
+
+
+class ConfigError(ValueError):
+    """A config that cannot be; the message gives the path of the key and what would fit."""
+
+
+# text to trees -------------------------------------------------------------------------------------------
+
+
+class Switch(str):
+    """`on`, `off`, `yes` or `no` as YAML holds it, unquoted: what it means depends on the field."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's plain data, its scalars as YAML 1.2 reads them: `1e-5` is a number, and a date or `1:30` is text."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+
+INTEGER = r"[-+]?(?:0|[1-9][0-9_]*)"
+FLOAT = r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)"
+NUMBER = re.compile(f"{INTEGER}|{FLOAT}")
+SWITCHES = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
+for _tag, _pattern, _first in (
+    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("tag:yaml.org,2002:int", INTEGER, list("-+0123456789")),
+    ("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789")),
+    ("tag:yaml.org,2002:float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", list("-+.")),
+    ("tag:yaml.org,2002:merge", r"<<", ["<"]),
+    ("!switch", r"(?i:on|off|yes|no)", list("oOyYnN")),
+):  # fmt: skip
+    _Loader.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), _first)
+_Loader.add_constructor("!switch", lambda loader, node: Switch(node.value))
+
+
+def parse_yaml(text: str) -> Any:
+    """The data in a YAML text; raises `yaml.YAMLError`."""
+    return yaml.load(text, _Loader)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file as a tree."""
+    try:
+        tree = parse_yaml(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"config file {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"config file {path}: {error}") from error
+    if not isinstance(tree, dict | None):
+        raise ConfigError(f"config file {path}: expected keys and values, got {type(tree).__name__}")
+    return tree or {}
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, key by key."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def override(tree: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """`a.b=c` assignments laid on a tree; values are read as YAML (`1e-4` and `true` mean what they say)."""
+    merged = dict(tree)
+    for text in assignments:
+        key, equals, raw = text.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ConfigError(f"{text!r}: overrides look like a.b=c")
+        try:
+            value: Any = parse_yaml(raw) if raw else ""
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                f"{key}: {raw!r} is no YAML value ({getattr(error, 'problem', error)}); put text in quotes"
+            ) from error
+        for name in reversed(key.split(".")):
+            value = {name: value}
+        merged = merge(merged, value)
+    return merged
+
+
+# trees to settings ---------------------------------------------------------------------------------------
+
+
+def build(kind: type[Any], tree: Any, path: str = "") -> Any:
+    """A dataclass out of a mapping, checked key by key."""
+    if isinstance(tree, kind):
+        return tree
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{path or 'config'}: expected keys of {kind.__name__}, got {tree!r:.60}")
+    hints = {f.name: hints_of(kind).get(f.name, Any) for f in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        where = f"{path}.{key}" if path else str(key)
+        if key not in hints:
+            raise ConfigError(f"{where}: unknown key; {_where_else(str(key), hints)}")
+        values[key] = read(hints[key], value, where)
+    try:
+        settings = kind(**values)
+        check_ranges(settings)
+    except OutOfRange as error:
+        key = error.name.rpartition(".")[2]
+        where = f"{path}.{key}" if path else key
+        raise ConfigError(f"{where}: must {error.refusal}, got {error.value}") from error
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}" if path else str(error)) from error
+    return settings
+
+
+def _where_else(key: str, hints: Mapping[str, Any]) -> str:
+    """The key that may have been meant: a similar one, or one of this name a level further down."""
+    if near := difflib.get_close_matches(key, hints, n=1):
+        return f"did you mean {near[0]!r}?"
+    for name, hint in hints.items():
+        below = get_args(hint)[1] if get_origin(hint) is dict else hint
+        if dataclasses.is_dataclass(below) and key in {f.name for f in dataclasses.fields(below)}:
+            return f"did you mean {name}{'.*' if below is not hint else ''}.{key}?"
+    return f"its keys are {', '.join(sorted(hints))}"
+
+
+def read(hint: Any, value: Any, where: str) -> Any:
+    """A value checked against a type hint."""
+    value = as_meant(value, hint)
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _one_of([option for option in args if option is not type(None)], value, where)
+    if origin is Literal:
+        if value not in args:
+            raise ConfigError(f"{where}: {value!r} is none of {', '.join(map(str, args))}")
+        return value
+    if dataclasses.is_dataclass(hint):
+        return build(hint, {} if value is None else value, where)  # type: ignore[arg-type]
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: expected keys and values, got {value!r:.60}")
+        return {str(k): read(args[1], v, f"{where}.{k}") for k, v in value.items()}
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where}: expected a list, got {value!r:.60}")
+        kinds = args if args[-1] is not Ellipsis else (args[0],) * len(value)
+        if len(kinds) != len(value):
+            raise ConfigError(f"{where}: expected {len(kinds)} values, got {value!r:.60}")
+        return tuple(read(k, v, where) for k, v in zip(kinds, value, strict=True))
+    plain = origin or hint
+    if not isinstance(plain, type):
+        return value
+    if not isinstance(value, plain) or (plain is not bool and isinstance(value, bool)):
+        raise ConfigError(f"{where}: expected {plain.__name__}, got {value!r:.60}")
+    return value
+
+
+def _one_of(options: list[Any], value: Any, where: str) -> Any:
+    errors = []
+    for option in options:
+        try:
+            return read(option, value, where)
+        except ConfigError as error:
+            errors.append(error)
+    raise errors[-1]
+
+
+def as_meant(value: Any, hint: Any) -> Any:
+    """A value as a field of this kind means it; one that does not fit comes back as it is."""
+    if hint is Any:
+        return _switched(value)
+    kinds = set(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else {hint}
+    if isinstance(value, bool | str):
+        return _word(value, kinds)
+    if isinstance(value, numbers.Real) and float in kinds:
+        return float(value)
+    if isinstance(value, numbers.Real) and int in kinds and float(value).is_integer():
+        return int(float(value))
+    return str(value) if isinstance(value, PurePath) and str in kinds else value
+
+
+def _word(value: bool | str, kinds: set[Any]) -> Any:
+    """A word or a switch as one of these kinds means it: a choice, true or false, nothing, or a number."""
+    choices = {choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)}
+    if (isinstance(value, str) and value in choices) or str in kinds:
+        return value
+    switch = value if isinstance(value, bool) else SWITCHES.get(value.lower())
+    if switch is not None and bool in kinds:
+        return switch
+    if switch is not None and (name := "on" if switch else "off") in choices:
+        return name
+    if switch is False and type(None) in kinds:
+        return None
+    if isinstance(value, str) and kinds & {int, float} and NUMBER.fullmatch(value):
+        number = float(value)
+        return number if float in kinds or not number.is_integer() else int(number)
+    return value
+
+
+def _switched(value: Any) -> Any:
+    """Plain data for code of others, to which an unquoted `off` is false."""
+    if type(value) is dict:
+        return {k: _switched(v) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_switched(v) for v in value)
+    return SWITCHES[value.lower()] if isinstance(value, Switch) else value
+
+
+# settings to text ----------------------------------------------------------------------------------------
+
+
+def to_dict(settings: Any) -> Any:
+    """The tree as plain mappings; objects that were given from Python stay what they are."""
+    if isinstance(settings, Settings):
+        return {f.name: to_dict(getattr(settings, f.name)) for f in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    if type(settings) is dict:
+        return {k: to_dict(v) for k, v in settings.items()}
+    return settings
+
+
+def written(value: Any) -> Any:
+    """A tree as YAML can hold it; in place of an object, the words that it was given from Python."""
+    if isinstance(value, Mapping):
+        return {str(k): written(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [written(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    return GIVEN + str(getattr(value, "__qualname__", None) or type(value).__qualname__)
+
+
+def dump(settings: Any) -> str:
+    """The tree as YAML; reading it back gives the same settings."""
+    return yaml.safe_dump(written(to_dict(settings)), sort_keys=False, allow_unicode=True)
+
+
+def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a tree under its whole key; what is empty is left out."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{path}{key}.")
+        elif value not in ({}, None):
+            yield f"{path}{key}", value
