@@ -208,7 +208,7 @@ def _word(value: bool | str, kinds: set[Any]) -> Any:
     """A word or a switch as one of these kinds means it: a choice, true or false, nothing, or a number."""
     choices = {choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)}
     if (isinstance(value, str) and value in choices) or str in kinds:
-        return value
+        return str(value) if isinstance(value, Switch) else value
     switch = value if isinstance(value, bool) else SWITCHES.get(value.lower())
     if switch is not None and bool in kinds:
         return switch

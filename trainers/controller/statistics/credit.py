@@ -19,27 +19,24 @@ from typing import Any, Literal
 import numpy as np
 
 from ....agents.hints import nearest
-from ...config.choices import SHARE, Range, check_ranges
-from ...config.schema import build
+from ...config.choices import Amount, Settings, Share
+from ...config.reader import build
 from .table import Floats, Table, total
 
 Transform = Callable[[Table, Floats], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mix:
+class Mix(Settings):
     """Sum alpha * team + beta * local. `team` names the components of the team's reward; all others are
     local.
     """
 
     team: tuple[str, ...]
-    alpha: float = 1.0
+    alpha: Amount = 1.0
     """Weight of the team's reward. Usual 0.5–1 (AT-GRPO: 1)."""
-    beta: float = 1.0
+    beta: Amount = 1.0
     """Weight of the act's own reward."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, {"alpha": Range(), "beta": Range()})
 
     def __call__(self, table: Table, reward: Floats) -> Floats:
         team = sum((table.component(name) for name in self.team), np.zeros(len(table)))
@@ -47,7 +44,7 @@ class Mix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Spread(Settings):
     """Give every act the episode's total of one component, wherever in the episode it was booked."""
 
     component: str
@@ -67,7 +64,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shaping:
+class Shaping(Settings):
     """Potential-based shaping along a chain: + scale * (gamma * potential after - potential before).
 
     The potential of the state before an act is read from a component of the ledger, which then no longer counts as
@@ -77,13 +74,10 @@ class Shaping:
     """
 
     component: str = "potential"
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount per act, as in the algorithm."""
-    scale: float = 1.0
+    scale: Amount = 1.0
     """Factor on the shaping. Usual 0.1–1."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, {"gamma": SHARE, "scale": Range()})
 
     def __call__(self, table: Table, reward: Floats) -> Floats:
         potential = table.component(self.component)
@@ -104,7 +98,7 @@ def shaping(table: Table, potential: Floats, gamma: float) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InfluenceCredit:
+class InfluenceCredit(Settings):
     """Reward for making the team better than it was (MARTI, after MAPoRL): + alpha * delta.
 
     Q is the mean correctness of all acts of the episode's earlier turns (any agent's), R this act's.
@@ -114,13 +108,10 @@ class InfluenceCredit:
     component: str
     """Name of the component that holds the correctness of an act, in 0 … 1."""
     kind: Literal["quality", "margin"] = "margin"
-    alpha: float = 0.5
+    alpha: Amount = 0.5
     """Factor on delta. Usual 0.5."""
-    outcome: float = 0.0
+    outcome: Amount = 0.0
     """Factor (beta) on the episode's mean correctness in its last turn, which is also added. Usual 0 or 0.5."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self, {"alpha": Range(), "outcome": Range()})
 
     def __call__(self, table: Table, reward: Floats) -> Floats:
         correct, turn = table.component(self.component), table.numbers("turn")
@@ -141,7 +132,7 @@ class InfluenceCredit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeCredit:
+class TreeCredit(Settings):
     """Comparison of an act with its parents and its siblings: + scale * (r - [(1 - lam) * parents + lam * siblings]).
 
     `parents` is the mean reward of the decisions whose words the act was shown. `siblings` is the mean of the *other*
@@ -149,14 +140,11 @@ class TreeCredit:
     one of the two, that one is the whole baseline; with neither nothing is added.
     """
 
-    scale: float = 1.0
-    lam: float = 0.5
+    scale: Amount = 1.0
+    lam: Share = 0.5
     """Weight of the siblings. 0: the act should improve on its parents; 1: it should be better than its
     siblings.
     """
-
-    def __post_init__(self) -> None:
-        check_ranges(self, {"scale": Range(), "lam": SHARE})
 
     def __call__(self, table: Table, reward: Floats) -> Floats:
         parents, siblings = parent_mean(table, reward), sibling_mean(table, reward)
