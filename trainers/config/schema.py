@@ -61,3 +61,117 @@ class GroupConfig(Settings):
     """Threads of its matrix products; 0: torch's default."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of generation."""
+    device: str = "auto"
+    """Where its models learn, and speak where the engine is torch: cpu, cuda, cuda:1 … auto: a GPU where there is one
+    (groups take them in turn), else cpu; with vLLM, which fills a GPU by itself, cpu."""
+    gpus: Amount | None = None
+    """That Ray keeps for it; it sees no others. null: one where the device is cuda (a share
+    where groups on auto outnumber them), else none."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """Who generates (docs/engine.md)."""
+    engine_options: dict[str, Any] = field(default_factory=dict)
+    """Of vLLM: its engine arguments (gpu_memory_utilization, tensor_parallel_size, enforce_eager …)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig(Settings):
+    """A policy: parameters in a group, and how they learn."""
+
+    group: str = "main"
+    frozen: bool = False
+    algorithm: dict[str, Any] = field(default_factory=lambda: {"name": "ppo"})
+    """`name`, and the algorithm's own fields (docs/algorithms.md). A name alone will do: algorithm: grpo."""
+    learning: Learning = Learning()
+    critic: str = "auto"
+    """The policy with a value head that judges this one. auto: one of its own, in the same group, where the
+    algorithm needs one."""
+    critic_learning: Learning | None = None
+    """Of the automatic critic. null: as `learning`."""
+    reference: bool = False
+    """Keep a frozen copy of the first parameters, for a KL penalty."""
+    adapter: Adapter | None = None
+    """Train a low-rank adapter on the group's base instead of a full copy."""
+    init: str = ""
+    """A model to begin from instead of the group's, named as there."""
+    sampling: Sampling = Sampling(max_tokens=64)
+    credit: dict[str, Any] = field(default_factory=dict)
+    """Credit transforms by role (docs/algorithms.md): team and local mixing, shaping, tree credit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(Settings):
+    """Validation, greedy by default, on tasks of another split."""
+
+    every: Whole = 10
+    """Steps between validations; 0: only at the beginning and the end."""
+    tasks: Count = 64
+    split: str = "validation"
+    k: Count = 1
+    temperature: Amount = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig(Settings):
+    """Where figures go, besides `metrics.jsonl`."""
+
+    console: Literal["auto", "live", "plain", "off"] = "auto"
+    tensorboard: bool = False
+    wandb: str = ""
+    """Project of Weights & Biases. Empty or off: none."""
+    trackio: str = ""
+    """Project of trackio. Empty or off: none."""
+    traces_every: Whole = 10
+    """Steps between those whose traces are kept; 0: none but validation's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Settings):
+    """A training run."""
+
+    imports: tuple[str, ...] = ()
+    """Files and modules of one's own that are imported first (`--import`)."""
+    env: EnvConfig = EnvConfig()
+    groups: dict[str, GroupConfig] = field(default_factory=lambda: {"main": GroupConfig()})
+    policies: dict[str, PolicyConfig] = field(default_factory=lambda: {"team": PolicyConfig()})
+    map: dict[str, str] = field(default_factory=lambda: {"*": "team"})
+    """Agent, else role, else "*" -> a policy of `policies`, or a fixed player ("scripted", "openai:…")."""
+    counterfactual: dict[str, Counterfactual] = field(default_factory=dict)
+    """Role (or "*") -> how its acts are questioned by forks (docs/trees-and-recipes.md)."""
+    recipe: str = "default"
+    """The order of a step: default, or another registered one."""
+    recipe_args: dict[str, Any] = field(default_factory=dict)
+    steps: Count = 60
+    tasks_per_step: Count = 32
+    k: Count = 8
+    """Trajectories per task."""
+    minibatches: Count = 2
+    """Optimiser steps per update, cut by task. More: faster and further off-policy."""
+    epochs: Count = 1
+    """Passes over a step's samples."""
+    concurrency: Count = 512
+    """Episodes in flight."""
+    episode_seconds: Positive | None = None
+    """An episode that takes longer is truncated. Not in deterministic runs."""
+    retries: Whole = 2
+    """How often an episode that failed for infrastructure's sake is begun anew."""
+    staleness: Whole = 0
+    """How many versions old a sample may be when it is trained on; older ones are discarded and counted."""
+    seed: int = 0
+    runtime: Literal["local", "ray"] = "local"
+    deterministic: bool = False
+    """Fixed decode shapes, pinned threads, no wall-clock deadlines: runs agree bit for bit."""
+    shuffle_rewards: bool = False
+    """A control: credits are exchanged between episodes, and brought to mean 0 for each agent and turn, before advantages
+    are made. There is nothing to learn."""
+    watchdog: Amount = 300.0
+    """Seconds in which nothing ends, after which the run says who waits for whom; 0: never. It only tells."""
+    patience: Count = 3
+    """Stop with the cause after so many steps in a row without one usable sample."""
+    starved: bool = True
+    """Stop when over 90% of a trained role's advantages are 0 for `patience` steps."""
+    eval: EvalConfig = EvalConfig()
+    log: LogConfig = LogConfig()
+    checkpoint_every: Whole = 20
+    """Steps between checkpoints; 0: only at the end."""
+    checkpoints: Count = 2
+    """How many are kept."""

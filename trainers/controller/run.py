@@ -149,7 +149,7 @@ class Run:
             self.recipe.plan(self)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self.specs = group_specs(config, specs, self.dir / "inspection")
+        self.hosted = specs
 
     def player(self, agent: str, arena: Arena | None = None) -> str:
         """The map's entry of an agent: its own, its role's, or "*"."""
@@ -162,6 +162,7 @@ class Run:
     async def _start(self) -> None:
         from ..group.runtime import start_groups  # torch comes in here
 
+        self.specs = group_specs(self.config, self.hosted, self.dir / "inspection")
         self.dir.mkdir(parents=True, exist_ok=True)
         try:
             groups = await start_groups(self.specs, self.config.runtime)

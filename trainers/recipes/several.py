@@ -34,3 +34,38 @@ class Several(Default):
     def __post_init__(self) -> None:
         if not self.beside:
             raise ValueError("recipe_args.beside: name at least one environment, as [{id: …}]")
+        for options in self.beside:
+            if "id" not in options:
+                raise ValueError(f"recipe_args.beside: {dict(options)!r} has no id")
+        self.places: list[tuple[Arena, Cursor]] = []
+
+    def check(self, run: Run) -> None:
+        arenas = [make_arena(**{"split": run.config.env.split, **options}) for options in self.beside]
+        ids = [run.arena.env_id]
+        for arena in arenas:
+            if arena.env_id in ids:
+                raise ValueError(
+                    f"recipe_args.beside: {arena.env_id} stands there twice, or is the run's own"
+                )
+            ids.append(arena.env_id)
+            for agent in arena.roles:
+                run.player(agent, arena)  # raises where nobody plays
+        self.places = [(arena, Cursor(list(arena.task_ids), run.config.seed)) for arena in arenas]
+
+    async def collect(self, run: Run) -> Harvest:
+        harvest = await super().collect(run)
+        for number, (arena, cursor) in enumerate(self.places, 1):
+            collector = Collector(
+                arena, run.team(arena=arena), run.groups, run.home, trained=set(self.trains(run)),
+                concurrency=run.config.concurrency, retries=run.config.retries, watchdog=run.watchdog, progress=run.progress,
+            )  # fmt: skip
+            tasks = self.tasks or run.config.tasks_per_step
+            harvest.add(await self.gather(run, collector, cursor, tasks, place=f"@{number}"))
+        return harvest
+
+    def state_dict(self) -> dict[str, Any]:
+        return {arena.env_id: cursor.state_dict() for arena, cursor in self.places}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for arena, cursor in self.places:
+            cursor.load_state_dict(state[arena.env_id])
