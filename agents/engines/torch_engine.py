@@ -64,6 +64,7 @@ class Engine(Versioned):
     fixed_block = 16  # the same in deterministic mode: also the size of a piece of prefill
     reading_rows = 2048  # most prompt tokens in one pass
     fixed_rows = 256  # the same in deterministic mode: always exactly so many
+    turns = 8  # of the loop after an answer: from it to its team's next question takes some, which no step may overtake
 
     def __init__(
         self,
@@ -212,11 +213,14 @@ class Engine(Versioned):
     async def _steps(self) -> None:
         await asyncio.sleep(0)  # tasks that are ready to submit a request do so first, and share the pass
         while self.busy:
+            before = len(self.running) + len(self.waiting)
             try:
                 self.step()
             except Exception as error:
                 self._fail(error)
-            await asyncio.sleep(0)
+            answered = len(self.running) + len(self.waiting) < before
+            for _ in range(self.turns if answered else 1):
+                await asyncio.sleep(0)
 
     @property
     def busy(self) -> bool:

@@ -303,6 +303,26 @@ def test_many_ask_at_once_from_asyncio_and_a_cancelled_task_frees_its_slot(model
         assert not engine.busy
 
 
+@pytest.mark.parametrize("turns", range(5))
+def test_a_team_asks_its_next_question_before_the_engine_goes_on(model, turns):
+    """Between an answer and the next question lie turns of the loop (tasks, gathers); no step fits between them."""
+    engine = Engine(model, slots=4, stop_ids=[])
+
+    async def team(acts, tokens):
+        for seed in range(acts):
+            await asyncio.gather(engine.agenerate([1, 2, 3], SamplingParams(max_tokens=tokens, seed=seed)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    async def side_by_side():
+        await asyncio.gather(team(5, 2), team(5, 2), team(1, 10))
+
+    asyncio.run(side_by_side())
+    # of ten passes the first reads all prompts; in the others somebody speaks
+    assert engine.counts["steps"] == 9
+    assert engine.counts["tokens_spoken"] == 9 + 2 * 5
+
+
 def test_broken_weights_are_told_to_everyone_who_waits(model):
     engine = Engine(model, slots=2, stop_ids=[])
     engine.model.norm.weight.fill_(float("nan"))
