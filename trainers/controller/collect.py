@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...agents.failures import Boundary, Ended, is_transient
 from ...agents.policies import Answer, Call
@@ -26,6 +25,7 @@ from ...envs.core.drivers import aplay, derive, side_by_side
 from ...envs.core.tasks import Task
 from ...envs.core.trace import Trace
 from ..algorithms.algorithm import Tree
+from ..group.contract import Group
 from .counterfactual import Counterfactual, question
 from .progress import Progress
 from .statistics.decisions import decisions_of
@@ -37,7 +37,7 @@ from .watchdog import Watchdog
 class Seat:
     """A policy of a model group, as a player. A temperature of its own is for validation: nothing is kept then."""
 
-    def __init__(self, group: Any, policy: str, temperature: float | None = None) -> None:
+    def __init__(self, group: Group, policy: str, temperature: float | None = None) -> None:
         self.group, self.policy, self.temperature = group, policy, temperature
 
     async def act(self, call: Call) -> Answer:
@@ -160,7 +160,7 @@ class Collector:
         self,
         arena: Arena,
         team: BoundTeam,
-        groups: Mapping[str, Any],
+        groups: Mapping[str, Group],
         home: Mapping[str, str],
         *,
         trained: set[str],

@@ -13,7 +13,9 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
+
+from ..group.contract import Group
 
 POOLS = ("MainThread", "group", "unitymas", "openai", "vllm")
 """Beginnings of the names of threads whose place is told."""
@@ -38,9 +40,9 @@ class Watchdog:
         """Watch no more."""
         self._over.set()
 
-    def over(self, group: Any, name: str) -> Watched:
+    def over(self, group: Group, name: str) -> Group:
         """A model group whose calls are on the list."""
-        return Watched(group, name, self)
+        return cast(Group, Watched(group, name, self))  # it answers whatever the group answers
 
     @contextmanager
     def call(self, group: str, method: str, arguments: tuple[Any, ...]) -> Iterator[None]:
@@ -87,7 +89,7 @@ class Watchdog:
 class Watched:
     """A model group as it is, with every call to it on the watchdog's list."""
 
-    def __init__(self, group: Any, name: str, watchdog: Watchdog) -> None:
+    def __init__(self, group: Group, name: str, watchdog: Watchdog) -> None:
         self._group, self._name, self._watchdog = group, name, watchdog
 
     def abandon(self) -> None:

@@ -14,20 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
+from ...agents.policies import Answer, Call
+from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec
+from ..controller.statistics.table import Signal, ValueSummary
+from .contract import METHODS as METHODS
+from .contract import Group
 from .model_group import ModelGroup
+from .sample_store import Sample
 
 Runtime = Literal["local", "ray"]
-
-METHODS = (
-    "generate", "cancel", "seal", "drop", "retire", "samples", "records", "admit", "phase", "values", "prepare", "update", "publish",
-    "save", "load", "export", "adopt", "report",
-)  # fmt: skip
-"""Names of the methods of a group, the same in every runtime."""
 
 CALLS_AT_ONCE = 10_000
 OBJECT_STORE = 256 * 2**20
@@ -35,35 +36,105 @@ OBJECT_STORE = 256 * 2**20
 
 
 class RayGroup:
-    """A model group in an actor. Each method of `METHODS` is a coroutine that returns what the group's own
-    method returns.
-    """
+    """A model group in an actor: each method returns what the group's own returns."""
 
     def __init__(self, spec: GroupSpec, actor: Any) -> None:
         self.spec, self.actor = spec, actor
 
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        if name not in METHODS:
-            raise AttributeError(
-                f"a model group has no method {name!r}; its methods are {', '.join(METHODS)}"
-            )
-        method = getattr(self.actor, name)
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        return await _answer(getattr(self.actor, method).remote(*arguments))
 
-        async def ask(*arguments: Any, **options: Any) -> Any:
-            return await _answer(method.remote(*arguments, **options))
-
-        return ask
-
-    async def generate(self, policy: str, call: Any, *arguments: Any, **options: Any) -> Any:
+    async def generate(
+        self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
+    ) -> Answer:
         """Generate as the group does. When the caller here is cancelled, the request in the actor is
         cancelled too.
         """
-        answer = self.actor.generate.remote(policy, call, *arguments, **options)
+        reference = self.actor.generate.remote(policy, call, temperature, keep)
         try:
-            return await _answer(answer)
+            answer: Answer = await _answer(reference)
+            return answer
         except asyncio.CancelledError:
             self.actor.cancel.remote(call.episode, call.node)
             raise
+
+    async def cancel(self, episode: str, node: str | None = None) -> int:
+        answer: int = await self._ask("cancel", episode, node)
+        return answer
+
+    async def seal(self, episode: str, keep: Sequence[str]) -> list[str]:
+        answer: list[str] = await self._ask("seal", episode, keep)
+        return answer
+
+    async def drop(self, episode: str, cause: str) -> int:
+        answer: int = await self._ask("drop", episode, cause)
+        return answer
+
+    async def retire(self, episodes: Collection[str]) -> dict[str, int]:
+        answer: dict[str, int] = await self._ask("retire", episodes)
+        return answer
+
+    async def samples(self, ids: Sequence[str]) -> list[Sample]:
+        answer: list[Sample] = await self._ask("samples", ids)
+        return answer
+
+    async def records(
+        self, ids: Sequence[str], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
+    ) -> list[dict[str, Any]]:
+        answer: list[dict[str, Any]] = await self._ask("records", ids, policy, algorithm, signals)
+        return answer
+
+    async def admit(self, samples: Sequence[Sample]) -> None:
+        await self._ask("admit", samples)
+
+    async def phase(self, name: str) -> None:
+        await self._ask("phase", name)
+
+    async def values(
+        self,
+        policy: str,
+        ids: Sequence[str],
+        needs: Needs,
+        critic: str | None = None,
+        contexts: Mapping[str, str] | None = None,
+    ) -> dict[str, ValueSummary]:
+        answer: dict[str, ValueSummary] = await self._ask("values", policy, ids, needs, critic, contexts)
+        return answer
+
+    async def prepare(self, policy: str, ids: Sequence[str]) -> None:
+        await self._ask("prepare", policy, ids)
+
+    async def update(
+        self,
+        policy: str,
+        algorithm: Algorithm,
+        signals: Sequence[Signal],
+        minibatches: Sequence[Sequence[str]],
+    ) -> dict[str, float]:
+        answer: dict[str, float] = await self._ask("update", policy, algorithm, signals, minibatches)
+        return answer
+
+    async def publish(self, policy: str | None = None) -> dict[str, int]:
+        answer: dict[str, int] = await self._ask("publish", policy)
+        return answer
+
+    async def save(self, path: str | Path) -> None:
+        await self._ask("save", path)
+
+    async def load(self, path: str | Path) -> dict[str, int]:
+        answer: dict[str, int] = await self._ask("load", path)
+        return answer
+
+    async def export(self, policy: str, path: str | Path) -> str:
+        answer: str = await self._ask("export", policy, path)
+        return answer
+
+    async def adopt(self, policy: str, path: str | Path) -> None:
+        await self._ask("adopt", policy, path)
+
+    async def report(self) -> dict[str, Any]:
+        answer: dict[str, Any] = await self._ask("report")
+        return answer
 
     async def close(self) -> None:
         """Stop the actor and free its memory."""
@@ -88,7 +159,7 @@ async def _answer(reference: Any) -> Any:
 
 async def start_groups(
     specs: Mapping[str, GroupSpec], runtime: Runtime = "local", address: str | None = None
-) -> dict[str, Any]:
+) -> dict[str, Group]:
     """Build all groups. `address` is that of a Ray cluster. Without one, a running Ray is joined, or a new
     one is started.
     """
@@ -99,12 +170,12 @@ async def start_groups(
     return await _start_ray(specs, address)
 
 
-async def stop_groups(groups: Mapping[str, Any]) -> None:
+async def stop_groups(groups: Mapping[str, Group]) -> None:
     """Stop all groups."""
     await asyncio.gather(*(group.close() for group in groups.values()))
 
 
-def _start_local(specs: Mapping[str, GroupSpec]) -> dict[str, Any]:
+def _start_local(specs: Mapping[str, GroupSpec]) -> dict[str, Group]:
     threads = {name: spec.threads for name, spec in specs.items()}
     if len(set(threads.values())) > 1:
         raise ValueError(
@@ -113,7 +184,7 @@ def _start_local(specs: Mapping[str, GroupSpec]) -> dict[str, Any]:
     return {name: ModelGroup(spec) for name, spec in specs.items()}
 
 
-async def _start_ray(specs: Mapping[str, GroupSpec], address: str | None) -> dict[str, Any]:
+async def _start_ray(specs: Mapping[str, GroupSpec], address: str | None) -> dict[str, Group]:
     import ray
 
     if not ray.is_initialized():
@@ -121,7 +192,7 @@ async def _start_ray(specs: Mapping[str, GroupSpec], address: str | None) -> dic
     needed, available = sum(spec.gpus for spec in specs.values()), ray.cluster_resources().get("GPU", 0)
     if needed > available:  # Ray would wait for the missing GPUs for ever
         raise ValueError(f"the groups ask for {needed:g} GPUs (groups.*.gpus), and Ray has {available:g}")
-    groups = {name: RayGroup(spec, _actor(spec)) for name, spec in specs.items()}
+    groups: dict[str, Group] = {name: RayGroup(spec, _actor(spec)) for name, spec in specs.items()}
     await asyncio.gather(
         *(group.report() for group in groups.values())
     )  # all groups are loaded now, or an error says why not

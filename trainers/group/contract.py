@@ -1,0 +1,129 @@
+"""What the controller may ask of a model group, wherever it runs: the one contract between the two sides of the star.
+
+A group in the controller's process (`ModelGroup`), one in a Ray actor (`RayGroup`) and one of many ranks answer the
+same calls. Only thin records cross: calls and answers, ids, signals, summaries, metrics. Tensors never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...agents.policies import Answer, Call
+from ..algorithms.algorithm import Algorithm, Needs
+from ..controller.statistics.table import Signal, ValueSummary
+
+if TYPE_CHECKING:
+    from .sample_store import Sample
+
+
+class Group(Protocol):
+    """One base model with the policies on it, their engines, samples and learners."""
+
+    async def generate(
+        self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
+    ) -> Answer:
+        """Answer a call as a policy. The sample is kept until it is sealed or dropped, unless `keep` is off
+        (validation). `temperature` replaces the policy's own.
+        """
+        ...
+
+    async def cancel(self, episode: str, node: str | None = None) -> int:
+        """Cancel an episode's requests, or one of them. Return how many."""
+        ...
+
+    async def seal(self, episode: str, keep: Sequence[str]) -> list[str]:
+        """Close an episode; the nodes in `keep` may train. Idempotent. Return their decision ids."""
+        ...
+
+    async def drop(self, episode: str, cause: str) -> int:
+        """Discard an episode's samples, and count the cause. Return how many samples there were."""
+        ...
+
+    async def retire(self, episodes: Collection[str]) -> dict[str, int]:
+        """End the step for these episodes. Return what was left of their samples, by state."""
+        ...
+
+    async def samples(self, ids: Sequence[str]) -> list[Sample]:
+        """Return sealed samples, for a critic in another group."""
+        ...
+
+    async def records(
+        self, ids: Sequence[str], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
+    ) -> list[dict[str, Any]]:
+        """Return what the run keeps of samples, token by token, as plain data."""
+        ...
+
+    async def admit(self, samples: Sequence[Sample]) -> None:
+        """Take in sealed samples of another group, or the values that its critic computed."""
+        ...
+
+    async def phase(self, name: str) -> None:
+        """Set the phase. In "collect" calls are answered; in "learn" new calls wait."""
+        ...
+
+    async def values(
+        self,
+        policy: str,
+        ids: Sequence[str],
+        needs: Needs,
+        critic: str | None = None,
+        contexts: Mapping[str, str] | None = None,
+    ) -> dict[str, ValueSummary]:
+        """Return value summaries by decision id, computed by a critic of this group."""
+        ...
+
+    async def prepare(self, policy: str, ids: Sequence[str]) -> None:
+        """Measure the reference's log-probs now. Without this call the update measures them."""
+        ...
+
+    async def update(
+        self,
+        policy: str,
+        algorithm: Algorithm,
+        signals: Sequence[Signal],
+        minibatches: Sequence[Sequence[str]],
+    ) -> dict[str, float]:
+        """Take the optimizer steps of one policy: all of them or, after an error, none."""
+        ...
+
+    async def publish(self, policy: str | None = None) -> dict[str, int]:
+        """Give the engine of a policy (None: of every updated policy) its new weights. Return the version of
+        every policy.
+        """
+        ...
+
+    async def save(self, path: str | Path) -> None:
+        """Save a checkpoint folder, whole or not at all."""
+        ...
+
+    async def load(self, path: str | Path) -> dict[str, int]:
+        """Load the checkpoint of a group with the same policies. Return the version of every policy."""
+        ...
+
+    async def export(self, policy: str, path: str | Path) -> str:
+        """Write a policy to a Hugging Face directory, tokenizer included. Return the path."""
+        ...
+
+    async def adopt(self, policy: str, path: str | Path) -> None:
+        """Load the parameters of an exported policy. `publish` gives them to the engine."""
+        ...
+
+    async def report(self) -> dict[str, Any]:
+        """Return samples by state and cause, the engine's counters, versions, sizes, and the vocabulary's
+        hash.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the group and free its memory."""
+        ...
+
+    def abandon(self) -> None:
+        """End the group without waiting for anything."""
+        ...
+
+
+METHODS = tuple(name for name in vars(Group) if not name.startswith("_") and name not in ("close", "abandon"))
+"""Names of what a group answers, the same in every runtime."""
