@@ -13,10 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from . import model_path
 from .engines.pieces import opens_thinking, pieces
 from .engines.sampling import SamplingParams
 from .manifest import Damaged, read_signed
+from .names import is_run, model_path, read_name
 from .policies import Answer, Call
 from .text.chat import Chat
 
@@ -131,14 +131,12 @@ def params_for(call: Call, sampling: SamplingParams) -> SamplingParams:
 
 
 def load_policy(name: str, **how: Any) -> LLMPolicy | RunPolicy:
-    """Load a policy by name: a model as `model_path` takes it, `vllm:` and such a model, or `run:PATH` (a
-    training run's).
-    """
-    scheme, _, path = name.partition(":")
-    if scheme == "vllm":
-        return load_vllm_policy(path, name=name, **how)
-    if scheme == "run":
-        return RunPolicy(Path(path), **how)
+    """Load a policy by the name of a model (`names.py`), of `vllm:` and a model, or of a whole run's team."""
+    known = read_name(name)
+    if known is not None and known.kind == "vllm":
+        return load_vllm_policy(known.rest, name=name, **how)
+    if known is not None and known.kind == "run" and is_run(run := Path(known.rest).expanduser()):
+        return RunPolicy(run, **how)
     return load_model_policy(model_path(name), name=name, **how)
 
 

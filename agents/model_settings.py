@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from .names import read_name
+
 _TORCH = ("temperature", "top_p", "max_tokens", "device", "dtype", "threads")
 TAKEN: Mapping[str, tuple[str, ...]] = {
-    "tiny": _TORCH,
-    "hf": _TORCH,
-    "run": _TORCH,
+    **dict.fromkeys(("tiny", "package", "hub", "path", "run"), _TORCH),
     "vllm": ("temperature", "top_p", "max_tokens", "dtype"),
     "openai": ("temperature", "top_p", "max_tokens", "concurrency"),
 }
@@ -62,7 +62,8 @@ class ModelSettings:
 
     def of(self, name: str) -> dict[str, Any]:
         """Return the settings that the model of this name takes."""
-        taken = TAKEN.get(name.partition(":")[0], ())
+        known = read_name(name)
+        taken = TAKEN[known.kind] if known else ()
         return {key: value for key, value in self.told().items() if key in taken}
 
 

@@ -3,8 +3,8 @@
     Team({"planner": my_function, "*": "scripted"})
 
 A key is an agent, else its role, else `"*"`. A value is a policy, a plain function `(agent, messages) -> str`, or a
-name: `"scripted"` (the workflow's expert), `"random"`, `"fool"`, `"human"`, `"tiny"` (the embedded model),
-`"hf:PATH"`, `"vllm:PATH"`, `"openai:MODEL@URL"`, `"run:PATH"` (a training run's newest policies).
+name: `"scripted"` (the workflow's expert), `"random"`, `"fool"`, `"human"`, or a model by its name (`names.py`):
+`"tiny"` (the embedded one), `"smollm2"`, `"hf:ORG/NAME"`, `"PATH"`, `"run:DIR"`, `"openai:MODEL@URL"` …
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 from ..own import defined
 from .hints import nearest
 from .model_settings import ModelSettings
+from .names import FORMS, read_name
 from .outage import Failures
+from .packaged import PACKAGES
 from .policies import (
     Answer,
     Call,
@@ -32,9 +34,8 @@ from .policies import (
 from .roles import Role
 
 NAMED: dict[str, Callable[[], Policy]] = {"random": RandomPolicy, "fool": FoolPolicy, "human": HumanPolicy}
-SCHEMES = ("hf", "openai", "run", "vllm")
-LOADED = ("tiny", "hf", "run", "vllm")
-"""Kinds of models in this process. A team loads each once, however many environments it plays."""
+PLAYERS = (*NAMED, "scripted")
+"""Who plays by name and is no model."""
 
 
 class TeamError(ValueError):
@@ -85,7 +86,7 @@ class Team:
                 raise TeamError(f"nobody plays {agent!r}; add {agent!r}, {role.name!r} or '*' to the team")
             policy = self.seats[key]
             if isinstance(policy, str):
-                if policy.partition(":")[0] in LOADED:
+                if policy not in PLAYERS and not policy.startswith("openai:"):  # in this process: loaded once
                     shared[policy] = self._load(policy)
                 elif policy not in shared:
                     shared[policy] = _named(policy, expert, self.settings)
@@ -154,10 +155,9 @@ def _check_seat(seat: str, policy: Any) -> None:
     if not isinstance(policy, str):
         as_policy(policy)
         return
-    names = [*NAMED, "scripted", "tiny"]
-    if policy in names or policy.partition(":")[0] in SCHEMES and ":" in policy:
+    if policy in PLAYERS or read_name(policy) is not None:
         return
-    hint = nearest(policy, [*names, "hf:PATH", "vllm:PATH", "openai:MODEL@URL", "run:PATH"], "known:")
+    hint = nearest(policy, [*PLAYERS, "tiny", *PACKAGES, *FORMS], "known:")
     raise TeamError(f"seat {seat!r}: unknown policy {policy!r}; {hint}")
 
 

@@ -72,7 +72,8 @@ def warmstart(
 
     path = model_path(model)
     tokenizer = load_tokenizer(path)
-    network = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+    gguf = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
+    network = AutoModelForCausalLM.from_pretrained(path.parent if gguf else path, dtype="float32", **gguf)
     config = SFTConfig(
         output_dir=str(Path(out) / "trainer"),
         **{
@@ -95,7 +96,7 @@ def warmstart_main(argv: Sequence[str]) -> int:
     """Fine-tune a model on the scripted expert's traces with TRL."""
     parser = argparse.ArgumentParser("unitymas warmstart", description=warmstart_main.__doc__)
     parser.add_argument("id", help="an environment with a scripted expert")
-    parser.add_argument("--model", default="tiny", help="tiny (default), hf:ORG/NAME, or a path")
+    parser.add_argument("--model", default="tiny", help="a model by name (default: tiny; `unitymas models`)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the fine-tuned model")
     parser.add_argument("--tasks", type=int, default=None, help="only the first so many tasks")
     parser.add_argument("--data", default=None, help="'mini', or a prepared data set")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...agents.hints import counted
+from ...agents.packaged import PACKAGES
 from ..evaluation.identity import digest
 from ..pages.html import escape, page, printable, write_page
 from . import rerun
@@ -137,7 +138,7 @@ def _summary(entry: Entry) -> dict[str, Any]:
 
 
 _SIZE = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)\s?([BbMm])(?![A-Za-z0-9])")
-_KNOWN_SIZES = {"tiny": "2.06M"}
+_KNOWN_SIZES = {"tiny": "2.06M", **{name: package.parameters for name, package in PACKAGES.items()}}
 
 
 def parameters(entry: Entry) -> str:

@@ -1,6 +1,6 @@
 """What bfloat16 costs in accuracy: log-probs of a real model's tokens, against the same model in float32.
 
-    python -m unitymas.benchmarks.speed.rounding [--model PATH]     # default: the embedded tiny model
+    python -m unitymas.benchmarks.speed.rounding [--model NAME]     # default: the embedded tiny model
 
 Both our decoder and transformers' own model are measured, so that it shows what is bfloat16's and what is ours.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...agents import TINY
+from ...agents import model_path
 from ...agents.model.attention import pack
 from ...agents.model.weights import load_model, load_tokenizer
 
@@ -41,8 +41,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, default=TINY)
-    path = parser.parse_args().model
+    parser.add_argument("--model", default="tiny", help="a model by name (`unitymas models`)")
+    path = model_path(parser.parse_args().model)
     tokenizer, ours, theirs = load_tokenizer(path), load_model(path), reference(path)
     asked = [
         tokenizer.apply_chat_template(

@@ -6,23 +6,18 @@ A prepared set is a folder ``<home>/data/<name>`` of ``<split>.jsonl`` files, pe
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...agents.home import home
 from ..core.tasks import DataSet
 from . import files
 from .published import CATALOGUE, known
 from .row_schemas import KINDS, DataError
 
 SCHEMA = 1  # of a prepared folder
-
-
-def home() -> Path:
-    """Where prepared data lives."""
-    return Path(os.environ.get("UNITYMAS_HOME") or "~/.cache/unitymas").expanduser()
 
 
 def folder(name: str) -> Path:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ...agents.hints import counted
+from ...agents.home import home
 from ..core.tasks import fingerprint
 from . import files
-from .local import SCHEMA, folder, home, is_prepared
+from .local import SCHEMA, folder, is_prepared
 from .published import CATALOGUE, SPLITS, Known, known
 from .recognise import adapt, entry_for, guess_kind, passages_of, records_of, unique
 from .row_schemas import DataError

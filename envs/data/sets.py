@@ -13,8 +13,9 @@ This page is the door; behind it: ``catalogue`` (which sets there are), ``source
 and ``checking``.
 """
 
+from ...agents.home import home
 from .checking import FileReport, check
-from .local import Listed, home, is_prepared, list_data, load, splits
+from .local import Listed, is_prepared, list_data, load, splits
 from .preparing import prepare
 from .published import CATALOGUE
 from .recognise import load_file, read_tasks

@@ -214,8 +214,8 @@ def test_a_run_does_not_write_over_another(tiny_llama, tmp_path):
             ["groups.*.model=openai:m@url"],
             "groups.team.model: 'openai:m@url' plays, but is no model; give tiny",
         ),
-        (["groups.team.model=run:r/1"], "groups.team.model: .* name one of its policies, PATH/policies/NAME"),
-        (["policies.team.init=run:r/1"], "policies.team.init: 'run:r/1' plays, but is no model"),
+        (["groups.team.model=tinny"], "groups.team.model: no model is called 'tinny'; did you mean 'tiny'"),
+        (["policies.team.init=vllm:tiny"], "policies.team.init: 'vllm:tiny' plays, but is no model"),
         (["steps"], "overrides look like a.b=c"),
         (["deterministic=true", "episode_seconds=3"], "cannot be deterministic"),
         (["groups.team.engine_options={max_loras: 2}"], r"set groups\.team\.engine=vllm"),
@@ -264,7 +264,7 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
         train("pair-test", directory=tmp_path / "a", preset="shared", **settings("hf:nowhere"))
     assert not (tmp_path / "a").exists()
     with pytest.raises(FileNotFoundError, match=r"policies\.team\.init: no model at nowhere"):
-        more = settings("tiny", policies={"*": {"init": "nowhere"}})
+        more = settings("tiny", policies={"*": {"init": "./nowhere"}})
         train("pair-test", directory=tmp_path / "b", preset="shared", **more)
 
 

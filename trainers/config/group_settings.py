@@ -129,7 +129,7 @@ class GroupSpec:
 
     name: str
     model: str
-    """Of the Llama family: "tiny" (embedded), "hf:PATH" or PATH, a Hugging Face directory or a .gguf file."""
+    """Of the Llama family, by its name (agents/names.py): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
     policies: dict[str, PolicySpec] = field(default_factory=dict)
     slots: int = 64
     """Requests that are generated side by side."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...agents import model_path
+from ...agents.names import model_name, read_name
 from ...agents.team import NAMED
 from ...envs.core.ledger import as_rule
 from ...envs.registry import argument_hints, make_rule, spec
@@ -222,7 +222,7 @@ def check_references(config: RunConfig) -> None:
         if policy.critic not in ("auto", "") and policy.critic not in config.policies:
             raise ConfigError(f"policies.{name}.critic: there is no policy {policy.critic!r}")
     for seat, player in config.map.items():
-        fixed = player in NAMED or player in ("scripted", "tiny") or ":" in player
+        fixed = player in NAMED or player == "scripted" or read_name(player) is not None
         if player not in config.policies and not fixed:
             raise ConfigError(
                 f"map.{seat}: {player!r} is neither a policy ({', '.join(config.policies)}) nor a fixed player "
@@ -253,8 +253,10 @@ def check_engines(config: RunConfig) -> None:
 
 def check_model(key: str, model: str) -> None:
     """Not whether it is there: that is seen where it is loaded, which may be another machine."""
+    if not model:
+        return  # an init that is left out
     try:
-        model_path(model)
+        model_name(model)
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from error
 

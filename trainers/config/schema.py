@@ -52,7 +52,7 @@ class GroupConfig(Settings):
     """A model group: one base model, and the policies on it."""
 
     model: str = "tiny"
-    """Of the Llama family: "tiny" (embedded), "hf:PATH" or PATH, a directory or a .gguf file."""
+    """Of the Llama family, by its name (agents/names.py): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
     slots: Count = 128
     """Requests that are generated side by side, at most; keys and values take the memory that they need."""
     context: Count | None = None

