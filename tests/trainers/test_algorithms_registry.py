@@ -33,7 +33,7 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "my_algorithm.py"
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registrations of a test end with it."""
-    monkeypatch.setattr(algorithms, "_WHERE", dict(algorithms._WHERE))
+    monkeypatch.setattr(algorithms.ALGORITHMS, "_named", dict(algorithms.ALGORITHMS._named))
 
 
 def test_every_algorithm_can_be_made_pickled_and_printed() -> None:
@@ -176,7 +176,7 @@ def test_entry_points_are_found_but_loaded_only_when_asked(
         importlib.metadata.EntryPoint("plugged", "my_algorithm:Rank", group),
         importlib.metadata.EntryPoint("broken", "no_such_package:Nothing", group),
     ]
-    monkeypatch.setattr(algorithms, "entry_points", lambda group: points)
+    monkeypatch.setattr("unitymas.own.entry_points", lambda group: points)
     assert {"plugged", "broken", "grpo"} <= set(list_algorithms())
     assert make_algorithm("plugged").name == "rank"
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):

@@ -11,11 +11,10 @@ Each algorithm is one file. Its class is imported when it is first made. How to 
 from __future__ import annotations
 
 from dataclasses import fields
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_type_hints
 
 from ...agents.hints import described, fits, nearest
-from ...own import find, load_plugin
+from ...agents.named_parts import Registry
 from .algorithm import Algorithm, GroupRelative, Needs, Plan, PolicyGradient, Tree
 
 __all__ = [
@@ -31,36 +30,35 @@ __all__ = [
     "register_algorithm",
 ]
 
-GROUP = "unitymas.algorithms"  # group of entry points
-_WHERE: dict[str, str | type[Algorithm]] = {
-    "at_grpo": ".at_grpo:ATGRPO",
-    "dapo": ".dapo:DAPO",
-    "dr_grpo": ".dr_grpo:DrGRPO",
-    "dr_mas": ".dr_mas:DrMAS",
-    "gigpo": ".gigpo:GiGPO",
-    "grpo": ".grpo:GRPO",
-    "gspo": ".gspo:GSPO",
-    "m_grpo": ".m_grpo:MGRPO",
-    "mappo": ".mappo:MAPPO",
-    "matpo": ".matpo:MATPO",
-    "ppo": ".ppo:PPO",
-    "reinforce_pp": ".reinforce_pp:ReinforcePP",
-    "rloo": ".rloo:RLOO",
-}
-"""Map from name to "module:Class" (".module" is a file of this folder), or to the class itself."""
+ALGORITHMS: Registry[type[Algorithm]] = Registry(
+    "algorithm",
+    "unitymas.algorithms",
+    __name__,
+    {
+        "at_grpo": ".at_grpo:ATGRPO",
+        "dapo": ".dapo:DAPO",
+        "dr_grpo": ".dr_grpo:DrGRPO",
+        "dr_mas": ".dr_mas:DrMAS",
+        "gigpo": ".gigpo:GiGPO",
+        "grpo": ".grpo:GRPO",
+        "gspo": ".gspo:GSPO",
+        "m_grpo": ".m_grpo:MGRPO",
+        "mappo": ".mappo:MAPPO",
+        "matpo": ".matpo:MATPO",
+        "ppo": ".ppo:PPO",
+        "reinforce_pp": ".reinforce_pp:ReinforcePP",
+        "rloo": ".rloo:RLOO",
+    },
+)
 
 
 def register_algorithm(name: str, where: str | type[Algorithm]) -> None:
     """Add an algorithm by name: a class, or "package.module:Class", which is imported when first used."""
-    if name in _WHERE and _WHERE[name] != where:
-        raise ValueError(
-            f"an algorithm named {name!r} is already registered ({_WHERE[name]}): choose another name"
-        )
-    _WHERE[name] = where
+    ALGORITHMS.register(name, where)
 
 
 def list_algorithms() -> list[str]:
-    return sorted({*_WHERE, *_plugins()})
+    return ALGORITHMS.names()
 
 
 def make_algorithm(name: str, **config: Any) -> Algorithm:
@@ -76,24 +74,10 @@ def config_of(algorithm: Algorithm) -> dict[str, Any]:
 
 def find_algorithm(name: str) -> type[Algorithm]:
     """Return the class of a name, of "module:Class", or of "file.py:Class"."""
-    if name in _WHERE:
-        cls = _WHERE[name]
-        if isinstance(cls, str):
-            cls = find(cls, __name__)
-    elif name in (points := _plugins()):
-        cls = load_plugin(points[name])
-    elif ":" in name:
-        cls = find(name)
-    else:
-        raise ValueError(f"unknown algorithm {name!r}: {nearest(name, list_algorithms())}")
+    cls: Any = ALGORITHMS.find(name)
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise TypeError(f"algorithm {name!r} is {cls!r}: it must be a class derived from Algorithm")
     return cls
-
-
-def _plugins() -> dict[str, EntryPoint]:
-    """Find plug-ins without loading them. A broken one fails only when it is asked for."""
-    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def _checked(name: str, cls: type[Algorithm], config: dict[str, Any]) -> dict[str, Any]:

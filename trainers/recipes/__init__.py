@@ -14,47 +14,38 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...agents.hints import nearest
-from ...own import find, load_plugin, plugins
+from ...agents.named_parts import Registry
 from ..config.reader import build
 from ..controller.step import Default
 
-GROUP = "unitymas.recipes"  # of entry points
-_WHERE: dict[str, str | type[Default]] = {
-    "default": "..controller.step:Default",
-    "alternate": ".alternate:Alternate",
-    "cory": ".cory:Cory",
-    "cross": ".cross:Cross",
-    "malt": ".malt:Malt",
-    "mlpo": ".mlpo:Mlpo",
-    "several": ".several:Several",
-}
-"""Name -> "module:Class" (relative to this folder), or the class itself."""
+RECIPES: Registry[type[Default]] = Registry(
+    "recipe",
+    "unitymas.recipes",
+    __name__,
+    {
+        "default": "..controller.step:Default",
+        "alternate": ".alternate:Alternate",
+        "cory": ".cory:Cory",
+        "cross": ".cross:Cross",
+        "malt": ".malt:Malt",
+        "mlpo": ".mlpo:Mlpo",
+        "several": ".several:Several",
+    },
+)
 
 
 def register_recipe(name: str, where: str | type[Default]) -> None:
     """Add a recipe by name: a class, or "package.module:Class"."""
-    if name in _WHERE and _WHERE[name] != where:
-        raise ValueError(
-            f"a recipe named {name!r} is already registered ({_WHERE[name]}): choose another name"
-        )
-    _WHERE[name] = where
+    RECIPES.register(name, where)
 
 
 def list_recipes() -> list[str]:
-    return sorted({*_WHERE, *plugins(GROUP)})
+    return RECIPES.names()
 
 
 def make_recipe(name: str, args: Mapping[str, Any]) -> Default:
     """The recipe called `name`, or "module:Class" of one's own; an unknown name or key is answered with the nearest."""
-    where: Any = _WHERE.get(name)
-    if where is not None:
-        where = find(where, __name__) if isinstance(where, str) else where
-    elif name in (points := plugins(GROUP)):
-        where = load_plugin(points[name])
-    elif ":" in name:
-        where = find(name)
-    else:
-        raise ValueError(f"unknown recipe {name!r}; {nearest(name, list_recipes())}")
+    where: Any = RECIPES.find(name)
     fields = dataclasses.fields(where) if dataclasses.is_dataclass(where) else ()
     names = [field.name for field in fields]
     for key in args:
