@@ -214,7 +214,10 @@ class RunPolicy:
         self.run, config = run, run / "config.yaml"
         if not config.is_file():
             raise FileNotFoundError(f"{run} is no run directory: it holds no config.yaml")
-        tree = yaml.safe_load(read_signed(config))
+        try:
+            tree = yaml.safe_load(read_signed(config))
+        except (yaml.YAMLError, RecursionError) as error:
+            raise Damaged(f"{config} is damaged: {error}") from error
         if not isinstance(tree, dict) or not isinstance(tree.get("map"), dict):
             raise Damaged(f"{config} is no run's config: it has no map of who plays whom")
         self.map: dict[str, str] = tree["map"]

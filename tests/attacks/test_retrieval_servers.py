@@ -80,6 +80,7 @@ ASK = {"queries": ["town7"], "topk": 1}
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
         ({**JSON, "Origin": "https://evil.example"}, 403),
         ({**JSON, "Origin": "null"}, 403),
+        ({**JSON, "Content-Encoding": "gzip"}, 400),  # which it is not
     ],
 )
 def test_pages_of_a_browser_are_refused(headers: dict[str, str], status: int) -> None:

@@ -348,6 +348,13 @@ def test_a_damaged_run_does_not_play(victim: Victim, tmp_path: Path) -> None:
             load_policy(f"run:{where}")
 
 
+def test_a_config_of_zeros_is_damage_by_name(tmp_path: Path) -> None:
+    """What a failing disk leaves of a file: its length."""
+    (tmp_path / "config.yaml").write_bytes(bytes(300))
+    with pytest.raises(Damaged, match="config.yaml"):
+        load_policy(f"run:{tmp_path}")
+
+
 def test_a_config_names_no_objects(victim: Victim, tmp_path: Path) -> None:
     """YAML can name any Python object; a run's config cannot."""
     where = Path(shutil.copytree(victim.dir, tmp_path / "run"))

@@ -74,7 +74,7 @@ def make_app(
             asked = decode_request(json.loads(raw), most_queries=limits.queries, most_k=limits.k)
         except asyncio.TimeoutError:
             return refuse(408, f"the request did not arrive within {limits.seconds:g} s")
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, web.RequestPayloadError) as error:
             return refuse(400, str(error))
         try:
             run = asyncio.get_running_loop().run_in_executor
