@@ -1,1 +1,1 @@
-"""How good it is: evaluation, leaderboard, viewer, reports, speed, the demo."""
+"""Measuring: evaluation, leaderboard, viewer, reports, speed, the demo."""

@@ -67,12 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def name_of(args: argparse.Namespace) -> str:
-    """What its runs, its figures and its picture are called."""
+    """Name of the demo's runs, figures and picture."""
     return f"{args.env}-{args.preset}{'-control' if args.control else ''}"
 
 
 def settings(args: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """What a run is made with, under the overrides."""
+    """Settings of a run, under the overrides."""
     fields = merge(
         recipe(args.env, args.preset),
         {
@@ -103,7 +103,7 @@ def one(args: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def figures(where: Path, headline: str, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a run's first and last validation say."""
+    """Figures of a run's first and last validation."""
     files = sorted((where / "traces").glob("validation-*.jsonl.zst"))
     before, after = (
         {t.task_id: t.metrics.get(headline, 0.0) for t in traces.read(f)} for f in (files[0], files[-1])

@@ -1,4 +1,4 @@
-"""What the embedded tiny model (or another) can do on the mini world, in two tables: whole teams, and single skills.
+"""Skills of the embedded tiny model (or another) on the mini world, in two tables: whole teams, and single skills.
 
     python -m unitymas.benchmarks.tiny_model [MODEL] [--tasks 128]
 
@@ -53,7 +53,7 @@ def reading(passages: int, dice: Dice, *, crowd: bool = False, gone: bool = Fals
 
 
 def comparing(dice: Dice) -> Iterator[Lesson]:
-    """Which of two comes first or last, both years told."""
+    """Question which of two comes first or last, with both years told."""
     while True:
         told_of = [
             e for e, _ in alike(WORLD, dice, BLOCKS, dice.below(ENTITIES_PER_BLOCK - COMPANIES_PER_BLOCK))

@@ -66,7 +66,7 @@ class Bench:
         )
 
     def say(self, env: WorkflowEnv) -> str:
-        """What the player says in an environment's present state."""
+        """Reply of the player in an environment's present state."""
         play = env.execution
         node = play.node(env.infos[env.agent_selection]["node"])
         return self.player.act(call_for(play, node, "", reference=True))

@@ -98,7 +98,7 @@ class GraphWorkflow(Workflow):
         return self
 
     def add_edge(self, a: str, b: str, when: Callable[[State], bool] | None = None) -> GraphWorkflow:
-        """From `a` to `b`, always or `when(state)`: `state` holds the task's fields and each node's latest value."""
+        """Add an edge from `a` to `b`: always or `when(state)`: `state` holds the task's fields and each node's latest value."""
         self._draft.edges.setdefault(a, []).append(_Edge(b, when))
         return self
 

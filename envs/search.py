@@ -101,7 +101,7 @@ class SearchState:
     branch: Branch
     arm: Arm = field(default_factory=Arm)
     wider: Arm = field(default_factory=Arm)
-    """What new replies have brought here."""
+    """Statistics of the new replies that were tried here."""
     below: list[SearchState] = field(default_factory=list)
 
 

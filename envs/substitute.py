@@ -1,4 +1,4 @@
-"""What an act would have earned, had it said something else.
+"""Substitutes: the reward that an act would have earned with another reply.
 
 An episode is played again up to the node, with the replies and tool results of its trace; there the node says the
 substitute, and a team plays on to the end. That is a reward function for any trainer: it scores a role's text by what

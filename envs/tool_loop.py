@@ -28,7 +28,7 @@ LONGEST = 4000  # characters of one result that the agent gets to see
 
 
 class Done(NamedTuple):
-    """How a loop ended: the final answer's value, whether it was legal, and how many calls were made."""
+    """Result of a loop: the final answer's value, whether it was legal, and how many calls were made."""
 
     value: Any
     ok: bool
@@ -129,7 +129,7 @@ def _fixed(fixed: Mapping[str, Mapping[str, Any]], name: str) -> Mapping[str, An
 
 
 def _results(results: Sequence[str], left: int) -> str:
-    """What the agent hears: the results in the order of its calls, and how many calls are left."""
+    """Message to the agent: the results in the order of its calls, and how many calls are left."""
     if not results:
         results = (f"error: neither a tool call nor a final answer; to call a tool, write {EXAMPLE}",)
     told = "\n".join(f"<result>\n{_cut(result)}\n</result>" for result in results)

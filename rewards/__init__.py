@@ -1,1 +1,1 @@
-"""What is good: metrics, rules and wrappers, the published allocations, shaping, monitors."""
+"""Rewards: metrics, rules and wrappers, the published allocations, shaping, monitors."""

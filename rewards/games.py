@@ -1,7 +1,7 @@
-"""What planning games pay: PettingLLMs' rewards, with what could be exploited taken out of them.
+"""Rewards of planning games: those of PettingLLMs, without the parts that could be exploited.
 
-A turn is the acts since the world last moved. Each of its acts earns `alpha` times what the turn earned the
-team, and loses for what its own moves would have wasted:
+A turn is the acts since the world last moved. Each of its acts earns `alpha` times what the turn earned the team,
+and loses for the steps that its own moves would have wasted:
 
     step       each move made, a refused one too (and a turn without any)
     invalid    a refused move
@@ -10,10 +10,10 @@ team, and loses for what its own moves would have wasted:
     fail       out of steps
     own        −(steps that the act's own moves lose against a shortest solution) × weight
 
-Why no loop can pay: `shaping` sums to zero along any cycle (the published γΦ' − Φ with γ = 0.99 and Φ < 0 pays
-(1 − γ)|Φ| a step for staying where one is), a box that is pushed off its goal gives back what it earned, `step` is
-negative, and `own` never positive. Paying a proposal for the progress it *would* have made, as published, could
-be farmed too: propose well, and let the partner walk back.
+No loop can pay. `shaping` sums to zero along any cycle (the published γΦ' − Φ with γ = 0.99 and Φ < 0 pays
+(1 − γ)|Φ| a step for staying in place). A box that is pushed off its goal gives back what it earned. `step` is
+negative, and `own` never positive. The published reward pays a proposal for the progress that it *would* have made.
+This could be exploited too: propose well, and let the partner walk back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..envs.workflows.games.simulator import walk
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The amounts."""
+    """Amounts of one game."""
 
     step: float = -0.01
     invalid: float = -0.1
@@ -42,7 +42,7 @@ class Scale:
     shortest: float = 0.5
     fail: float = -1.0
     own: float = -0.1
-    """For each wasted step, of which `most` count."""
+    """Amount for each wasted step, of which `most` count."""
     most: int = 5
 
 
@@ -62,10 +62,10 @@ class GameCredit:
 
     def __init__(self, alpha: float = 1.0, **amounts: float) -> None:
         self.alpha, self.amounts = alpha, amounts
-        replace(Scale(), **amounts)  # type: ignore[arg-type]  # an unknown name is an error here and now
+        replace(Scale(), **amounts)  # an unknown name is an error at once
 
     def scale(self, game: str) -> Scale:
-        """The game's amounts, with this rule's own in their place."""
+        """Amounts of the game, replaced by this rule's own."""
         return replace(SCALES[game], **self.amounts)  # type: ignore[arg-type]
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
@@ -107,7 +107,7 @@ class GameCredit:
 
 
 def dense(scale: Scale, game: Game, before: Any, after: Any, steps: int, refused: bool) -> dict[str, float]:
-    """What a turn earns the team, whether or not it ends the game."""
+    """Amount that a turn earns the team, whether or not it ends the game."""
     return {
         "step": scale.step * steps,
         "invalid": scale.invalid * refused,
@@ -116,23 +116,23 @@ def dense(scale: Scale, game: Game, before: Any, after: Any, steps: int, refused
 
 
 def waste(game: Game, state: Any, moves: Sequence[str], most: int) -> int:
-    """Steps that these moves lose against a shortest solution: `most` where they lose the game."""
+    """Number of steps that these moves lose against a shortest solution; `most` where they lose the game."""
     best = game.best(state)
     if best is None:
-        return 0  # it was lost before
+        return 0  # the game was lost before
     after, steps, _ = walk(game, state, moves)
     rest = game.best(after)
     return most if rest is None else min(most, steps + len(rest) - len(best))
 
 
 def turn_of(trace: Trace, world: Node) -> list[Node]:
-    """The acts since the world moved last."""
+    """Acts since the world last moved."""
     before = max((use.round for use in trace.uses("world") if use.round < world.round), default=-1)
     return [act for act in trace.acts() if before < act.round < world.round]
 
 
 def optimum(task: Task) -> int:
-    """The length of a shortest solution, told by the task or else found."""
+    """Length of a shortest solution, as the task gives it, or computed."""
     known: Mapping[str, Any] = task.reference
     if known.get("solution"):
         return len(known["solution"])

@@ -1,11 +1,11 @@
-"""M-ASK's published allocation: absolute F1 for plan and answers, F1 gains for what lies between.
+"""M-ASK's published allocation: absolute F1 for the plan and the answers, gains of F1 for the acts between.
 
     planner    F1 of its own final answer
     answer_t   F1(a_t)
     search_t, summary_t, update_t    F1(a_t) − F1(a_{t−1})
 
-A search that ends the episode earns nothing, and a turn without an answer assigns nothing. Format is a
-component of its own (`FormatReward`).
+A search that ends the episode earns nothing. A turn without an answer assigns nothing. Format is a component of its own
+(`FormatReward`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .metrics import exact_match, f1
 
 
 class MaskCredit:
-    """The allocation of the module's docstring, given as soon as each answer is known."""
+    """Rule with the allocation of the module's docstring. It pays as soon as each answer is known."""
 
     name = "mask"
 

@@ -5,7 +5,7 @@
 
 Both compare *normalised* text: lower case, no ASCII punctuation, no articles, single spaces. HotpotQA's rule
 is kept: "yes", "no" and "noanswer" are all or nothing, so "no" earns nothing from a reference "no idea".
-Two texts that normalise to nothing are equal; nothing against something is 0; without references all is 0.
+Two texts that normalise to nothing are equal. Nothing against something is 0. Without references all is 0.
 
 Rewards call these millions of times on the same few strings, so normalised forms are remembered.
 """
@@ -25,12 +25,12 @@ _REMEMBERED_LENGTH = 2_000  # longer texts are seldom seen twice, and would pin 
 
 
 def normalise(text: str) -> str:
-    """Lower case, without ASCII punctuation and English articles, white space collapsed."""
+    """Normalise a text: lower case, no ASCII punctuation, no English articles, single spaces."""
     return " ".join(_tokens(text))
 
 
 def exact_match(prediction: str | None, golds: str | Iterable[str]) -> float:
-    """1.0 if the normalised prediction equals one of the normalised references, else 0.0.
+    """Return 1.0 if the normalised prediction equals one of the normalised references, else 0.0.
 
     ``None`` (a role that gave no answer) is never right. A single string counts as one reference.
     """
@@ -41,7 +41,7 @@ def exact_match(prediction: str | None, golds: str | Iterable[str]) -> float:
 
 
 def f1(prediction: str | None, golds: str | Iterable[str]) -> float:
-    """Harmonic mean of token precision and recall, against the reference that suits the prediction best."""
+    """Harmonic mean of token precision and recall, against the reference that fits the prediction best."""
     if prediction is None:
         return 0.0
     guess = _tokens(prediction)
@@ -65,7 +65,9 @@ def _overlap(guess: tuple[str, ...], gold: tuple[str, ...]) -> float:
 
 
 def _common_short(guess: tuple[str, ...], gold: tuple[str, ...]) -> int:
-    """Size of the multiset intersection; for answers of a few words a list beats a Counter three times."""
+    """Size of the multiset intersection. For answers of a few words a list is three times faster than a
+    Counter.
+    """
     left = list(gold)
     for token in guess:
         if token in left:

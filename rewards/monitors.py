@@ -1,4 +1,4 @@
-"""Monitors: the ways in which reward rises and the team gets worse, each with its threshold.
+"""Monitors: signs that the reward rises while the team gets worse, each with its threshold.
 
     watch = Watch(headline="f1")
     for step …:
@@ -8,12 +8,11 @@
 
     length drift      episodes grow or shrink against the first steps
     tool spike        suddenly many more tool calls than in the steps before
-    entropy collapse  a role says the same whatever it is asked
+    entropy collapse  a role replies the same whatever it is asked
     format only       credit rises by format alone, the task's own components do not
     held-out drop     the held-out score falls while the training score does not
 
-A monitor only tells; it never changes a reward. An alarm is given when a condition begins, not at every
-step of it.
+A monitor only reports; it never changes a reward. An alarm is given when a condition begins, not at every step of it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A monitor fired: at which step, on what value, against which threshold, in words."""
+    """Alarm of a monitor: its step, value and threshold, and a sentence."""
 
     step: int
     monitor: str
@@ -45,7 +44,9 @@ class Alarm:
 
 
 class Monitor(Protocol):
-    """Looks at the figures of all steps so far; a finding is (value, threshold, words)."""
+    """Interface of a monitor. It reads the figures of all steps so far; a finding is (value, threshold,
+    words).
+    """
 
     @property
     def name(self) -> str: ...
@@ -54,7 +55,7 @@ class Monitor(Protocol):
 
 
 def measure(traces: Iterable[Trace]) -> dict[str, float]:
-    """What the monitors look at, from the episodes of one step (means per episode)."""
+    """Compute the figures that monitors read, from the episodes of one step (means per episode)."""
     traces = list(traces)
     if not traces:
         return {}
@@ -74,9 +75,10 @@ def measure(traces: Iterable[Trace]) -> dict[str, float]:
 
 
 def message_entropy(traces: Iterable[Trace]) -> float:
-    """How varied replies are, from 0 (always the same words) to 1 (never the same): the entropy of the
-    distribution of whole replies, divided by the largest it could be, by role; the least varied role
-    counts, for one is enough.
+    """Variety of replies, from 0 (always the same words) to 1 (never the same).
+
+    It is the entropy of the distribution of whole replies, divided by the largest that it could be, by role. The role
+    with the least variety counts, because one such role is enough.
     """
     said: dict[str, Counter[str]] = defaultdict(Counter)
     for trace in traces:
@@ -92,7 +94,7 @@ def _evenness(counts: Counter[str]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LengthDrift:
-    """Acts per episode, mean of the last `window` steps, against the mean of the first `warmup`."""
+    """Monitor of acts per episode: mean of the last `window` steps against the mean of the first `warmup`."""
 
     factor: float = 1.5
     warmup: int = 5
@@ -118,7 +120,7 @@ class LengthDrift:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpike:
-    """Tool uses per episode in this step, against the median of the `window` steps before."""
+    """Monitor of tool uses per episode in this step, against the median of the `window` steps before."""
 
     factor: float = 2.0
     least: float = 1.0
@@ -142,7 +144,9 @@ class ToolSpike:
 
 @dataclass(frozen=True, slots=True)
 class EntropyCollapse:
-    """The variety of replies, against the first steps; and never an alarm while it is above `floor`."""
+    """Monitor of the variety of replies, against the first steps. There is no alarm while it is above
+    `floor`.
+    """
 
     share: float = 0.5
     floor: float = 0.5
@@ -166,7 +170,9 @@ class EntropyCollapse:
 
 @dataclass(frozen=True, slots=True)
 class FormatOnly:
-    """Credit per episode against the first steps: the part called format rose, the task's part did not."""
+    """Monitor of credit per episode against the first steps: the part called format rose, the task's part did
+    not.
+    """
 
     least: float = 0.1
     share: float = 0.1
@@ -194,7 +200,7 @@ class FormatOnly:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutDrop:
-    """The held-out score against its best, while training is at least where it was then."""
+    """Monitor of the held-out score against its best, while training is at least where it was then."""
 
     drop: float = 0.05
     name: str = "held-out drop"
@@ -222,7 +228,7 @@ DEFAULT: tuple[Monitor, ...] = (LengthDrift(), ToolSpike(), EntropyCollapse(), F
 
 @dataclass
 class Watch:
-    """Feeds the steps of a run to its monitors, in order."""
+    """Monitors of one run. They see its steps in order."""
 
     monitors: Sequence[Monitor] = DEFAULT
     history: list[Figures] = field(default_factory=list)
@@ -230,7 +236,7 @@ class Watch:
     _firing: set[str] = field(default_factory=set)
 
     def see(self, figures: Mapping[str, Any]) -> list[Alarm]:
-        """One more step (it needs the key ``step``); gives the alarms that begin with it."""
+        """Add one step (it needs the key ``step``), and return the alarms that begin with it."""
         self.history.append(
             {k: float(v) for k, v in figures.items() if isinstance(v, (int, float)) and math.isfinite(v)}
         )
@@ -246,7 +252,7 @@ class Watch:
         return fresh
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has seen, as plain data: a run keeps it in its checkpoints."""
+        """State of the monitors, as plain data for a run's checkpoints."""
         alarms = [asdict(alarm) for alarm in self.alarms]
         return {"history": list(self.history), "alarms": alarms, "firing": sorted(self._firing)}
 
@@ -258,7 +264,7 @@ class Watch:
 def _early_and_late(
     history: Sequence[Figures], key: str, warmup: int, window: int
 ) -> tuple[float | None, float | None]:
-    """Means over the first and the last steps; nothing until there are enough of both."""
+    """Means over the first and the last steps; None until there are enough of both."""
     values = [row[key] for row in history if key in row]
     if len(values) < warmup + window:
         return None, None

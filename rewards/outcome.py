@@ -1,4 +1,6 @@
-"""Outcome rewards of the published teams: answer F1 for RAG, accuracy for math, pass-rate deltas for code."""
+"""Outcome rewards of the published teams: F1 of the answer for RAG, accuracy for math, pass-rate deltas for
+code.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from .rules import FormatReward, TrajectoryReward, TurnReward
 
 
 def answer_of(trace: Trace, name: str = "answer") -> str:
-    """A field of the outcome as text; empty where the episode came to none."""
+    """Field of the outcome as text; empty where the episode ended without an outcome."""
     value = (trace.outcome or {}).get(name)
     return "" if value is None else str(value)
 
@@ -30,7 +32,7 @@ def answer_em(trace: Trace, task: Task) -> float:
 
 
 def answer_right(trace: Trace, task: Task) -> float:
-    """1 where the outcome's answer equals the task's, mathematically."""
+    """Return 1 where the outcome's answer equals the task's, mathematically."""
     return float(_equals(answer_of(trace), task))
 
 
@@ -72,7 +74,7 @@ class AnswerEM(TrajectoryReward):
 
 
 class OwnAccuracy(TurnReward):
-    """Each act earns 1 where its own boxed answer is right (MARTI's debate and chain)."""
+    """Accuracy of each act: 1 where its own boxed answer is right (MARTI's debate and chain)."""
 
     def __init__(self) -> None:
         super().__init__(_own_right, name="own")
@@ -86,14 +88,14 @@ def _own_right(trace: Trace, node: Node, task: Task) -> float:
 
 
 class DrMasFormat(FormatReward):
-    """Dr. MAS takes 0.1 from a malformed call of its math team …"""
+    """Penalty of 0.1 for a malformed call of Dr. MAS's math team."""
 
     def __init__(self) -> None:
         super().__init__(0.1)
 
 
 class SearchFormat(FormatReward):
-    """… and 0.01 from one of its search team."""
+    """Penalty of 0.01 for a malformed call of Dr. MAS's search team."""
 
     def __init__(self) -> None:
         super().__init__(0.01)
@@ -136,12 +138,12 @@ class CodeCredit:
 
 
 def pass_rate(node: Node) -> float:
-    """The share of hidden tests that a verified program passed; 0 where the verifier failed."""
+    """Share of hidden tests that a verified program passed; 0 where the verifier failed."""
     return float((node.private or {}).get("pass_rate", 0.0))
 
 
 class CoderTesterCredit(CodeCredit):
-    """Stronger-MAS: the coder earns 2 × its pass rate; the tester its golden rate plus the coder's pass rate.
+    """Rewards of Stronger-MAS: the coder earns 2 × its pass rate; the tester its golden rate plus the coder's pass rate.
 
     The golden rate is the share of the tester's tests that the task's own solution passes (where there is one).
     """

@@ -1,7 +1,8 @@
-"""The reward of learned orchestration: how good the answer was, less what the calls cost that led to it.
+"""Rewards of learned orchestration: the quality of the answer, less the cost of the calls that led to it.
 
-Both are placed so that a router's reward-to-go is what its choice can still change: the outcome stands on its last
-act alone (paid to every act, the sum over an episode would grow with its length), each call on the act that chose it.
+Both are placed so that a router's reward-to-go is what its choice can still change. The outcome is paid to its last
+act alone, because paid to every act, the sum over an episode would grow with its length. The cost of each call is
+paid to the act that chose it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .outcome import answer_of
 
 
 class RoutedF1:
-    """F1 of the answer: to the router's last act, and in full to every act of the others."""
+    """F1 of the answer: paid to the router's last act, and in full to every act of the other roles."""
 
     name = "outcome"
 
@@ -38,9 +39,9 @@ class RoutedF1:
 
 
 class CallCost:
-    """Every call of another role or of a tool costs `each`, and the router's own `own`, to the router's act before it.
+    """Cost of calls, paid to the router's act before the call: `each` for a call of another role or a tool, `own` for its own.
 
-    Metrics: `calls` are those of the others and of tools, `router_calls` the router's.
+    Metrics: `calls` are those of other roles and of tools, `router_calls` the router's.
     """
 
     name = "calls"

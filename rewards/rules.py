@@ -1,7 +1,7 @@
-"""Reward rules that any workflow can use: format, trajectory, role and turn rewards, mixing, propagation.
+"""Reward rules for any workflow: format, trajectory, role and turn rewards.
 
-A rule gives `Credit(node, component, amount)`s; the environment's ledger keeps them apart by component
-down to each node. Each rule here can also wrap an environment (`rewards.wrappers`).
+A rule gives `Credit(node, component, amount)`s. The environment's ledger keeps them apart, by component and node.
+Each rule here can also wrap an environment (`rewards.wrappers`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from ..envs.core.workflow import Node
 
 
 class FormatReward:
-    """0 for a legal reply, −1 × weight for a malformed one; the weight may differ by role."""
+    """Reward of the format: 0 for a legal reply, −1 × weight for a malformed one. The weight may differ by
+    role.
+    """
 
     name = "format"
 
@@ -42,9 +44,9 @@ class FormatReward:
 
 
 class TrajectoryReward:
-    """One number for the whole episode, given to every act in full, or split among them.
+    """One number for the whole episode, paid to every act in full, or split among them.
 
-    `share="full"` pays each act the whole; `"split"` divides it by their number; `roles` restricts it.
+    `share="full"` pays each act the whole number; `"split"` divides it by the number of acts. `roles` restricts it.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class RoleReward:
 
 
 class TurnReward:
-    """A score for each act as soon as it is said: `score(trace, node, task)`; None gives nothing."""
+    """Score of each act as soon as its reply is known: `score(trace, node, task)`. None gives nothing."""
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Rules made of other rules: team and local mixing, turn deltas, influence, propagation along the graph."""
+"""Rules made of other rules: mixing of team and local rewards, turn deltas, influence, propagation along the
+graph.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ NodeScore = Callable[[Trace, Node, Task], "float | None"]
 
 
 class TurnDelta:
-    """What each turn changed: `score(trace, node, task)` of the measuring acts, as differences.
+    """Change of a score from turn to turn: `score(trace, node, task)` of the measuring acts, as differences.
 
-    `measure` is the role whose acts are scored; the difference to its previous act (the first: its score
-    itself) is paid to every act of `roles` that was said since then. Of several instances each is compared with its
-    own previous act, and one that has none with the mean of those that measured last.
+    `measure` is the role whose acts are scored. The difference to its previous act (for the first act: its score
+    itself) is paid to every act of `roles` since then. With several instances, each is compared with its own previous
+    act. An instance without one is compared with the mean of those that measured last.
     """
 
     def __init__(self, score: NodeScore, measure: str, roles: tuple[str, ...], name: str = "delta") -> None:
@@ -65,10 +67,10 @@ class Mixed:
 
 
 class Influence:
-    """MAPoRL-like shaping: how an act's own score relates to what others had reached before it.
+    """Shaping as in MAPoRL: an act's own score against what earlier acts had reached.
 
     Q is the mean score of the earlier acts (of `roles`), R the act's own. `quality`: QR − (1−Q)(1−R);
-    `margin`: R − Q. Paid times `alpha`; an act with nobody before it gets nothing.
+    `margin`: R − Q. The result is paid times `alpha`. An act without earlier acts gets nothing.
     """
 
     def __init__(
@@ -103,10 +105,10 @@ class Influence:
 
 
 class Propagated:
-    """A rule's credits, handed back along the graph's edges with a discount.
+    """Propagation of a rule's credits backwards along the graph's edges, with a discount.
 
-    A node's amount is shared among its parents (tools are passed through), each getting `discount` × amount /
-    number of parents; and so on to the roots. The node itself keeps its own.
+    A node's amount is shared among its parents (tools are passed through). Each gets `discount` × amount / number of
+    parents, and so on to the roots. The node itself keeps its own.
     """
 
     def __init__(

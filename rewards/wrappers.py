@@ -1,9 +1,9 @@
-"""Rewards as environment wrappers.
+"""Reward rules as wrappers of environments.
 
     env = TrajectoryReward(unitymas.make("mask-hotpotqa", reward=None), my_score)
 
-A wrapper attaches its rule to the ledger of the base environment and otherwise passes everything through;
-so `unwrapped`, forks, pickles, `rollout` and `train` all carry it. The same component name twice raises.
+A wrapper attaches its rule to the ledger of the base environment, and otherwise passes everything through. So
+`unwrapped`, forks, pickles, `rollout` and `train` all carry the rule. The same component name twice is an error.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from . import rules, shaping
 
 
 class RewardWrapper(BaseWrapper):  # type: ignore[misc]
-    """Attaches one rule to the environment's ledger. Give any rule; or use a subclass below."""
+    """Wrapper that attaches one rule to the environment's ledger. Give it any rule, or use a subclass below."""
 
-    keeps_ledger = True  # rollout and train let it pass
+    keeps_ledger = True  # rollout and train accept it
 
     def __init__(self, env: Any, rule: Any) -> None:
         super().__init__(env)
@@ -26,7 +26,7 @@ class RewardWrapper(BaseWrapper):  # type: ignore[misc]
         self.rule = rule
 
     def fork(self, at: str | None = None, seed: int | None = None) -> Any:
-        """A fork of the base environment; the ledger with all rules goes along."""
+        """Fork the base environment, with the ledger and all its rules."""
         return self.env.fork(at, seed)
 
     def __getattr__(self, name: str) -> Any:

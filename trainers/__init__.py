@@ -1,1 +1,1 @@
-"""How it learns: collector, model groups, algorithms, losses, runs."""
+"""Training: collector, model groups, algorithms, losses, runs."""

@@ -61,7 +61,7 @@ def mend(path: Path) -> None:
 
 
 def whole_frames(path: Path) -> int:
-    """How many bytes of the file are whole frames."""
+    """Number of bytes of the file that are whole frames."""
     import zstandard
 
     whole = seen = 0

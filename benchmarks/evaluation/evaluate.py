@@ -69,7 +69,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class RoleEffect:
-    """What exchanging one role does to the score, on the same tasks."""
+    """Effect of exchanging one role on the score, on the same tasks."""
 
     role: str
     score: Estimate

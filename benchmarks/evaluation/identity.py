@@ -1,4 +1,4 @@
-"""What an evaluation is an evaluation *of*: identities of players and samples, and the provenance block.
+"""The subject of an evaluation: identities of players and samples, and the provenance block.
 
 A sample's key is a hash of everything its episode depends on: the task's content, the environment (version,
 code, configuration, budget), who plays every role, the seed and the sample index. Equal keys are the same
@@ -66,7 +66,7 @@ def who(policy: Any, label: str) -> dict[str, Any]:
 
 
 def role_config(team: BoundTeam, arena: Arena) -> dict[str, Any]:
-    """Who plays each agent, and what it is told: part of every key and of the provenance."""
+    """Player of each agent, and its messages: part of every key and of the provenance."""
     return {
         agent: {
             "role": role.name,
@@ -102,7 +102,7 @@ def world(arena: Arena) -> dict[str, Any]:
 
 
 def passages_hash(arena: Arena) -> str | None:
-    """What can be found by searching; None where there is nothing to search."""
+    """Hash of the passages that a search can find; None where there is nothing to search."""
     passages = arena.data.passages
     return None if passages is None else arena.data.fingerprint
 
@@ -133,7 +133,7 @@ def provenance(arena: Arena, players: Mapping[str, Any], tasks: Sequence[Task], 
 
 
 def this_run(command: Sequence[str] | None = None) -> dict[str, Any]:
-    """Where and when: the part of a result that differs between two runs of the same command."""
+    """Place and time of this run: the part of a result that differs between two runs of the same command."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(command if command is not None else [Path(sys.argv[0]).name, *sys.argv[1:]]),

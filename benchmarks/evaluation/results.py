@@ -1,4 +1,4 @@
-"""From episodes to figures: every number of an evaluation is computed here, from traces and nothing else.
+"""Figures of an evaluation: every number of an evaluation is computed here, from traces and nothing else.
 
 `episode_row` reads one trace and keeps what the tables need; `figures` turns the rows into the plain dict
 that is ``results.json``. A submission is checked by running the same two again. Failures (an episode that
@@ -30,12 +30,12 @@ _COMPARED_META = (
     "cut",
     "cost",
 )
-"""What of a node's measurements two runs of the same command share; timings are not among it."""
+"""Measurements of a node that two runs of the same command share; timings are not among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What an evaluation ranks by: a headline metric, and when an episode counts as solved."""
+    """Measure by which an evaluation ranks: a headline metric, and when an episode counts as solved."""
 
     headline: str = "score"
     success_metric: str = ""
@@ -60,7 +60,7 @@ class Measure:
 
 @dataclass(slots=True)
 class RoleSum:
-    """What one role did in one or many episodes."""
+    """Sums over what one role did in one or many episodes."""
 
     calls: int = 0
     legal: int = 0
@@ -186,7 +186,7 @@ def per_task(rows: Iterable[EpisodeRow]) -> dict[str, list[float]]:
 
 
 def episode_list(rows: Iterable[EpisodeRow]) -> list[dict[str, Any]]:
-    """What ``results.json`` says of each episode: enough to name the one that was tampered with."""
+    """List of what ``results.json`` says of each episode: enough to name the one that was tampered with."""
     return [
         {
             "task": r.task,
@@ -206,7 +206,7 @@ def _number(trace: Mapping[str, Any], metric: str) -> float:
 
 
 def _cause(trace: Mapping[str, Any]) -> str:
-    """Why an episode did not end as it should, in words that many episodes share; empty where it did."""
+    """Cause of an episode that did not end as it should, in words that many episodes share; empty where it did."""
     ended = str(trace["ended"])
     if ended == "terminal":
         return ""

@@ -37,7 +37,7 @@ _ALIKE = "exact (every task alike): Clopper-Pearson"
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """When a score is a success: ``Success()`` is ``score >= 1``, ``Success(">", 0)`` is "better than
+    """Rule for when a score is a success: ``Success()`` is ``score >= 1``, ``Success(">", 0)`` is "better than
     nothing"."""
 
     relation: str = ">="

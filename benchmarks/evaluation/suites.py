@@ -28,7 +28,7 @@ PINS = "suites.json"
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Which environments, on which data, how many tasks of each."""
+    """Environments of a suite, their data, and the number of tasks of each."""
 
     name: str
     version: int
@@ -154,13 +154,13 @@ def settings(chosen: Suite, env: str) -> dict[str, Any]:
 
 
 def pins() -> dict[str, dict[str, str | None]]:
-    """What each suite consists of, with the fingerprint of the test data (None: not pinned, real data)."""
+    """Contents of each suite, with the fingerprint of the test data (None: not pinned, real data)."""
     found: dict[str, dict[str, str | None]] = json.loads(asset(PINS))
     return found
 
 
 def compose() -> dict[str, dict[str, str | None]]:
-    """What ``suites.json`` should hold for the environments and the generated data of this release."""
+    """Compose what ``suites.json`` should hold for the environments and the generated data of this release."""
     every = list_envs()
 
     def fingerprints(envs: list[str], data: str | None) -> dict[str, str | None]:

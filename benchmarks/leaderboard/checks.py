@@ -1,4 +1,4 @@
-"""What is checked of a submission, in one pass over its files; `guard` runs it in a process of its own.
+"""Checks of a submission, in one pass over its files; `guard` runs it in a process of its own.
 
 First the files are opened within bounds and held against their schemas. Then everything that follows from something
 else is computed again: figures from episodes, keys and seeds from what they hash, provenance from the environment,
@@ -47,7 +47,7 @@ _DEEPEST = {"results.json": 32, "metadata.yaml": 8}
 
 @dataclass
 class Inspection:
-    """What checking found: `problems` reject an entry, `unverified` says why nobody could play it again here,
+    """Result of checking: `problems` reject an entry, `unverified` says why nobody could play it again here,
     `notes` is what a reader should know of one that passed."""
 
     problems: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Inspection:
     notes: list[str] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
-    """As claimed, without the list of episodes."""
+    """Results as claimed, without the list of episodes."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,7 +75,7 @@ def inspect(folder: Path, *, verify: bool) -> Inspection:
 
 
 def read_submission(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Its results and metadata, as they claim, held against their schema; `Refused` names the first fault."""
+    """Read results and metadata as claimed, and check them against their schema; `Refused` names the first fault."""
     try:
         text = read_text(folder / "results.json", MOST["results.json"])
         results = json_value(text, "results.json", deepest=_DEEPEST["results.json"])
@@ -126,7 +126,7 @@ def measure_of(results: Mapping[str, Any]) -> Measure:
 
 
 def sha256(file: Path | BinaryIO) -> str:
-    """Of a file's bytes."""
+    """Hash of a file's bytes."""
     if isinstance(file, Path):
         with open(file, "rb") as opened:
             return sha256(opened)
@@ -188,7 +188,7 @@ class Check:
         self.shape = json.loads(asset("trace.schema.json"))
 
     def claims(self) -> Iterator[str]:
-        """What is wrong with the claims alone: each task must have each sample once."""
+        """Check the claims alone: each task must have each sample once."""
         if self.told["env"]["env_id"] != self.results["env_id"]:
             yield f"provenance.env.env_id: {self.told['env']['env_id']}, but the results are about {self.results['env_id']}"
         try:
@@ -226,7 +226,7 @@ class Check:
             self.verdict.unverified.append(str(error))
 
     def provenance(self) -> Iterator[str]:
-        """What of the provenance is another when it is computed again."""
+        """List what of the provenance differs when it is computed again."""
         if self.arena is None:
             return
         tasks = tasks_of(self.arena, self.results)
@@ -244,7 +244,7 @@ class Check:
         self.tasks = {task.id: task for task in tasks}
 
     def episodes(self, file: BinaryIO) -> Iterator[str]:
-        """What is wrong with the episodes, each by its name."""
+        """List what is wrong with the episodes, each by its name."""
         lines = packed_lines(file, "traces.jsonl.zst", whole=True, most=MOST_UNPACKED, longest=MAX_LINE)
         for number, line in enumerate(lines, 1):
             trace = json_value(line, f"traces.jsonl.zst, line {number}")
@@ -259,7 +259,7 @@ class Check:
                 yield from (f"{name}, {problem}" for problem in self._again(trace))
 
     def end(self) -> Iterator[str]:
-        """What only all episodes together show."""
+        """Check what only all episodes together show."""
         for task, sample in self.claimed:
             yield f"episode {task:.80}#{sample} is in results.json but has no trace"
         if not self.rows:

@@ -129,7 +129,7 @@ def _environment() -> dict[str, str]:
 
 
 def _paths() -> list[str]:
-    """Where modules are found: Python's own first, so that nothing beside a script takes their names."""
+    """Paths on which modules are searched: Python's own first, so that nothing beside a script takes their names."""
     own = tuple({sys.base_prefix, sys.prefix})
     every = [os.path.abspath(path) for path in sys.path if path]
     return sorted(every, key=lambda path: not path.startswith(own))

@@ -62,7 +62,7 @@ def violations(
 
 
 def _beyond(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Where a value breaks a bound."""
+    """Say where a value breaks a bound."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if value < schema.get("minimum", value):
             yield f"{where} must be at least {schema['minimum']}, got {_said(value)}"
@@ -106,5 +106,5 @@ def _said(value: Any) -> str:
 
 
 def _ended(pattern: str) -> str:
-    """In Python `$` also stands before a last newline."""
+    """Anchor a pattern at the very end: in Python `$` also matches before a last newline."""
     return f"{pattern[:-1]}\\Z" if pattern.endswith("$") else pattern

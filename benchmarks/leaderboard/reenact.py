@@ -69,7 +69,7 @@ def reenact(
 
 
 def differences(recorded: Mapping[str, Any], again: Trace) -> Iterator[str]:
-    """Where a recording and its re-enactment differ, each with both values."""
+    """List where a recording and its re-enactment differ, each with both values."""
     ours = again.to_dict(volatile=False)
     if "score" not in (recorded.get("metrics") or {}):  # recorded before every episode had one
         ours["metrics"].pop("score", None)

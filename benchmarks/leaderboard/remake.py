@@ -26,7 +26,7 @@ _LARGEST = 1_000_000
 
 
 class NotVerified(ValueError):
-    """Why an entry cannot be played again here; the message says whose code or data is missing."""
+    """Raised when an entry cannot be played again here. The message says whose code or data is missing."""
 
 
 def remake(results: Mapping[str, Any]) -> Arena:
@@ -92,7 +92,7 @@ def settings(known: EnvSpec, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any, levels: int = 3) -> bool:
-    """Whether a setting is data: a number of modest size, a word, or a short list or table of them.
+    """Tell whether a setting is data: a number of modest size, a word, or a short list or table of them.
 
     A word has neither ``:`` nor ``.`` nor ``/``, so it is neither an entry point nor a path.
     """
@@ -151,7 +151,7 @@ def untrue(arena: Arena, tasks: list[Task], results: Mapping[str, Any]) -> Itera
 
 
 def players(arena: Arena, results: Mapping[str, Any]) -> dict[str, Policy]:
-    """Who of the team comes with unitymas, by agent: they can be asked again, and say the same."""
+    """Players of the team that come with unitymas, by agent: they can be asked again, and reply the same."""
     known: list[Policy] = [RandomPolicy(), FoolPolicy()]
     if arena.expert is not None:
         known.append(ExpertPolicy(arena.expert))

@@ -41,14 +41,14 @@ SUSPICIOUS = 0.01
 
 @dataclass(frozen=True)
 class Again:
-    """What came of playing a part of an entry again."""
+    """Result of playing a part of an entry again."""
 
     tasks: int
     episodes: int
     exact: bool
-    """Whether replies had to be the same."""
+    """True if replies had to be the same."""
     unlike: tuple[str, ...]
-    """Of a deterministic team: the episodes with other replies, each with the first of them."""
+    """Episodes of a deterministic team with other replies, each with the first of them."""
     difference: Difference
     """Recorded minus played again, paired by task."""
     strangers: tuple[str, ...]
@@ -56,7 +56,7 @@ class Again:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing speaks against the entry."""
+        """True if nothing speaks against the entry."""
         if self.strangers or self.unlike:
             return False
         return self.exact or self.difference.p >= SUSPICIOUS or self.difference.value <= 0
@@ -157,7 +157,7 @@ def _first_difference(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> 
 
 
 def _deterministic(seat: Mapping[str, Any]) -> bool:
-    """Whether a player gives the same reply to the same question: one of ours that is no model, or a greedy one."""
+    """Tell whether a player gives the same reply to the same question: one of ours that is no model, or a greedy one."""
     if str(seat.get("player")) in ("scripted", "random", "fool"):
         return True
     told = list(temperatures(seat))

@@ -1,4 +1,4 @@
-"""Whether the replies of a submission can be those of the players that it names.
+"""Checks whether the replies of a submission can be those of the players that it names.
 
 No check can prove which model spoke. But a reply has tokens, a player has a limit of them and a name, and a team that
 is sampled does not say the same again and again.
@@ -46,7 +46,7 @@ class SeatedTeam:
             yield f"provenance.roles.{agent:.60}: a model of ours always tells its temperature, a number"
 
     def labels(self, team: Any) -> Iterator[str]:
-        """Whether an episode was played by the players that the provenance names."""
+        """Check whether an episode was played by the players that the provenance names."""
         told = team if isinstance(team, Mapping) else {}
         for agent, seat in self.seats.items():
             label = told.get(agent)
@@ -57,7 +57,7 @@ class SeatedTeam:
             yield f"tags.team names {odd[0]:.60}, whom the provenance lacks"
 
     def reply(self, node: Mapping[str, Any]) -> Iterator[str]:
-        """Whether a model of ours can have given this reply with these tokens."""
+        """Check whether a model of ours can have given this reply with these tokens."""
         if node["kind"] != "act":
             return
         agent, text, meta = node["agent"], node["reply"], node.get("meta") or {}

@@ -87,7 +87,7 @@ def check(folder: str | Path, *, verify: bool = False) -> list[str]:
 
 
 def inspect(folder: str | Path, *, verify: bool = False) -> Inspection:
-    """What checking finds, in a process of its own within limits; nothing that the entry names is run."""
+    """Check an entry in a process of its own, within limits; nothing that the entry names is run."""
     return guard.shared().check(Path(folder), verify=verify)
 
 

@@ -1,4 +1,4 @@
-"""What finished runs of `unitymas train` learned: held-out score over steps, as a table and a picture.
+"""Learning curves of finished runs of `unitymas train`: held-out score over steps, as a table and a picture.
 
     python -m unitymas.benchmarks.pages.curve runs/mask-hotpotqa-1 --out docs/images/readme-train.png
 

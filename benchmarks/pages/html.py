@@ -1,4 +1,4 @@
-"""What our three pages share: one file each, no server, nothing fetched, nothing in them that can run.
+"""Parts that our three pages share: one file each, no server, nothing fetched, nothing in them that can run.
 
 Model-written text is hostile until proven otherwise. Data therefore enters a page as gzipped JSON in base64
 (no byte of it can close a tag), is shown through `textContent` only, and a Content-Security-Policy allows

@@ -29,7 +29,7 @@ QUIET = 120.0
 
 
 class LiveRun:
-    """What a run's directory shows at the moment; its pages are built once per change."""
+    """Present state of a run's directory; its pages are built once per change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,11 +42,11 @@ class LiveRun:
         return " ".join(f"{s.st_mtime_ns}:{s.st_size}" for f in files if (s := _stat(f)))
 
     def state(self) -> dict[str, Any]:
-        """What the pages ask for: a stamp, and how the run is doing in a sentence."""
+        """State that the pages ask for: a stamp, and how the run is doing in a sentence."""
         return {"stamp": self.stamp(), **self.status()}
 
     def status(self) -> dict[str, Any]:
-        """How the run is doing, and whether more may come."""
+        """Status of the run, and whether more may come."""
         try:
             history = report.read_run(self.folder)
         except FileNotFoundError:
@@ -154,7 +154,7 @@ def watching(folder: str | Path, port: int = 0, linger: float = 5.0) -> Iterator
 
 
 def in_progress(folder: Path) -> bool:
-    """Whether this is a training run that has not ended, and wrote something of late."""
+    """Tell whether this is a training run that has not ended, and wrote something of late."""
     metrics = _stat(folder / "metrics.jsonl")
     return bool(metrics) and time.time() - metrics.st_mtime < 600 and LiveRun(folder).status()["going"]
 

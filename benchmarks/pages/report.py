@@ -38,7 +38,7 @@ Labelled = tuple[str, dict[str, Any]]
 
 @dataclass
 class History:
-    """What one run's directory tells."""
+    """Contents of one run's directory."""
 
     folder: Path
     begin: dict[str, Any] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def read_run(folder: str | Path) -> History:
 
 
 def alarms(history: History) -> list[Alarm]:
-    """What the monitors say of a run's figures."""
+    """Alarms of the monitors on a run's figures."""
     score = f"train/{history.headline}"
     held_out = {int(row["step"]): row.get(history.headline) for row in history.validations}
     watch = Watch()

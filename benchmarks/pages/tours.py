@@ -1,4 +1,4 @@
-"""Which episodes say most at first sight: what improved, what got worse, what fails, what works."""
+"""Tours: the episodes that say most at first sight: what improved, what got worse, what fails, what works."""
 
 from __future__ import annotations
 

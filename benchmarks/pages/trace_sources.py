@@ -1,4 +1,4 @@
-"""Where episodes are read from: a run directory, an evaluation, a single trace file; each with a label.
+"""Sources of episodes: a run directory, an evaluation, a single trace file; each with a label.
 
 runs/7/traces/step-20.jsonl.zst   ->  label "7 step-20"
 evaluations/x/traces.jsonl.zst    ->  label "x"
@@ -57,7 +57,7 @@ def episodes(source: str | Path) -> Iterator[dict[str, Any]]:
 def labelled_episodes(
     sources: Iterable[Path], limit: int | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """As `episodes`, of several sources, each with a short label saying where it is from."""
+    """Read the episodes of several sources, each with a short label for its source."""
     sources = list(sources)
     for source in sources:
         name = source.name if len(sources) > 1 else ""

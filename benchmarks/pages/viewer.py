@@ -50,7 +50,7 @@ def build_labelled(
     title: str,
     headline: str | None = None,
 ) -> Path:
-    """As `build`, with a label for each episode ("step 20", "before training") to filter and compare by."""
+    """Build a page with a label for each episode ("step 20", "before training") to filter and compare by."""
     return write_page(Path(out), parts(episodes, title=title, headline=headline))
 
 
@@ -111,7 +111,7 @@ def score_of(episode: Mapping[str, Any], headline: str | None = None) -> float |
 
 
 def title_of(episode: Mapping[str, Any]) -> str:
-    """What an episode is about: the question in its first prompt, else its task id."""
+    """Title of an episode: the question in its first prompt, else its task id."""
     for node in episode.get("nodes", ()):
         said = [m for m in node.get("messages") or () if m.get("role") == "user"]
         if said:

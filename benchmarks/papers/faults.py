@@ -1,4 +1,4 @@
-"""What each published grouping fault costs: the same run, once as the papers say and once as the code did.
+"""Costs of each published grouping fault: the same run, once as the papers say and once as the code did.
 
     python -m unitymas.benchmarks.papers.faults --seeds 0 1 2 3 4
 

@@ -31,11 +31,11 @@ HERE = Path(__file__).resolve()
 CHECKOUT = (HERE.parents[2] / "docs").is_dir()
 RESULTS = HERE.parent / "results" if CHECKOUT else Path("papers")
 PAGES = HERE.parents[2] / "docs" / "papers" if CHECKOUT else Path("papers")
-"""In a checkout beside the code and in its docs; where the package is installed, in the current folder."""
+"""Folder of the pages: the docs of a checkout, or the current folder where the package is installed."""
 
 Settings = Mapping[str, Any]
 Figures = dict[str, Any]
-"""What a cell brings: `final`, numbers by name, and `curve`, pairs of (step, the paper's metric)."""
+"""Figures of a cell: `final`, numbers by name, and `curve`, pairs of (step, the paper's metric)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,12 @@ class Claim:
     metric: str = ""
     less: bool = False
     margin: float = 0.0
-    """How far below still counts as no worse."""
+    """Largest distance below that still counts as no worse."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """What one page compares."""
+    """Comparison on one page."""
 
     name: str
     title: str
@@ -72,7 +72,7 @@ class Paper:
     setting: str = ""
     """The task, the models and the sizes."""
     reading: str = ""
-    """What the figures show and what they do not: written after the runs."""
+    """Text on what the figures show and what they do not, written after the runs."""
     baselines: Mapping[str, float] = field(default_factory=dict)
     """Horizontal lines of the plot."""
 
@@ -285,7 +285,7 @@ def plot(paper: Paper, cells: Mapping[str, Any], path: Path) -> bool:
 
 
 def command(paper: Paper, argv: Sequence[str] | None = None) -> int:
-    """What every paper's file runs as."""
+    """Run the command of a paper's file."""
     parser = argparse.ArgumentParser(f"unitymas.benchmarks.papers.{paper.name}", description=paper.title)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", default=[], choices=list(paper.conditions), metavar="CONDITION")

@@ -58,7 +58,7 @@ class Ear:
 
 
 def cutter(by: str) -> Any:
-    """How text becomes tokens: by words and signs, or by lines and short sentences."""
+    """Pattern that cuts text into tokens: by words and signs, or by lines and short sentences."""
     from tokenizers import Regex, pre_tokenizers
 
     if by == "words":
@@ -67,7 +67,7 @@ def cutter(by: str) -> Any:
 
 
 def heard(env: str, roles: tuple[str, ...] | None, by: str, how: Mapping[str, Any], tasks: int = 200) -> Ear:
-    """What `roles` (None: all) hear in random play, where the others are played by the expert."""
+    """Texts that `roles` (None: all) hear in random play, where the others are played by the expert."""
     ear = Ear(by)
     team = {"*": ear} if roles is None else {**dict.fromkeys(roles, ear), "*": "scripted"}
     sound(rollout(make(env, **how), team, tasks=tasks, seed=0))

@@ -47,7 +47,7 @@ class VerifierF1(RoutedF1):
 
 
 class VerifierCost(CallCost):
-    """… and it pays for the calls that follow."""
+    """Cost of the verifier, which pays for the calls that follow."""
 
     def __init__(self) -> None:
         super().__init__("verifier")

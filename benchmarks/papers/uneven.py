@@ -33,7 +33,7 @@ def rows(split: str = "train", size: int | None = None) -> list[dict[str, Any]]:
 
 
 def right(role: str, word: str) -> str:
-    """What this role should say to this word."""
+    """Right reply of this role to this word."""
     shift = 1 if role == "leader" else 3
     return WORDS[(WORDS.index(word) + shift) % len(WORDS)]
 

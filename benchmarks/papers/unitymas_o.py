@@ -37,7 +37,7 @@ RUN = {
     "env": {"data": "mini"},
     "log": {"console": "off", "traces_every": 0},
 }
-"""Where these runs differ from the demo's."""
+"""Settings in which these runs differ from the demo's."""
 
 
 def condition(id: str, preset: str, **over: Any) -> dict[str, Any]:

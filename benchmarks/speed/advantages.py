@@ -1,4 +1,4 @@
-"""How long advantages take: 100,000 decisions in 10,000 ragged groups, on one core.
+"""Speed of advantages: 100,000 decisions in 10,000 ragged groups, on one core.
 
     OMP_NUM_THREADS=1 python -m unitymas.benchmarks.speed.advantages
 

@@ -1,4 +1,4 @@
-"""How fast a whole team's rollouts are: the M-ASK collector, against its engine fed directly, and `model.generate`.
+"""Speed of a whole team's rollouts: the M-ASK collector, against its engine fed directly, and `model.generate`.
 
     python -m unitymas.benchmarks.speed.collect [--episodes 256] [--slots 64] [--threads 1] [--rounds 2]
 
@@ -69,7 +69,7 @@ class Rates(NamedTuple):
 
 
 def rates(moments: Sequence[Moment], slots: int) -> tuple[Rates, Rates, Rates]:
-    """In all; steady; and in the tail, from when fewer jobs are left than there are slots."""
+    """Rates in all, in the steady part, and in the tail, where fewer jobs are left than slots."""
     turn = next(m for m in moments if m.left <= slots)
     first, last = moments[0], moments[-1]
     return Rates.between(first, last), Rates.between(first, turn), Rates.between(turn, last)

@@ -1,4 +1,4 @@
-"""How fast the engine is, against transformers' own `model.generate` on the same requests.
+"""Speed of the engine, against transformers' own `model.generate` on the same requests.
 
     python -m unitymas.benchmarks.speed.engine [--dtype bfloat16] [--batch 64] [--threads 1] [--repeat 3]
 

@@ -1,4 +1,4 @@
-"""How fast the core is: `python -m unitymas.benchmarks.speed.episode`.
+"""Speed of the core: `python -m unitymas.benchmarks.speed.episode`.
 
 Requests answered per second (M-ASK, instant answers), the cost of a fork, memory of live episodes, and
 AEC episodes per minute with the real retriever on the mini world.

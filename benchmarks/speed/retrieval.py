@@ -1,4 +1,4 @@
-"""How fast is retrieval? Building and searching a BM25 index, beside bare bm25s in the same run.
+"""Speed of retrieval: building and searching a BM25 index, beside bare bm25s in the same run.
 
     python -m unitymas.benchmarks.speed.retrieval --passages 1000000
 

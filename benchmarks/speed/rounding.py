@@ -1,4 +1,4 @@
-"""What bfloat16 costs in accuracy: log-probs of a real model's tokens, against the same model in float32.
+"""Cost of bfloat16 in accuracy: log-probs of a real model's tokens, against the same model in float32.
 
     python -m unitymas.benchmarks.speed.rounding [--model NAME]     # default: the embedded tiny model
 

@@ -1,4 +1,4 @@
-"""How fast is the sandbox? Cases a second, beside plain `subprocess.run` in the same run.
+"""Speed of the sandbox: cases a second, beside plain `subprocess.run` in the same run.
 
     python -m unitymas.benchmarks.speed.sandbox --cases 400 --batch 1000
 

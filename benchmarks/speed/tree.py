@@ -1,4 +1,4 @@
-"""What tree sampling adds to the generation of the same candidates, with a real model.
+"""Cost of tree sampling, beside the generation of the same candidates with a real model.
 
     OMP_NUM_THREADS=1 python -m unitymas.benchmarks.speed.tree [--env mask-nq] [--width 8] [--tasks 8] [--rounds 3]
 

@@ -1,4 +1,4 @@
-"""How fast is the update? One optimiser step of GRPO on ready samples, beside TRL's GRPOTrainer in the same run.
+"""Speed of the update: one optimiser step of GRPO on ready samples, beside TRL's GRPOTrainer in the same run.
 
     python -m unitymas.benchmarks.speed.update                 # tokens/s, and the ratio
     python -m unitymas.benchmarks.speed.update --memory        # peak memory as the vocabulary grows
@@ -238,7 +238,7 @@ def speed(rounds: int, vocab: int, n: int) -> None:
 
 
 def _peak(side: str, vocab: int, n: int, result: Any) -> None:
-    """In a process of its own: peak resident memory above what the process had before the update's first step."""
+    """Measure in a process of its own the peak resident memory above what the process had before the update's first step."""
     samples = draw(vocab, n)
     if side == "ours":
         step = ours(samples, vocab, "float32", 4096)

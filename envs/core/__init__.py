@@ -1,1 +1,1 @@
-"""The sans-IO machine: a workflow asks, drivers answer, a trace and a ledger remember."""
+"""The sans-IO machine: a workflow asks, drivers answer, a trace and a ledger record it."""

@@ -1,7 +1,7 @@
-"""All that an episode of an environment needs, in one picklable place.
+"""Arenas: all that an episode of an environment needs, in one picklable place.
 
 An `Arena` is a workflow with its tasks, tools, reward rules and budget. The AEC face, `rollout` and the
-trainer's collector all start their episodes here, so there is one way an episode begins.
+trainer's collector all start their episodes here, so there is one way in which an episode begins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .workflow import Workflow, unknown
 
 
 class UnknownTask(KeyError):
-    """A task id that the data set does not hold."""
+    """Raised for a task id that the data set does not hold."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -55,7 +55,7 @@ class Arena:
         self.env_id, self.data, self.budget = env_id, data, budget or Budget()
         self.config = dict(config or {})
         self.expert, self.headline = expert, headline
-        self.score = score or headline  # the metric that an episode's `score` is, where a rule computes it
+        self.score = score or headline  # the metric that is an episode's `score`, where a rule computes it
         self.roles: dict[str, Role] = workflow.agents()
         self.toolbox = Toolbox(tools or {})
         self.toolbox.check(workflow.tools, type(workflow).__name__)
@@ -78,18 +78,18 @@ class Arena:
         self.code_hash = code_hash(type(workflow), *(type(r) for r in self.rules))
 
     def add_rule(self, rule: Any) -> None:
-        """Attach a reward rule; the same name twice is an error."""
+        """Attach a reward rule. The same name twice is an error."""
         rules = [*self.rules, as_rule(rule)]
         check_names(rules)
         self.rules = rules
 
     @property
     def task_ids(self) -> Sequence[str]:
-        """The ids of all tasks, in order."""
+        """List the ids of all tasks, in order."""
         return list(self._index)
 
     def task(self, id: str) -> Task:
-        """A task by id, checked against the schema; an unknown id is answered with the nearest."""
+        """Return a task by id, checked against the schema. The error for an unknown id names the nearest."""
         found = self._tasks.get(id)
         if found is None:
             if id not in self._index:
@@ -103,7 +103,7 @@ class Arena:
         return Execution(self.workflow, task, seed, budget=self.budget, roles=self.roles)
 
     def scorer(self, task: Task) -> Scorer:
-        """The ledger keeper of one episode."""
+        """Make the ledger keeper of one episode."""
         return Scorer(self.rules, task, self.score)
 
     def label(self, trace: Trace, sample: int = 0) -> Trace:
@@ -120,7 +120,7 @@ class Arena:
         return trace
 
     def rescore(self, trace: Trace) -> Trace:
-        """Apply the rules to a finished trace afresh; nothing is generated, and a failed one stays as it is."""
+        """Apply the rules to a finished trace again. Nothing is generated, and a failed trace stays as it is."""
         if str(trace.ended) == "error":
             return trace
         trace.credits, trace.metrics = [], {}
@@ -140,12 +140,12 @@ def _source(module: str) -> bytes:
 
 
 def bare_code(source: str) -> str:
-    """The source without docstrings, comments, imports and blank lines: what can change an episode.
+    """Strip docstrings, comments, imports and blank lines from a source. The rest is what can change an episode.
 
-    A text, not a tree, because versions of Python print trees differently.
+    The result is text, not a tree, because versions of Python print trees differently.
     """
     lines = [line.encode() for line in source.split("\n")]
-    begin = [0, *itertools.accumulate(len(line) + 1 for line in lines)]  # of each line, in bytes
+    begin = [0, *itertools.accumulate(len(line) + 1 for line in lines)]  # bytes before each line
     spans, texts = [], set[int]()
     nodes = list(ast.walk(ast.parse(source)))
     docstrings = {id(node.value) for node in nodes if _is_docstring(node)}
@@ -154,7 +154,7 @@ def bare_code(source: str) -> str:
         if isinstance(node, ast.Import | ast.ImportFrom) or _is_docstring(node):
             spans.append((begin[first - 1] + node.col_offset, begin[last - 1] + (node.end_col_offset or 0)))
         elif isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in docstrings:
-            texts.update(range(first, last))  # lines that end inside of a text stay as they are
+            texts.update(range(first, last))  # lines that end inside a string constant stay as they are
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
@@ -178,7 +178,7 @@ def _is_docstring(node: ast.AST) -> TypeGuard[ast.Expr]:
 
 
 def code_hash(*kinds: type) -> str:
-    """A hash of the code of the modules that define these classes: what an episode is made by."""
+    """Hash the code of the modules that define these classes, because episodes depend on it."""
     digest = hashlib.sha256()
     for module in dict.fromkeys(kind.__module__ for kind in kinds):
         digest.update(_source(module))

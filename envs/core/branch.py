@@ -34,7 +34,7 @@ from .workflow import Workflow
 
 
 class Branch:
-    """See the module's text. `label` tells the samples of one branch from those of its siblings."""
+    """One line of play, with its forks. `label` tells the samples of one branch from those of its siblings."""
 
     def __init__(
         self, arena: Arena, team: BoundTeam, play: Execution, scorer: Scorer, episode: str = "",
@@ -72,7 +72,7 @@ class Branch:
         return self.arena.label(self.scorer.show(self.play.trace))
 
     def credits(self, node: str) -> dict[str, float]:
-        """What a node has earned so far, by component."""
+        """Amounts that a node has earned so far, by component."""
         return self.trace.rewards(node)
 
     async def tools(self) -> None:
@@ -167,7 +167,7 @@ def check_anchors(arena: Arena, what: str) -> None:
 
 
 def _may_name_states(workflow: Workflow) -> bool:
-    """Whether `anchor=` stands in a module of the workflow's classes, or a module cannot be read."""
+    """Tell whether `anchor=` stands in a module of the workflow's classes, or a module cannot be read."""
     own = [cls for cls in type(workflow).__mro__ if cls not in Workflow.__mro__]
     try:
         return any(re.search(r"\banchor\s*=", inspect.getsource(sys.modules[cls.__module__])) for cls in own)

@@ -1,7 +1,7 @@
 """The two drivers, side by side: one episode at a time, and thousands at once.
 
-Both do the same to an `Execution`: answer what is pending, until it has ended. `rollout` is the front
-door of the asynchronous one.
+Both treat an `Execution` in the same way: they answer what is pending, until it has ended. `rollout` is the public
+function of the asynchronous driver.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LONG_REPLY = 100_000  # characters; longer ones are read in a thread, beside the
 
 
 def call_for(execution: Execution, node: Node, episode: str, *, reference: bool = False) -> Call:
-    """The question that a node puts to a policy."""
+    """Make the call to a policy that a node asks for."""
     assert isinstance(node, Act)
     return Call(
         agent=node.agent or "", role=node.role or "", messages=node.messages,
@@ -46,7 +46,7 @@ def call_for(execution: Execution, node: Node, episode: str, *, reference: bool 
 
 
 def take(execution: Execution, node: Node, said: str | Answer, reply: Reply | None = None) -> None:
-    """Hand a policy's answer to the execution, and what it reads as where that is known."""
+    """Give a policy's answer to the execution, with its parsed form where that is known."""
     text, meta = (said.text, said.meta) if isinstance(said, Answer) else (said, {})
     if not isinstance(text, str):
         raise TypeError(f"{node.agent}: a reply must be a string, got {type(text).__name__} {text!r:.60}")
@@ -57,7 +57,9 @@ def take(execution: Execution, node: Node, said: str | Answer, reply: Reply | No
 
 
 def play(execution: Execution, team: BoundTeam, arena: Arena, episode: str = "") -> Trace:
-    """Play one episode to its end, blocking; an error in `run` is recorded in the trace, a policy's raises."""
+    """Play one episode to its end, blocking. An error in `run` is recorded in the trace; an error of a policy
+    is raised.
+    """
     scorer = arena.scorer(execution.task)
     while execution.pending:  # nothing is, once it has ended
         for node in execution.pending:
@@ -83,10 +85,10 @@ _resting = 0
 
 @contextmanager
 def heap_at_rest() -> Iterator[None]:
-    """What exists already (models, indices, data) is not searched for garbage while episodes come and go.
+    """Keep the objects that exist already (models, indices, data) out of garbage collection while episodes are played.
 
-    Thousands of new objects set off collections of the whole heap: 4% of a round of rollouts. A heap that somebody
-    has frozen before stays as it is.
+    Thousands of new objects set off collections of the whole heap: 4% of the time of a rollout. A heap that was frozen
+    before stays as it is.
     """
     global _resting
     if not _resting:
@@ -104,7 +106,7 @@ def heap_at_rest() -> Iterator[None]:
 
 
 async def side_by_side(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Play many episodes at once; what they give, in their order."""
+    """Play many episodes at once. Return their results in order."""
     with heap_at_rest():
         played = [asyncio.ensure_future(episode) for episode in episodes]
         try:
@@ -123,7 +125,7 @@ async def aplay(
     episode: str = "",
     order: Callable[[list[Node]], list[Node]] | None = None,
 ) -> Trace:
-    """Play one episode to its end; what goes wrong is recorded in the trace as `ended="error"`."""
+    """Play one episode to its end. An error is recorded in the trace as `ended="error"`."""
     scorer = arena.scorer(execution.task)
     deadline = arena.budget.seconds
     began = time.perf_counter()
@@ -166,9 +168,10 @@ async def _answer(execution: Execution, node: Node, team: BoundTeam, arena: Aren
 
 
 async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> None:
-    """Put a call to the team and hand its answer to the execution; a policy that fails ends the episode.
+    """Put a call to the team and give its answer to the execution. A policy that fails ends the episode.
 
-    Where it will fail all others too, this raises `Outage`."""
+    A failure that all other calls would meet too raises `Outage`.
+    """
     try:
         said = team.ask_any(call)
         if inspect.isawaitable(said):
@@ -197,7 +200,7 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
 
 
 class EpisodeFailures:
-    """What went wrong in many episodes: each cause once, with its count and its place."""
+    """Failures of many episodes: each cause once, with its count and its place."""
 
     shown = 5
 
@@ -215,7 +218,7 @@ class EpisodeFailures:
                 self.causes[f"tool {node.tool!r} raised {node.meta['raised']}"] += 1
 
     def say(self) -> None:
-        """Print them, once each."""
+        """Print the failures, once each."""
         for cause, count in self.causes.most_common(self.shown):
             print(f"unitymas: {cause}: {count:,} × in {counted(self.episodes, 'episode')}", file=sys.stderr)
         if len(self.causes) > self.shown:
@@ -223,7 +226,7 @@ class EpisodeFailures:
 
 
 def derive(*parts: object) -> int:
-    """A seed from parts, the same in every process."""
+    """Derive a seed from parts, the same in every process."""
     text = "/".join(map(str, parts))
     return int.from_bytes(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).digest(), "big"
@@ -231,7 +234,7 @@ def derive(*parts: object) -> int:
 
 
 def select_tasks(arena: Arena, tasks: int | Iterable[Any] | None) -> tuple[Arena, list[Task]]:
-    """Tasks by number (the first n), by id, or as rows of one's own; None is all of them."""
+    """Select tasks by number (the first n), by id, or as rows of one's own; None is all of them."""
     if tasks is None:
         return arena, [arena.task(i) for i in arena.task_ids]
     if isinstance(tasks, int):
@@ -295,7 +298,7 @@ async def arollout(
 
 
 def rollout(env: Any, team: Any, **how: Any) -> list[Trace]:
-    """`arollout` from ordinary code (inside a notebook's running loop, too)."""
+    """Run `arollout` from ordinary code (inside a notebook's running loop, too)."""
     traces: list[Trace] = run_sync(arollout(env, team, **how))
     return traces
 
@@ -303,7 +306,7 @@ def rollout(env: Any, team: Any, **how: Any) -> list[Trace]:
 def run_sync(work: Coroutine[Any, Any, Any], interrupted: Callable[[], None] | None = None) -> Any:
     """Run a coroutine to its end: here, or in a thread of its own where a loop is already running.
 
-    A Ctrl-C while that thread runs calls `interrupted`, which sees to it that the work ends.
+    A Ctrl-C while that thread runs calls `interrupted`, which makes sure that the work ends.
     """
     if asyncio._get_running_loop() is None:
         return asyncio.run(work)
@@ -331,7 +334,7 @@ def run_sync(work: Coroutine[Any, Any, Any], interrupted: Callable[[], None] | N
 
 
 def arena_of(env: Any, **make_args: Any) -> Arena:
-    """The arena behind an id, an arena or an environment; a foreign wrapper is refused by name."""
+    """Return the arena behind an id, an arena or an environment. A foreign wrapper is refused by name."""
     if isinstance(env, Arena):
         return env
     if isinstance(env, str):

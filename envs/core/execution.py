@@ -1,9 +1,9 @@
-"""An episode being played, without any input or output of its own.
+"""Execution: an episode in play, without any input or output of its own.
 
-`Execution` runs a workflow's coroutine to its next requests and waits. Whoever drives it answers them
-(`answer`, `give`, `fail`), in any order; when the last request of a *round* is answered, the branches
-resume in path order and the next round begins. That makes an episode a function of its replies alone:
-the one-at-a-time AEC face and a collector with shuffled arrivals give the same trace.
+`Execution` runs a workflow's coroutine to its next requests and waits. A driver answers them (`answer`, `give`,
+`fail`), in any order. When the last request of a *round* is answered, the branches resume in path order and the next
+round begins. That makes an episode a function of its replies alone: the one-at-a-time AEC face and a collector with
+shuffled arrivals give the same trace.
 
 The journal is the list of answered nodes. State is config + task + seeds + journal: `fork` and `replay`
 feed the journal to a fresh coroutine, and pickling does the same.
@@ -28,14 +28,14 @@ __all__ = ["Budget", "Ended", "Execution", "ReplayDivergence", "path_key"]
 
 
 class Execution(Rounds):
-    """One episode, being played. `pending` lists what it asks; answer all of it and it goes on."""
+    """One episode in play. `pending` lists its open requests. When all are answered, it goes on."""
 
     # what drivers do -----------------------------------------------------------------------------
 
     def answer(
         self, node: Node, text: str, meta: Mapping[str, Any] | None = None, reply: Reply | None = None
     ) -> Reply:
-        """An agent said `text`. Parsed by its format; when it was the round's last answer, `run` goes on.
+        """Answer an act with `text`, which is parsed by the act's format. After the round's last answer, `run` goes on.
 
         `reply` is what `read` has made of the text, where a driver had it read elsewhere.
         """
@@ -51,7 +51,7 @@ class Execution(Rounds):
         return reply
 
     def give(self, node: Node, result: Any, private: Any = None) -> None:
-        """A tool's result; `private` is for rewards and the trace, never for `run`."""
+        """Answer a tool use with its result; `private` is for rewards and the trace, never for `run`."""
         if node.state != PENDING:
             raise WorkflowError(f"node {node.id} was answered already")
         node.result = freeze(result)
@@ -60,14 +60,14 @@ class Execution(Rounds):
         self._settle(node)
 
     def fail(self, node: Node, message: str) -> None:
-        """A tool failed; `run` sees a `ToolError` with this message."""
+        """Answer a tool use with a failure. `run` sees a `ToolError` with this message."""
         if node.state != PENDING:
             raise WorkflowError(f"node {node.id} was answered already")
         node.error = message
         self._settle(node)
 
     def truncate(self, reason: str) -> None:
-        """End the episode here (a budget is spent, a deadline is past). `run` is closed, not told."""
+        """End the episode here (a budget is spent, a deadline is past). `run` is closed, and is not told."""
         if self.ended is Ended.NO:
             self._end(Ended.TRUNCATED, reason)
 
@@ -78,16 +78,16 @@ class Execution(Rounds):
             self._end(Ended.ERROR, reason)
 
     def call_seed(self, node: Node) -> int:
-        """The sampling seed of an act: from the seed in force in its round, and its path."""
+        """Sampling seed of an act: made of the seed in force in its round, and its path."""
         seed = [s for start, s in self.seeds if node.round >= start][-1]
         return int.from_bytes(hashlib.blake2b(f"{seed}/{node.id}".encode(), digest_size=7).digest(), "big")
 
     # forks ---------------------------------------------------------------------------------------
 
     def fork(self, at: str | None = None, seed: int | None = None) -> Execution:
-        """The same episode as a new one: up to now, or up to the moment node `at` was asked.
+        """Fork the episode: up to now, or up to the moment at which node `at` was asked.
 
-        What follows plays again with the same chance, unless `seed` gives it another.
+        The rest is played again with the same chance, unless `seed` gives it another.
         """
         if at is None:
             journal = {n.id: n for n in self.nodes if n.state == ANSWERED}
@@ -104,10 +104,10 @@ class Execution(Rounds):
         return self._again(journal, seeds)
 
     def replay(self, substitute: Mapping[str, str]) -> Execution:
-        """The same episode with some replies exchanged and all later ones forced.
+        """Replay the episode with some replies exchanged and all later ones forced.
 
         Nodes whose prompt changed by it are marked `meta["changed"]`. Requests that the journal does not
-        know, because control went another way, stay pending.
+        know, because control took another way, stay pending.
         """
         for name in substitute:
             if self.node(name).kind != "act":
@@ -116,7 +116,7 @@ class Execution(Rounds):
         return self._again(journal, self.seeds, forced=substitute)
 
     def node(self, id: str) -> Node:
-        """The node with this id; an unknown one is answered with those there are."""
+        """Return the node with this id. The error for an unknown id lists those that exist."""
         for node in self.nodes:
             if node.id == id:
                 return node

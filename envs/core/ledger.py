@@ -1,9 +1,9 @@
-"""Rewards as one ledger: every amount says which node earned it, and under which name.
+"""The ledger of rewards: every amount has a node that earned it, and a component.
 
-A *rule* is a pure function of what happened. `on_node(trace, node, task)` gives credits as soon as a
-round is answered, `on_end(trace, task)` when the episode is over; a plain function is an `on_end`. The
-`Scorer` applies rules round by round, to what was known at the end of each: so the AEC face, a collector, a fork
-and a rescored trace book the same credits, in whatever order the arms of an `ep.all` stand or answer.
+A *rule* is a pure function of what happened. `on_node(trace, node, task)` gives credits as soon as a round is
+answered, `on_end(trace, task)` when the episode is over; a plain function is an `on_end`. The `Scorer` applies rules
+round by round, to what was known at the end of each. So the AEC face, a collector, a fork and a rescored trace book the
+same credits, in whatever order the arms of an `ep.all` stand or answer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .trace import Trace
 
 @runtime_checkable
 class Rule(Protocol):
-    """What a reward is: a name, and credits while the episode runs or when it is over.
+    """Interface of a reward: a name, and credits while the episode runs or when it is over.
 
-    A rule may also have `metrics(trace, task) -> dict[str, float]`: figures to report, not to learn from. One that has
-    none gives a metric of its own name: what it paid an act, the mean over the agents that it paid.
+    A rule may also have `metrics(trace, task) -> dict[str, float]`: figures to report, not to learn from. A rule without it
+    has one metric of its own name: the mean, over the agents that it paid, of what an act was paid.
     """
 
     name: str
@@ -88,7 +88,7 @@ class FunctionRule:
 
 
 def as_rule(given: Any) -> Rule:
-    """A rule out of a rule or a plain function; anything else is an error that says what fits."""
+    """Make a rule of a rule or a plain function. The error for anything else says what fits."""
     if hasattr(given, "on_end") or hasattr(given, "on_node"):
         return given  # type: ignore[no-any-return]
     if callable(given):
@@ -99,7 +99,7 @@ def as_rule(given: Any) -> Rule:
 
 
 class Scorer:
-    """Applies rules to one episode and books what they give; the same whoever drives the episode."""
+    """Books of one episode: the scorer applies rules and books what they give, the same for every driver."""
 
     __slots__ = ("booked", "ended", "headline", "ids", "metrics", "paid", "rules", "seen", "task")
 
@@ -113,7 +113,7 @@ class Scorer:
         self.ended = False
 
     def fork(self) -> Scorer:
-        """The books so far, to be kept on for a fork of the episode."""
+        """Copy the books so far, for a fork of the episode."""
         twin = Scorer(self.rules, self.task, self.headline)
         twin.paid = {name: list(credits) for name, credits in self.paid.items()}
         twin.booked, twin.metrics = list(self.booked), dict(self.metrics)
@@ -121,7 +121,7 @@ class Scorer:
         return twin
 
     def advance(self, trace: Trace, asking: int | None = None) -> list[Credit]:
-        """Book the rounds that were completed since the last call, and give just their credits.
+        """Book the rounds that were completed since the last call, and return only their credits.
 
         `asking` is the round whose requests are still being answered. An episode that failed earns nothing more.
         """
@@ -170,7 +170,7 @@ class Scorer:
         self.booked.extend(fresh)
 
     def show(self, trace: Trace) -> Trace:
-        """Let a trace of this episode show what was booked."""
+        """Write the booked credits into a trace of this episode."""
         trace.credits, trace.metrics = self.booked, self.metrics
         return trace
 
@@ -193,20 +193,20 @@ class Scorer:
                     f"reward {rule.name!r} gave {amount!r:.60} to node {node!r} as {component!r}; "
                     f"an amount must be a finite number{_at(rule)}"
                 )
-            booked = plain and type(credit) is Credit  # a copy would be the same
+            booked = plain and type(credit) is Credit  # a copy would be equal
             fresh.append(credit if booked else Credit(node, component, float(amount)))
         if rule.name in self.paid:
             self.paid[rule.name] += fresh[before:]
 
 
 def _at(rule: Any) -> str:
-    """Where a rule stands."""
+    """Place of a rule in its file."""
     told_by = getattr(rule, "fn", None) or getattr(type(rule), "on_end", None) or type(rule).on_node
     return at(defined(told_by))
 
 
 def _per_agent(trace: Trace, paid: Iterable[Credit]) -> float:
-    """What an act was paid: the mean over the agents that were paid, each of its own acts' mean."""
+    """Mean payment of an act: the mean over the agents that were paid, each of its own acts' mean."""
     by_node: dict[str, float] = {}
     for credit in paid:
         by_node[credit.node] = by_node.get(credit.node, 0.0) + credit.amount
@@ -219,7 +219,7 @@ def _per_agent(trace: Trace, paid: Iterable[Credit]) -> float:
 
 
 def check_names(rules: Sequence[Rule]) -> None:
-    """The same reward attached twice would count twice without a word: an error instead."""
+    """Refuse two rules of one name: the same reward attached twice would count twice."""
     names = [rule.name for rule in rules]
     for name in names:
         if names.count(name) > 1:

@@ -1,8 +1,8 @@
-"""The machine that plays a workflow in rounds.
+"""Rounds: the machine that plays a workflow.
 
-`Rounds` runs `run` to its next requests. When the last of them is answered, the branches resume in path
-order, which asks the next round. Ids are paths, so nothing depends on the order of arrival. What drivers
-and replays do with it is `Execution`.
+`Rounds` runs `run` to its next requests. When the last of them is answered, the branches resume in path order, and
+ask the next round. Ids are paths, so nothing depends on the order of arrival. `Execution` has what drivers and replays
+need.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ GOES_ON = Ended.NO  # looked up once: every request compares with it, and an enu
 
 
 class ReplayDivergence(WorkflowError):
-    """A replayed workflow asked something else than its journal holds."""
+    """Raised when a replayed workflow asks something else than its journal holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much an episode may spend before it is truncated."""
+    """Limits of what an episode may spend before it is truncated."""
 
     requests: int = 1000
     tokens: int | None = None
@@ -41,12 +41,12 @@ class Budget:
 
 
 def tokens_of(meta: Mapping[str, Any]) -> int:
-    """What an answer cost of the budget."""
+    """Number of tokens that an answer takes from the budget."""
     return int(meta.get("tokens_in", 0) + meta.get("tokens_out", 0))
 
 
 class Rounds:
-    """The branches of one episode and what they wait for."""
+    """The branches of one episode, and the requests that they wait for."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Rounds:
 
     @property
     def trace(self) -> Trace:
-        """The graph trajectory so far."""
+        """Graph trajectory so far."""
         if self._trace is None:
             self._trace = Trace(task_id=self.task.id, seed=self.seeds[-1][1])
         trace = self._trace

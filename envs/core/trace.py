@@ -1,7 +1,7 @@
-"""The graph trajectory of an episode: who was asked what, what came back, and what it was worth.
+"""Traces: the graph trajectory of an episode, with its prompts, replies, results and rewards.
 
-`Trace.to_dict()` is plain JSON (its keys are part of the contract); `write` and `read` keep many of them
-in one zstandard-compressed JSONL file that stays readable however the writer died.
+`Trace.to_dict()` is plain JSON (its keys are part of the contract). `write` and `read` keep many traces in one
+zstandard-compressed JSONL file. The file stays readable however its writer ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SUBSTITUTE = f"{__package__.rpartition('.')[0]}.substitute:reward_of"
 
 @dataclass(slots=True)
 class Trace:
-    """One episode. `nodes` stand in canonical order; credits are kept by node and component."""
+    """One episode. `nodes` are in canonical order; credits are kept by node and component."""
 
     env_id: str = ""
     task_id: str = ""
@@ -43,7 +43,7 @@ class Trace:
     credits: list[Credit] = field(default_factory=list)
     tags: dict[str, Any] = field(default_factory=dict)  # timings, team, versions: not compared
     origin: Any = field(default=None, repr=False, compare=False)
-    """(arena, team, task) of a trace that was played here; it stays in this process."""
+    """Arena, team and task of a trace that was played here; they stay in this process."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "origin"}
@@ -54,22 +54,22 @@ class Trace:
             setattr(self, name, value)
 
     def acts(self, role: str | None = None) -> list[Node]:
-        """The acts, all or of one role, in canonical order."""
+        """List the acts, all or of one role, in canonical order."""
         return [n for n in self.nodes if n.kind == "act" and (role is None or n.role == role)]
 
     def uses(self, tool: str | None = None) -> list[Node]:
-        """The tool uses, all or of one tool, in canonical order."""
+        """List the tool uses, all or of one tool, in canonical order."""
         return [n for n in self.nodes if n.kind == "use" and (tool is None or n.tool == tool)]
 
     def node(self, id: str) -> Node:
-        """The node with this id."""
+        """Return the node with this id."""
         for node in self.nodes:
             if node.id == id:
                 return node
         raise KeyError(f"no node {id!r} in this trace; it has {', '.join(n.id for n in self.nodes)}")
 
     def until(self, round: int) -> Trace:
-        """The trace as it stood when this round was complete: itself, where nothing came later."""
+        """Return the trace as it was when this round was complete: itself, where nothing came later."""
         nodes = [n for n in self.nodes if n.round <= round]
         if len(nodes) == len(self.nodes):
             return self
@@ -81,7 +81,7 @@ class Trace:
         )
 
     def rewards(self, id: str) -> dict[str, float]:
-        """A node's credits, summed by component."""
+        """Sum a node's credits by component."""
         table: dict[str, float] = {}
         for credit in self.credits:
             if credit.node == id:
@@ -89,7 +89,7 @@ class Trace:
         return table
 
     def reward_of(self, node: str, text: str | Sequence[str], **how: Any) -> Any:
-        """What a node would have earned with this text as its reply: the episode is played on from there.
+        """Compute what a node would have earned with this text as its reply. The episode is played on from there.
 
         Several texts give a list. `team` plays on (default: the one that played this trace), in `env` (default: where
         this trace was played). `of="role"` counts all acts of the node's role, `of="team"` those of everybody;
@@ -98,7 +98,7 @@ class Trace:
         return find(SUBSTITUTE)(self, node, text, **how)
 
     def to_dict(self, *, volatile: bool = True) -> dict[str, Any]:
-        """Plain JSON. Without `volatile`, only what two runs of the same episode must share."""
+        """Return plain JSON. Without `volatile`, it holds only what two runs of the same episode must share."""
         by_node: dict[str, dict[str, float]] = {}
         for credit in self.credits:
             row = by_node.setdefault(credit.node, {})
@@ -126,7 +126,9 @@ class Trace:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Trace:
-        """The inverse of `to_dict`; an unknown schema, or a field that is missing or of another shape, is an error."""
+        """Read what `to_dict` gave. An unknown schema, or a field that is missing or of another shape, is an
+        error.
+        """
         if plain.get("schema") != SCHEMA:
             raise ValueError(
                 f"this is no trace of schema {SCHEMA!r}: its schema is {plain.get('schema')!r:.60}"
@@ -212,7 +214,7 @@ def _node_from(row: Mapping[str, Any]) -> Node:
 
 
 def jsonable(value: Any) -> Any:
-    """Plain JSON types out of frozen data; what has no JSON form becomes its repr."""
+    """Turn frozen data into plain JSON types. A value without a JSON form becomes its repr."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
@@ -229,12 +231,12 @@ def jsonable(value: Any) -> Any:
 
 
 def dumps(trace: Trace) -> bytes:
-    """One line of JSON. Lone surrogates, which models do produce, are escaped."""
+    """Write a trace as one line of JSON. Lone surrogates, which models do produce, are escaped."""
     return json.dumps(trace.to_dict(), ensure_ascii=True, separators=(",", ":"), allow_nan=True).encode()
 
 
 def write(traces: Iterable[Trace], path: str | Path, *, append: bool = False) -> int:
-    """Write traces to a `.jsonl` or `.jsonl.zst` file; returns how many. Each is a frame of its own."""
+    """Write traces to a `.jsonl` or `.jsonl.zst` file. Return how many. Each is a frame of its own."""
     path, count = Path(path), 0
     path.parent.mkdir(parents=True, exist_ok=True)
     compress = _compressor() if path.suffix == ".zst" else bytes
@@ -246,7 +248,7 @@ def write(traces: Iterable[Trace], path: str | Path, *, append: bool = False) ->
 
 
 def write_lines(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Plain records as compressed JSON lines, a frame each."""
+    """Write plain records as compressed JSON lines, a frame each."""
     compress = _compressor()
     with open(path, "wb") as file:
         for row in rows:
@@ -261,7 +263,9 @@ def _compressor() -> Callable[[bytes], bytes]:
 
 
 def read(path: str | Path) -> Iterator[Trace]:
-    """The traces of a file, in order. A torn last line (its writer was killed) is left out; damage is an error."""
+    """Read the traces of a file, in order. A torn last line (its writer was killed) is left out; damage is an
+    error.
+    """
     for number, row in enumerate(read_dicts(path), 1):
         try:
             trace = Trace.from_dict(row)
@@ -273,7 +277,9 @@ def read(path: str | Path) -> Iterator[Trace]:
 
 
 def read_dicts(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The same as plain dicts. A line longer or deeper than `untrusted` allows is an error with its number."""
+    """Read the traces of a file as plain dicts. A line longer or deeper than `untrusted` allows is an error
+    with its number.
+    """
     path = Path(path)
     with open_regular(path, links=True) as file:
         for number, line in enumerate(packed_lines(file, path.name, whole=False), start=1):

@@ -1,4 +1,4 @@
-"""What a workflow author meets: `Workflow`, and the `Episode` its `run` is given.
+"""The interface for authors of workflows: `Workflow`, and the `Episode` its `run` is given.
 
 A workflow is a sans-IO program. It never calls a model, a retriever or a clock: it *asks*, and whoever
 drives it answers. Every `ep.act`, `ep.use` and `ep.all` only makes a request; awaiting the request
@@ -38,7 +38,7 @@ TOOLS = "tools"  # a tool that every workflow with tools has: `names` -> what a 
 
 
 class Outcome(FrozenDict):
-    """What an episode came to, by name: `Outcome(answer="Paris")`."""
+    """Result of an episode, by name: `Outcome(answer="Paris")`."""
 
     def __init__(self, **values: Any) -> None:
         super().__init__(freeze(values))
@@ -80,7 +80,7 @@ async def _just(request: Awaitable[Any]) -> Any:
 
 
 class Episode:
-    """What `run` sees: the task without its reference, chance, and the three ways to ask."""
+    """The argument of `run`: the task without its reference, chance, and the three ways to ask."""
 
     __slots__ = ("_cast", "_made", "_rng", "_roles", "_seed", "_tools", "task")
 

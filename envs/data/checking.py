@@ -16,7 +16,7 @@ MOST_PROBLEMS = 20
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """What ``check`` found in a file of tasks or a prepared folder."""
+    """Report of ``check`` on a file of tasks or a prepared folder."""
 
     path: str
     kind: str

@@ -37,7 +37,7 @@ def text(record: Record, *names: str) -> str:
 
 
 def spoken(record: Record, *names: str) -> str:
-    """As ``text``, and if there is none, the last message of the user in ``prompt`` or ``raw_prompt``."""
+    """Read ``text``, or if there is none, the last message of the user in ``prompt`` or ``raw_prompt``."""
     try:
         return text(record, *names)
     except FieldError:

@@ -92,7 +92,7 @@ def _build(entry: Known, source: Source, aside: Path, say: Say) -> None:
 
 
 def _progress(path: Path, origin: str, aside: Path) -> dict[str, Any]:
-    """What an interrupted run finished, if it was of the same origin and its files are whole."""
+    """Splits that an interrupted run finished, if it was of the same origin and its files are whole."""
     fresh: dict[str, Any] = {"origin": origin, "finished": [], "splits": {}}
     if not path.is_file():
         return fresh
@@ -143,7 +143,7 @@ def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say
 
 
 def _note(source: Source) -> str:
-    """What was done about splits that the source does not have."""
+    """Note on what was done about splits that the source does not have."""
     if "all" in source.splits():
         return "The source has one split; it was cut by id hash: 80% train, 10% validation, 10% test."
     if "train" in source.splits() and "validation" not in source.splits():

@@ -125,7 +125,7 @@ def math(record: Record) -> Row:
 
 
 def _answers(value: Any) -> list[str]:
-    """As ``fields.texts``, but text stays text: the answer "[1, 2]" is an interval, not a list."""
+    """Read answers like ``fields.texts``, but text stays text: the answer "[1, 2]" is an interval, not a list."""
     if isinstance(value, str) and value.strip():
         return [value.strip()]
     if isinstance(value, float) and value.is_integer():

@@ -1,4 +1,4 @@
-"""What a row of each kind must look like, and errors that name file, row and field.
+"""Schemas of the rows of each kind, and errors that name file, row and field.
 
     QA    {id, question, answers}                                          answers: texts, any of which is right
     code  {id, problem, visible_tests, hidden_tests, starter_code?, fn_name?}   tests: see ``check_test``

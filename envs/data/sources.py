@@ -1,4 +1,4 @@
-"""Where records come from: the hub, a wheel on the package index, or files on this machine.
+"""Sources of records: the hub, a wheel on the package index, or files on this machine.
 
 Each source says which splits it has and yields their records with a place for error messages. Wheels are read
 as archives: nothing of them is installed or imported, so their dependencies and code never enter this process.

@@ -1,1 +1,1 @@
-"""How others see a workflow: PettingZoo's AEC environment, spaces, bridges, a terminal."""
+"""Faces of a workflow: PettingZoo's AEC environment, spaces, bridges, a terminal."""

@@ -115,7 +115,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
             self.render()
 
     def state(self) -> Any:
-        """There is no global observation; the trace is what there is."""
+        """Refuse: no global observation exists. The trace shows the whole episode."""
         raise WorkflowError("a team of language models has no state array; read env.unwrapped.trace instead")
 
     def render(self) -> Any:

@@ -222,7 +222,7 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
         return self.env.observe(self.role), reward, over and not truncated, truncated, self._info()
 
     def render(self) -> Any:
-        """As the environment renders."""
+        """Render as the environment does."""
         return self.env.render()
 
     def _live(self) -> bool:
@@ -246,7 +246,7 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
 
 
 def gym_role(env_id: str, role: str | None = None, team: Any = None, **make_args: Any) -> SingleRole:
-    """What `gymnasium.make("unitymas/ID", role=…, team=…, **make)` gives.
+    """Environment that `gymnasium.make("unitymas/ID", role=…, team=…, **make)` gives.
 
     Without `role` it is the first agent; without `team` the scripted expert plays the others, or chance where there is
     none.

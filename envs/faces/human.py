@@ -64,7 +64,7 @@ class EpisodeView:
     def journal(
         self, nodes: Sequence[Node], rewards: Callable[[str], Mapping[str, float]], mine: set[str]
     ) -> None:
-        """What has happened since the last look; of one's own words only what they earned."""
+        """Lines about what has happened since the last look. One's own words are left out, but not what they earned."""
         for node in nodes:
             earned = _earned(rewards(node.id))
             if node.id not in self._nodes:
@@ -85,7 +85,7 @@ class EpisodeView:
         self.say((f"{node.agent}: ", "bold cyan"), clip(node.text or ""), *mark)
 
     def prompt(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> None:
-        """What an agent is to answer, as far as it is new."""
+        """Messages that an agent is to answer, as far as they are new."""
         heard = self._heard.get(agent, ())
         known = 0
         while known < min(len(heard), len(messages)) and heard[known] == messages[known]:
@@ -127,7 +127,7 @@ class EpisodeView:
     # asking --------------------------------------------------------------------------------------------
 
     def ask(self, node: Node, lenient: bool | None = None) -> str:
-        """What the person says for a node's agent; `Left` when they leave."""
+        """Reply of the person for a node's agent; `Left` when they leave."""
         assert isinstance(node, Act)
         agent, form = node.agent or "", node.format
         self.prompt(agent, node.messages)

@@ -74,5 +74,5 @@ class Conversation(Space):  # type: ignore[misc]
 
 
 def observation_space() -> Dict:
-    """What every agent observes."""
+    """Space of what every agent observes."""
     return Dict({"messages": Conversation()})

@@ -198,7 +198,7 @@ async def _all_tools(session: Any) -> list[Any]:
 
 
 def _page(session: Any, cursor: str) -> dict[str, Any]:
-    """How a page is asked for: by `params` in version 2 of the library, by `cursor` in version 1."""
+    """Arguments that ask for a page: `params` in version 2 of the library, by `cursor` in version 1."""
     if "cursor" in inspect.signature(session.list_tools).parameters:
         return {"cursor": cursor}
     from mcp.types import PaginatedRequestParams
@@ -221,7 +221,7 @@ def _thawed(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(result: Any, tool: str) -> Any:
-    """What ``run`` gets to see: JSON values only."""
+    """Content that ``run`` may see: JSON values only."""
     text = "\n".join(part.text for part in result.content if getattr(part, "type", "") == "text")
     if _either(result, "is_error", "isError"):
         raise ToolError(text[:LONGEST_SCHEMA] or f"{tool} failed without a message")
@@ -245,7 +245,7 @@ def _either(thing: Any, name: str, older: str) -> Any:
 
 
 def _is_answer(error: Exception) -> bool:
-    """Whether the server itself answered with an error of the protocol (arguments that do not fit, say)."""
+    """Tell whether the server itself answered with an error of the protocol (arguments that do not fit, say)."""
     details = getattr(error, "error", None)
     closed = -32000  # the library's own code for "connection closed"
     return type(error).__name__ in ("MCPError", "McpError") and getattr(details, "code", closed) != closed
@@ -272,7 +272,7 @@ class _Tools:
         return await self.servers[server].call(tool, arguments)
 
     def about(self, name: str) -> list[dict[str, Any]]:
-        """What a model is told: of one tool (`server/tool`), of a server's (`server`), of all (nothing)."""
+        """Describe tools for a model: one tool (`server/tool`), of a server's (`server`), of all (nothing)."""
         server, _, tool = name.partition("/")
         if server and server not in self.servers:
             raise ToolError(f"there is no MCP server {server!r}; the servers are {', '.join(self.servers)}")

@@ -1,4 +1,4 @@
-"""What a model is told of a tool, read from the tool's own signature: name, description, JSON schema.
+"""Description of a tool for a model, read from the tool's own signature: name, description, JSON schema.
 
     about(tool, "retrieve") == [{"name": "retrieve", "description": "…", "parameters": {"type": "object", …}}]
 
@@ -28,7 +28,7 @@ _FITS: dict[str, tuple[type, ...]] = {
 
 
 def about(tool: Tool, name: str) -> list[About]:
-    """What a model is told of a tool under this name; a family of tools (MCP) tells of several."""
+    """Describe a tool for a model under this name; a family of tools (MCP) tells of several."""
     if callable(tool.about):
         return list(tool.about(name.partition(":")[2]))
     return [{"name": name, **tool.about} if tool.about else from_signature(tool, name)]
@@ -79,7 +79,7 @@ def without(told: About, given: Mapping[str, Any]) -> About:
 
 
 def misfit(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments, in words; nothing if they fit."""
+    """Say what is wrong with the arguments; nothing if they fit."""
     properties = parameters.get("properties", {})
     for name in parameters.get("required", ()):
         if name not in arguments:

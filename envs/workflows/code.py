@@ -69,7 +69,7 @@ def problem_text(task: Any) -> str:
 
 
 def checked_text(checked: Mapping[str, Any]) -> str:
-    """What the visible tests said: passed how many, and the first failure."""
+    """Text about the visible tests: how many passed, and the first failure."""
     line = f"{checked['passed']} of {checked['total']} tests pass"
     return f"{line}\n{middle_cut(checked['first_failure'], 600)}" if checked.get("first_failure") else line
 

@@ -21,7 +21,7 @@ MOST = 4  # tests of the tester's that are run
 
 
 def read_tests(text: str) -> list[dict[str, Any]]:
-    """{"tests": [{"input": …, "output": …}]}"""
+    """Read the tests of a reply: {"tests": [{"input": …, "output": …}]}"""
     found = first_json_object(text) or {}
     given = found.get("tests")
     tests = [t for t in given if _is_test(t)][:MOST] if isinstance(given, list) else []
@@ -35,7 +35,7 @@ def _is_test(test: Any) -> bool:
 
 
 class CoderTester(Workflow):
-    """At most `max_turns` programs, each judged by tests of the tester's own."""
+    """Team of a coder and a tester: at most `max_turns` programs, each judged by tests of the tester's own."""
 
     schema = CODE
     tools = ("verify",)

@@ -38,7 +38,7 @@ _STEP = re.compile(r"^t\d+: (.*) \| (.*)$", re.MULTILINE)
 
 
 def read_plan(text: str) -> FrozenDict:
-    """<q1>…</q1><a1>…</a1> up to five times, then <final_answer>…</final_answer>"""
+    """Read a plan: <q1>…</q1><a1>…</a1> up to five times, then <final_answer>…</final_answer>"""
     tags, around = tag_split(text, "[qa][0-9]", "final_answer")
     steps: list[Step] = []
     at, numbered = 0, True
@@ -66,7 +66,7 @@ def _pair(number: str) -> list[str]:
 
 
 def read_search(text: str) -> FrozenDict:
-    """<search>query</search> or <end>"""
+    """Read a search: <search>query</search> or <end>"""
     query = tagged(text, "search")
     if query and "<" not in query:
         return FrozenDict(search=query)
@@ -77,7 +77,7 @@ def read_search(text: str) -> FrozenDict:
 
 
 def read_evidence(text: str) -> str:
-    """<evidence>at most 75 words</evidence> or No useful information"""
+    """Read evidence: <evidence>at most 75 words</evidence> or No useful information"""
     evidence = tagged(text, "evidence")
     if evidence and len(evidence.split()) <= 75:
         return evidence
@@ -129,17 +129,17 @@ def steps_in(text: str) -> list[Step]:
 
 
 def view(question: str, steps: Sequence[Step]) -> str:
-    """What is known, then the question: what was asked stands next to the reply."""
+    """View of what is known, then the question, so that the question stands next to the reply."""
     return f"Steps:\n{told(steps)}\nQuestion: {question}"
 
 
 def reader_prompt(docs: Sequence[Mapping[str, str]], query: str) -> str:
-    """What the summarizer reads: the passages found, then what was searched."""
+    """Prompt of the summarizer: the passages found, then what was searched."""
     return f"Passages:\n{passages_text(docs)}\nQuery: {query}"
 
 
 def updater_prompt(known: str, steps: Sequence[Step], new: Step) -> str:
-    """What the updater reads: the view of what is known, the new piece, and its number as a step of its own."""
+    """Prompt of the updater: the view of what is known, the new piece, and its number as a step of its own."""
     return f"{known}\nNew: {new.question} | {new.answer}\nNext step: t{len(steps) + 1}"
 
 
@@ -211,7 +211,7 @@ class Mask(Workflow):
 
 
 def hops_of(call: Call) -> Sequence[Mapping[str, str]]:
-    """What must be found out, in order; a question without hops is the only one."""
+    """Questions that must be answered, in order; a question without hops is the only one."""
     reference = call.task.reference
     whole = {"question": call.task.view["question"], "answer": reference["answers"][0]}
     return reference.get("hops") or (whole,)

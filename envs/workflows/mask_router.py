@@ -31,7 +31,7 @@ ROUTER = Role(
 
 @dataclass
 class Desk:
-    """What the team has made so far."""
+    """Results of the team so far."""
 
     question: str
     steps: list[Step] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Desk:
     complete: bool = False
     """The searcher said that nothing is missing."""
     last: str = "none"
-    """Who acted last."""
+    """Role that acted last."""
 
     def open(self) -> tuple[str, ...]:
         """The moves whose material is there."""

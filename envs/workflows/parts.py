@@ -1,4 +1,4 @@
-"""What several teams share: how passages are told, how an answer is read, what a malformed line is worth."""
+"""Parts that several teams share: how passages are told, how an answer is read, what a malformed line is worth."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _TAG = re.compile(r"</?\w+\s*/?>")
 
 
 def first_line(text: str, most: int = 200) -> str:
-    """What to make of a malformed reply: its first line, without tags."""
+    """Value of a malformed reply: its first line, without tags."""
     lines = _TAG.sub(" ", text[:4000]).strip().splitlines()
     return " ".join(lines[0].split())[:most] if lines else ""
 
 
 def read_answer(text: str) -> str:
-    """<final_answer>…</final_answer>"""
+    """Read an answer: <final_answer>…</final_answer>"""
     answer = tagged(text, "final_answer")
     if answer:
         return answer

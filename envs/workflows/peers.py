@@ -24,7 +24,7 @@ BOXED = "Solve the problem step by step and write the answer in \\boxed{}."
 
 
 class SolverVerifier(Workflow):
-    """At most `max_loops` solutions; between two of them the verifier approves or rejects."""
+    """Team of a solver and a verifier: at most `max_loops` solutions; between two of them the verifier approves or rejects."""
 
     schema = MATH
     roles = (

@@ -53,7 +53,7 @@ class MGRPO(GroupRelative):
 
 
 def invocations(table: Table, sample: Ints, unit: Unit) -> tuple[Floats, Floats]:
-    """For each row: 1 / (acts in its invocation), and the number of invocations in its sample."""
+    """Compute for each row 1 / (acts in its invocation), and the number of invocations in its sample."""
     if unit == "decision":
         per_act = np.ones(len(table))
     else:

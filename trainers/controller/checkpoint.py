@@ -86,7 +86,7 @@ def finished(root: str | Path) -> list[Path]:
 
 
 def _plain(folder: Path) -> bool:
-    """Whether it bears a checkpoint's name, and not that of a draft or of what was set aside."""
+    """Tell whether a folder has a checkpoint's name, and not that of a draft or of a folder that was set aside."""
     return _UNFINISHED not in folder.name and not folder.name.endswith((_DAMAGED, _REPLACED))
 
 
@@ -131,7 +131,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What `write_json` wrote; an error names the file."""
+    """Read what `write_json` wrote. An error names the file."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -153,7 +153,7 @@ def write_tensors(path: Path, value: Any) -> None:
 
 
 def read_tensors(path: Path) -> Any:
-    """What `write_tensors` wrote: tensors and plain data. A file with anything else in it is refused, and runs nothing."""
+    """Read what `write_tensors` wrote: tensors and plain data. A file with anything else in it is refused, and runs nothing."""
     import torch
 
     try:
@@ -174,7 +174,7 @@ def check_storable(value: Any) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[Any]:
-    """What `write_json` or `write_tensors` wrote; if the block cannot use it, the error names the file."""
+    """Read what `write_json` or `write_tensors` wrote; if the block cannot use it, the error names the file."""
     state = read_json(path) if path.suffix == ".json" else read_tensors(path)
     try:
         yield state

@@ -52,7 +52,7 @@ class Seat:
 
 @dataclass(slots=True)
 class Harvest:
-    """What a round of collecting brought."""
+    """Result of a round of collecting."""
 
     traces: list[Trace] = field(default_factory=list)
     episodes: list[str] = field(default_factory=list)  # names, as the groups know them
@@ -79,7 +79,7 @@ class Harvest:
 
     @property
     def tasks(self) -> int:
-        """How many draws of a task are here; one task may have been drawn twice."""
+        """Number of draws of a task; one task may have been drawn twice."""
         return len({name.rpartition(".")[0] for name in self.episodes})
 
     def take(self, name: str, trace: Trace) -> None:
@@ -121,7 +121,7 @@ class Harvest:
 
 
 class Cursor:
-    """Where a run is in its tasks: a fresh shuffle every epoch; state is (seed, epoch, position)."""
+    """Position of a run in its tasks: a fresh shuffle every epoch; state is (seed, epoch, position)."""
 
     def __init__(self, ids: list[str], seed: int) -> None:
         self.ids, self.seed = ids, seed

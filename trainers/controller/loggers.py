@@ -1,4 +1,4 @@
-"""Where a run's figures go: `metrics.jsonl` always; console, TensorBoard, W&B and trackio as configured.
+"""Loggers of a run's figures: `metrics.jsonl` always; console, TensorBoard, W&B and trackio as configured.
 
 `metrics.jsonl` has one line per event: `begin`, `step`, `validation`, `end`. A logger that fails to start
 is an error at once (the user asked for it); none of them can change what is trained.
@@ -70,7 +70,7 @@ class Logbook:
         )  # fmt: skip
 
     def mark(self) -> dict[str, Any]:
-        """Where the book ends now, for a checkpoint."""
+        """Position where the book ends now, for a checkpoint."""
         with open(self.path, "rb+") as file:
             os.fsync(file.fileno())
         return {"bytes": self.path.stat().st_size, "sha256": checksum(self.path)}
@@ -105,7 +105,7 @@ class Logbook:
             self.console.progressed(progress)
 
     def finish(self, ending: str) -> None:
-        """How it ended."""
+        """Log how the run ended."""
         with suppress(OSError):  # on a full disk, what went wrong is told all the same
             self._line("end", -1, {"ending": ending})
         for sink in self.sinks:

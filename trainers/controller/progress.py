@@ -1,4 +1,4 @@
-"""How far a run is within its step: what it is doing, how much of it is done, and how fast."""
+"""Progress of a run within its step: what it is doing, how much of it is done, and how fast."""
 
 from __future__ import annotations
 

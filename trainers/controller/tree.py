@@ -65,7 +65,7 @@ class Grown:
     candidates: list[Candidate] = field(default_factory=list)
     """Every candidate's round, credited: data for preference learning."""
     leaves: list[Branch] = field(default_factory=list)
-    """Where the lines ended."""
+    """Ends of the lines."""
     lost: Counter[str] = field(default_factory=Counter)
     """Candidates that failed for infrastructure's sake, by cause."""
 
@@ -149,7 +149,7 @@ class TreeSampler:
         return line
 
     def _branches(self, line: Branch) -> bool:
-        """Whether a trained policy is asked: the words of fixed players are not compared."""
+        """Tell whether a trained policy is asked. Replies of fixed players are not compared."""
         return any(line.team.names.get(node.agent or "") in self.trained for node in line.asked)
 
     async def _candidates(self, line: Branch) -> list[_Candidate]:
@@ -172,7 +172,7 @@ class TreeSampler:
     # which one ---------------------------------------------------------------------------------------------
 
     async def _score(self, candidates: list[_Candidate], before: list[Decision]) -> None:
-        """What each candidate is credited with and chosen by; `before` is the line so far."""
+        """Score of each candidate, by which it is credited and chosen; `before` is the line so far."""
         if self.tree.score == "rollout":
             await asyncio.gather(*(self._play_on(c) for c in candidates))
         else:
@@ -201,7 +201,7 @@ class TreeSampler:
         return self.worth(alone)
 
     def _look_back(self, rows: list[Decision], line: Branch) -> None:
-        """What each decision's chain earned after it was scored: what a critic should have expected there."""
+        """Fill in what each decision's chain earned after it was scored: the target of a critic there."""
         if self.tree.score != "value":
             return
         ids, trace = {name: id for id, name in line.names.items()}, line.trace
@@ -249,7 +249,7 @@ class TreeSampler:
         return [chosen, *(c for c in candidates if c is not chosen)]
 
     def _kept(self, count: int) -> int:
-        """How many of `count` candidates are continued."""
+        """Number of the `count` candidates that are continued."""
         if self.tree.continuation != "all" or self._leaves + count - 1 > LEAVES:
             return 1
         self._leaves += count - 1

@@ -1,4 +1,4 @@
-"""Who waits for whom: a run in which nothing ends any more says so, and says where.
+"""The watchdog: a run in which nothing ends any more reports it, with the places that wait.
 
 Every call to a model group is on a list while it waits, and every episode while it is played. A thread beside the
 event loop looks at both; it only reads and prints, so what is trained does not depend on it.
@@ -74,7 +74,7 @@ class Watchdog:
                 self.tell(self.report())
 
     def report(self) -> str:
-        """What is waited for now, the longest wait first."""
+        """Report what is waited for now, the longest wait first."""
         now = time.monotonic()
         calls = sorted(list(self._calls.values()), key=lambda call: call[0])
         lines = [f"watchdog: nothing has ended for {now - self._last:.0f} s. Waiting:"]
@@ -120,7 +120,7 @@ def _asked(method: str, arguments: tuple[Any, ...]) -> str:
 
 
 def _pending(execution: Any) -> Iterator[str]:
-    """What an episode waits for: who is asked, which tool is used."""
+    """Describe what an episode waits for: which agent is asked, which tool is used."""
     for node in list(execution.pending):
         what = f"tool {node.tool!r}" if node.kind == "use" else f"agent {node.agent!r}"
         yield f"waits for {what} at node {node.id}"
@@ -132,7 +132,7 @@ def _folded(lines: Iterator[str], most: int = 8) -> list[str]:
 
 
 def _places() -> Mapping[str, str]:
-    """Where the threads are that work for a run: the innermost line of each."""
+    """Places of the threads that work for a run: the innermost line of each."""
     frames, places, count = sys._current_frames(), {}, Counter[str]()
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)

@@ -41,7 +41,7 @@ class MixedSeat(PolicyWrapper):
 @dataclass(frozen=True)
 class Cross(Default):
     probability: float = 0.2
-    """Of an act to be made by another policy. Usual 0.1–0.3."""
+    """Probability that an act is made by another policy. Usual 0.1–0.3."""
     pool: tuple[str, ...] = ()
     """Policies that may step in. Empty: all that play a role."""
 

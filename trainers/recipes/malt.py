@@ -117,7 +117,7 @@ def valued(tree: Grown, headline: str) -> list[Trace]:
 
 
 def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float) -> list[dict[str, Any]]:
-    """What TRL takes: good replies to imitate, or pairs on both sides of the threshold."""
+    """Rows for TRL: good replies to imitate, or pairs on both sides of the threshold."""
     from ..rows import rows as rows_of
 
     if kind == "sft":

@@ -158,7 +158,7 @@ def tests_of(family: Family, solution: str, cases: Sequence[Any]) -> list[dict[s
 
 
 def run_solution(solution: str, case: Any, fn_name: str | None) -> Any:
-    """What a program of ours (never a model's) gives for one input."""
+    """Output of a program of ours (never a model's) for one input."""
     printed: list[str] = []
     names: dict[str, Any] = {
         "input": lambda: case,

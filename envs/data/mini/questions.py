@@ -28,7 +28,7 @@ class Relation:
     answer: Callable[[Any], Any]
     """The answer: an entity, or a plain value."""
     phrase: str | None = None
-    """How to speak of the answer without its name."""
+    """Phrase for the answer without its name."""
 
 
 RELATIONS = (
@@ -66,7 +66,7 @@ COMPARISONS: dict[type, tuple[tuple[str, str, str], ...]] = {
         ("Which town is younger, {a} or {b}?", "When was {x} founded?", "last"),
     ),
 }
-"""By kind: the question, the question about each of the two, and which of the two years wins."""
+"""For each kind of entity: the question, the question about each of the two, and which of the two years wins."""
 
 
 def _text(value: Any) -> str:
@@ -132,7 +132,7 @@ def _year(entity: Entity) -> int:
 
 
 def comparison(a: Entity, b: Entity, dice: Dice) -> dict[str, Any]:
-    """Which of two of a kind came first or last, worded in one of its ways; their years must differ."""
+    """Question which of two entities of a kind came first or last, worded in one of its ways; their years must differ."""
     question, each, wins = dice.pick(COMPARISONS[type(a)])
     first, last = sorted((a, b), key=_year)
     hops = [_hop(each.format(x=e.name), _year(e), e.name) for e in (a, b)]

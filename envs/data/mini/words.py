@@ -33,7 +33,7 @@ class NameWords:
 
     @property
     def held_out(self) -> int:
-        """How many second words each of validation and test keep for themselves."""
+        """Number of second words that validation and test each keep for themselves."""
         return max(2, len(self.second) // 8)
 
     def split_of(self, first: int, second: int) -> str:

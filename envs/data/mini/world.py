@@ -36,7 +36,7 @@ class Person:
     name: str
     birthplace: Town
     home: Town
-    """Where the person lives: never the birthplace, so the two can be mixed up."""
+    """Town where the person lives: never the birthplace, so the two can be mixed up."""
     born: int
     job: str
 
@@ -47,7 +47,7 @@ class Work:
     kind: str
     creator: Person
     sponsor: Person
-    """Whom the work is dedicated to: another person in the same passage, to be mixed up with the creator."""
+    """Person to whom the work is dedicated: another person in the same passage, to be mixed up with the creator."""
     year: int
     topic: str
 

@@ -1,4 +1,4 @@
-"""Is this output right? Checkers compare what a program gave with what was expected, outside of the sandbox.
+"""Checkers of a program's output. They compare what a program gave with what was expected, outside of the sandbox.
 
 Integers compare exactly, whatever the tolerance. A number expected with a fraction may differ by
 `tolerance`, absolutely or relatively. Whitespace separates and otherwise does not matter; line ends do.
@@ -43,7 +43,7 @@ def same_tokens_in_any_order(got: str, expected: str) -> bool:
 
 
 def same_bytes(got: str, expected: str) -> bool:
-    """To the letter, but for one newline at the end."""
+    """Compare to the letter, except for one newline at the end."""
     return got.removesuffix("\n") == expected.removesuffix("\n")
 
 

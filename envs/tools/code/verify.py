@@ -257,7 +257,7 @@ class _Judge:
         )
 
     def _returned(self, case: Case, text: str) -> Any:
-        """What the function returned; a value much larger than the expected one is not read at all."""
+        """Value that the function returned; a value much larger than the expected one is not read at all."""
         if not callable(self.checker) and len(text) > (1 << 20) + 8 * len(encode(case.expected)):
             raise ValueError(f"the value takes {len(text)} characters, far more than the expected one")
         return decode(text)

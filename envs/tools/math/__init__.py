@@ -1,3 +1,3 @@
-"""Is a mathematical answer right? Exact where it can be, symbolic in a process of its own."""
+"""Equality of mathematical answers: exact where it can be, symbolic in a process of its own."""
 
 from .equal import math_equal as math_equal

@@ -1,4 +1,4 @@
-"""Is a mathematical answer right? ``math_equal("\\\\boxed{\\\\frac{1}{2}}", "0.5")`` is True.
+"""Equality of mathematical answers: ``math_equal("\\\\boxed{\\\\frac{1}{2}}", "0.5")`` is True.
 
 Three steps, cheapest first. Both sides are cut down to the answer (``extract_answer``); if both are plain
 numbers they are compared exactly and at once (``numerals``); everything else, from surds to intervals and
@@ -22,7 +22,7 @@ SECONDS = 2.0  # processor time per symbolic comparison
 
 
 def math_equal(prediction: str | None, gold: str | float, *, seconds: float = SECONDS) -> bool:
-    """Whether ``prediction`` states the value of ``gold``; both may be bare answers or whole solutions.
+    """Tell whether ``prediction`` states the value of ``gold``; both may be bare answers or whole solutions.
 
     Integers must agree exactly; other numbers to six decimals; 5% is 5 and 0.05; units must agree only if both
     sides name one; sets ignore order, tuples and intervals do not. An empty prediction is never right.
@@ -83,7 +83,7 @@ def _last(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] 
 
 
 def _last_tagged(text: str) -> str | None:
-    """What stands between the last closing tag and the opening one nearest before it."""
+    """Text between the last closing tag and the opening one nearest before it."""
     tags = list(_TAG.finditer(text))
     for opening, closing in zip(reversed(tags[:-1]), reversed(tags[1:]), strict=True):
         if closing[1] and not opening[1]:

@@ -171,7 +171,7 @@ def _unwrapped(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """What follows the digits: a percent sign, a magnitude word, a unit, or nothing."""
+    """Text behind the digits: a percent sign, a magnitude word, a unit, or nothing."""
 
     scale: int = 1
     percent: bool = False

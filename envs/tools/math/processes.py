@@ -79,7 +79,7 @@ class Worker:
 
 
 class Pool:
-    """At most ``size`` workers, the one used last first; threads wait their turn."""
+    """Pool of at most ``size`` workers; the one used last is used first; threads wait their turn."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def equal(predictions: list[str], golds: list[str]) -> bool:
-    """Whether some reading of the prediction equals some reading of the gold answer."""
+    """Tell whether some reading of the prediction equals some reading of the gold answer."""
     wanted = [reading for text in golds for reading in _parsed(text)]
     return any(_same(want, got) for text in predictions for got in _parsed(text) for want in wanted)
 

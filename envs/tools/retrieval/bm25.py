@@ -40,16 +40,16 @@ from .retriever import Hit, Index, IntArray, Passage, RetrievalError, best_first
 from .terms import Analyzer
 
 SMALL = 4096
-"""Up to so many passages, summing everything is the fastest way."""
+"""Number of passages up to which summing everything is fastest."""
 
 LONG = 4096
 """A list of so many passages is worth an effort to skip."""
 
 MOST_WORDS = 1000
-"""Words of a query that are read; a longer query is cut here …"""
+"""Words of a query that are read; a longer query is cut there."""
 
 MOST_CHARACTERS = 20_000
-"""… and before that here."""
+"""Characters of a query that are read, before words are counted."""
 
 
 class _List(NamedTuple):
@@ -269,7 +269,7 @@ def _floor(scores: IntArray, passages: IntArray, remaining: list[_List], k: int)
 
 
 def _look_up(item: _List, wanted: IntArray) -> IntArray:
-    """What the term adds to each of the `wanted` passages; 0 where it does not occur."""
+    """Amount that the term adds to each of the `wanted` passages; 0 where it does not occur."""
     places = np.searchsorted(item.passages, wanted)
     places[places == len(item.passages)] = 0
     impacts: IntArray = np.where(item.passages[places] == wanted, item.impacts[places], 0)

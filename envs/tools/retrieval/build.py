@@ -1,4 +1,4 @@
-"""From a corpus file to an index directory, and back to an index: `unitymas data index CORPUS`."""
+"""Building and opening an index directory of a corpus file: `unitymas data index CORPUS`."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class DenseIndex(Index):
 
 
 def _settings(embedder: Embedder) -> dict[str, Any]:
-    """How to make the embedder again; one without `settings` has to be passed to `open`."""
+    """Settings that make the embedder again. One without `settings` has to be passed to `open`."""
     describe = getattr(embedder, "settings", None)
     return dict(describe()) if describe is not None else {"embedder": embedder.fingerprint}
 

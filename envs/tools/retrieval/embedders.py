@@ -1,4 +1,4 @@
-"""From texts to vectors: what a dense index needs, in two sizes.
+"""Embedders: they turn texts into vectors for a dense index, in two sizes.
 
 An embedder is any object with `dimensions`, `fingerprint` and `embed(texts) -> float32 [len(texts), dimensions]`
 whose rows have length one. `HashEmbedder` needs nothing and is quick: words and letter trigrams, hashed. It finds
@@ -26,7 +26,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Embedder(Protocol):
-    """What `DenseIndex` asks of an embedder."""
+    """Interface that `DenseIndex` needs of an embedder."""
 
     @property
     def dimensions(self) -> int: ...

@@ -52,7 +52,7 @@ class Endpoint:
 
     @property
     def broken(self) -> bool:
-        """Whether the circuit breaker has tripped."""
+        """True while the circuit breaker is open."""
         return self.failures >= self._breaker_failures
 
     def available(self, now: float) -> bool:

@@ -221,7 +221,7 @@ class RetrieverPool:
         )
 
     def _connect(self) -> tuple[Any, asyncio.Semaphore]:
-        """This event loop's session and its slots for requests."""
+        """Session of this event loop and its slots for requests."""
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
             try:

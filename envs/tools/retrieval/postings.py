@@ -30,7 +30,7 @@ Allocate = Callable[[str, npt.DTypeLike, tuple[int, ...]], npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Postings:
-    """For term t, `passages[starts[t]:starts[t + 1]]`, ascending, and their impacts; `peaks[t]` is the largest."""
+    """Postings of all terms: for term t, `passages[starts[t]:starts[t + 1]]`, ascending, and their impacts; `peaks[t]` is the largest."""
 
     starts: npt.NDArray[np.int64]
     passages: npt.NDArray[np.int32]

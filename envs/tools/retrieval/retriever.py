@@ -1,4 +1,4 @@
-"""What a retriever is: `(query, k) -> [{id, title, text}]`, best first.
+"""Interface of a retriever: `(query, k) -> [{id, title, text}]`, best first.
 
 Any callable of that shape, sync or async, serves as a workflow's `retrieve` tool. The back ends of this
 package share a little more, so that they can stand in for one another:
@@ -64,7 +64,7 @@ class Index(ABC):
 
     @abstractmethod
     def search_many(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """Up to `k` hits for each query, best first; equal scores in corpus order."""
+        """Return up to `k` hits for each query, best first; equal scores in corpus order."""
 
     def __call__(self, query: str, k: int) -> list[Passage]:
         return self.retrieve_many([query], k)[0]

@@ -31,7 +31,7 @@ BATCH = 8  # queries that are searched together; a clock is looked at between tw
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What one request may cost, and how many may wait."""
+    """Limits on what one request may cost, and on how many may wait."""
 
     body: int = 4 << 20
     """Bytes of a request."""
@@ -42,7 +42,7 @@ class ServerLimits:
     answer: int = 32 << 20
     """Characters of the passages in an answer."""
     seconds: float = 10.0
-    """Of searching, and of sending the request."""
+    """Seconds for searching, and for sending the request."""
     waiting: int = 64
     """Requests that are read, searched or answered at once."""
 

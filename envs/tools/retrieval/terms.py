@@ -1,4 +1,4 @@
-"""From text to search terms: the one place that decides what counts as a word.
+"""Search terms of a text: the one place that decides what counts as a word.
 
 Lower case, accents removed, runs of letters and digits, English stop words dropped, and, if asked for, English
 stems. The settings are part of an index (and of its fingerprint), so queries are always read as passages were.
@@ -36,7 +36,7 @@ class Analyzer:
     """A Snowball stemmer's name ("english"), or "" for none; needs the PyStemmer package."""
 
     stop_words: bool = True
-    """Whether English stop words are dropped."""
+    """Drop English stop words."""
 
     _stem_words: Callable[[list[str]], list[str]] | None = field(
         init=False, repr=False, compare=False, default=None
@@ -53,7 +53,7 @@ class Analyzer:
         return words if self._stem_words is None else self._stem_words(words)
 
     def settings(self) -> dict[str, Any]:
-        """What `Analyzer(**settings)` needs to read text in the same way."""
+        """Settings that `Analyzer(**settings)` needs to read text in the same way."""
         return {"stem": self.stem, "stop_words": self.stop_words}
 
     def __reduce__(self) -> tuple[Any, ...]:  # a stemmer holds C state and does not pickle

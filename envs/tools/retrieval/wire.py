@@ -42,7 +42,7 @@ class SearchRequest:
     k: int
     dialect: str
     scores: bool = False
-    """Whether a `search-r1` client wants scores."""
+    """True if a `search-r1` client wants scores."""
 
 
 def encode_request(dialect: str, queries: Sequence[str], k: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a judged program and all that it forked use, read from outside: processor time, memory, who waits.
+"""Use of processor time and memory by a judged program and all that it forked, read from outside.
 
 RLIMITs bind each process; this counts the tree. The keeper looks at it every few milliseconds, through a /proc
 that no program sees. Processor time of processes that have ended stays with whoever waited for them (the
@@ -114,7 +114,7 @@ class ProcessTree:
         return b"/dev/zero (deleted)" in text or len(text) == _LONGEST_MAPS
 
     def _open_sockets(self) -> int:
-        """Of the whole network namespace, those in flight between processes included."""
+        """Open sockets of the whole network namespace, those in flight between processes included."""
         text = self._read(f"{self._me}/net/sockstat") or "sockets: used 0"
         return int(text.split()[2])
 

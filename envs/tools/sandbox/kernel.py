@@ -49,7 +49,7 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 
 def map_user(uid: int, gid: int, inside: int) -> None:
-    """In a fresh user namespace: be `inside` here, and remain `uid` and `gid` to the world."""
+    """Map the user of a fresh namespace: be `inside` here, and remain `uid` and `gid` to the world."""
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{inside} {uid} 1"),
@@ -94,7 +94,7 @@ def address_space() -> int:
 
 
 def enter_room(binds: list[list[str]], links: list[list[str]], masks: list[str], privileged: bool) -> None:
-    """What bubblewrap does, for machines without it: new namespaces, and a root of read-only binds.
+    """Enter a room as bubblewrap does, for machines without it: new namespaces, and a root of read-only binds.
 
     Returns in a child that is process 1 of the new namespaces; the caller's process waits for it and ends.
     """
@@ -142,7 +142,7 @@ def _build_root(binds: list[list[str]], links: list[list[str]], masks: list[str]
 
 
 def show_again(source: str, target: str) -> None:
-    """What a fresh mount has covered, from where it was kept."""
+    """Show again what a fresh mount has covered, from the place where it was kept."""
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
     else:

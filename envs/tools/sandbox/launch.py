@@ -1,4 +1,4 @@
-"""How a room is started: the part of the host that it shows, and the command that makes it.
+"""Start of a room: the part of the host that it shows, and the command that makes it.
 
 Programs see, read-only, the interpreter, the system's shared libraries and PACKAGES. Other installed
 packages are hidden: a data set in one of them would hold the answers.
@@ -65,7 +65,7 @@ def room_command(level: Level) -> list[str]:
 
 
 def room_environment(level: Level) -> dict[str, str]:
-    """What that process finds in its environment: what programs shall find, and the server's settings."""
+    """Environment variables of that process: those that programs shall find, and the server's settings."""
     view = _view()
     isolated = level != "unsafe"
     config = {

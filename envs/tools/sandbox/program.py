@@ -1,4 +1,4 @@
-"""What is made ready in a program's process, before the interpreter goes on to run it, and how it ends.
+"""A program's process: what is prepared before the interpreter runs the program, and how it ends.
 
 A script is run by the interpreter itself, as `python program.py`. What is left to us is its end: the interpreter
 tells `sys.excepthook` of an exception or of SystemExit, joins threads and calls exit handlers, ours last; that
@@ -53,7 +53,7 @@ class Channel:
 
 
 def warm_up(isolated: bool) -> None:
-    """In the server, once: what every program's process needs."""
+    """Load in the server, once, what every program's process needs."""
     import warnings  # noqa: F401
 
     for name in ("readline", "rlcompleter"):  # imported by an interpreter that inspects, as ours
@@ -68,7 +68,7 @@ def warm_up(isolated: bool) -> None:
 
 
 def prepare(fn_name: str | None, arguments: str, channel: Channel) -> None:
-    """In a program's process, sealed by now: everything as in a fresh interpreter. A call is made here."""
+    """Prepare a program's process, already sealed: everything as in a fresh interpreter. A call is made here."""
     preloaded = set(sys.modules)
     sys.argv = [PROGRAM_FILE]
     sys.orig_argv[:] = ["python", PROGRAM_FILE]
@@ -87,7 +87,7 @@ def prepare(fn_name: str | None, arguments: str, channel: Channel) -> None:
 
 
 class _End:
-    """How the program ended, and the last things that happen in its process."""
+    """Ending of the program, and the last things that happen in its process."""
 
     def __init__(self, channel: Channel, preloaded: set[str]) -> None:
         self.channel, self.preloaded = channel, preloaded
@@ -96,7 +96,7 @@ class _End:
         self.hook: Callable[..., Any] = sys.__excepthook__
 
     def watch_exceptions(self) -> None:
-        """Be told of what ends the program; a hook of its own is called after, and seen in place of ours."""
+        """Watch the exception that ends the program. A hook of its own is called after, and seen in place of ours."""
         end = self
 
         class Module(types.ModuleType):
@@ -120,7 +120,7 @@ class _End:
         sys.__class__ = Module
 
     def ended_by(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        """Of an uncaught exception, and of SystemExit."""
+        """Ending of an uncaught exception, or of SystemExit."""
         if isinstance(error, SystemExit):
             self.status = _exit_status(error.code)
             return
@@ -147,7 +147,7 @@ class _End:
             self.channel.out_of_memory()
 
     def leave(self) -> None:
-        """What an interpreter does after the last exit handler: buffers, `__del__`, and its exit status."""
+        """Do what an interpreter does after the last exit handler: buffers, `__del__`, and its exit status."""
         status = self.status
         try:
             status = status if _flush() else _FAILED_FLUSH
@@ -192,7 +192,7 @@ def _is_library(module: Any) -> bool:
 
 
 def _clear(names: dict[str, Any]) -> None:
-    """As the interpreter clears a module: first the names that begin with one underscore."""
+    """Clear a module as the interpreter does: first the names that begin with one underscore."""
     for private in (True, False):
         for name in list(names):
             if name != "__builtins__" and (name.startswith("_") and not name.startswith("__")) is private:

@@ -134,7 +134,7 @@ class _Case:
         }
 
     def judge(self) -> dict[str, Any]:
-        """What became of the program; raises `_IsProgram` in its own process."""
+        """Run the program and return its result; raises `_IsProgram` in its own process."""
         if not self.isolated:
             os.mkdir(self.folder, 0o700)
             os.environ["TMPDIR"] = self.folder
@@ -186,7 +186,7 @@ class _Case:
         return ends
 
     def _own_ipc(self) -> int:
-        """Where the filter stands, no program reaches any ipc object."""
+        """Flag of an ipc namespace of its own. With the filter none is needed: no program reaches any ipc object."""
         return 0 if self.filter is not None else kernel.CLONE_NEWIPC
 
     def _settle(self) -> dict[str, tuple[int, int]]:
@@ -224,7 +224,7 @@ class _Case:
         return self._report(status, max(self.used, usage.ru_utime + usage.ru_stime), wall, key)
 
     def _become_program(self, ends: dict[str, int], key: bytes) -> None:
-        """In the forked child, for good: descriptors, limits and filters first, then the program."""
+        """Become the program in the forked child, for good: descriptors, limits and filters first, then the program."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -342,7 +342,7 @@ class _Case:
         return bool(chunk)
 
     def _drain(self, readers: dict[int, str]) -> None:
-        """What lies in the pipes after the end; every writer is dead by now."""
+        """Bytes in the pipes after the end; every writer is dead by now."""
         for descriptor, name in readers.items():
             known = -1
             while known != len(self.captured[name]):
@@ -373,7 +373,7 @@ class _Case:
         }
 
     def _stderr(self) -> str:
-        """Its end, with the program's file by its name alone, wherever it lay."""
+        """End of stderr, with the program's file by its name alone."""
         text = self.captured["stderr"][-16384:].decode(errors="replace")
         return text.replace(f'"{self.folder}/{PROGRAM_FILE}"', f'"{PROGRAM_FILE}"')
 
@@ -387,7 +387,7 @@ def _as_bytes(text: str) -> bytes:
 
 
 def _facts(channel: bytes, key: bytes) -> tuple[dict[str, str], bool]:
-    """What the program's process told; not honest when a line lacks the key or is said twice."""
+    """Facts that the program's process reported; not honest when a line lacks the key or is said twice."""
     facts: dict[str, str] = {}
     for line in channel.splitlines():
         try:
@@ -414,7 +414,7 @@ _KILLED = {
 def _classify(
     killed: str, code: int, facts: dict[str, str], honest: bool, fn_name: str | None
 ) -> tuple[str, str]:
-    """How it ended, and the reason in words. Facts from outside of the program come first."""
+    """Ending of the program, and the reason in words. Facts from outside of the program come first."""
     if killed:
         return killed, _KILLED.get(killed, killed)
     if code == -signal.SIGSYS:

@@ -78,13 +78,13 @@ class Limits:
 
     @property
     def longest(self) -> float:
-        """By the clock, on a machine so busy that a program waits for a processor most of the time."""
+        """Longest time by the clock, on a machine so busy that a program waits for a processor most of the time."""
         return STARVED * self.wall
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """How one program ended. `value` is what the called function returned, as `values` wrote it."""
+    """Result of one program. `value` is what the called function returned, as `values` wrote it."""
 
     ended: ProgramEnd
     error: str
@@ -103,7 +103,7 @@ class ProgramResult:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run: a script with its input, or with `fn_name` a call with `arguments` (a list, `encode`d)."""
+    """Program to run: a script with its input, or with `fn_name` a call with `arguments` (a list, `encode`d)."""
 
     source: str
     stdin: str = ""
@@ -150,7 +150,7 @@ def resolve(sandbox: str = "auto") -> Level:
 
 @cache
 def _obstacle(level: Level) -> str | None:
-    """Why this level does not work here, or None: found by judging a program in it."""
+    """Reason why this level does not work here, or None. A program is judged in it to find out."""
     if sys.platform != "linux":
         return f"needs Linux, this is {sys.platform}"
     if level == "bubblewrap" and shutil.which("bwrap") is None:

@@ -1,4 +1,4 @@
-"""What a game is: rules as pure functions of a state, a generator, an optimal solver, words and a picture.
+"""Interface of a game: rules as pure functions of a state, a generator, an optimal solver, words and a picture.
 
 A state is a hashable tuple and goes to text and back (`text`, `parse`), so what a prompt shows, what a trace
 holds and what the rules work on is one thing. A move is a few words: `up`, `2 3 4`, `a on b`.
@@ -31,7 +31,7 @@ class Game:
 
     name: str
     rules: str
-    """What a role is told about board, moves and goal."""
+    """Text for a role about board, moves and goal."""
     move: str
     """A regular expression that fits one move."""
     levels: Mapping[str, Mapping[str, Any]]
@@ -42,7 +42,7 @@ class Game:
     parse: Callable[[str], Any]
     text: Callable[[Any], str]
     facts: Callable[[Any], str]
-    """What a reader of the board would work out first, in a line."""
+    """Facts that a reader of the board would work out first, in a line."""
     moves: Callable[[Any], tuple[str, ...]]
     """Every move there is on this board, legal now or not."""
     play: Callable[[Any, str], Any]

@@ -1,4 +1,4 @@
-"""What the two games on a map share: four directions, cells as (row, column), and rows of single signs."""
+"""Parts that the two games on a map share: four directions, cells as (row, column), and rows of single signs."""
 
 from __future__ import annotations
 

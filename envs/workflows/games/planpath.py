@@ -17,7 +17,7 @@ from .pictures import paint
 
 
 class PathState(NamedTuple):
-    """Where the walls, the goal and the walker are."""
+    """Places of the walls, the goal and the walker."""
 
     height: int
     width: int

@@ -105,7 +105,7 @@ def left(state: QueensState) -> float:
 
 
 def solve(state: QueensState) -> Solution | None:
-    """To the nearest solution that keeps the fixed queens: one move for each row that differs."""
+    """Find the way to the nearest solution that keeps the fixed queens: one move for each row that differs."""
     fits = [
         s
         for s in solutions(len(state.queens))

@@ -111,7 +111,7 @@ def solved(state: SokobanState) -> bool:
 
 
 def left(state: SokobanState) -> float:
-    """How far each box is from its nearest goal, and 10 for each that is on none (λ = 0.1 makes it a whole 1)."""
+    """Distance of each box from its nearest goal, and 10 for each that is on none (λ = 0.1 makes it a whole 1)."""
     far = sum(min(distance(box, goal) for goal in state.goals) for box in state.boxes)
     return far + 10 * len(state.boxes - state.goals)
 

@@ -36,7 +36,7 @@ class SudokuState(NamedTuple):
 
 @lru_cache(maxsize=8)
 def peers(side: int) -> tuple[tuple[int, ...], ...]:
-    """For each place: those in its row, column or box."""
+    """Places in the row, column or box of each place."""
     if side not in BOXES:
         raise ValueError(f"a sudoku of side {side}; sides are {', '.join(map(str, BOXES))}")
     high, wide = BOXES[side]
@@ -51,7 +51,7 @@ def peers(side: int) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(maxsize=8)
 def units(side: int) -> tuple[tuple[int, int, int], ...]:
-    """For each place: the numbers of its row, column and box among all 3 × side units."""
+    """Units of each place: the numbers of its row, column and box among all 3 × side units."""
     high, wide = BOXES[side]
     cells = [divmod(place, side) for place in range(side * side)]
     return tuple((r, side + c, 2 * side + r // high * high + c // wide) for r, c in cells)
@@ -60,7 +60,7 @@ def units(side: int) -> tuple[tuple[int, int, int], ...]:
 def completions(
     side: int, grid: list[int], most: int, rng: random.Random | None = None
 ) -> list[tuple[int, ...]]:
-    """Up to `most` valid completions: always at the place with the fewest numbers left."""
+    """Find up to `most` valid completions: always at the place with the fewest numbers left."""
     lines, found = units(side), []
     taken = [0] * 3 * side  # by row, column and box: a bit for each number that stands there
     for place, number in enumerate(grid):

@@ -57,7 +57,7 @@ def _choice(options: Solution) -> Choice:
 
 
 class GameTeam(Workflow, ABC):
-    """What the three have in common: a board that moves on with each turn, until solved or out of steps.
+    """Base of the three teams: a board that moves on with each turn, until solved or out of steps.
 
     `difficulty` is a level's name or settings of the game's own; `moves` is the most a turn may make;
     `max_steps` replaces the game's own limit; `task_seed` gives other tasks.
@@ -123,7 +123,7 @@ class GameTeam(Workflow, ABC):
         return "\n".join((f"{board}\n", *lines))
 
     def format(self, board: str = "", approval: bool = False) -> Format:
-        """How a move is said: a choice among the board's moves, or a plan."""
+        """Format of a move: a choice among the board's moves, or a plan."""
         if self.moves == 1 and board:
             words = (APPROVE,) if approval else ()
             return _choice((*words, *self.game.moves(self.game.state(board))))

@@ -1,4 +1,4 @@
-"""Where a room's interpreter stops on its way to run a program, and forks one process for each program.
+"""The server in a room's interpreter: it stops before a program is run, and forks one process for each program.
 
 The interpreter is started as `python program.py`. While it loads `site`, it finds this module, which serves until
 the host hangs up. A program's process returns from here, and the interpreter goes on as if nothing had
