@@ -110,11 +110,11 @@ def figures(where: Path, headline: str, history: Sequence[Mapping[str, Any]]) ->
     )
     curve = [(r["step"], r.get(headline, 0.0)) for r in history if r["kind"] == "validation"]
     tasks = sorted(before | after)  # a question that failed for infrastructure's sake counts 0
-    found = paired_difference(*({t: [side.get(t, 0.0)] for t in tasks} for side in (after, before)))
+    difference = paired_difference(*({t: [side.get(t, 0.0)] for t in tasks} for side in (after, before)))
     return {
         "dir": str(where), "headline": headline, "curve": curve, "questions": len(tasks),
         "before": statistics.fmean(before.values()), "after": statistics.fmean(after.values()),
-        "gain": [found.value, found.low, found.high], "p": found.p,
+        "gain": [difference.value, difference.low, difference.high], "p": difference.p,
     }  # fmt: skip
 
 

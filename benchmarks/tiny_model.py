@@ -80,8 +80,8 @@ def right(engine: Engine, tokenizer: Any, lessons: Sequence[Lesson]) -> float:
         tokenizer.apply_chat_template(list(lesson[:-1]), add_generation_prompt=True)["input_ids"]
         for lesson in lessons
     ]
-    said = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=48))
-    texts = [tokenizer.decode(reply.ids, skip_special_tokens=True).strip() for reply in said]
+    replies = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=48))
+    texts = [tokenizer.decode(reply.ids, skip_special_tokens=True).strip() for reply in replies]
     hits: int = sum(
         text == lesson[-1]["content"].strip() for text, lesson in zip(texts, lessons, strict=True)
     )

@@ -62,7 +62,7 @@ class GameCredit:
 
     def __init__(self, alpha: float = 1.0, **amounts: float) -> None:
         self.alpha, self.amounts = alpha, amounts
-        replace(Scale(), **amounts)  # an unknown name is an error at once
+        replace(Scale(), **amounts)  # type: ignore[arg-type]  # an unknown name is an error at once
 
     def scale(self, game: str) -> Scale:
         """Amounts of the game, replaced by this rule's own."""

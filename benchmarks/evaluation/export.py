@@ -197,9 +197,9 @@ def export_main(argv: list[str] | None = None) -> int:
         "-o", "--out", type=Path, help="default: traces.parquet, traces.jsonl, traces.json, traces/"
     )
     parser.add_argument("--limit", type=int, help="at most so many episodes of each source")
-    given = parser.parse_args(argv)
-    write, suffix = WRITERS[given.to]
-    out = given.out or Path(f"traces{suffix or '-dataset'}")
-    count = write(labelled_episodes(given.sources, limit=given.limit), out)
-    print(f"{out}: {count:,} {'events' if given.to == 'perfetto' else 'rows'}")
+    options = parser.parse_args(argv)
+    write, suffix = WRITERS[options.to]
+    out = options.out or Path(f"traces{suffix or '-dataset'}")
+    count = write(labelled_episodes(options.sources, limit=options.limit), out)
+    print(f"{out}: {count:,} {'events' if options.to == 'perfetto' else 'rows'}")
     return 0

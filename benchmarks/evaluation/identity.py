@@ -127,7 +127,7 @@ def provenance(arena: Arena, players: Mapping[str, Any], tasks: Sequence[Task], 
         },
         "roles": dict(players),
         "seed": seed,
-        "libraries": {name: found for name in LIBRARIES if (found := _version(name))},
+        "libraries": {name: number for name in LIBRARIES if (number := _version(name))},
         "git": _git(),
     }  # fmt: skip
 

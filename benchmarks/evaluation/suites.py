@@ -70,20 +70,20 @@ class SuiteResult:
 
 def suite(name: str) -> Suite:
     """A suite by name ("suite:mini" or "suite:mini-v1"); an unknown one is answered with the nearest."""
-    known = {s.name: s for s in _suites()}
+    by_name = {s.name: s for s in _suites()}
     asked, _, version = name.removeprefix("suite:").partition("-v")
-    if asked not in known:
-        near = difflib.get_close_matches(asked, known, n=1)
+    if asked not in by_name:
+        near = difflib.get_close_matches(asked, by_name, n=1)
         raise KeyError(
             f"unknown suite {name!r}; "
-            + (f"did you mean 'suite:{near[0]}'?" if near else f"known: {', '.join(known)}")
+            + (f"did you mean 'suite:{near[0]}'?" if near else f"known: {', '.join(by_name)}")
         )
-    found = known[asked]
-    if version and version != str(found.version):
+    match = by_name[asked]
+    if version and version != str(match.version):
         raise KeyError(
-            f"{name!r} is not the version of this release, which is {found.id}; install the release that had it"
+            f"{name!r} is not the version of this release, which is {match.id}; install the release that had it"
         )
-    return found
+    return match
 
 
 def _suites() -> tuple[Suite, ...]:
@@ -155,8 +155,8 @@ def settings(chosen: Suite, env: str) -> dict[str, Any]:
 
 def pins() -> dict[str, dict[str, str | None]]:
     """Contents of each suite, with the fingerprint of the test data (None: not pinned, real data)."""
-    found: dict[str, dict[str, str | None]] = json.loads(asset(PINS))
-    return found
+    contents: dict[str, dict[str, str | None]] = json.loads(asset(PINS))
+    return contents
 
 
 def compose() -> dict[str, dict[str, str | None]]:
@@ -164,12 +164,12 @@ def compose() -> dict[str, dict[str, str | None]]:
     every = list_envs()
 
     def fingerprints(envs: list[str], data: str | None) -> dict[str, str | None]:
-        found: dict[str, str | None] = {}
+        fingerprint_of: dict[str, str | None] = {}
         for env in envs:
             where = {"split": "test"} if spec(env).tasks is not None else {"split": "test", "data": data}
             real = spec(env).tasks is None and data is None
-            found[env] = None if real else make_arena(env, **where).data.fingerprint
-        return found
+            fingerprint_of[env] = None if real else make_arena(env, **where).data.fingerprint
+        return fingerprint_of
 
     def of(kind: str) -> list[str]:
         return [env for env in every if spec(env).dataset and spec(env).kind.partition("-")[0] == kind]

@@ -77,8 +77,8 @@ def main() -> None:
     programs = [*idioms(), *library_examples()]
     if options.limit:
         programs = random.Random(options.seed).sample(programs, min(options.limit, len(programs)))
-    found = differences(programs, options.sandbox)
-    print(json.dumps({"programs": len(programs), "differences": len(found), "which": found}, indent=2))
+    wrong = differences(programs, options.sandbox)
+    print(json.dumps({"programs": len(programs), "differences": len(wrong), "which": wrong}, indent=2))
 
 
 if __name__ == "__main__":

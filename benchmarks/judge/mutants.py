@@ -81,14 +81,14 @@ def difference(solution: str, mutant: str, function: str, calls: list[tuple[Any,
 
 def calls_of(assertions: str, functions: set[str]) -> list[tuple[Any, ...]]:
     """The arguments of every call to one of these functions whose arguments are literals."""
-    found = []
+    calls = []
     for node in ast.walk(ast.parse(assertions)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions:
             try:
-                found.append(tuple(ast.literal_eval(argument) for argument in node.args))
+                calls.append(tuple(ast.literal_eval(argument) for argument in node.args))
             except ValueError:
                 continue  # computed arguments: other calls have to do
-    return found
+    return calls
 
 
 def _varied(value: Any, chance: random.Random) -> Any:

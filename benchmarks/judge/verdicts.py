@@ -143,9 +143,9 @@ def compare(items: list[Item]) -> dict[str, Any]:
         if truths[i] and "time_limit" in verdicts[i]:  # so near the limit, the processor decides
             truths[i], verdicts[i] = bare(item, 20 * SECONDS), judged(item, 20 * SECONDS)
     wrong = [
-        {"id": item.id, "bare interpreter": "passes" if truth else "fails", "verdicts": found}
-        for item, truth, found in zip(items, truths, verdicts, strict=True)
-        if truth is not all(verdict == "accepted" for verdict in found)
+        {"id": item.id, "bare interpreter": "passes" if truth else "fails", "verdicts": both}
+        for item, truth, both in zip(items, truths, verdicts, strict=True)
+        if truth is not all(verdict == "accepted" for verdict in both)
     ]
     return {
         "programs": len(items),
@@ -160,13 +160,13 @@ def compare(items: list[Item]) -> dict[str, Any]:
 
 def survivors(passed: list[Item]) -> list[str]:
     """List mutants that pass: what was changed, and an input that would have told them from the solution."""
-    found = []
+    lines = []
     for item in passed:
         if item.origin and item.functions:
             calls = calls_of(item.assertions, set(item.functions))
             told = difference(item.origin, item.solution, item.functions[0], calls, seed=0)
-            found.append(f"{item.id}: {item.change}: {told}")
-    return found
+            lines.append(f"{item.id}: {item.change}: {told}")
+    return lines
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def read_run(folder: str | Path) -> History:
     path = Path(folder) / "metrics.jsonl"
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give the directory of a training run")
-    found = History(Path(folder))
+    history = History(Path(folder))
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
@@ -64,14 +64,14 @@ def read_run(folder: str | Path) -> History:
             continue
         kind = row.get("kind")
         if kind == "begin":
-            found.begin = found.begin or row
+            history.begin = history.begin or row
         elif kind == "step":
-            found.steps.append(row)
+            history.steps.append(row)
         elif kind == "validation":
-            found.validations.append(row)
+            history.validations.append(row)
         elif kind == "end":
-            found.ending = str(row.get("ending"))
-    return found
+            history.ending = str(row.get("ending"))
+    return history
 
 
 def alarms(history: History) -> list[Alarm]:
@@ -102,10 +102,10 @@ def build(runs: Sequence[str | Path], out: str | Path) -> Path:
 
 def body(histories: Sequence[History], episodes: str, pairs: Sequence[Labelled] | None = None) -> str:
     """The sections of a report; ``episodes`` is the address of the page of the kept episodes."""
-    found = {history.folder.name: alarms(history) for history in histories}
+    alarms_of = {history.folder.name: alarms(history) for history in histories}
     pairs = list(kept(histories[-1].folder)) if pairs is None else pairs
     sections = [
-        _head(histories), _score(histories, found), _alarms(found), _episodes(histories[-1].headline, pairs, episodes),
+        _head(histories), _score(histories, alarms_of), _alarms(alarms_of), _episodes(histories[-1].headline, pairs, episodes),
         _roles(histories), _drift(histories), _groups(histories), _timeline(histories),
     ]  # fmt: skip
     return "\n".join(sections)
@@ -207,20 +207,20 @@ def _duration(seconds: float) -> str:
     )
 
 
-def _alarms(found: Mapping[str, list[Alarm]]) -> str:
+def _alarms(alarms_of: Mapping[str, list[Alarm]]) -> str:
     lines = [
-        f"<li><b>{escape(alarm.monitor)}</b> at step {alarm.step}{f' of {escape(run)}' if len(found) > 1 else ''}: {escape(alarm.message)}</li>"
-        for run, all_ in found.items() for alarm in all_
+        f"<li><b>{escape(alarm.monitor)}</b> at step {alarm.step}{f' of {escape(run)}' if len(alarms_of) > 1 else ''}: {escape(alarm.message)}</li>"
+        for run, all_ in alarms_of.items() for alarm in all_
     ]  # fmt: skip
     body = f"<ul class='alarms'>{''.join(lines)}</ul>" if lines else "<p class='soft'>No monitor fired.</p>"
     return f"<section id='alarms'><h2>Alarms</h2>{body}</section>"
 
 
-def _score(histories: Sequence[History], found: Mapping[str, list[Alarm]]) -> str:
+def _score(histories: Sequence[History], alarms_of: Mapping[str, list[Alarm]]) -> str:
     headline = histories[0].headline
     train = over_seeds("training", [h.steps for h in histories], f"train/{headline}")
     held = over_seeds("held out", [h.validations for h in histories], headline, dots=True)
-    marks = [(float(a.step), str(a)) for all_ in found.values() for a in all_]
+    marks = [(float(a.step), str(a)) for all_ in alarms_of.values() for a in all_]
     drawn = chart(f"{headline} by step", [train, held], width=1120, height=300, unit=headline, marks=marks)
     if not held.y:
         return f"<section id='score'><h2>Score</h2><p class='soft'>No validation yet.</p>{drawn}</section>"
@@ -347,6 +347,6 @@ def report_main(argv: list[str] | None = None) -> int:
         "runs", nargs="+", type=Path, help="a run's directory; several seeds of the same give intervals"
     )
     parser.add_argument("-o", "--out", type=Path, help="default: report.html in the (first) run's directory")
-    given = parser.parse_args(argv)
-    print(build(given.runs, given.out or given.runs[0] / "report.html"))
+    options = parser.parse_args(argv)
+    print(build(options.runs, options.out or options.runs[0] / "report.html"))
     return 0

@@ -14,25 +14,27 @@ def tours(index: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     Held-out episodes speak before training ones, and the newest source (the last validation) before older ones. The
     page opens on the first tour.
     """
-    known = [i for i, score in enumerate(index["score"]) if score is not None or index["ended"][i] == "error"]
-    rows = [i for i in known if index["part"][i] != "train"] or known
+    scored = [
+        i for i, score in enumerate(index["score"]) if score is not None or index["ended"][i] == "error"
+    ]
+    rows = [i for i in scored if index["part"][i] != "train"] or scored
     sources = list(dict.fromkeys(index["label"][i] for i in rows))
-    if len(known) < 2:
+    if len(scored) < 2:
         return []
     newest = [i for i in rows if index["label"][i] == sources[-1]]
     tasks = {source: {(index["env"][i], index["task"][i]) for i in rows if index["label"][i] == source}
              for source in (sources[0], sources[-1])}  # fmt: skip
     if not tasks[sources[0]] & tasks[sources[-1]]:  # not before and after: sources of different tasks
         newest = rows
-    found = _changes(index, rows, sources[0], sources[-1]) if len(sources) > 1 else []
+    stops = _changes(index, rows, sources[0], sources[-1]) if len(sources) > 1 else []
     failed = [i for i in newest if index["ended"][i] == "error" or _score(index, i) <= 0]
     if failed:
         telling = max(failed, key=lambda i: (bool(index["malformed"][i] or index["errors"][i]), -i))
-        found.append({"name": "a failure", "why": "A failure of the newest episodes.", "a": telling})
+        stops.append({"name": "a failure", "why": "A failure of the newest episodes.", "a": telling})
     if solved := [i for i in newest if _score(index, i) >= 1]:
         longest = max(solved, key=lambda i: (index["acts"][i], -i))
-        found.append({"name": "a success", "why": "A success of the newest episodes.", "a": longest})
-    return found
+        stops.append({"name": "a success", "why": "A success of the newest episodes.", "a": longest})
+    return stops
 
 
 def _changes(
@@ -49,7 +51,7 @@ def _changes(
         for task in before
         if task in after
     }
-    found = []
+    stops = []
     for name, sign in (("improved most", 1), ("worsened most", -1)):
         task = max(gains, key=lambda t: sign * gains[t], default=None)
         if task is None or sign * gains[task] <= 0:
@@ -57,8 +59,8 @@ def _changes(
         a = max(after[task], key=lambda i: sign * _score(index, i))
         b = min(before[task], key=lambda i: sign * _score(index, i))
         why = f"{name.capitalize()} from {first} to {last}: {_score(index, b):.3g} → {_score(index, a):.3g}."
-        found.append({"name": name, "why": why, "a": a, "b": b})
-    return found
+        stops.append({"name": name, "why": why, "a": a, "b": b})
+    return stops
 
 
 def _score(index: Mapping[str, Sequence[Any]], i: int) -> float:

@@ -33,19 +33,19 @@ def trace_files(source: str | Path) -> list[Path]:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a run directory or a file of traces")
     inner = path / "traces"
-    found = [
+    files = [
         f for f in (inner if inner.is_dir() else path).glob("**/*") if f.name.endswith(TRACE_SUFFIXES[:2])
     ]
-    found = [f for f in found if not inner.is_dir() or inner in f.parents]
+    files = [f for f in files if not inner.is_dir() or inner in f.parents]
     if not inner.is_dir():  # a directory of an evaluation also holds other files
-        found = [f for f in found if f.name.startswith("traces")] or [
-            f for f in found if f.name != "metrics.jsonl"
+        files = [f for f in files if f.name.startswith("traces")] or [
+            f for f in files if f.name != "metrics.jsonl"
         ]
-    if not found:
+    if not files:
         raise FileNotFoundError(
             f"{path} holds no traces (looked for traces/*.jsonl.zst and traces.jsonl.zst)"
         )
-    return sorted(found, key=lambda f: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", f.name)])
+    return sorted(files, key=lambda f: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", f.name)])
 
 
 def episodes(source: str | Path) -> Iterator[dict[str, Any]]:
@@ -81,8 +81,8 @@ def _of_file(file: Path) -> Iterator[dict[str, Any]]:
                     meta["tokens"] = tokens[meta["sample"]]
             yield episode
         return
-    found = json_value(read_text(file, MAX_DOCUMENT), str(file), twins=True)
-    for number, episode in enumerate(found if isinstance(found, list) else [found], 1):
+    document = json_value(read_text(file, MAX_DOCUMENT), str(file), twins=True)
+    for number, episode in enumerate(document if isinstance(document, list) else [document], 1):
         _check(episode, f"{file}, episode {number}")
         yield episode
 

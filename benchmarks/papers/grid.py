@@ -209,9 +209,9 @@ def page(paper: Paper, cells: Mapping[str, Any]) -> str:
         f"|---|---|--:|{'--:|' * len(columns)}",
     ]
     for name, (says, _) in paper.conditions.items():
-        found = [finals(cells, name, c) for c in columns]
-        shown = [str(mean_of(list(f.values()))) if f else "–" for f in found]
-        lines.append(f"| {name} | {says} | {len(found[0])} | {' | '.join(shown)} |")
+        cells_found = [finals(cells, name, c) for c in columns]
+        shown = [str(mean_of(list(f.values()))) if f else "–" for f in cells_found]
+        lines.append(f"| {name} | {says} | {len(cells_found[0])} | {' | '.join(shown)} |")
     lines += [
         "\nMeans over seeds ± half of Student's 95% interval.\n",
         "| claim | difference, seed by seed, in the claimed direction | verdict |",

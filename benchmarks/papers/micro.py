@@ -100,8 +100,8 @@ def micro_model(
     from ...agents.model.weights import from_config, save_model
 
     ear = heard(env, roles, by, how)
-    known = [*SIGNS, *sorted(ear.words)]
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="<unk>"))
+    vocabulary = [*SIGNS, *sorted(ear.words)]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"))
     inner.pre_tokenizer = cutter(by)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
@@ -139,11 +139,11 @@ class Pupil:
         self.lessons: list[tuple[Call, str]] = []
 
     def act(self, call: Call) -> str:
-        chance, said = random.Random(call.seed), self.teacher(call)
+        chance, reply = random.Random(call.seed), self.teacher(call)
         if call.choices and chance.random() < self.slips:
-            said = chance.choice(call.choices)
-        self.lessons.append((call, said))
-        return said
+            reply = chance.choice(call.choices)
+        self.lessons.append((call, reply))
+        return reply
 
 
 def school(
@@ -163,8 +163,8 @@ def school(
     network, tokenizer = load_model(model), load_tokenizer(model)
     chat = Chat(tokenizer)
     samples = []
-    for number, (call, said) in enumerate(lessons):
-        reply = np.array(tokenizer.encode(said, add_special_tokens=False))
+    for number, (call, text) in enumerate(lessons):
+        reply = np.array(tokenizer.encode(text, add_special_tokens=False))
         prompt = np.array(chat.prompt(call).ids)
         samples.append(
             Sample("school", str(number), "pupil", 0, prompt, reply, np.zeros(len(reply), np.float32))
@@ -197,9 +197,11 @@ def learn(id: str, model: str, seed: int, folder: Path, metric: str, **fields: A
     `fields` are those of the config tree; `policies` holds what differs between policies, laid over `LEARNING`.
     """
     preset = fields.pop("preset", None)
-    policies = {name: merge(LEARNING, given) for name, given in fields.pop("policies", {"*": {}}).items()}
+    policies = {name: merge(LEARNING, options) for name, options in fields.pop("policies", {"*": {}}).items()}
     groups = fields.pop("groups", {"*": {}})
-    groups = {name: {"model": model, "slots": 64, "threads": 1, **given} for name, given in groups.items()}
+    groups = {
+        name: {"model": model, "slots": 64, "threads": 1, **options} for name, options in groups.items()
+    }
     settings = merge(COMMON, fields)
     done = train(
         id, preset=preset, directory=folder, seed=seed, policies=policies, groups=groups, **settings

@@ -166,13 +166,13 @@ def searched(settings: Settings, seed: int, folder: Path) -> Figures:
             env={**WORLD, "size": 512, "reward": rewards, "args": {"top_k": settings["top_k"]}},
         )  # fmt: skip
         seats["verifier"], curve = where / "verifier", figures["curve"]
-    found = held_out(SEARCH, seats, settings["tests"], **how)
-    return {"final": {name: found[name] for name in SHOWN}, "curve": curve}
+    scores = held_out(SEARCH, seats, settings["tests"], **how)
+    return {"final": {name: scores[name] for name in SHOWN}, "curve": curve}
 
 
 def tested(settings: Settings, seats: dict[str, Any]) -> dict[str, float]:
-    found = held_out(ENV, seats, settings["tests"], **WORLD)
-    return {name: found[name] for name in SHOWN}
+    scores = held_out(ENV, seats, settings["tests"], **WORLD)
+    return {name: scores[name] for name in SHOWN}
 
 
 PAPER = Paper(

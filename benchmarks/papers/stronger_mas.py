@@ -68,8 +68,8 @@ def play(settings: Settings, seed: int, folder: Path) -> Figures:
             {**settings, "algorithm": settings["solo"]}, "planpath-solo", model, seed, folder / "solo"
         )
         alone, second = trained(settings, "planpath-duo", model, seed, folder / "critic", alone="critic")
-        found = tested(settings, env, {"proposer": solo / "team", "critic": alone / "critic"})
-        return {"final": {**found, "samples": first["samples"] + second["samples"]}, "curve": []}
+        scores = tested(settings, env, {"proposer": solo / "team", "critic": alone / "critic"})
+        return {"final": {**scores, "samples": first["samples"] + second["samples"]}, "curve": []}
     where, figures = trained(
         settings, env, model, seed, folder / "run", preset="separate" if kind == "per-role" else "shared"
     )
@@ -114,8 +114,8 @@ def trained(
 
 
 def tested(settings: Settings, env: str, seats: dict[str, Path]) -> dict[str, float]:
-    found = held_out(env, seats, settings["tests"], **settings["game"])
-    return {name: found[name] for name in ("solved", "optimal_ratio")}
+    scores = held_out(env, seats, settings["tests"], **settings["game"])
+    return {name: scores[name] for name in ("solved", "optimal_ratio")}
 
 
 PAPER = Paper(

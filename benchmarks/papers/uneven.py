@@ -51,8 +51,8 @@ class Uneven(Workflow):
         word, tries = ep.task.word, int(ep.task.tries)
         await ep.act("leader", f"{word} {tries}", turn=0)
         for turn in range(tries):
-            said = await ep.act("worker", f"{word} {turn}", turn=turn)
-            if said.value == right("worker", word):
+            reply = await ep.act("worker", f"{word} {turn}", turn=turn)
+            if reply.value == right("worker", word):
                 break
         return Outcome()
 

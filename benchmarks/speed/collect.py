@@ -139,11 +139,11 @@ def serve(engine: Engine, asked: Asked) -> list[Moment]:
     return moments
 
 
-def padded(model: Any, wanted: list[tuple[list[int], int]], batch: int) -> list[Moment]:
+def padded(model: Any, jobs: list[tuple[list[int], int]], batch: int) -> list[Moment]:
     """The same requests by transformers, in batches of like lengths."""
-    began = Moment.now(0, len(wanted))
-    generate(model, wanted, batch)
-    return [began, Moment.now(sum(new for _, new in wanted), 0)]
+    began = Moment.now(0, len(jobs))
+    generate(model, jobs, batch)
+    return [began, Moment.now(sum(new for _, new in jobs), 0)]
 
 
 def main() -> None:
@@ -171,28 +171,28 @@ def main() -> None:
     waiting = [engine.submit(prompt, params) for prompt, params in asked]
     while engine.busy:
         engine.step()
-    wanted = [(request.prompt, len(request.ids)) for request in waiting]
+    jobs = [(request.prompt, len(request.ids)) for request in waiting]
     sides: dict[str, Callable[[], list[Moment]]] = {
         "collector": lambda: asyncio.run(play(arena, group, tasks, 8))[0],
         "engine": lambda: serve(engine, asked),
-        "generate": lambda: padded(theirs, wanted, args.slots),
+        "generate": lambda: padded(theirs, jobs, args.slots),
     }
-    found: dict[str, tuple[Rates, Rates, Rates]] = {}
+    best: dict[str, tuple[Rates, Rates, Rates]] = {}
     for _ in range(args.rounds):
         for name, side in sides.items():
             told = rates(side(), args.slots)
-            if name not in found or told[1].processor > found[name][1].processor:
-                found[name] = told
+            if name not in best or told[1].processor > best[name][1].processor:
+                best[name] = told
     prompts = sum(len(prompt) for prompt, _ in asked)
     print(
-        f"{len(tasks) * 8} episodes, {len(asked)} requests, {prompts} prompt tokens, {sum(new for _, new in wanted)} new ones; "
+        f"{len(tasks) * 8} episodes, {len(asked)} requests, {prompts} prompt tokens, {sum(new for _, new in jobs)} new ones; "
         f"{args.slots} slots, {args.threads} threads; new tokens/s by the clock (by processor time)"
     )
     print(f"{'':10} {'in all':>17} {'steady':>17} {'tail':>17}")
-    for name, (whole, steady, tail) in found.items():
+    for name, (whole, steady, tail) in best.items():
         rest = f"{steady} {tail}" if name != "generate" else f"{'–':>16} {'–':>16}"
         print(f"{name:10} {whole} {rest}")
-    mine, fed, other = found["collector"], found["engine"], found["generate"]
+    mine, fed, other = best["collector"], best["engine"], best["generate"]
     print(
         f"collector / engine, steady: {mine[1].clock / fed[1].clock:.2f} ({mine[1].processor / fed[1].processor:.2f});"
         f"   collector / generate, in all: {mine[0].clock / other[0].clock:.2f} ({mine[0].processor / other[0].processor:.2f})"

@@ -100,13 +100,13 @@ def main() -> None:
     arena = make_arena(options.env, data="mini")
     tasks = [arena.task(id) for id in list(arena.task_ids)[: options.tasks]]
     slots = options.tasks * options.width
-    found: dict[str, list[tuple[float, float]]] = {"tree": [], "flat by round": [], "flat": []}
+    timings: dict[str, list[tuple[float, float]]] = {"tree": [], "flat by round": [], "flat": []}
     for _ in range(options.rounds):
         treed = fresh(slots)
-        found["tree"].append(timed(grow(arena, treed, tasks, options.width)))
+        timings["tree"].append(timed(grow(arena, treed, tasks, options.width)))
         for name, calls in (("flat by round", by_round(treed.calls)), ("flat", [treed.calls])):
             again = fresh(slots)
-            found[name].append(timed(flat(again, calls)))
+            timings[name].append(timed(flat(again, calls)))
             assert again.tokens == treed.tokens, (
                 f"{name}: {again.tokens} tokens, the trees had {treed.tokens}"
             )
@@ -114,9 +114,9 @@ def main() -> None:
         f"{options.env}: {options.tasks} trees of width {options.width}, {len(treed.calls)} acts, {treed.tokens} tokens; "
         f"median of {options.rounds}"
     )
-    for name, times in found.items():
+    for name, times in timings.items():
         wall, processor = (statistics.median(column) for column in zip(*times, strict=True))
-        ratio = statistics.median(t[1] / f[1] for t, f in zip(found["tree"], times, strict=True))
+        ratio = statistics.median(t[1] / f[1] for t, f in zip(timings["tree"], times, strict=True))
         print(
             f"{name:14} {wall:7.2f} s wall {processor:7.2f} s processor   the tree costs {ratio:.2f} x this (processor)"
         )

@@ -93,14 +93,14 @@ def llama_config(vocab: int) -> Any:
 def draw(vocab: int, n: int = 256, k: int = K) -> list[Sample]:
     """`n` samples, `k` to a prompt."""
     rng = np.random.default_rng(0)
-    found = []
+    samples = []
     for p in range(n // k):
         prompt = rng.integers(3, vocab, int(rng.integers(100, 201)))
         for i in range(k):
             reply = rng.integers(3, vocab, REPLY)
             behaviour = np.full(REPLY, -np.log(vocab), np.float32)
-            found.append(Sample(f"p{p}", str(i), "shared", 0, prompt, reply, behaviour))
-    return found
+            samples.append(Sample(f"p{p}", str(i), "shared", 0, prompt, reply, behaviour))
+    return samples
 
 
 def n_tokens(samples: list[Sample]) -> int:
@@ -229,9 +229,9 @@ def speed(rounds: int, vocab: int, n: int) -> None:
             + (f" ({torch.get_num_threads()} threads)" if kind == "wall" else "")
         )
         rate = {}
-        for name, found in times.items():
+        for name, moments in times.items():
             tokens = variants[name][1] if name in variants else n_tokens(shared)
-            rate[name] = tokens / statistics.median(getattr(moment, kind) for moment in found)
+            rate[name] = tokens / statistics.median(getattr(moment, kind) for moment in moments)
         fastest = max(value for name, value in rate.items() if name.startswith("TRL"))
         for name, value in rate.items():
             print(f"  {name:45s} {value:9,.0f}   {value / fastest:5.2f} x the fastest TRL setting")

@@ -112,7 +112,9 @@ def find_fn_name(record: Record) -> str | None:
         "label",
         "reward_model",
     )
-    return next((found for place in places for found in _names_within(decoded(record.get(place)), 4)), None)
+    return next(
+        (candidate for place in places for candidate in _names_within(decoded(record.get(place)), 4)), None
+    )
 
 
 def _names_within(value: Any, depth: int) -> Iterator[str]:
@@ -148,35 +150,35 @@ def _tests_of_mapping(value: Mapping[str, Any], fn_name: str | None) -> list[Tes
         raise FieldError("tests", f"wanted inputs and outputs, got the fields {brief(sorted(value))}")
     if len(inputs) != len(outputs):
         raise FieldError("tests", f"{len(inputs)} inputs but {len(outputs)} outputs")
-    return [_pair(given, wanted, fn_name) for given, wanted in zip(inputs, outputs, strict=True)]
+    return [_pair(argument, output, fn_name) for argument, output in zip(inputs, outputs, strict=True)]
 
 
 def _list_under(value: Mapping[str, Any], *names: str) -> list[Any] | None:
-    found = next((value[name] for name in names if name in value), None)
-    return found if isinstance(found, list) else None
+    items = next((value[name] for name in names if name in value), None)
+    return items if isinstance(items, list) else None
 
 
 def _test(test: Any, fn_name: str | None, where: str) -> Test:
     if not isinstance(test, Mapping):
         raise FieldError(where, f"wanted {{input, output}}, got {brief(test)}")
-    given = next((test[name] for name in ("input", "inputs", "stdin") if name in test), None)
-    wanted = next(
+    argument = next((test[name] for name in ("input", "inputs", "stdin") if name in test), None)
+    output = next(
         (test[name] for name in ("output", "outputs", "expected_output", "stdout") if name in test), None
     )
-    if given is None:
+    if argument is None:
         raise FieldError(f"{where}.input", "is missing")
-    if wanted is None and not any(name in test for name in ("output", "outputs", "expected_output")):
+    if output is None and not any(name in test for name in ("output", "outputs", "expected_output")):
         raise FieldError(f"{where}.output", "is missing")
-    return _pair(given, wanted, fn_name)
+    return _pair(argument, output, fn_name)
 
 
-def _pair(given: Any, wanted: Any, fn_name: str | None) -> Test:
+def _pair(argument: Any, output: Any, fn_name: str | None) -> Test:
     if fn_name is None:
-        return {"input": _as_text(given), "output": _as_text(wanted)}
-    if isinstance(given, str):  # LiveCodeBench: one JSON argument a line
-        given = [_json_or_text(line) for line in given.split("\n") if line.strip()]
-        wanted = _json_or_text(wanted) if isinstance(wanted, str) else wanted
-    return {"input": given if isinstance(given, list) else [given], "output": wanted}
+        return {"input": _as_text(argument), "output": _as_text(output)}
+    if isinstance(argument, str):  # LiveCodeBench: one JSON argument a line
+        argument = [_json_or_text(line) for line in argument.split("\n") if line.strip()]
+        output = _json_or_text(output) if isinstance(output, str) else output
+    return {"input": argument if isinstance(argument, list) else [argument], "output": output}
 
 
 def _as_text(value: Any) -> str:
@@ -292,33 +294,33 @@ def called(node: ast.Assert, fn_name: str) -> Test | None:
     ``assert f(x)`` and ``assert not f(x)`` expect True and False; ``abs(f(x) - 3) < 1e-6`` expects 3, since
     floats are compared with that tolerance anyway.
     """
-    said = node.test
+    test = node.test
     expected: ast.expr = ast.Constant(True)
-    if isinstance(said, ast.UnaryOp) and isinstance(said.op, ast.Not):
-        said, expected = said.operand, ast.Constant(False)
-    elif isinstance(said, ast.Compare) and len(said.ops) == 1:
-        said, expected = _compared(said)
-    if not (isinstance(said, ast.Call) and isinstance(said.func, ast.Name) and said.func.id == fn_name):
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, expected = test.operand, ast.Constant(False)
+    elif isinstance(test, ast.Compare) and len(test.ops) == 1:
+        test, expected = _compared(test)
+    if not (isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == fn_name):
         return None
     try:
-        values = [_jsonable(ast.literal_eval(part)) for part in (*said.args, expected)]
+        values = [_jsonable(ast.literal_eval(part)) for part in (*test.args, expected)]
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
-    return None if said.keywords else {"input": values[:-1], "output": values[-1]}
+    return None if test.keywords else {"input": values[:-1], "output": values[-1]}
 
 
-def _compared(said: ast.Compare) -> tuple[ast.expr, ast.expr]:
+def _compared(test: ast.Compare) -> tuple[ast.expr, ast.expr]:
     """The two sides of ``a == b`` and of ``abs(a - b) < 1e-6``; of other comparisons, themselves (no call)."""
-    left, right = said.left, said.comparators[0]
-    if isinstance(said.ops[0], ast.Eq | ast.Is):
+    left, right = test.left, test.comparators[0]
+    if isinstance(test.ops[0], ast.Eq | ast.Is):
         return left, right
     tight = isinstance(right, ast.Constant) and isinstance(right.value, float) and right.value <= 1e-6
-    if tight and isinstance(said.ops[0], ast.Lt) and isinstance(left, ast.Call) and len(left.args) == 1:
+    if tight and isinstance(test.ops[0], ast.Lt) and isinstance(left, ast.Call) and len(left.args) == 1:
         inner = left.args[0]
         plain = isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub)
         if plain and isinstance(inner, ast.BinOp) and ast.unparse(left.func) in ("abs", "math.fabs"):
             return inner.left, inner.right
-    return said, right
+    return test, right
 
 
 def _jsonable(value: Any) -> Any:

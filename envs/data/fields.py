@@ -58,16 +58,16 @@ def texts(value: Any, field: str) -> list[str]:
         inner = [value[name] for name in _WRAPPERS if value.get(name) not in (None, "", [])]
         if not inner:
             raise FieldError(field, f"no answer in {brief(dict(value))}")
-        found = [answer for part in inner for answer in texts(part, field)]
+        answers = [answer for part in inner for answer in texts(part, field)]
     elif isinstance(value, list | tuple):
-        found = [answer for part in value for answer in texts(part, field)]
+        answers = [answer for part in value for answer in texts(part, field)]
     elif isinstance(value, bool):
-        found = ["yes" if value else "no"]
+        answers = ["yes" if value else "no"]
     elif isinstance(value, str | int | float):
-        found = [str(value).strip()]
+        answers = [str(value).strip()]
     else:
         raise FieldError(field, "is missing" if value is None else f"wanted texts, got {brief(value)}")
-    return list(dict.fromkeys(answer for answer in found if answer))
+    return list(dict.fromkeys(answer for answer in answers if answer))
 
 
 def decoded(value: Any) -> Any:

@@ -28,14 +28,14 @@ def records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise DataError(f"{path}: there is no such file")
     plain = path.name.removesuffix(".gz").removesuffix(".zst")
     if plain.endswith(".parquet"):
-        found: Iterator[Any] = _parquet(path)
+        rows: Iterator[Any] = _parquet(path)
     elif plain.endswith(".jsonl"):
-        found = _lines(path)
+        rows = _lines(path)
     elif plain.endswith(".json"):
-        found = iter(_document(path))
+        rows = iter(_document(path))
     else:
         raise DataError(f"{path}: cannot read this kind of file; wanted {', '.join(SUFFIXES)}")
-    for number, record in enumerate(found, 1):
+    for number, record in enumerate(rows, 1):
         place = f"{path.name}, row {number}"
         if not isinstance(record, dict):
             raise DataError(f"{place}: wanted an object with fields, got {brief(record)}")

@@ -92,8 +92,8 @@ class Listed:
 def list_data() -> list[Listed]:
     """Every known data set, and every other that was prepared here, by kind and name."""
     prepared = sorted(path.parent.name for path in (home() / "data").glob("*/manifest.json"))
-    found = [_listed(name) for name in dict.fromkeys([*CATALOGUE, *prepared])]
-    return sorted(found, key=lambda one: (KINDS.index(one.kind) if one.kind in KINDS else 9, one.name))
+    listed = [_listed(name) for name in dict.fromkeys([*CATALOGUE, *prepared])]
+    return sorted(listed, key=lambda one: (KINDS.index(one.kind) if one.kind in KINDS else 9, one.name))
 
 
 def _listed(name: str) -> Listed:

@@ -96,12 +96,12 @@ def _progress(path: Path, origin: str, aside: Path) -> dict[str, Any]:
     fresh: dict[str, Any] = {"origin": origin, "finished": [], "splits": {}}
     if not path.is_file():
         return fresh
-    found = json.loads(path.read_text("utf-8"))
+    progress = json.loads(path.read_text("utf-8"))
     whole = all(
         (aside / f"{split}.jsonl").is_file() and sha256(aside / f"{split}.jsonl") == part["sha256"]
-        for split, part in found["splits"].items()
+        for split, part in progress["splits"].items()
     )
-    return found if found["origin"] == origin and whole else fresh
+    return progress if progress["origin"] == origin and whole else fresh
 
 
 def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say) -> dict[str, Any]:

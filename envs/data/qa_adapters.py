@@ -115,11 +115,11 @@ def math(record: Record) -> Row:
         record, "reward_model.ground_truth", "reward_model.answer", "reward_model.target", "answer", "ground_truth",
         "target", "expected_answer", "final_answer", "short_answer", "Answer", "solution",
     )  # fmt: skip
-    found = [extract_answer(part) for part in _answers(answer)]
+    parts = [extract_answer(part) for part in _answers(answer)]
     row = {
         "id": row_id(record, problem),
         "problem": problem,
-        "answer": ", ".join(part.strip("$ ") for part in found),
+        "answer": ", ".join(part.strip("$ ") for part in parts),
     }
     return row | {name: str(record[name]) for name in ("level", "subject", "type") if record.get(name)}
 

@@ -96,12 +96,12 @@ def load_file(path: str | Path, kind: str, split: str) -> DataSet:
     """A file as a data set, without preparing it; of a folder, the files that are named after the split."""
     path = Path(path)
     source = LocalSource(path)
-    wanted = split if split in source.splits() else source.splits()[0]
-    if path.is_dir() and wanted not in (split, "all"):
+    part = split if split in source.splits() else source.splits()[0]
+    if path.is_dir() and part not in (split, "all"):
         raise DataError(f"{path}: has no file for the split {split!r}, only for {', '.join(source.splits())}")
     rows, passages, seen = [], dict[str, dict[str, str]](), set[str]()
     entry: Known | None = None
-    for place, record in source.records(wanted):
+    for place, record in source.records(part):
         entry = entry or entry_for(path.stem, kind, record)
         row = adapt(entry.adapter, kind, record, place)
         if row is not None:

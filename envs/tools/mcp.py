@@ -92,8 +92,8 @@ class McpServer:
 
     def list_tools(self) -> list[dict[str, Any]]:
         """``tools`` for those who cannot await."""
-        found: list[dict[str, Any]] = background(self.tools()).result(START_SECONDS + self.deadline)
-        return found
+        tools: list[dict[str, Any]] = background(self.tools()).result(START_SECONDS + self.deadline)
+        return tools
 
     def close(self) -> None:
         """Stop the server; a later call starts it again."""
@@ -187,14 +187,14 @@ async def _session(server: McpServer) -> AsyncIterator[Any]:
 async def _all_tools(session: Any) -> list[Any]:
     """Every tool, page by page; a server that never comes to an end is refused."""
     page = await session.list_tools()
-    found, seen = list(page.tools), set[str]()
+    tools, seen = list(page.tools), set[str]()
     while cursor := _either(page, "next_cursor", "nextCursor"):
-        if cursor in seen or len(found) > MOST_TOOLS or len(seen) > MOST_TOOLS:
-            raise RuntimeError(f"its list of tools does not end ({len(found)} so far)")
+        if cursor in seen or len(tools) > MOST_TOOLS or len(seen) > MOST_TOOLS:
+            raise RuntimeError(f"its list of tools does not end ({len(tools)} so far)")
         seen.add(cursor)
         page = await session.list_tools(**_page(session, cursor))
-        found.extend(page.tools)
-    return found
+        tools.extend(page.tools)
+    return tools
 
 
 def _page(session: Any, cursor: str) -> dict[str, Any]:
@@ -267,8 +267,8 @@ class _Tools:
     async def __call__(self, _name: str = "", **arguments: Any) -> Any:
         server, _, tool = _name.partition("/")
         if server not in self.servers or not tool:
-            known = ", ".join(f"mcp:{name}/…" for name in self.servers)
-            raise ToolError(f'there is no MCP tool "mcp:{_name}"; the servers are {known}')
+            servers = ", ".join(f"mcp:{name}/…" for name in self.servers)
+            raise ToolError(f'there is no MCP tool "mcp:{_name}"; the servers are {servers}')
         return await self.servers[server].call(tool, arguments)
 
     def about(self, name: str) -> list[dict[str, Any]]:
@@ -276,15 +276,15 @@ class _Tools:
         server, _, tool = name.partition("/")
         if server and server not in self.servers:
             raise ToolError(f"there is no MCP server {server!r}; the servers are {', '.join(self.servers)}")
-        found = [
+        descriptions = [
             {**told, "name": f"mcp:{one}/{told['name']}"}
             for one in ([server] if server else self.servers)
             for told in self.servers[one].list_tools()
             if tool in ("", told["name"])
         ]
-        if not found:
+        if not descriptions:
             raise ToolError(f'there is no MCP tool "mcp:{name}"')
-        return found
+        return descriptions
 
 
 def mcp_tools(*, kind: Kind = "pure", **servers: McpServer) -> Tool:

@@ -101,8 +101,8 @@ def _wrong(schema: Mapping[str, Any], value: Any) -> str:
     options = schema.get("enum")
     if options is not None:
         return "" if value in options else f"one of {', '.join(map(repr, options))}"
-    wanted = schema.get("type", ())
-    kinds = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    kind_or_kinds = schema.get("type", ())
+    kinds = (kind_or_kinds,) if isinstance(kind_or_kinds, str) else tuple(kind_or_kinds)
     fits = not kinds or any(
         isinstance(value, _FITS.get(kind, (object,))) and (kind == "boolean" or not isinstance(value, bool))
         for kind in kinds
@@ -125,7 +125,7 @@ def _schema(hint: Any) -> dict[str, Any]:
         kinds = [_schema(option).get("type") for option in inner if option is not type(None)]
         nullable = ["null"] if type(None) in inner else []
         return {"type": [*kinds, *nullable]} if all(isinstance(kind, str) for kind in kinds) else {}
-    found = _TYPES.get(origin or hint)
-    if found == "array" and inner and inner[0] is not Any:
+    json_kind = _TYPES.get(origin or hint)
+    if json_kind == "array" and inner and inner[0] is not Any:
         return {"type": "array", "items": _schema(inner[0])}
-    return {"type": found} if found else {}
+    return {"type": json_kind} if json_kind else {}

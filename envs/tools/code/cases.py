@@ -101,22 +101,22 @@ def _field(test: Mapping[str, Any], names: Sequence[str], where: str) -> Any:
     raise ValueError(f"{where} has none of the keys {', '.join(names)}; it has {', '.join(map(str, test))}")
 
 
-def _case(given: Any, expected: Any, fn_name: str | None, where: str, *, wrapped: bool) -> Case:
+def _case(value: Any, expected: Any, fn_name: str | None, where: str, *, wrapped: bool) -> Case:
     if fn_name is None:
-        return Case(_text(given), _text(expected))
-    if isinstance(given, str):  # LiveCodeBench: one argument a line, each as JSON, and the value as JSON
+        return Case(_text(value), _text(expected))
+    if isinstance(value, str):  # LiveCodeBench: one argument a line, each as JSON, and the value as JSON
         try:
-            given = [json.loads(line) for line in given.splitlines() if line.strip()]
+            value = [json.loads(line) for line in value.splitlines() if line.strip()]
             expected = json.loads(expected) if isinstance(expected, str) else expected
         except ValueError as error:
             raise ValueError(
                 f"{where}: arguments given as text must be one JSON value a line ({error})"
             ) from error
-    if not isinstance(given, (list, tuple)):
+    if not isinstance(value, (list, tuple)):
         raise ValueError(
-            f"{where}: with fn_name={fn_name!r} the input is a list of arguments, not {given!r:.80}"
+            f"{where}: with fn_name={fn_name!r} the input is a list of arguments, not {value!r:.80}"
         )
-    return Case(list(given), expected, wrapped)
+    return Case(list(value), expected, wrapped)
 
 
 def _text(value: Any) -> str:

@@ -60,14 +60,14 @@ def extract_answer(text: str) -> str:
     if tagged is not None:
         return extract_answer(tagged) if tagged.strip() else ""
     boxed, end = _last_boxed(text)
-    said = _last(_SAID, text, end)
+    match = _last(_SAID, text, end)
     marked = boxed is not None or "####" in text
     if (
-        said is not None
-        and said[1].strip()
-        and not (marked and "final" not in text[end : said.start()].lower())
+        match is not None
+        and match[1].strip()
+        and not (marked and "final" not in text[end : match.start()].lower())
     ):
-        return _HOPE.sub("", said[1]).strip()
+        return _HOPE.sub("", match[1]).strip()
     if boxed is not None:
         return boxed
     return text.rpartition("####")[2].strip().partition("\n")[0].strip() if "####" in text else text
@@ -78,8 +78,8 @@ def _short(text: str) -> str:
 
 
 def _last(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
-    found = list(pattern.finditer(text, start))
-    return found[-1] if found else None
+    matches = list(pattern.finditer(text, start))
+    return matches[-1] if matches else None
 
 
 def _last_tagged(text: str) -> str | None:
@@ -191,7 +191,7 @@ def _is_prose(text: str) -> bool:
 def to_latex(text: str) -> str:
     """``2**10``, ``sqrt(3)/2``, ``x² ≥ 1`` and ``2 or 3`` as LaTeX; LaTeX itself passes unchanged."""
     text = numerals.tidy(text).replace("$", " ").replace("**", "^")
-    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
     for sign, latex in _PLAIN.items():
         text = text.replace(sign, latex)
     text = re.sub(r"(?<![\\A-Za-z])(sqrt|pi|sin|cos|tan|log|ln)(?![A-Za-z])", r"\\\1 ", text)

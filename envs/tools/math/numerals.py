@@ -80,38 +80,38 @@ def read(text: str) -> Numeral | None:
     if len(text) > LONGEST:
         return None
     text, currency = _without_currency(tidy(text))
-    found = _NUMERAL.fullmatch(text)
-    if found is None:
+    match = _NUMERAL.fullmatch(text)
+    if match is None:
         return None
-    tail = _tail(found["rest"])
+    tail = _tail(match["rest"])
     if tail is None:
         return None
-    value, malformed = _value(found)
-    sign = -1 if found["sign"] == "-" else 1
+    value, malformed = _value(match)
+    sign = -1 if match["sign"] == "-" else 1
     return Numeral(
-        sign * value * tail.scale, tail.percent, tail.unit or currency, int(found["base"] or 0), malformed
+        sign * value * tail.scale, tail.percent, tail.unit or currency, int(match["base"] or 0), malformed
     )
 
 
-def _value(found: re.Match[str]) -> tuple[Fraction, bool]:
+def _value(match: re.Match[str]) -> tuple[Fraction, bool]:
     """Magnitude of a match, and whether it is malformed (a zero denominator, "11 7/6")."""
-    top = _first(found, "top1", "top2", "top3")
+    top = _first(match, "top1", "top2", "top3")
     if top is not None:
-        return _divide(top, _first(found, "bottom1", "bottom2", "bottom3"))
-    if found["whole"] is not None:
+        return _divide(top, _first(match, "bottom1", "bottom2", "bottom3"))
+    if match["whole"] is not None:
         part, malformed = _divide(
-            _first(found, "of_top1", "of_top2", "of_top3"),
-            _first(found, "of_bottom1", "of_bottom2", "of_bottom3"),
+            _first(match, "of_top1", "of_top2", "of_top3"),
+            _first(match, "of_bottom1", "of_bottom2", "of_bottom3"),
         )
-        return _fraction(found["whole"]) + part, malformed or not 0 <= part < 1
-    if found["digits"] is not None:
-        return Fraction(found["digits"]), False
-    exponent = int(found["exponent"] or found["power"] or 0)
-    return _fraction(found["decimal"]) * Fraction(10) ** exponent, False
+        return _fraction(match["whole"]) + part, malformed or not 0 <= part < 1
+    if match["digits"] is not None:
+        return Fraction(match["digits"]), False
+    exponent = int(match["exponent"] or match["power"] or 0)
+    return _fraction(match["decimal"]) * Fraction(10) ** exponent, False
 
 
-def _first(found: re.Match[str], *groups: str) -> str | None:
-    return next((found[group] for group in groups if found[group] is not None), None)
+def _first(match: re.Match[str], *groups: str) -> str | None:
+    return next((match[group] for group in groups if match[group] is not None), None)
 
 
 def _divide(top: str | None, bottom: str | None) -> tuple[Fraction, bool]:
@@ -144,7 +144,7 @@ def tidy(text: str) -> str:
     """The same number in plain notation: no delimiters, LaTeX spacing, or typographic signs."""
     text = text.translate(_ASCII).strip()
     text = re.sub(r"\{,\}|,\s*\\!\s*", ",", text)
-    text = _SPACING.sub(lambda found: "" if found[0] in (r"\!", "**") else " ", text)
+    text = _SPACING.sub(lambda match: "" if match[0] in (r"\!", "**") else " ", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", text)
     stripped = ""
     while stripped != text:
@@ -263,13 +263,13 @@ def _unit(words: str) -> str | None:
     if re.fullmatch(r"units?(?:\^[23])?", words.strip()):
         return ""
     parts = re.split(r"\s*/\s*|\s+per\s+", words.strip())
-    known = [_single_unit(part) for part in parts]
-    return "/".join(part for part in known if part) if all(known) else None
+    units = [_single_unit(part) for part in parts]
+    return "/".join(part for part in units if part) if all(units) else None
 
 
 def _single_unit(word: str) -> str | None:
-    found = re.fullmatch(r"([a-z°¢]+)\s*(?:\^?\s*([23]))?", word.strip())
-    if found is None:
+    match = re.fullmatch(r"([a-z°¢]+)\s*(?:\^?\s*([23]))?", word.strip())
+    if match is None:
         return None
-    name = _UNITS.get(found[1]) or _UNITS.get(found[1].removesuffix("s"))
-    return None if name is None else name + (f"^{found[2]}" if found[2] else "")
+    name = _UNITS.get(match[1]) or _UNITS.get(match[1].removesuffix("s"))
+    return None if name is None else name + (f"^{match[2]}" if match[2] else "")

@@ -50,14 +50,14 @@ def main() -> None:
 
 def equal(predictions: list[str], golds: list[str]) -> bool:
     """Tell whether some reading of the prediction equals some reading of the gold answer."""
-    wanted = [reading for text in golds for reading in _parsed(text)]
-    return any(_same(want, got) for text in predictions for got in _parsed(text) for want in wanted)
+    readings = [reading for text in golds for reading in _parsed(text)]
+    return any(_same(want, got) for text in predictions for got in _parsed(text) for want in readings)
 
 
 def _parsed(text: str) -> list[Any]:
     parse, _, targets = _grader()
-    found: list[Any] = parse(text, targets, parsing_timeout=None)
-    return found
+    readings: list[Any] = parse(text, targets, parsing_timeout=None)
+    return readings
 
 
 def _same(gold: Any, prediction: Any) -> bool:

@@ -153,8 +153,8 @@ class Bm25Index(Index):
         return len(self._passages)
 
     def passage(self, position: int) -> Passage:
-        found = self._passages[position]
-        return Passage(id=found["id"], title=found["title"], text=found["text"])
+        row = self._passages[position]
+        return Passage(id=row["id"], title=row["title"], text=row["text"])
 
     def __call__(self, query: str, k: int) -> list[Passage]:
         check_k(k)
@@ -189,9 +189,9 @@ class Bm25Index(Index):
     def _lists(self, query: str) -> list[_List]:
         lists = []
         for word, weight in Counter(self.analyze(query[:MOST_CHARACTERS])[:MOST_WORDS]).items():
-            found = self._seen.get(word) or self._find(word)
-            if found is not None:
-                lists.append(found if weight == 1 else found.times(weight))
+            item = self._seen.get(word) or self._find(word)
+            if item is not None:
+                lists.append(item if weight == 1 else item.times(weight))
         return lists
 
     def _find(self, word: str) -> _List | None:
@@ -201,16 +201,16 @@ class Bm25Index(Index):
             return None
         postings = self._postings
         start, end = postings.starts[term : term + 2].tolist()
-        found = _List(int(postings.peaks[term]), postings.passages[start:end], postings.impacts[start:end])
+        item = _List(int(postings.peaks[term]), postings.passages[start:end], postings.impacts[start:end])
         if len(self) <= SMALL:
-            self._seen[word] = found
-        return found
+            self._seen[word] = item
+        return item
 
     def _sum(self, lists: list[_List], k: int) -> list[tuple[int, int]]:
         passages = np.concatenate([item.passages for item in lists])
         scores = np.bincount(passages, np.concatenate([item.impacts for item in lists]))
-        found = scores.nonzero()[0]
-        return best_first(scores[found], found, k)
+        places = scores.nonzero()[0]
+        return best_first(scores[places], places, k)
 
     def _skip(self, lists: list[_List], k: int) -> list[tuple[int, int]]:
         """Sum the lists from the highest bound down, only until no passage outside them can reach the best k;
@@ -227,27 +227,27 @@ class Bm25Index(Index):
             if met < len(lists) and len(lists[met].passages) > LONG:
                 floor = max(floor, _floor(scores, passages, lists[met:], k))
         touched = [item.passages for item in lists[:met]]
-        found, totals = self._collect(scores, touched, max(floor - rest[met], 1))
+        places, totals = self._collect(scores, touched, max(floor - rest[met], 1))
         for place in range(met, len(lists)):
-            totals = totals + _look_up(lists[place], found)
+            totals = totals + _look_up(lists[place], places)
             able = totals + rest[place + 1] >= floor
-            found, totals = found[able], totals[able]
-        return best_first(totals, found, k)
+            places, totals = places[able], totals[able]
+        return best_first(totals, places, k)
 
     def _collect(self, scores: IntArray, touched: list[IntArray], least: int) -> tuple[IntArray, IntArray]:
         """The passages that score at least `least`, and their scores; `scores` is zeroed and given back."""
         many = sum(map(len, touched)) > len(self) // 32
         if many:  # one pass over the corpus costs less than several over the lists
-            found = (scores >= least).nonzero()[0]
-            totals = scores[found]
+            places = (scores >= least).nonzero()[0]
+            totals = scores[places]
             scores.fill(0)
         else:
             union = np.unique(np.concatenate(touched))
-            found = union[scores[union] >= least]
-            totals = scores[found]
+            places = union[scores[union] >= least]
+            totals = scores[places]
             scores[union] = 0
         self._scratch.zeros = scores
-        return found, totals
+        return places, totals
 
     def _take_zeros(self) -> npt.NDArray[np.int32]:
         """An all-zero array over the corpus: this thread's own, which `_collect` gives back, else a new one."""
@@ -268,11 +268,11 @@ def _floor(scores: IntArray, passages: IntArray, remaining: list[_List], k: int)
     return int(np.partition(partial, len(partial) - k)[-k])
 
 
-def _look_up(item: _List, wanted: IntArray) -> IntArray:
+def _look_up(item: _List, passages: IntArray) -> IntArray:
     """Amount that the term adds to each of the `wanted` passages; 0 where it does not occur."""
-    places = np.searchsorted(item.passages, wanted)
+    places = np.searchsorted(item.passages, passages)
     places[places == len(item.passages)] = 0
-    impacts: IntArray = np.where(item.passages[places] == wanted, item.impacts[places], 0)
+    impacts: IntArray = np.where(item.passages[places] == passages, item.impacts[places], 0)
     return impacts
 
 
@@ -285,9 +285,9 @@ class _TermFile(Mapping[str, int]):
 
     def get(self, term: str, default: Any = None) -> Any:
         if term not in self._found:
-            wanted = term.encode()
-            place = bisect_left(self._terms, wanted)
-            if place == len(self._terms) or self._terms[place] != wanted:
+            key = term.encode()
+            place = bisect_left(self._terms, key)
+            if place == len(self._terms) or self._terms[place] != key:
                 return default
             self._found[term] = place
         return self._found[term]

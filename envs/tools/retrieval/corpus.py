@@ -157,15 +157,15 @@ def _saved_dataset(path: Path, split: str | None, tell: Progress) -> Iterator[tu
             "reading this folder needs the datasets package: pip install datasets"
         ) from error
     try:
-        found = datasets.load_from_disk(str(path))
+        rows = datasets.load_from_disk(str(path))
     except Exception as error:  # whatever its readers raise on a damaged folder
         raise CorpusError(f"{path}: cannot be read as a saved data set ({error})") from error
-    if isinstance(found, datasets.DatasetDict):
-        if split is None and len(found) == 1:
-            split = next(iter(found))
-        if split not in found:
-            raise CorpusError(f"{path}: choose one of its splits, {', '.join(found)}; got {split!r}")
-        found = found[split]
-    for number, row in enumerate(found, 1):
-        tell(number, len(found))
+    if isinstance(rows, datasets.DatasetDict):
+        if split is None and len(rows) == 1:
+            split = next(iter(rows))
+        if split not in rows:
+            raise CorpusError(f"{path}: choose one of its splits, {', '.join(rows)}; got {split!r}")
+        rows = rows[split]
+    for number, row in enumerate(rows, 1):
+        tell(number, len(rows))
         yield f"{path}, row {number}", row

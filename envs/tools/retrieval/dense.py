@@ -123,8 +123,8 @@ class DenseIndex(Index):
         return len(self._passages)
 
     def passage(self, position: int) -> Passage:
-        found = self._passages[position]
-        return Passage(id=found["id"], title=found["title"], text=found["text"])
+        row = self._passages[position]
+        return Passage(id=row["id"], title=row["title"], text=row["text"])
 
     def search_many(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         check_k(k)

@@ -101,12 +101,12 @@ class RetrieverPool:
         check_k(k)
         check_queries(queries)
         queries = [query[:LONGEST_QUERY] for query in queries]
-        known: dict[str, list[Passage]] = {}
+        answers: dict[str, list[Passage]] = {}
         for query in dict.fromkeys(queries):
             answer = self.cache.get(self.fingerprint, query, k) if query.strip() else []
             if answer is not None:
-                known[query] = answer
-        missing = [query for query in dict.fromkeys(queries) if query not in known]
+                answers[query] = answer
+        missing = [query for query in dict.fromkeys(queries) if query not in answers]
         parts = [missing[start : start + self.batch] for start in range(0, len(missing), self.batch)]
         end = asyncio.get_running_loop().time() + self.deadline
         # Parts that succeed are kept even if another fails: asking again then costs only the rest.
@@ -116,8 +116,8 @@ class RetrieverPool:
         for part, result in zip(parts, results, strict=True):
             if isinstance(result, BaseException):
                 raise result
-            known.update(zip(part, result, strict=True))
-        return [copied(known[query]) for query in queries]
+            answers.update(zip(part, result, strict=True))
+        return [copied(answers[query]) for query in queries]
 
     def retrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """The same for code without an event loop."""
@@ -136,7 +136,7 @@ class RetrieverPool:
             return "ok"
 
         says = await asyncio.gather(*map(probe, self.endpoints))
-        return {endpoint.address: said for endpoint, said in zip(self.endpoints, says, strict=True)}
+        return {endpoint.address: state for endpoint, state in zip(self.endpoints, says, strict=True)}
 
     async def close(self) -> None:
         """Close this event loop's connections."""
@@ -214,9 +214,9 @@ class RetrieverPool:
         else:
             reason = f"{len(troubles)} attempts failed"
         alone = [f"{one.address}: left alone after: {one.last_error}" for one in self.endpoints if one.broken]
-        said = "\n  ".join(troubles or alone)
+        reports = "\n  ".join(troubles or alone)
         return RetrieverUnavailable(
-            f"no retriever answered {queries} queries: {reason}\n  {said}\n"
+            f"no retriever answered {queries} queries: {reason}\n  {reports}\n"
             "Start one with `unitymas serve retriever INDEX`, or correct the addresses."
         )
 

@@ -121,8 +121,8 @@ def _rows(body: Any, queries: Sequence[str]) -> list[Any]:
         return docs if docs and all(isinstance(row, list) for row in docs) else [docs]
     if isinstance(body, list):
         return body
-    known = sorted(map(str, body)) if isinstance(body, dict) else type(body).__name__
-    raise BadAnswer(f"the answer has neither 'result' nor 'top_k_docs': {known}"[:500])
+    fields = sorted(map(str, body)) if isinstance(body, dict) else type(body).__name__
+    raise BadAnswer(f"the answer has neither 'result' nor 'top_k_docs': {fields}"[:500])
 
 
 def _row(row: Any, query: str) -> list[Passage]:

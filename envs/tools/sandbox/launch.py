@@ -140,10 +140,10 @@ def _view() -> _View:
     links = [[os.readlink(path), path] for path in ("/lib", "/lib64") if os.path.islink(path)]
     binds = _outermost([path for path in folders if os.path.isdir(path) and not os.path.islink(path)])
     masks = [
-        found
+        place
         for folder in binds
         for kind in ("site-packages", "dist-packages")
-        for found in glob(f"{folder}/python*/{kind}") + glob(f"{folder}/python*/*/{kind}")
+        for place in glob(f"{folder}/python*/{kind}") + glob(f"{folder}/python*/*/{kind}")
     ]
     packages, package_path = _packages()
     path = [stdlib, f"{stdlib}/lib-dynload"]

@@ -302,17 +302,17 @@ def _offer_type_names(module: types.ModuleType) -> None:
 
 def _find(module: types.ModuleType, fn_name: str) -> Callable[..., Any]:
     """`name`, `Class.name`, or `name` of a class called Solution, as the starter code has it."""
-    found: Any = module
+    target: Any = module
     names = fn_name.split(".")
     if len(names) == 1 and not hasattr(module, fn_name) and hasattr(module, "Solution"):
         names = ["Solution", fn_name]
     for name in names:
-        if not hasattr(found, name):
+        if not hasattr(target, name):
             raise NameError(f"the program defines no function {fn_name!r}")
-        found = getattr(found, name)
-        if isinstance(found, type) and name != names[-1]:
-            found = found()
-    return found  # type: ignore[no-any-return]
+        target = getattr(target, name)
+        if isinstance(target, type) and name != names[-1]:
+            target = target()
+    return target  # type: ignore[no-any-return]
 
 
 def _last_line(error: BaseException) -> str:

@@ -255,23 +255,23 @@ class _Case:
         limits = self.limits
         memory = self.baseline + limits["memory_mb"] * _MEGABYTE
         disk = limits["disk_mb"] * _MEGABYTE
-        wanted = {
+        bounds = {
             "CORE": 0,
             "NOFILE": limits["open_files"],
             "FSIZE": disk,
             "CPU": int(limits["time_limit"]) + 2,
         }
         if _LINUX:
-            wanted["AS"] = memory
-            wanted["SIGPENDING"] = 1024
+            bounds["AS"] = memory
+            bounds["SIGPENDING"] = 1024
             hard = resource.getrlimit(resource.RLIMIT_STACK)[
                 1
             ]  # stays, as programs raise it; AS bounds the stack
             soft = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
             resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
         if self.count_processes:
-            wanted["NPROC"] = limits["processes"] + 1  # and the keeper
-        for name, value in wanted.items():
+            bounds["NPROC"] = limits["processes"] + 1  # and the keeper
+        for name, value in bounds.items():
             kind = getattr(resource, f"RLIMIT_{name}")
             hard = resource.getrlimit(kind)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -344,9 +344,9 @@ class _Case:
     def _drain(self, readers: dict[int, str]) -> None:
         """Bytes in the pipes after the end; every writer is dead by now."""
         for descriptor, name in readers.items():
-            known = -1
-            while known != len(self.captured[name]):
-                known = len(self.captured[name])
+            size = -1
+            while size != len(self.captured[name]):
+                size = len(self.captured[name])
                 if not self._read(name, descriptor):
                     break
 
