@@ -1,4 +1,4 @@
-"""Requests to an engine, and their results."""
+"""Requests to an engine, their results, and the versions of its weights."""
 
 from __future__ import annotations
 
@@ -53,3 +53,21 @@ class Request:
     def length(self) -> int:
         """Number of tokens whose keys and values are in the cache: all but the last one sampled."""
         return len(self.prompt) + max(0, len(self.ids) - 1)
+
+
+class Versioned:
+    """Versions of the weights of an engine: of the model, and of each adapter that was published alone."""
+
+    version = 0
+
+    def __init__(self) -> None:
+        self._own: dict[str, int] = {}
+
+    def version_of(self, adapter: str | None) -> int:
+        return self.version if adapter is None else self._own.get(adapter, self.version)
+
+    def _took_over(self, version: int, adapter: str | None = None) -> None:
+        if adapter is None:
+            self.version, self._own = version, {}
+        else:
+            self._own[adapter] = version

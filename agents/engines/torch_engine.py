@@ -31,30 +31,11 @@ from torch import Tensor
 from ..model.llama import Llama, Route
 from .generation import Generation as Generation
 from .generation import Request as Request
+from .generation import Versioned as Versioned
 from .kv_cache import Beside, Cache, Prefixes, Reading, Speaking
 from .prefill import Piece, cut, groups
 from .sampling import Draw, SamplingParams, Tries, draw
 from .stopping import Stopper, closing_tokens, pieces_within
-
-
-class Versioned:
-    """Version of the weights that an engine generates with: one for the model, and one for each adapter
-    published alone.
-    """
-
-    version = 0
-
-    def __init__(self) -> None:
-        self._own: dict[str, int] = {}
-
-    def version_of(self, adapter: str | None) -> int:
-        return self.version if adapter is None else self._own.get(adapter, self.version)
-
-    def _took_over(self, version: int, adapter: str | None = None) -> None:
-        if adapter is None:
-            self.version, self._own = version, {}
-        else:
-            self._own[adapter] = version
 
 
 class Engine(Versioned):
