@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from .frozen import FROZEN, FrozenDict, freeze
@@ -348,6 +349,8 @@ class Role:
     """Rule for what may stand around the part of a reply that its format reads: see the top of this module."""
     opening: tuple[Mapping[str, str], ...] = field(init=False, repr=False, compare=False)
     """Messages before every prompt of this role: its system message, if it has one."""
+    read: Callable[[str, str], Reply] = field(init=False, repr=False, compare=False)
+    """Reader of texts without thinking, given text and node id: `read_reply` with what is known beforehand."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
@@ -362,6 +365,16 @@ class Role:
             )
         system = (FrozenDict(role="system", content=self.system),) if self.system else ()
         object.__setattr__(self, "opening", system)
+        read: Callable[
+            [str, str], Reply
+        ]  # settled here once, because a rollout reads thousands of replies a second
+        if self.lenient is not None:
+            read = partial(read_reply, self.reply, lenient=self.lenient)
+        elif isinstance(self.reply, _Base) and getattr(type(self.reply), "parse", None) is _Base.parse:
+            read = self.reply._read
+        else:
+            read = self.reply.parse
+        object.__setattr__(self, "read", read)
 
     @property
     def agents(self) -> tuple[str, ...]:

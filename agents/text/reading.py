@@ -52,13 +52,18 @@ def tag_split(text: str, *names: str, most: int = 64) -> tuple[list[str], list[s
     `names` are regular expressions. There is one more text than tags; the last one holds all that is left.
     """
     parts = tag_pattern(names).split(text, maxsplit=most)
-    return [tag.lower() for tag in parts[1::2]], parts[::2]
+    tags = parts[1::2]
+    return tags if "".join(tags).islower() else [tag.lower() for tag in tags], parts[::2]
 
 
 def tagged(text: str, name: str) -> str | None:
     """Return the content of `<name>…</name>` where the text is that and nothing else; None if it is not."""
-    if plain := _plain(name).fullmatch(text):  # nearly always; the code below decides the other cases
-        return plain[1].strip()
+    opening, closing = _pair(name)
+    trimmed = text.strip()
+    if trimmed.startswith(opening) and trimmed.endswith(closing):
+        content = trimmed[len(opening) : -len(closing)]
+        if "<" not in content:  # nearly always; the code below decides the other cases
+            return content.strip()
     tags, around = tag_split(text, name, most=3)
     if tags != [name, f"/{name}"] or around[0].strip() or around[2].strip():
         return None
@@ -95,8 +100,8 @@ def tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 
 @lru_cache(maxsize=512)
-def _plain(name: str) -> re.Pattern[str]:
-    return re.compile(rf"\s*<{name}>([^<]*)</{name}>\s*")
+def _pair(name: str) -> tuple[str, str]:
+    return f"<{name}>", f"</{name}>"
 
 
 @lru_cache(maxsize=512)

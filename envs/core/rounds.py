@@ -106,12 +106,16 @@ class Rounds:
     def read(self, node: Node, text: str, meta: Mapping[str, Any] | None = None) -> Reply:
         """A text as the node's format reads it; one that was cut at `MAX_REPLY`, or never stopped thinking, is malformed."""
         format: Format = node.format  # type: ignore[attr-defined]
-        open_thought = meta is not None and meta.get("thinking") == "open"  # its prompt had begun it
-        if open_thought or len(text) > MAX_REPLY or (meta and "cut" in meta):
-            blank = format.parse("", node.id)
-            thinking, said, _ = (text, "", False) if open_thought else split_thinking(text[:MAX_REPLY])
-            return blank._replace(text=said, ok=False, thinking=thinking)
-        return read_reply(format, text, node.id, self.roles[node.agent or ""].lenient)
+        role = self.roles[node.agent]  # type: ignore[index]
+        if len(text) <= MAX_REPLY and (not meta or "cut" not in meta and meta.get("thinking") != "open"):
+            if format is role.reply and "think>" not in text.lower():  # nearly always
+                return role.read(text, node.id)
+            return read_reply(format, text, node.id, role.lenient)
+        blank = format.parse("", node.id)
+        if meta and meta.get("thinking") == "open":  # its prompt had begun it
+            return blank._replace(text="", ok=False, thinking=text)
+        thinking, said, _ = split_thinking(text[:MAX_REPLY])
+        return blank._replace(text=said, ok=False, thinking=thinking)
 
     def _settle(self, node: Node) -> None:
         """A request is answered; after the round's last one, `run` goes on."""

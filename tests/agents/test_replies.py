@@ -13,7 +13,7 @@ import unitymas
 from unitymas.agents.policies import Answer
 from unitymas.agents.roles import Boxed, Choice, Custom, Json, Raw, Reply, Role, Tags, read_reply
 from unitymas.agents.text.calls import ToolCalls
-from unitymas.agents.text.reading import MAX_REPLY, first_json_object, split_thinking
+from unitymas.agents.text.reading import MAX_REPLY, first_json_object, split_thinking, tag_split, tagged
 from unitymas.envs.core.drivers import arena_of, take
 from unitymas.envs.core.trace import Trace
 from unitymas.envs.core.workflow import Episode, Outcome, Workflow
@@ -87,6 +87,36 @@ def test_what_stands_around_is_overlooked_by_all_formats_or_by_none(form, text, 
         reply = read_reply(form, said, lenient=True)
         assert reply.ok and reply.text == said and (reply.value == value or isinstance(form, Raw))
     assert read_reply(form, text, lenient=False).value == value
+
+
+class Loud(Tags):
+    """A format of somebody's own that reads in its own way."""
+
+    def parse(self, text: str, node: str = "") -> Reply:
+        return super().parse(text.lower(), node)
+
+
+@pytest.mark.parametrize("lenient", [None, True, False])
+@pytest.mark.parametrize("form, text, _", [*LEGAL, (Loud("answer"), "<ANSWER>Paris</ANSWER>", "paris")])
+def test_a_role_reads_as_its_format_does(form, text, _, lenient):
+    role = pickle.loads(pickle.dumps(Role("one", reply=Loud("answer"), lenient=lenient)))
+    assert role.read("<answer>A</answer>", "0") == read_reply(
+        Loud("answer"), "<answer>a</answer>", "0", lenient
+    )
+    role = Role("one", reply=form, lenient=lenient)
+    for said in (text, f"well: {text}", text.upper(), f"```\n{text}\n```", "", "<answer>"):
+        assert role.read(said, "0") == read_reply(form, said, "0", lenient)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["<a>", "</a>", "<A>", "</A>", "<", ">", "b", " ", "\n", "\x1f", "</a", "/"])
+    ).map("".join)
+)
+def test_the_short_way_of_a_lone_tag_gives_what_the_long_way_gives(text):
+    tags, around = tag_split(text, "a", most=3)
+    alone = tags == ["a", "/a"] and not (around[0] + around[2]).strip()
+    assert tagged(text, "a") == (around[1].strip() if alone else None)
 
 
 def test_being_lenient_never_guesses_between_two():
