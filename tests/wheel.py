@@ -15,6 +15,8 @@ assert rooms <= {n.split(".")[1] for n in names}, names
 for name in names:
     importlib.import_module(name)
 print(len(names), "modules imported from", unitymas.__file__)
+from unitymas.trainers.config.resolve import resolve
+assert resolve("rag-nq", preset_name="unitymas-o").policies["team"].learning.lr == 1e-6
 assert unitymas.rollout("mask-hotpotqa", "scripted", tasks=2)[0].metrics["f1"] == 1.0
 """
 

@@ -5,6 +5,9 @@ separate    every role has a policy in a model group of its own
 lora        every role has a low-rank adapter on one model
 partial     roles that do the same kind of work share a policy (`KIN`), the others have their own
 
+Beside one of these a preset may name a paper (`papers/*.yaml`): its hyper-parameters as published, whatever the model.
+`"unitymas-o,separate"` is both; without a mapping it is shared.
+
 The embedded tiny model needs other settings than models a hundred times as large: where it is what learns, a preset
 carries those of the demo (`tiny_settings`).
 """
@@ -12,10 +15,14 @@ carries those of the demo (`tiny_settings`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ...agents.hints import nearest
-from .schema import merge
+from ...envs.registry import spec
+from .reader import ConfigError, leaves
+from .schema import merge, read_yaml
 
 KIN: tuple[tuple[str, ...], ...] = (
     ("planner", "answerer"),  # M-ASK's published partial sharing: both reason over the whole question
@@ -26,12 +33,44 @@ KIN: tuple[tuple[str, ...], ...] = (
     ("rewriter", "answerer"),
 )
 PRESETS = ("shared", "separate", "lora", "partial")
+FOLDER = Path(__file__).parent / "papers"
+PAPERS = ("unitymas-o", "stronger-mas", "dr-mas")
+
+
+def parts(names: str) -> tuple[str, str]:
+    """The mapping and the paper (or "") of a preset such as `shared`, `dr-mas` or `unitymas-o,separate`."""
+    mapping = paper = ""
+    for name in names.split(","):
+        name = name.strip()
+        if name not in (*PRESETS, *PAPERS):
+            raise ConfigError(f"unknown preset {name!r}; {nearest(name, (*PRESETS, *PAPERS))}")
+        before = mapping if name in PRESETS else paper
+        if before:
+            kind = "ways to map roles to models" if name in PRESETS else "papers"
+            raise ConfigError(f"preset {names!r}: {before} and {name} are both {kind}; leave one out")
+        mapping, paper = (name, paper) if name in PRESETS else (mapping, name)
+    return mapping or "shared", paper
+
+
+@cache
+def _paper(name: str) -> dict[str, Any]:
+    return read_yaml(FOLDER / f"{name}.yaml")
+
+
+def paper_settings(name: str, env: str, mapping: str) -> dict[str, Any]:
+    """What a paper sets, for an environment and a mapping."""
+    tree = _paper(name)
+    found: dict[str, Any] = tree["settings"]
+    bare = spec(env).id.rpartition("-v")[0] or spec(env).id
+    for case in tree["environments"]:
+        if bare in case["ids"] or spec(env).id in case["ids"]:
+            found = merge(found, case["settings"])
+    return merge(found, tree.get("lora", {})) if mapping == "lora" else found
 
 
 def preset(name: str, roles: Sequence[str]) -> dict[str, Any]:
     """The `groups`, `policies` and `map` of a preset, for these roles."""
-    if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}; {nearest(name, PRESETS)}")
+    name, _ = parts(name)
     shares: list[tuple[str, ...]] = kin(roles) if name == "partial" else [(r,) for r in roles]
     if name == "shared":
         shares = [tuple(roles)]
@@ -125,18 +164,37 @@ def learns_tiny(given: Mapping[str, Any]) -> bool:
 def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a preset learns with, under what is given; another algorithm brings its own settings."""
     env = (given.get("env") or {}).get("id", "mask-hotpotqa")
+    name, paper = parts(name)
+    policies = [policy or {} for policy in (given.get("policies") or {}).values()]
+    if paper:
+        own = paper_settings(paper, env, name)
+        mine = own["policies"]["*"]["algorithm"]["name"]
+        return without_algorithm(own) if any(_another(p.get("algorithm"), mine) for p in policies) else own
     if not learns_tiny(given):
         return ADAPTERS if name == "lora" else {}
     own = tiny_settings(env, name)
-    policies = (given.get("policies") or {}).values()
-    if any("algorithm" in (policy or {}) for policy in policies):
-        everyone = {k: v for k, v in own["policies"]["*"].items() if k not in ("algorithm", "reference")}
-        own = {**own, "policies": {"*": everyone}}
-    return own
+    return without_algorithm(own) if any("algorithm" in p for p in policies) else own
+
+
+def without_algorithm(own: dict[str, Any]) -> dict[str, Any]:
+    """Settings less those of their algorithm."""
+    everyone = {k: v for k, v in own["policies"]["*"].items() if k not in ("algorithm", "reference")}
+    return {**own, "policies": {"*": everyone}}
+
+
+def _another(algorithm: Any, mine: str) -> bool:
+    """Whether what is given for `algorithm` names another one."""
+    return (algorithm.get("name", mine) if isinstance(algorithm, Mapping) else algorithm or mine) != mine
 
 
 def note(name: str, given: Mapping[str, Any]) -> str:
     """What `--dry-run` and the console say about a preset's settings."""
+    mapping, paper = parts(name)
+    if paper:
+        tree = paper_settings(paper, (given.get("env") or {}).get("id", "mask-hotpotqa"), mapping)
+        bound = [f"{key}={value}" for key, value in leaves(tree)]
+        told = f"preset {mapping}; settings of {paper} (docs/presets.md), where nothing else is given:"
+        return "\n# ".join([told, *(f"  {line}" for line in bound)])
     if learns_tiny(given):
         return f"preset {name}: settings of the demo, for the tiny model (trainers/config/presets.py); what is given counts more"
     models = sorted({str(g["model"]) for g in given["groups"].values() if g and "model" in g})

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..trainers.config.presets import PRESETS, note
+from ..trainers.config.presets import PAPERS, PRESETS, note
 
 if TYPE_CHECKING:
     from ..trainers.controller.run import Run
@@ -26,7 +26,12 @@ def train_main(
     parser.add_argument(
         "overrides", nargs="*", metavar="a.b=c", help="settings, such as steps=40 or eval.tasks=100"
     )
-    parser.add_argument("--preset", choices=PRESETS, default=None, help="how roles map to models")
+    parser.add_argument(
+        "--preset",
+        action="append",
+        metavar="NAME[,NAME]",
+        help=f"how roles map to models ({', '.join(PRESETS)}), and a paper's settings ({', '.join(PAPERS)})",
+    )
     parser.add_argument("--config", type=Path, help="a YAML file")
     parser.add_argument("--dir", type=Path, help="the run's directory (default: runs/<env>-<n>)")
     parser.add_argument(
@@ -53,9 +58,10 @@ def train_main(
         help="your own code, imported first",
     )
     args = parser.parse_intermixed_args(argv)
+    args.preset = ",".join(args.preset) if args.preset else None
     if args.id is not None and "=" in args.id:
         args.overrides, args.id = [args.id, *args.overrides], None
-    from ..trainers.config.resolve import asked, fresh_directory, resolve
+    from ..trainers.config.resolve import asked, fresh_directory, load_imports, resolve
     from ..trainers.config.schema import dump
     from ..trainers.controller.run import Run, train
 
@@ -68,8 +74,9 @@ def train_main(
             run = _resume(args)
     else:
         preset = args.preset or (None if args.config else "shared")
-        about = "" if preset is None else note(preset, asked(args.id, args.config, args.overrides))
         how = how_of(args)
+        load_imports(tree := asked(args.id, **how))
+        about = "" if preset is None else note(preset, tree)
         if args.dry_run:
             config = resolve(args.id, preset_name=preset, **how)
             Run(config, args.dir or fresh_directory(config))  # its plan is made, and nothing is loaded
