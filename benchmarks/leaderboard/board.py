@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...agents.fetch.packaged import PACKAGES
 from ...agents.hints import counted
-from ...agents.packaged import PACKAGES
 from ..evaluation.identity import digest
 from ..pages.html import escape, page, printable, write_page
 from . import rerun

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...agents.home import home
+from ...agents.fetch.home import home
 from ..core.tasks import DataSet
 from . import files
 from .published import CATALOGUE, known

@@ -13,7 +13,7 @@ This page is the door; behind it: ``catalogue`` (which sets there are), ``source
 and ``checking``.
 """
 
-from ...agents.home import home
+from ...agents.fetch.home import home
 from .checking import FileReport, check
 from .local import Listed, is_prepared, list_data, load, splits
 from .preparing import prepare

@@ -14,8 +14,9 @@ from huggingface_hub import constants, errors
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import unitymas
-from unitymas.agents import TINY, hub, model_path, packaged
-from unitymas.agents.home import home
+from unitymas.agents import TINY, model_path
+from unitymas.agents.fetch import hub, packaged
+from unitymas.agents.fetch.home import home
 from unitymas.agents.llm import load_policy
 from unitymas.agents.manifest import Damaged
 from unitymas.agents.model.attention import pack

