@@ -145,6 +145,7 @@ def load_model_policy(
     *,
     name: str = "",
     slots: int = 32,
+    concurrency: int | None = None,
     dtype: str = "float32",
     device: str = "",
     threads: int | None = None,
@@ -163,7 +164,9 @@ def load_model_policy(
     model, tokenizer = load_model(path), load_tokenizer(path)
     use_threads(threads, sum(p.numel() for p in model.parameters()))
     context = min(model.shape.context, 4096)
-    engine = Engine(model.to(place), tokenizer, slots=slots, context=context, dtype=getattr(torch, dtype))
+    engine = Engine(
+        model.to(place), tokenizer, slots=concurrency or slots, context=context, dtype=getattr(torch, dtype)
+    )
     return LLMPolicy(
         engine, tokenizer, name=name or str(path), sampling=SamplingParams(**sampling), source=path
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from .names import read_name
 
-_TORCH = ("temperature", "top_p", "max_tokens", "device", "dtype", "threads")
+_TORCH = ("temperature", "top_p", "max_tokens", "device", "dtype", "threads", "concurrency")
 TAKEN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("tiny", "package", "hub", "path", "run"), _TORCH),
     "vllm": ("temperature", "top_p", "max_tokens", "dtype"),
@@ -41,7 +41,7 @@ class ModelSettings:
     dtype: str | None = None
     threads: int | None = None
     concurrency: int | None = None
-    """Number of requests at once to an endpoint."""
+    """Number of requests at once: to an endpoint, or in the engine of a model here."""
 
     def __post_init__(self) -> None:
         for name, fine, want in (

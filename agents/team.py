@@ -83,7 +83,8 @@ class Team:
         for agent, role in roles.items():
             key = next((k for k in (agent, role.name, "*") if k in self.seats), None)
             if key is None:
-                raise TeamError(f"nobody plays {agent!r}; add {agent!r}, {role.name!r} or '*' to the team")
+                choice = " or ".join(map(repr, dict.fromkeys([agent, role.name, "*"])))
+                raise TeamError(f"nobody plays {agent!r}; add {choice} to the team")
             policy = self.seats[key]
             if isinstance(policy, str):
                 if policy not in PLAYERS and not policy.startswith("openai:"):  # in this process: loaded once

@@ -153,7 +153,7 @@ def spec(id: str) -> EnvSpec:
     versions = _specs.get(name)
     if versions is None:
         near = difflib.get_close_matches(name, _specs, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(sorted(_specs))}"
+        hint = f"did you mean {', '.join(near)}?" if near else f"unitymas list shows all {len(_specs)}"
         own = f"{where} registers none of this name" if colon else "your own: --import FILE.py, or module:id"
         raise UnknownEnv(f"unknown environment {id!r}; {hint} ({own})")
     if version is None:

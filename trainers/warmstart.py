@@ -5,13 +5,14 @@ unitymas warmstart mask-hotpotqa --model tiny --out runs/warm --tasks 512 --epoc
 
 from __future__ import annotations
 
-import argparse
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal
 
 from ..agents.text.chat import Chat
+from ..cli.arguments import COUNT, Parser
 from ..envs.core.drivers import rollout
 from ..envs.core.trace import Trace
 from ..envs.registry import make_arena, spec
@@ -70,6 +71,9 @@ def warmstart(
     from ..agents import model_path
     from ..agents.model.weights import load_tokenizer
 
+    traces = expert_traces(
+        id, tasks, data
+    )  # first: what is wrong with the environment is known before a model is loaded
     path = model_path(model)
     tokenizer = load_tokenizer(path)
     gguf = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
@@ -84,7 +88,7 @@ def warmstart(
     )  # fmt: skip
     trainer = SFTTrainer(
         model=network, args=config, processing_class=tokenizer,
-        train_dataset=Dataset.from_list(tokenized(rows(expert_traces(id, tasks, data)), tokenizer, "sft")),
+        train_dataset=Dataset.from_list(tokenized(rows(traces), tokenizer, "sft")),
     )  # fmt: skip
     trainer.train()
     network.save_pretrained(out)
@@ -94,11 +98,11 @@ def warmstart(
 
 def warmstart_main(argv: Sequence[str]) -> int:
     """Fine-tune a model on the scripted expert's traces with TRL."""
-    parser = argparse.ArgumentParser("unitymas warmstart", description=warmstart_main.__doc__)
+    parser = Parser("unitymas warmstart", description=warmstart_main.__doc__)
     parser.add_argument("id", help="an environment with a scripted expert")
     parser.add_argument("--model", default="tiny", help="a model by name (default: tiny; `unitymas models`)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the fine-tuned model")
-    parser.add_argument("--tasks", type=int, default=None, help="only the first so many tasks")
+    parser.add_argument("--tasks", type=COUNT, default=None, help="only the first so many tasks")
     parser.add_argument("--data", default=None, help="'mini', or a prepared data set")
     parser.add_argument("--epochs", type=float, default=1.0, help="passes over the traces (default 1)")
     parser.add_argument("--lr", type=float, default=2e-4, help="learning rate (default 2e-4)")
@@ -107,5 +111,6 @@ def warmstart_main(argv: Sequence[str]) -> int:
         args.id, args.model, args.out, tasks=args.tasks, data=args.data,
         num_train_epochs=args.epochs, learning_rate=args.lr,
     )  # fmt: skip
-    print(f"warm-started model: {where}   (unitymas train {args.id} 'groups.*.model={where}')")
+    told = shlex.quote(f"groups.*.model={where}")
+    print(f"warm-started model: {where}   (unitymas train {shlex.quote(args.id)} {told})")
     return 0

@@ -9,12 +9,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...cli.arguments import COUNT, Parser
 from ..pages.html import write_page
 from ..pages.trace_sources import labelled_episodes
 from ..pages.viewer import as_dict, score_of
@@ -87,11 +87,15 @@ def write_parquet(episodes: Labelled, path: Path) -> int:
                "tokens_out": pyarrow.int64(), "version": pyarrow.int64(), "score": pyarrow.float64(),
                "credit": pyarrow.float64(), "ok": pyarrow.bool_()}  # fmt: skip
     schema = pyarrow.schema([(name, pyarrow.string()) for name in strings] + list(numbers.items()))
-    count = 0
-    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        for block in _blocks(acts(episodes), 10_000):
-            writer.write_table(pyarrow.Table.from_pylist(block, schema=schema))
-            count += len(block)
+    count, part = 0, path.with_name(f"{path.name}.part")
+    try:
+        with parquet.ParquetWriter(part, schema, compression="zstd") as writer:
+            for block in _blocks(acts(episodes), 10_000):
+                writer.write_table(pyarrow.Table.from_pylist(block, schema=schema))
+                count += len(block)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return count
 
 
@@ -188,7 +192,7 @@ WRITERS = {
 
 def export_main(argv: list[str] | None = None) -> int:
     """``unitymas export SOURCE --to …``."""
-    parser = argparse.ArgumentParser(prog="unitymas export", description="Traces for other tools.")
+    parser = Parser(prog="unitymas export", description="Traces for other tools.")
     parser.add_argument("sources", nargs="+", type=Path, help="run directories, evaluations, or trace files")
     parser.add_argument(
         "--to", choices=sorted(WRITERS), default="parquet", help="the format (default: parquet)"
@@ -196,7 +200,7 @@ def export_main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "-o", "--out", type=Path, help="default: traces.parquet, traces.jsonl, traces.json, traces/"
     )
-    parser.add_argument("--limit", type=int, help="at most so many episodes of each source")
+    parser.add_argument("--limit", type=COUNT, help="at most so many episodes of each source")
     options = parser.parse_args(argv)
     write, suffix = WRITERS[options.to]
     out = options.out or Path(f"traces{suffix or '-dataset'}")

@@ -134,10 +134,10 @@ class Evaluation:
 
     @property
     def owed(self) -> dict[str, tuple[Task, int]]:
-        """The samples that still have to be played."""
+        """The samples that still have to be played; those that an outage ended, too."""
         return {
             key: slot for key, slot in self.wanted.items()
-            if key not in self.rows or (self.retry_errors and self.rows[key].failed)
+            if key not in self.rows or self.rows[key].unanswered or (self.retry_errors and self.rows[key].failed)
         }  # fmt: skip
 
     def plan(self) -> dict[str, Any]:

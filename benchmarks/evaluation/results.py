@@ -96,6 +96,11 @@ class EpisodeRow:
     def failed(self) -> bool:
         return self.ended == "error"
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether it failed because a model or a tool's server could not be asked: no fault of the environment."""
+        return self.failed and self.reason.partition(":")[0] in ("model", "tool")
+
 
 def episode_row(
     trace: Mapping[str, Any], measure: Measure, price: tuple[float, float] = (0.0, 0.0)

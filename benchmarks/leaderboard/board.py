@@ -12,7 +12,6 @@ share a table: there is one for each. Every row leads to its episodes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from typing import Any
 
 from ...agents.fetch.packaged import PACKAGES
 from ...agents.hints import counted
+from ...cli.arguments import Parser
 from ..evaluation.identity import digest
 from ..pages.html import escape, page, printable, write_page
 from . import rerun
@@ -346,7 +346,7 @@ def _slug(name: str) -> str:
 
 def leaderboard_main(argv: list[str] | None = None) -> int:
     """``unitymas leaderboard build DIR -o SITE``, and ``unitymas leaderboard rerun ENTRY``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="unitymas leaderboard", description="Build the static leaderboard site, or play entries again."
     )
     actions = parser.add_subparsers(dest="action", required=True, help="what to do")

@@ -13,7 +13,6 @@ its weights, and `unitymas leaderboard rerun`.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import yaml
 
 from ...agents.hints import counted
+from ...cli.arguments import Parser
 from ...envs.core.trace import Trace, read_dicts, write
 from ..evaluation import tables
 from ..evaluation.evaluate import saved_results
@@ -102,9 +102,7 @@ def _readme(metadata: Mapping[str, Any], results: Mapping[str, Any]) -> str:
 
 def submit_main(argv: list[str] | None = None) -> int:
     """``unitymas submit``: pack an evaluation, or check submissions."""
-    parser = argparse.ArgumentParser(
-        prog="unitymas submit", description="Pack an evaluation, or check submissions."
-    )
+    parser = Parser(prog="unitymas submit", description="Pack an evaluation, or check submissions.")
     parser.add_argument(
         "folders", nargs="+", type=Path, help="an evaluation's folder; with --check, submissions"
     )

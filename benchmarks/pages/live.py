@@ -10,6 +10,7 @@ what is, without losing what the reader has open. They are built when somebody l
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 import time
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ class LiveRun:
         words = f"step {done} of {steps}" if steps else counted(done, "step")
         silence = time.time() - (self.folder / "metrics.jsonl").stat().st_mtime
         if silence > max(QUIET, 5 * median([row.get("time/step", 0.0) for row in history.steps] or [0.0])):
-            words += f"; no news for {silence / 60:.0f} min: it may have been killed (unitymas train --resume {self.folder})"
+            words += f"; no news for {silence / 60:.0f} min: it may have been killed (unitymas train --resume {shlex.quote(str(self.folder))})"
         return {"going": True, "words": words}
 
     def page(self, name: str) -> bytes:
@@ -163,7 +164,11 @@ def serve(folder: Path, port: int, open_browser: bool) -> int:
     """`unitymas view --live`: until Ctrl-C."""
     import webbrowser
 
-    with LiveServer(folder, port) as server:
+    try:
+        live = LiveServer(folder, port)
+    except OSError as error:
+        raise OSError(f"--port {port}: {error.strerror}; choose another, or leave it out") from error
+    with live as server:
         print(f"{server.address}   (Ctrl-C ends it)", flush=True)
         if open_browser:
             webbrowser.open(server.address)

@@ -9,7 +9,6 @@ killed at, and needs neither torch nor the run's machine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -22,6 +21,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ...agents.hints import counted
+from ...cli.arguments import Parser
 from ...rewards.monitors import Alarm, Watch
 from ..evaluation.stats import student_quantile
 from . import viewer
@@ -57,12 +57,12 @@ def read_run(folder: str | Path) -> History:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give the directory of a training run")
     history = History(Path(folder))
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        kind = row.get("kind")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        if not line.endswith("\n"):
+            break  # torn by a kill
+        row = _row(f"{path}, line {number}", line)
+        kind = row["kind"]
         if kind == "begin":
             history.begin = history.begin or row
         elif kind == "step":
@@ -72,6 +72,24 @@ def read_run(folder: str | Path) -> History:
         elif kind == "end":
             history.ending = str(row.get("ending"))
     return history
+
+
+def _row(where: str, line: str) -> dict[str, Any]:
+    """A line of a run's book; one that no run has written is refused by its number."""
+    try:
+        row = json.loads(line)
+        if not isinstance(row, dict) or not isinstance(row["kind"], str):
+            raise ValueError("it holds no 'kind'")
+        if row["kind"] in ("step", "validation"):
+            row["step"] = int(row["step"])
+            wrong = [
+                key for key, value in row.items() if key != "kind" and not isinstance(value, int | float)
+            ]
+            if wrong:
+                raise ValueError(f"{wrong[0]} is no number")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{where}: this is not a line of a run's figures ({error})") from error
+    return row
 
 
 def alarms(history: History) -> list[Alarm]:
@@ -340,7 +358,7 @@ def kept(folder: Path) -> Iterator[Labelled]:
 
 def report_main(argv: list[str] | None = None) -> int:
     """``unitymas report RUN …``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="unitymas report", description="A training run as one page of curves, alarms and episodes."
     )
     parser.add_argument(

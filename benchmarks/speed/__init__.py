@@ -6,12 +6,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from ...agents.hints import nearest
+
 PARTS = ("episode", "retrieval", "sandbox", "engine", "collect", "update", "advantages", "tree")
 
 
 def bench_main(argv: Sequence[str]) -> int:
     """`unitymas bench PART …`: one of the speed benchmarks, in a process of its own; arguments go on to it."""
-    if not argv or argv[0] not in PARTS:
+    if not argv or argv[0] in ("-h", "--help"):
         print(f"usage: unitymas bench {{{','.join(PARTS)}}} [arguments of the part]")
-        return 0 if not argv or argv[0] in ("-h", "--help") else 2
+        return 0
+    if argv[0] not in PARTS:
+        raise ValueError(f"there is no benchmark {argv[0]!r}; {nearest(argv[0], PARTS)}")
     return subprocess.run([sys.executable, "-m", f"{__name__}.{argv[0]}", *argv[1:]]).returncode

@@ -238,6 +238,8 @@ def select_tasks(arena: Arena, tasks: int | Iterable[Any] | None) -> tuple[Arena
     if tasks is None:
         return arena, [arena.task(i) for i in arena.task_ids]
     if isinstance(tasks, int):
+        if tasks < 1:
+            raise ValueError(f"tasks must be at least 1 (or None: all), got {tasks}")
         return arena, [arena.task(i) for i in arena.task_ids[:tasks]]
     given = list(tasks)
     if given and isinstance(given[0], Mapping):

@@ -124,20 +124,19 @@ def test_failures_count_zero_in_the_headline_and_are_shown_apart() -> None:
 
 
 def test_a_second_run_plays_only_what_is_owed(tmp_path: Path) -> None:
-    first = Knower(fails=1)
-    ev.evaluate("two-minds", first, k=2, out=tmp_path)
-    again = Knower(fails=1)
+    ev.evaluate("two-minds", Knower(), k=2, out=tmp_path)
+    again = Knower()
     result = ev.evaluate("two-minds", again, k=2, out=tmp_path)
     assert again.asked == 0 and result.figures["episodes"] == 24
-    more = Knower(fails=1)
+    more = Knower()
     assert ev.Evaluation("two-minds", more, k=3, out=tmp_path).plan()["owed"] == 12
     ev.evaluate("two-minds", more, k=3, out=tmp_path)
     assert more.asked == 24, "the third sample of 12 tasks, two roles each"
-    other = Knower(fails=0)
+    other = Knower(fails=1)
     ev.evaluate("two-minds", other, k=1, tasks=2, out=tmp_path)
-    assert other.asked == 4, "another team has other keys"
-    retry = ev.Evaluation("two-minds", Knower(fails=1), k=2, out=tmp_path, retry_errors=True)
-    assert [sample for _, sample in retry.owed.values()] == [0]
+    assert other.asked == 3, "another team has other keys; one role was not asked after a failure"
+    owed = ev.Evaluation("two-minds", Knower(fails=1), k=1, tasks=2, out=tmp_path)
+    assert [sample for _, sample in owed.owed.values()] == [0], "what an outage ended is owed again"
 
 
 def test_two_runs_give_the_same_result_apart_from_dates_and_timings(tmp_path: Path) -> None:
@@ -367,7 +366,7 @@ def test_teams_from_the_command_line() -> None:
         "*": "tiny",
         "planner": "openai:m@http://h:1/v1?a=b",
     }
-    with pytest.raises(SystemExit, match="no seat"):
+    with pytest.raises(ValueError, match="no seat"):
         evalcli.parse_team("planner=tiny,oops")
 
 

@@ -65,11 +65,13 @@ def parse_yaml(text: str) -> Any:
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """A YAML file as a tree."""
     try:
-        tree = parse_yaml(Path(path).read_text())
+        tree = parse_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config file {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"config file {path}: {error}") from error
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"config file {path}{where}: {getattr(error, 'problem', None) or error}") from error
     if not isinstance(tree, dict | None):
         raise ConfigError(f"config file {path}: expected keys and values, got {type(tree).__name__}")
     return tree or {}

@@ -42,7 +42,7 @@ class Console:
 
     def say(self, text: str) -> None:
         """Show a text above what moves."""
-        self.rich.print(Text(text))
+        self.rich.print(Text(text), soft_wrap=True)
 
     def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """The figures from before a resume."""
@@ -82,7 +82,9 @@ class Console:
         """Say how it ended."""
         if self.live is not None:
             self.live.stop()
-        self.rich.print(Text(f"run {ending}, {time.perf_counter() - self.began:.0f} s: {self.dir}"))
+        self.rich.print(
+            Text(f"run {ending}, {time.perf_counter() - self.began:.0f} s: {self.dir}"), soft_wrap=True
+        )
 
     def _line(self, step: int, figures: Mapping[str, float]) -> str:
         taken = max(1, len(self.train) - self.earlier)

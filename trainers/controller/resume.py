@@ -8,6 +8,7 @@ A run goes on from its newest whole checkpoint (checkpoint.py); what its directo
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..config.reader import ConfigError, build, leaves, merge, parse_yaml, to_di
 from ..config.resolve import asked, load_imports, optimiser_steps, settled
 from ..config.schema import RunConfig
 from . import checkpoint
+from .loggers import rows_of
 
 KEPT = (
     "env.id", "env.data", "env.split", "env.size", "seed", "recipe", "groups.*.model", "policies.*.init",
@@ -104,3 +106,12 @@ def newest(directory: str | Path) -> Path:
             "Begin it anew, with the same config and in the same place, by --anew (train(…, resume=True, anew=True))"
         )
     return found
+
+
+def check_unfinished(directory: str | Path, mark: Path, steps: int) -> None:
+    """Refuse to go on with a run that has done all of its steps, and said so."""
+    book = Path(directory) / "metrics.jsonl"
+    rows = rows_of(book) if book.exists() else []
+    if int(mark.name.rpartition("-")[2]) >= steps and rows and rows[-1].get("ending") == "done":
+        more = shlex.join(["unitymas", "train", "--resume", str(directory), "steps=N"])
+        raise ConfigError(f"{directory} has done all of its {steps} steps; for more of them: {more}")

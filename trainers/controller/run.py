@@ -10,6 +10,7 @@ the newest whole checkpoint. The controller here is one asyncio loop; model grou
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 import time
 from collections import defaultdict
@@ -19,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...agents.hints import counted
 from ...agents.manifest import signed
 from ...agents.team import BoundTeam, Team, TeamError
 from ...agents.threads import together
@@ -40,10 +40,11 @@ from .collect import Collector, Cursor, Seat
 from .interrupt import Interrupts
 from .loggers import Logbook, rows_of
 from .progress import Progress
-from .resume import newest, resumed
+from .resume import check_unfinished, newest, resumed
 from .statistics.credit import Transform, apply_credit, credit_from_config
 from .statistics.table import Decision, Signal, Table, ValueSummary
-from .step import Default, Stopped
+from .step import Default
+from .stop_rules import Stopped, StopRules
 from .watchdog import Watchdog
 
 __all__ = ["Run", "Stopped", "train"]
@@ -67,12 +68,10 @@ class Run:
         self.on_trace: Callable[[Trace], None] | None = None
         self.played: dict[str, Trace] = {}  # this step's episodes
         self.versions: dict[str, int] = {}  # of each policy, as last published
-        self.last_cause = ""  # of a step without usable samples
         self.watch, self.watchdog, self.progress = Watch(), Watchdog(config.watchdog), Progress()
         self.sizes: dict[str, int] = {}  # policy -> parameters
         self.interrupts = Interrupts()
-        self._empty = 0
-        self._starved: dict[str, int] = defaultdict(int)
+        self.stops = StopRules(config)
         self._resume = resume
         self.arena = self._arena(config.env.split)
         self.validation = self._arena(config.eval.split)
@@ -157,7 +156,9 @@ class Run:
         for key in (agent, role, "*"):
             if key in self.config.map:
                 return self.config.map[key]
-        raise TeamError(f"map: nobody plays {agent!r}; add {agent!r}, {role!r} or '*'")
+        raise TeamError(
+            f"map: nobody plays {agent!r}; add {' or '.join(map(repr, dict.fromkeys([agent, role, '*'])))}"
+        )
 
     async def _start(self) -> None:
         from ..group.runtime import start_groups  # torch comes in here
@@ -257,7 +258,7 @@ class Run:
         self.step += 1
         metrics["time/step"] = time.perf_counter() - started
         self.book.stepped(self.step, metrics)
-        self._stop_rules(metrics)
+        self.stops.stepped(metrics)
         every, held_out = self.config.eval.every, None
         last = self.step == self.config.steps
         if last or (every and self.step % every == 0):
@@ -287,36 +288,6 @@ class Run:
                     f"has another tokenizer than that of group {self.home[policy]!r}, and would misread every token; "
                     "put it into a group with the same tokenizer, or use critic: auto"
                 )
-
-    def _stop_rules(self, metrics: Mapping[str, float]) -> None:
-        self._empty = self._empty + 1 if not metrics.get("usable") else 0
-        if self._empty >= self.patience:
-            cause = self.last_cause or "no decision of a trained policy was left"
-            raise Stopped(
-                f"{counted(self._empty, 'step')} in a row without one usable sample; most often: {cause}"
-            )
-
-    @property
-    def patience(self) -> int:
-        """Steps in a row that may teach nothing; a run that is shorter must teach something, too."""
-        return min(self.config.patience, self.config.steps)
-
-    def note_missing(self, key: str, sentence: str | None) -> None:
-        """What a setting counts on and no decision has had, in none of the first `patience` steps, stops the run."""
-        if sentence is None:
-            self._starved[key] = -1  # it exists; from now on it may be rare
-        elif self._starved[key] >= 0:
-            self._starved[key] += 1
-            if self._starved[key] >= self.patience:
-                raise Stopped(f"{key}: {sentence} (in {counted(self.patience, 'step')})")
-
-    def note_starved(self, policy: str, sentence: str | None) -> None:
-        """A trained role whose advantages are nearly all 0, for `patience` steps, stops the run."""
-        self._starved[policy] = self._starved[policy] + 1 if sentence else 0
-        if sentence and self.config.starved and self._starved[policy] >= self.config.patience:
-            raise Stopped(
-                f"policy {policy!r}: {sentence} (for {counted(self.config.patience, 'step')}; starved=false goes on)"
-            )
 
     async def validate(self) -> dict[str, float]:
         """Held-out tasks, greedy, each task weighing the same; failures count 0. The same chance at every step."""
@@ -445,17 +416,16 @@ class Run:
         """The controller's own, as plain data."""
         return {
             "step": self.step, "cursor": self.cursor.state_dict(),
-            "watch": self.watch.state_dict(), "empty": self._empty, "starved": self._starved,
-            "last_cause": self.last_cause, "data": self.arena.data.fingerprint, "book": self.book.mark(),
+            "watch": self.watch.state_dict(), **self.stops.state_dict(), "data": self.arena.data.fingerprint, "book": self.book.mark(),
         }  # fmt: skip
 
     async def _load(self, folder: Path) -> Mapping[str, Any]:
         """Go on from a checkpoint. -> the mark of the book as it was then."""
         with checkpoint.reading(folder / "controller.json") as state:
-            self.step, self.last_cause, self._empty = state["step"], state["last_cause"], state["empty"]
+            self.step = state["step"]
             self.cursor.load_state_dict(state["cursor"])
             self.watch.load_state_dict(state["watch"])
-            self._starved = defaultdict(int, state["starved"])
+            self.stops.load_state_dict(state)
             mark: Mapping[str, Any] = state["book"]
             data, begun_with = self.arena.data, state["data"]
         if data.fingerprint != begun_with:
@@ -505,7 +475,7 @@ def train(
             fields = merge(fields, {"env": {"id": id}})
         config, changes = resumed(directory, file=file, overrides=overrides, **fields)
         if not anew:
-            newest(directory)
+            check_unfinished(directory, newest(directory), config.steps)
     else:
         config, changes = resolve(id, preset_name=preset, file=file, overrides=overrides, **fields), []
     where = Path(directory) if directory is not None else fresh_directory(config)
@@ -515,6 +485,6 @@ def train(
     run_sync(run.train(), interrupted=run.interrupts)
     if run.step < config.steps:
         raise KeyboardInterrupt(
-            f"{where} stands at step {run.step}; go on with: unitymas train --resume {where}"
+            f"{where} stands at step {run.step}; go on with: unitymas train --resume {shlex.quote(str(where))}"
         )
     return run

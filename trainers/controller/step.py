@@ -21,16 +21,13 @@ from .statistics.comparison import starved
 from .statistics.credit import unearned
 from .statistics.decisions import shuffled_credits
 from .statistics.table import Signal, Table
+from .stop_rules import Stopped
 
 if TYPE_CHECKING:
     from ...agents.team import BoundTeam
     from .run import Run
 
 Metrics = dict[str, float]
-
-
-class Stopped(RuntimeError):
-    """A run stopped itself; the message is the cause."""
 
 
 class Default:
@@ -82,7 +79,7 @@ class Default:
             metrics |= await self.update(run, table, signals)
         else:
             metrics["usable"] = 0.0
-            run.last_cause = harvest.cause if harvest.failures else ""
+            run.stops.cause = harvest.cause if harvest.failures else ""
         await run.keep(harvest.traces, table, signals)
         await run.retire(harvest.episodes)
         return metrics
@@ -153,9 +150,9 @@ class Default:
             algorithm, mine = run.algorithms[policy], table.mine(policy)
             if not len(mine):
                 continue
-            run.note_missing(f"policies.{policy}.credit", unearned(table, run.credits.get(policy, {})))
+            run.stops.missing(f"policies.{policy}.credit", unearned(table, run.credits.get(policy, {})))
             named = not algorithm.needs.anchors or any(table.rows[i].anchor for i in mine)
-            run.note_missing(f"policies.{policy}.algorithm ({algorithm.name})", None if named else STATELESS)
+            run.stops.missing(f"policies.{policy}.algorithm ({algorithm.name})", None if named else STATELESS)
             rows = run.credit(table, policy)
             try:
                 signals[policy] = algorithm.advantages(rows, mine, run.state[policy])
@@ -164,7 +161,7 @@ class Default:
             check_state(policy, algorithm.name, run.state[policy])
             found = algorithm.metrics(rows, mine, signals[policy])
             metrics |= {f"policy/{policy}/{k}": v for k, v in found.items()}
-            run.note_starved(policy, starved(rows, signals[policy]))
+            run.stops.starving(policy, starved(rows, signals[policy]))
         return signals
 
     async def update(self, run: Run, table: Table, signals: dict[str, list[Signal]]) -> Metrics:

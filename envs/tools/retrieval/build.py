@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ....agents.hints import counted
 from ....agents.names import model_path
+from ....cli.arguments import Parser
 from .bm25 import Bm25Index
 from .corpus import Progress, read_corpus
 from .dense import DenseIndex
@@ -44,9 +44,7 @@ def index_corpus(
 
 def index_main(argv: Sequence[str] | None = None) -> int:
     """`unitymas data index`."""
-    parser = argparse.ArgumentParser(
-        prog="unitymas data index", description="Build a retrieval index on disk."
-    )
+    parser = Parser(prog="unitymas data index", description="Build a retrieval index on disk.")
     parser.add_argument(
         "corpus", help="a .jsonl or .parquet file, a folder of such, or a folder saved by `datasets`"
     )

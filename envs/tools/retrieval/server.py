@@ -11,7 +11,6 @@ who does not know it.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hmac
 import json
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ....cli.arguments import PORT, Parser
 from .retriever import Index, Passage, batches
 from .wire import SearchRequest, decode_request, encode_response
 
@@ -198,13 +198,13 @@ def serve_main(argv: Sequence[str] | None = None) -> int:
     """`unitymas serve retriever INDEX`."""
     from .build import open_index
 
-    parser = argparse.ArgumentParser(prog="unitymas serve", description="Serve an index over HTTP.")
+    parser = Parser(prog="unitymas serve", description="Serve an index over HTTP.")
     parser.add_argument("what", choices=["retriever"], help="what is served")
     parser.add_argument("index", help="a directory made by `unitymas data index`")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (0.0.0.0: reachable from outside)"
     )
-    parser.add_argument("--port", type=int, default=8000, help="the port to listen on (default 8000)")
+    parser.add_argument("--port", type=PORT, default=8000, help="the port to listen on (default 8000)")
     parser.add_argument("--threads", type=int, default=2, help="requests searched at once")
     parser.add_argument(
         "--token-file", type=Path, help="a file with a secret that clients must send (Authorization: Bearer)"

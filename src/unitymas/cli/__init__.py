@@ -5,6 +5,7 @@ Each command lives where its work is done; this file only finds it, so that `uni
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from difflib import get_close_matches
@@ -96,6 +97,8 @@ def main(argv: list[str] | None = None) -> int:
         if "--debug" in args:
             raise
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        if isinstance(error, OSError):
+            text = refused(error)
         print(f"unitymas {name}: {told(error) if place(error, own=True) else text}", file=sys.stderr)
         return 1
     except Exception as error:  # in somebody's own code it is theirs to mend
@@ -122,6 +125,27 @@ def imported(words: list[str]) -> tuple[list[str], list[str]]:
     for target in named:
         load(target)
     return rest, named
+
+
+WAYS_OUT = {
+    errno.EEXIST: "it is a file, and a folder is needed there; name another",
+    errno.ENOTDIR: "a part of it is a file, and a folder is needed there; name another",
+    errno.EISDIR: "it is a folder, and a file is needed; name a file in it",
+    errno.EACCES: "this user has no permission; name another place, or ask for the right",
+    errno.EPERM: "this user has no permission; name another place, or ask for the right",
+    errno.EROFS: "it cannot be written to; name another place",
+    errno.ENOSPC: "the disk is full; make room, or name another place",
+    errno.EADDRINUSE: "something else listens there; choose another port",
+}
+"""What to do about what the operating system refused."""
+
+
+def refused(error: OSError) -> str:
+    """What the operating system refused, about which file, and what to do."""
+    if error.errno is None or not str(error).startswith("[Errno"):
+        return str(error)
+    about = f"{error.filename}: " if error.filename else ""
+    return about + WAYS_OUT.get(error.errno, error.strerror or str(error))
 
 
 def usage() -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ..agents.hints import counted
 from ..envs.data.row_schemas import KINDS, DataError
 from ..envs.data.sets import check, list_data, load, prepare
+from .arguments import Parser
 
 
 def data_main(argv: Sequence[str]) -> int:
@@ -29,10 +30,8 @@ def data_main(argv: Sequence[str]) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="unitymas data", description="Data sets: list, prepare, check, index."
-    )
+def _parser() -> Parser:
+    parser = Parser(prog="unitymas data", description="Data sets: list, prepare, check, index.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", help="what to do")
     listing = commands.add_parser("list", help="the known data sets, and which of them are on this machine")
     listing.set_defaults(run=_list)

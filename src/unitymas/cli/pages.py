@@ -10,6 +10,7 @@ from ..benchmarks.pages import report, viewer
 from ..benchmarks.pages.live import in_progress, serve, watching
 from ..benchmarks.pages.trace_sources import labelled_episodes
 from . import training
+from .arguments import COUNT, PORT, Parser
 
 
 def train_main(argv: list[str] | None = None) -> int:
@@ -23,7 +24,7 @@ def train_main(argv: list[str] | None = None) -> int:
 
 def view_main(argv: list[str] | None = None) -> int:
     """``unitymas view``: build the page beside what it shows, and open it; a run in progress is served, live."""
-    parser = argparse.ArgumentParser(prog="unitymas view", description="Look at episodes in the browser.")
+    parser = Parser(prog="unitymas view", description="Look at episodes in the browser.")
     parser.add_argument(
         "source", type=Path, help="run directory, evaluation, or trace file (.jsonl, .jsonl.zst, .json)"
     )
@@ -34,14 +35,14 @@ def view_main(argv: list[str] | None = None) -> int:
         "-o", "--out", type=Path, help="where to write the page (default: view.html in the source)"
     )
     parser.add_argument("--headline", help="the metric shown as the score")
-    parser.add_argument("--limit", type=int, help="show at most so many episodes of each source")
+    parser.add_argument("--limit", type=COUNT, help="show at most so many episodes of each source")
     parser.add_argument("--no-open", action="store_true", help="do not start a browser")
     parser.add_argument(
         "--live",
         action=argparse.BooleanOptionalAction,
         help="a page that refreshes itself, on a local server (default: for a run in progress)",
     )
-    parser.add_argument("--port", type=int, default=0, help="of the local server (default: a free one)")
+    parser.add_argument("--port", type=PORT, default=0, help="of the local server (default: a free one)")
     given = parser.parse_intermixed_args(argv)
     sources = [given.source, *given.beside]
     if given.live and (given.beside or given.out or given.source.is_file()):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..trainers.config.presets import PAPERS, PRESETS, note
+from .arguments import Parser
 
 if TYPE_CHECKING:
     from ..trainers.controller.run import Run
@@ -21,7 +23,9 @@ def train_main(
     watching: Callable[[Path], AbstractContextManager[object]] = nullcontext,
 ) -> int:
     """Train a team. Whatever looks like a.b=c overrides the config."""
-    parser = argparse.ArgumentParser("unitymas train", description=train_main.__doc__)
+    parser = Parser(
+        "unitymas train", description=train_main.__doc__, hint="settings are written a.b=c, such as steps=40"
+    )
     parser.add_argument("id", nargs="?", help="an environment")
     parser.add_argument(
         "overrides", nargs="*", metavar="a.b=c", help="settings, such as steps=40 or eval.tasks=100"
@@ -57,7 +61,9 @@ def train_main(
         metavar="FILE.py|MODULE",
         help="your own code, imported first",
     )
-    args = parser.parse_intermixed_args(argv)
+    args, rest = parser.parse_known_intermixed_args(argv)
+    if rest:
+        parser.error(parser.unknown(rest[0]))
     args.preset = ",".join(args.preset) if args.preset else None
     if args.id is not None and "=" in args.id:
         args.overrides, args.id = [args.id, *args.overrides], None
@@ -70,28 +76,56 @@ def train_main(
     if args.resume is not None:
         if args.dir is not None and args.dir != args.resume:
             parser.error("--dir: a run that goes on stays in its directory; leave it out")
-        with watching(args.resume) if args.watch else nullcontext():
-            run = _resume(args)
+        with watching(args.resume) if args.watch else nullcontext(), pointing(args.resume, report):
+            _resume(args)
     else:
         preset = args.preset or (None if args.config else "shared")
         how = how_of(args)
         load_imports(tree := asked(args.id, **how))
         about = "" if preset is None else note(preset, tree)
+        config = resolve(args.id, preset_name=preset, **how)
+        args.dir = args.dir or fresh_directory(config)
         if args.dry_run:
-            config = resolve(args.id, preset_name=preset, **how)
-            Run(config, args.dir or fresh_directory(config))  # its plan is made, and nothing is loaded
+            Run(config, args.dir)  # its plan is made, and nothing is loaded
             print((f"# {about}\n" if about else "") + dump(config), end="")
             return 0
         if about:
             print(about, flush=True)
-        if args.watch and args.dir is None:
-            args.dir = fresh_directory(resolve(args.id, preset_name=preset, **how))
-        with watching(args.dir) if args.watch else nullcontext():
-            run = train(args.id, preset=preset, directory=args.dir, **how)
-    if report is not None:
-        report(run.dir)
-    print(f"run directory: {run.dir}   (report.html; unitymas view {run.dir}; --team run:{run.dir})")
+        with watching(args.dir) if args.watch else nullcontext(), pointing(args.dir, report):
+            train(args.id, preset=preset, directory=args.dir, **how)
     return 0
+
+
+@contextmanager
+def pointing(directory: Path, report: Callable[[Path], object] | None) -> Iterator[None]:
+    """However the run of the block ends (done, stopped, failed, interrupted): its report, and how to look at it."""
+    book = directory / "metrics.jsonl"
+    before = book.stat().st_size if book.exists() else 0
+    try:
+        yield
+    finally:
+        if book.exists() and book.stat().st_size != before:
+            with suppress(OSError, ValueError):  # what ended the run is told all the same
+                print(pointers(directory, report), flush=True)
+
+
+def pointers(directory: Path, report: Callable[[Path], object] | None) -> str:
+    """Where a run lies, and the commands that show and play it, as they are typed."""
+    from ..trainers.controller.resume import read_config
+
+    lines = [f"run directory  {directory}"]
+    if report is not None:
+        report(directory)
+        lines.append(f"report         {directory / 'report.html'}")
+    if any((directory / "traces").glob("*.jsonl*")):
+        lines.append(f"episodes       unitymas view {shlex.quote(str(directory))}")
+    if (directory / "policies").is_dir():
+        config = read_config(directory)
+        own = [word for target in config.imports for word in ("--import", target)]
+        lines.append(
+            f"play it        unitymas {shlex.join(['eval', config.env.id, *own, '--team', f'run:{directory}'])}"
+        )
+    return "\n".join(lines)
 
 
 def how_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,0 +1,62 @@
+"""The arguments of a command: what is wrong with them is said in one line, with the nearest that would fit."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from ..agents.hints import nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line; `hint` says how else something may be told to the command."""
+
+    def __init__(self, *args: Any, hint: str = "", **how: Any) -> None:
+        super().__init__(*args, **how)
+        self.hint = hint
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, without the usage, and exit with status 2."""
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            message = self.unknown(unknown.split()[0])
+        print(f"{self.prog}: {message.removeprefix('argument ')} (see {self.prog} --help)", file=sys.stderr)
+        sys.exit(2)
+
+    def unknown(self, word: str) -> str:
+        """What is said of a word that the command does not take."""
+        if not word.startswith("-"):
+            return f"{word!r} is one argument too many"
+        near = get_close_matches(word.partition("=")[0], self._option_string_actions, 1, 0.7)
+        hints = [*(f"did you mean {name!r}?" for name in near), self.hint]
+        return "; ".join([f"unknown option {word!r}", *filter(None, hints)])
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(
+                action, f"unknown {value!r}; {nearest(str(value), map(str, action.choices))}"
+            )
+
+
+def number(low: float, high: float = float("inf"), kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
+    """A type of argument: a number of this kind from `low` to `high`."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            what = "a whole number" if kind is int else "a number"
+            bounds = f"{low} or more" if high == float("inf") else f"{low} to {high}"
+            raise argparse.ArgumentTypeError(f"{text!r} does not fit; give {what}, {bounds}")
+        return value
+
+    return read
+
+
+COUNT = number(1)
+PORT = number(0, 65535)

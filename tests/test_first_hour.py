@@ -1,0 +1,245 @@
+"""The mistakes of a first hour, typed at the command line: each ends in one precise line, and leaves nothing behind."""
+
+import errno
+import re
+import shlex
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from unitymas.benchmarks.evaluation.evaluate import Evaluation
+from unitymas.cli import main, refused
+from unitymas.cli.arguments import COUNT
+from unitymas.envs.registry import unregister
+
+PAGE = (Path(__file__).parent.parent / "docs" / "first-workflow.md").read_text()
+TEAM = PAGE.split("```python\n")[1].split("```")[0]
+SCORED = next(line for line in TEAM.splitlines() if line.startswith('    return {"guesser": score'))
+FILES = {
+    "good.py": TEAM,
+    "broken.py": TEAM.replace("def right(trace, task):", "def right(trace, task)"),
+    "none.py": TEAM.replace(SCORED, "    pass"),
+    "nan.py": TEAM.replace(SCORED, "    return float('nan')"),
+    "role.py": TEAM.replace('{"guesser": score,', '{"gueser": score,'),
+    "typo.py": TEAM.replace('ep.act("checker"', 'ep.act("cheker"'),
+    "bad.yaml": "steps: [1\n",
+    "list.yaml": "- 1\n",
+    "bin.yaml": b"\xff\xfe\x00\x01",
+    "afile": "x",
+    "tasks.jsonl": '{"id": "a"}\n',
+    "notasks.jsonl": "",
+    "text.jsonl": "garbage\n",
+    "run/config.yaml": "a: 1\n",
+    "run/metrics.jsonl": '{"kind": "begin"}\nnot json\n[1,2]\n',
+    "list/metrics.jsonl": '[1, 2]\n{"kind": "end"}\n',
+    "word/metrics.jsonl": '{"kind": "begin"}\n{"kind": "step", "step": 1, "train/f1": "high"}\n',
+}
+MINI = "--data mini --tasks 2"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder with a newcomer's files; what they register and import is forgotten afterwards."""
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    before, path = set(sys.modules), list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+    with suppress(KeyError):
+        unregister("capitals")
+
+
+def typed(words):
+    """Type a command. -> its exit status"""
+    try:
+        return main(shlex.split(words))
+    except SystemExit as stop:  # argparse
+        return stop.code
+
+
+MISTAKES = {
+    # what is asked for
+    "lst": "unitymas: unknown command 'lst'; did you mean 'list'?",
+    "list mask-hotpotq-qa": "unitymas list: no environment's id contains 'mask-hotpotq-qa'; did you mean 'mask-hotpotqa'?",
+    "list --import broken.py": "unitymas: broken.py cannot be imported: SyntaxError: expected ':' (broken.py:22)",
+    "--import": "unitymas: --import needs a file or a module: --import my_team.py",
+    "info zzzz": "unitymas info: unknown environment 'zzzz'; unitymas list shows all 36 (your own: --import FILE.py, or module:id)",
+    "info good.py:capitls": "unitymas info: unknown environment 'capitls'; did you mean capitals? (good.py registers none of this name)",
+    "info mask-hotpotqa --data hotpotq": "unitymas info: no data set is called 'hotpotq'; did you mean hotpotqa?",
+    # who plays
+    "play mask-hotpotqa --data mini --team scriptd": "unitymas play: seat '*': unknown policy 'scriptd'; did you mean 'scripted'?",
+    "play mask-hotpotqa --data mini --team planer=human,*=scripted": "unitymas play: the team names 'planer', but this environment has no such agent or role; did you mean 'planner'?",
+    "play mask-hotpotqa --data mini --team planner=human": "unitymas play: nobody plays 'searcher'; add 'searcher' or '*' to the team",
+    "play mask-hotpotqa --data mini --team run:empty": "unitymas play: empty is no run directory: it holds no config.yaml",
+    "play mask-hotpotqa --data mini --team tiny --temperature -1": "unitymas play: temperature=-1.0, but it must be 0 (greedy) or more",
+    "play mask-hotpotqa --data mini --team tiny --temperature hot": "unitymas play: --temperature: invalid float value: 'hot' (see unitymas play --help)",
+    "play mask-hotpotqa --data mini --team scripted --watch -1": "unitymas play: --watch: '-1' does not fit; give a number, 0 or more (see unitymas play --help)",
+    "play good.py:capitals --team scripted": "unitymas play: this environment has no scripted expert; give each role a policy",
+    # numbers
+    "validate mask-hotpotqa --tasks 0": "unitymas validate: --tasks: '0' does not fit; give a whole number, 1 or more (see unitymas validate --help)",
+    f"eval mask-hotpotqa {MINI} --team scripted -k 0": "unitymas eval: -k: '0' does not fit; give a whole number, 1 or more (see unitymas eval --help)",
+    "eval mask-hotpotqa --data mini --team scripted --tasks -2": "unitymas eval: --tasks: '-2' does not fit; give a whole number, 1 or more (see unitymas eval --help)",
+    f"eval mask-hotpotqa {MINI} --team scripted --concurrency 0": "unitymas eval: --concurrency: '0' does not fit; give a whole number, 1 or more (see unitymas eval --help)",
+    f"eval mask-hotpotqa {MINI} --team scripted --price cheap": "unitymas eval: --price takes two numbers from 0 on, IN,OUT; got 'cheap' (see unitymas eval --help)",
+    "warmstart mask-hotpotqa --out w --tasks 0": "unitymas warmstart: --tasks: '0' does not fit; give a whole number, 1 or more (see unitymas warmstart --help)",
+    "view run --live --port 99999": "unitymas view: --port: '99999' does not fit; give a whole number, 0 to 65535 (see unitymas view --help)",
+    # options
+    "train mask-hotpotqa --preset lroa": "unitymas train: unknown preset 'lroa'; did you mean 'lora'?",
+    "train mask-hotpotqa --steps 2": "unitymas train: unknown option '--steps'; settings are written a.b=c, such as steps=40 (see unitymas train --help)",
+    "train mask-hotpotqa --anew": "unitymas train: --anew goes with --resume DIR (see unitymas train --help)",
+    "eval mask-hotpotqa --team scripted --task 2 --taskz 2": "unitymas eval: unknown option '--taskz'; did you mean '--tasks'?; the environment is configured by name=value (see unitymas eval --help)",
+    "eval suite:mini --team scripted --baseline fool": "unitymas eval: --baseline compares on one environment; name one instead of a suite (see unitymas eval --help)",
+    f"eval mask-hotpotqa {MINI} --team scripted --baseline foool": "unitymas eval: seat '*': unknown policy 'foool'; did you mean 'fool'?",
+    "export text.jsonl --to parqet": "unitymas export: --to: unknown 'parqet'; did you mean 'parquet'? (see unitymas export --help)",
+    "bench enigne": "unitymas bench: there is no benchmark 'enigne'; did you mean 'engine'?",
+    # settings of a run
+    "train mask-hotpotqa stpes=2": "unitymas train: stpes: unknown key; did you mean 'steps'?",
+    "train mask-hotpotqa steps=two": "unitymas train: steps: expected int, got 'two'",
+    "train mask-hotpotqa env.data=mini env.args.max_turn=3": "unitymas train: env.args: mask-hotpotqa-v0: unknown argument 'max_turn'; did you mean 'max_turns'?",
+    "train mask-hotpotqa recipe=malty": "unitymas train: recipe: unknown recipe 'malty': did you mean 'malt'?",
+    "train mask-hotpotqa k=1 policies.*.algorithm.name=grpo": "unitymas train: policies.team.algorithm (grpo) compares trajectories of one task: it needs k >= 2, and k is 1",
+    "train --config bad.yaml": "unitymas train: config file bad.yaml, line 2: expected ',' or ']', but got '<stream end>'",
+    "train --config list.yaml": "unitymas train: config file list.yaml: expected keys and values, got list",
+    "train --config bin.yaml": "unitymas train: config file bin.yaml: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+    # places
+    "train --resume empty": "unitymas train: empty is no run directory: it holds no config.yaml",
+    "train mask-hotpotqa env.data=mini --dir run": "unitymas train: run already holds a run; resume it (--resume), or name another directory",
+    "train mask-hotpotqa env.data=mini --dir afile": "unitymas train: afile: it is a file, and a folder is needed there; name another",
+    f"eval mask-hotpotqa {MINI} --team scripted --out afile": "unitymas eval: afile: it is a file, and a folder is needed there; name another",
+    "report run": "unitymas report: run/metrics.jsonl, line 2: this is not a line of a run's figures (Expecting value: line 1 column 1 (char 0))",
+    "report list": "unitymas report: list/metrics.jsonl, line 1: this is not a line of a run's figures (it holds no 'kind')",
+    "report word": "unitymas report: word/metrics.jsonl, line 2: this is not a line of a run's figures (train/f1 is no number)",
+    "view empty": "unitymas view: empty holds no traces (looked for traces/*.jsonl.zst and traces.jsonl.zst)",
+    "export nowhere": "unitymas export: nowhere does not exist; give a run directory or a file of traces",
+    "export text.jsonl": "unitymas export: text.jsonl, line 1: not JSON (Expecting value: line 1 column 1 (char 0))",
+    # tasks and rewards of one's own
+    "eval mask-hotpotqa --team scripted --data tasks.jsonl": "unitymas eval: tasks.jsonl, row 1: field 'question': is missing (also looked for query, problem, Question, input, extra_info.question)",
+    "eval mask-hotpotqa --team scripted --data notasks.jsonl": "unitymas eval: notasks.jsonl: holds no task",
+    "play none.py:capitals --team fool": "unitymas play: reward 'right' gave None; give a number, a dict by node, agent or role, or Credits (none.py:22)",
+    "play nan.py:capitals --team fool": "unitymas play: reward 'right' gave nan to node '0' as 'right'; an amount must be a finite number (nan.py:22)",
+    "play role.py:capitals --team fool": "unitymas play: reward 'right' names 'gueser', which is no act, agent or role of the trace (role.py:22)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing(words, here, capsys):
+    before = sorted(here.rglob("*"))
+    assert typed(words) not in (0, None)
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines == [MISTAKES[words]]
+    left = {path for path in here.rglob("*") if "__pycache__" not in path.parts} - set(before)
+    assert not left
+
+
+def test_a_port_in_use_is_one_line(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        assert typed(f"view run --live --no-open --port {port}") == 1
+    said = capsys.readouterr().err.strip()
+    assert said == f"unitymas view: --port {port}: Address already in use; choose another, or leave it out"
+
+
+@pytest.mark.parametrize(
+    ("number", "what"),
+    [
+        (errno.ENOSPC, "place/x: the disk is full; make room, or name another place"),
+        (errno.EACCES, "place/x: this user has no permission; name another place, or ask for the right"),
+        (errno.ENOENT, "place/x: No such file or directory"),
+    ],
+)
+def test_what_the_system_refuses_is_said_with_a_way_out(number, what):
+    import os
+
+    assert refused(OSError(number, os.strerror(number), "place/x")) == what
+    assert refused(OSError("in words")) == "in words"
+
+
+def test_an_evaluation_that_failed_throughout_is_an_error(capsys):
+    assert typed("eval typo.py:capitals --team fool -k 1 -q") == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert "unknown agent 'cheker'; did you mean 'checker'? (typo.py:16): 2 × in 2 episodes" in lines[0]
+    assert lines[-1].startswith("unitymas eval: every episode failed")
+
+
+SHORT = "steps=1 tasks_per_step=2 k=2 eval.tasks=1 log.traces_every=1 --dir 'my run'"
+
+
+def pointed(out):
+    """The commands at the end of a run's output."""
+    return re.findall(r"^(?:episodes|play it) +unitymas (.*)$", out, re.M)
+
+
+def test_pointers_are_commands_and_a_finished_run_is_not_resumed(capsys):
+    assert typed(f"train capitals --import good.py {SHORT}") == 0
+    view, play = pointed(capsys.readouterr().out)
+    assert typed(f"{view} --no-open") == 0
+    unregister("capitals")
+    sys.modules.pop("good", None)
+    assert typed(f"{play} --tasks 1 -k 1 -q --max-tokens 4") == 0
+    capsys.readouterr()
+    assert typed("train --resume 'my run'") == 1
+    said = capsys.readouterr().err.strip()
+    assert said == (
+        "unitymas train: my run has done all of its 1 steps; for more of them: unitymas train --resume 'my run' steps=N"
+    )
+
+
+def test_a_stopped_run_points_at_its_report_too(here, capsys):
+    assert typed(f"train typo.py:capitals {SHORT}") == 1
+    said = capsys.readouterr()
+    assert "unknown agent 'cheker'" in said.err and (here / "my run" / "report.html").exists()
+    assert "report         my run/report.html" in said.out and pointed(said.out) == ["view 'my run'"]
+
+
+def test_what_an_outage_ended_is_owed_again(here):
+    rows = [{"id": "a", "question": "q", "answers": ["x"]}, {"id": "b", "question": "r", "answers": ["y"]}]
+    down = []
+
+    class Server:
+        def act(self, call):
+            if down:
+                raise ConnectionError("the endpoint is down")
+            return "<answer>x</answer>"
+
+        def identity(self):
+            return {"model": "server"}
+
+    def evaluation():
+        from unitymas import Outcome, Role, Tags, Workflow
+
+        class One(Workflow):
+            roles = (Role("one", reply=Tags("answer")),)
+
+            async def run(self, ep):
+                said = await ep.act("one", ep.task.question)
+                if ep.task.id == "b":
+                    raise RuntimeError("a fault of the workflow")
+                return Outcome(answer=said.value)
+
+        import unitymas
+
+        unitymas.register("capitals", workflow=One, reward=lambda trace, task: 1.0, tasks=rows)
+        return Evaluation("capitals", Server(), k=1, out=here / "out")
+
+    down.append(True)
+    evaluation().run()
+    assert evaluation().plan()["owed"] == 2
+    down.clear()
+    evaluation().run()
+    assert evaluation().plan()["owed"] == 0  # the workflow's own fault is not an outage's
+
+
+def test_a_count_is_a_whole_number():
+    assert COUNT("3") == 3
