@@ -55,7 +55,7 @@ def read_name(name: str) -> ModelName | None:
         return None
     if place.endswith(".gguf") or place.startswith(("/", "./", "../", "~")) or place in (".", ".."):
         return ModelName("path", place)
-    if Path(place).exists():
+    if Path(place).is_dir():
         return ModelName("path", place)
     if found := _HUB.fullmatch(place):
         return ModelName("hub", found[1], found[2] or "")

