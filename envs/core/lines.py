@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Coroutine
+from types import CoroutineType
 from typing import Any
 
 from ...agents.failures import WorkflowError
@@ -51,7 +52,9 @@ def begun(method: Any, *args: Any) -> Coroutine[Any, Any, Any]:
         made = method(*args)
     except Exception as error:
         broken = error
-    if isinstance(made, Coroutine):
+    if type(made) is CoroutineType or isinstance(
+        made, Coroutine
+    ):  # the first is nearly always so, and ten times faster
         return made
     name = type(method.__self__).__name__
     refused = WorkflowError(f"{name}.{method.__name__} must be an `async def`")

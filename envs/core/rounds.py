@@ -336,11 +336,11 @@ class Rounds:
             )
             self._broke(f"{what} was made but never awaited; write `await ep.…`")
             return
-        if isinstance(value, Reply | Node | Join):
-            what = "a reply" if isinstance(value, Reply) else "a request"
-            self._broke(f"run returned {what}; return what is in it, such as Outcome(answer=reply.value)")
-            return
         if value is not None and not isinstance(value, Outcome):
+            if isinstance(value, Reply | Node | Join):
+                what = "a reply" if isinstance(value, Reply) else "a request"
+                self._broke(f"run returned {what}; return what is in it, such as Outcome(answer=reply.value)")
+                return
             value = Outcome(**value) if isinstance(value, Mapping) else Outcome(answer=value)
         self.outcome = value if value is not None else Outcome()
         if type(self.workflow).grade is Workflow.grade:
