@@ -52,9 +52,8 @@ def begun(method: Any, *args: Any) -> Coroutine[Any, Any, Any]:
         made = method(*args)
     except Exception as error:
         broken = error
-    if type(made) is CoroutineType or isinstance(
-        made, Coroutine
-    ):  # the first is nearly always so, and ten times faster
+    # nearly always the first; the abstract class is slow to ask
+    if type(made) is CoroutineType or isinstance(made, Coroutine):
         return made
     name = type(method.__self__).__name__
     refused = WorkflowError(f"{name}.{method.__name__} must be an `async def`")
