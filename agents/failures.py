@@ -1,4 +1,4 @@
-"""What can go wrong around an episode, by where it went wrong: one enum of places, one tree of exceptions.
+"""Failures around an episode, by where it went wrong: one enum of places, one tree of exceptions.
 
 What a role did wrong (a reply that does not parse, a tool misused) is an outcome of the episode, and is rewarded as
 one. What nobody in the team caused (a server that is down) ends the episode, never trains, and may be tried again.
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class Ended(str, Enum):
-    """Why an episode is over, or that it is not."""
+    """Ending of an episode: why it is over, or that it is not."""
 
     NO = "no"
     TERMINAL = "terminal"
@@ -23,7 +23,7 @@ class Ended(str, Enum):
 
 
 class Boundary(str, Enum):
-    """Where an episode meets code or a machine that is not the core's; the reason of one that ended in an error."""
+    """Boundaries where an episode meets code or a machine that is not the core's; the reason of one that ended in an error."""
 
     POLICY = "model"
     TOOL = "tool"
@@ -40,7 +40,7 @@ class Failure(RuntimeError):
 
     boundary: ClassVar[Boundary]
     transient: ClassVar[bool] = False
-    """Whether nobody in the team caused it, so that the same episode may go well when it is played again."""
+    """True if nobody in the team caused it, so that the same episode may go well when it is played again."""
 
 
 class WorkflowError(Failure):
@@ -84,5 +84,5 @@ class RewardError(Failure, ValueError):
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether an error is of a kind that nobody in the team caused."""
+    """Tell whether an error is of a kind that nobody in the team caused."""
     return isinstance(error, Failure) and error.transient

@@ -1,4 +1,4 @@
-"""What a model's name means, wherever a model is named: a team's seat, a group, a policy's init, a warm start, a benchmark.
+"""Meaning of a model's name, wherever a model is named: a team's seat, a group, a policy's init, a warm start, a benchmark.
 
     tiny                      the embedded model
     smollm2, minimind2        small pre-trained models out of registry packages, fetched once (`fetch/packaged.py`)
@@ -41,7 +41,7 @@ class ModelName:
 
 
 def read_name(name: str) -> ModelName | None:
-    """What a name says; None if it is no model's."""
+    """Read a model's name; None if it is no model's."""
     scheme, colon, rest = name.partition(":")
     if colon and scheme in ("run", "vllm", "openai"):
         return ModelName(scheme, rest) if rest else None  # type: ignore[arg-type]
@@ -57,8 +57,8 @@ def read_name(name: str) -> ModelName | None:
         return ModelName("path", place)
     if Path(place).is_dir():
         return ModelName("path", place)
-    if found := _HUB.fullmatch(place):
-        return ModelName("hub", found[1], found[2] or "")
+    if match := _HUB.fullmatch(place):
+        return ModelName("hub", match[1], match[2] or "")
     return ModelName("path", place) if prefixed or "/" in place else None
 
 
@@ -80,7 +80,7 @@ def model_name(name: str) -> ModelName:
 
 
 def model_path(model: str | Path) -> Path:
-    """Where a model lies: a directory or a .gguf file. What its name asks for and is not here yet is fetched."""
+    """Return the path of a model: a directory or a .gguf file. What its name asks for and is not here yet is fetched."""
     if isinstance(model, Path):
         return model
     name = model_name(model)
@@ -95,7 +95,7 @@ def model_path(model: str | Path) -> Path:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a path is a run's directory, and not the model of one of its policies."""
+    """Tell whether a path is a run's directory, and not the model of one of its policies."""
     return not (path / "config.json").is_file()
 
 

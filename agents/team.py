@@ -35,7 +35,7 @@ from .roles import Role
 
 NAMED: dict[str, Callable[[], Policy]] = {"random": RandomPolicy, "fool": FoolPolicy, "human": HumanPolicy}
 PLAYERS = (*NAMED, "scripted")
-"""Who plays by name and is no model."""
+"""Names of players that are no models."""
 
 
 class TeamError(ValueError):

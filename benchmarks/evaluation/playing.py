@@ -141,7 +141,7 @@ class Evaluation:
         }  # fmt: skip
 
     def plan(self) -> dict[str, Any]:
-        """What a run would do; the cost is extrapolated from the finished episodes, and unknown without
+        """Plan of what a run would do; the cost is extrapolated from the finished episodes, and unknown without
         any."""
         done = list(self.rows.values())
         owed = len(self.owed)
@@ -263,7 +263,7 @@ def _measured(arena: Arena) -> tuple[Arena, Measure]:
 
 
 def _own_rows(tasks: Any) -> bool:
-    """Whether tasks are rows of one's own, rather than a number or ids."""
+    """Tell whether tasks are rows of one's own, rather than a number or ids."""
     return (
         isinstance(tasks, Sequence)
         and not isinstance(tasks, str)

@@ -50,8 +50,8 @@ class Entry:
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.results["figures"]
-        return found
+        numbers: Mapping[str, Any] = self.results["figures"]
+        return numbers
 
     @property
     def group(self) -> str:
@@ -104,14 +104,14 @@ def build(
 
 def found_in(folder: Path) -> list[Path]:
     """The submissions below a folder, at most a few levels deep; none in another, and no links to folders are followed."""
-    found = []
+    folders = []
     for path, inner, files in os.walk(folder):
         if "metadata.yaml" in files or "metadata.yaml" in inner:
-            found.append(Path(path))
+            folders.append(Path(path))
             inner.clear()  # one entry is checked once
         elif len(Path(path).relative_to(folder).parts) >= _DEEPEST:
             inner.clear()
-    return sorted(found)
+    return sorted(folders)
 
 
 def _grouped(entries: Iterable[Entry]) -> list[list[Entry]]:
@@ -279,8 +279,8 @@ def _row(rank: int, entry: Entry, columns: Sequence[str]) -> str:
 
 def _magnitude(size: str) -> float:
     """A size for sorting; what is unknown comes last."""
-    found = _SIZE.search(size)
-    return float(found[1]) * (1e9 if found[2] in "Bb" else 1e6) if found else 0.0
+    match = _SIZE.search(size)
+    return float(match[1]) * (1e9 if match[2] in "Bb" else 1e6) if match else 0.0
 
 
 def _interval(score: Mapping[str, Any]) -> str:
@@ -368,18 +368,18 @@ def leaderboard_main(argv: list[str] | None = None) -> int:
     rerun.add_arguments(
         actions.add_parser("rerun", help="play a random tenth of an entry again, and compare")
     )
-    given = parser.parse_args(argv)
-    if given.action == "rerun":
-        return rerun.rerun_command(given)
-    if not given.folder.is_dir():
-        raise FileNotFoundError(f"{given.folder} is no folder; give one that holds submissions")
-    if not found_in(given.folder):
+    options = parser.parse_args(argv)
+    if options.action == "rerun":
+        return rerun.rerun_command(options)
+    if not options.folder.is_dir():
+        raise FileNotFoundError(f"{options.folder} is no folder; give one that holds submissions")
+    if not found_in(options.folder):
         raise ValueError(
-            f"{given.folder} holds no submission (a folder with metadata.yaml); pack one with: "
-            f"unitymas submit EVALUATION --name NAME -o {given.folder}/NAME"
+            f"{options.folder} holds no submission (a folder with metadata.yaml); pack one with: "
+            f"unitymas submit EVALUATION --name NAME -o {options.folder}/NAME"
         )
     entries, rejected = build(
-        given.folder, given.out, title=given.title, seconds=given.seconds, memory_mb=given.memory_mb
+        options.folder, options.out, title=options.title, seconds=options.seconds, memory_mb=options.memory_mb
     )
     for name, problems in rejected.items():
         print(f"not listed: {printable(name)}: {printable(problems[0], 300)}")
@@ -387,6 +387,6 @@ def leaderboard_main(argv: list[str] | None = None) -> int:
         for why in entry.unverified:
             print(f"not ranked: {printable(entry.slug)}: {printable(why, 300)}")
     print(
-        f"{given.out / 'index.html'}  ({counted(len(entries), 'entry', 'entries')}, {sum(e.verified for e in entries)} verified, {len(rejected)} not listed)"
+        f"{options.out / 'index.html'}  ({counted(len(entries), 'entry', 'entries')}, {sum(e.verified for e in entries)} verified, {len(rejected)} not listed)"
     )
     return 0

@@ -164,10 +164,10 @@ def _problems(folder: Path, verify: bool, verdict: Inspection) -> Iterator[str]:
     yield from check.end()
 
 
-def _signed(name: str, found: str, metadata: Mapping[str, Any]) -> Iterator[str]:
+def _signed(name: str, checksum: str, metadata: Mapping[str, Any]) -> Iterator[str]:
     told = metadata["files"][name]
-    if found != told:
-        yield f"{name}: its SHA-256 is {found[:16]}…, but metadata.yaml says {told[:16]}…"
+    if checksum != told:
+        yield f"{name}: its SHA-256 is {checksum[:16]}…, but metadata.yaml says {told[:16]}…"
 
 
 class Check:
@@ -207,10 +207,10 @@ class Check:
         for task, sample in self.claimed:
             samples[task].add(sample)
         wanted = set(range(self.k))
-        for task, found in samples.items():
-            if found != wanted:
+        for task, numbers in samples.items():
+            if numbers != wanted:
                 yield (
-                    f"task {task:.80}: samples {_few(sorted(found))} are there; "
+                    f"task {task:.80}: samples {_few(sorted(numbers))} are there; "
                     f"k={self.k} means each of 0 to {self.k - 1}, once"
                 )
         if len(samples) != self.told["data"]["tasks"]:
@@ -266,11 +266,11 @@ class Check:
             yield "traces.jsonl.zst holds no episode"
             return
         try:
-            found = figures(self.rows, self.measure, self.k)
+            numbers = figures(self.rows, self.measure, self.k)
         except ValueError as error:
             yield f"figures: they cannot be computed ({error})"
             return
-        yield from _compare("figures", self.results["figures"], found)
+        yield from _compare("figures", self.results["figures"], numbers)
         yield from self.team.copies(self.verdict.notes)
         if self.seed != 0:
             self.verdict.notes.append(f"seed {self.seed}, chosen by its makers")
@@ -285,15 +285,15 @@ class Check:
                 yield f"{key}: results.json says {claim[key]!r:.40}, its trace gives {getattr(row, key)!r:.40}"
         env, data = self.told["env"], self.told["data"]
         tags = trace["tags"]
-        for key, told, found in (
+        for key, told, again in (
             ("env_id", env["env_id"], trace["env_id"]), ("code_hash", env["code_hash"], trace["code_hash"]),
             ("config", env["config"], trace["config"]),
             ("data", {k: data[k] for k in ("name", "split", "fingerprint")}, trace["data"]),
             ("seed", derive(self.seed, row.task, row.sample), trace["seed"]),
             ("tags.players", self.players, tags.get("players")),
         ):  # fmt: skip
-            if told != found:
-                yield f"{key}: the provenance gives {told!r:.60}, its trace says {found!r:.60}"
+            if told != again:
+                yield f"{key}: the provenance gives {told!r:.60}, its trace says {again!r:.60}"
         yield from self.team.labels(tags.get("team"))
         for node in trace["nodes"]:
             yield from self.team.reply(node)
@@ -317,20 +317,20 @@ class Check:
             yield f"it cannot be played again ({type(error).__name__}: {str(error):.200})"
 
 
-def _compare(name: str, told: Any, found: Any) -> Iterator[str]:
+def _compare(name: str, told: Any, again: Any) -> Iterator[str]:
     """Every leaf that differs, by its path; timings are compared too, for they come from the same traces."""
-    if isinstance(told, Mapping) and isinstance(found, Mapping):
-        for key in sorted({*told, *found}, key=str):
+    if isinstance(told, Mapping) and isinstance(again, Mapping):
+        for key in sorted({*told, *again}, key=str):
             where = f"{name}.{key!s:.60}"
-            if key not in told or key not in found:
-                yield f"{where} is {'missing' if key in found else 'not a figure that the traces give'}"
+            if key not in told or key not in again:
+                yield f"{where} is {'missing' if key in again else 'not a figure that the traces give'}"
             else:
-                yield from _compare(where, told[key], found[key])
-    elif isinstance(told, (int, float)) and isinstance(found, (int, float)) and not isinstance(told, bool):
-        if not abs(told - found) <= 1e-9 * max(1.0, abs(found)):
-            yield f"{name}: results.json says {told}, the traces give {found}"
-    elif told != found:
-        yield f"{name}: results.json says {told!r:.60}, the traces give {found!r:.60}"
+                yield from _compare(where, told[key], again[key])
+    elif isinstance(told, (int, float)) and isinstance(again, (int, float)) and not isinstance(told, bool):
+        if not abs(told - again) <= 1e-9 * max(1.0, abs(again)):
+            yield f"{name}: results.json says {told}, the traces give {again}"
+    elif told != again:
+        yield f"{name}: results.json says {told!r:.60}, the traces give {again!r:.60}"
 
 
 def _few(numbers: list[int]) -> str:

@@ -54,11 +54,11 @@ def tables(envs: list[str], teams: dict[str, tuple[str, str]], runs: list[Path])
             raise SystemExit(f"{run} is no run directory: it holds no config.yaml")
         config = yaml.safe_load(read_signed(run / "config.yaml"))
         env, args = config["env"]["id"], config["env"]["args"]
-        found = next((table for table in made if (table.env, table.args) == (env, args)), None)
-        if found is None:
-            found = Comparison(env, args, dict(teams))
-            made.append(found)
-        found.teams[f"Tiny, trained: {run.name}"] = (f"run:{run}", _told(config))
+        match = next((table for table in made if (table.env, table.args) == (env, args)), None)
+        if match is None:
+            match = Comparison(env, args, dict(teams))
+            made.append(match)
+        match.teams[f"Tiny, trained: {run.name}"] = (f"run:{run}", _told(config))
     return made
 
 
@@ -110,14 +110,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--envs", nargs="*", default=list(ENVS), help="default: %(default)s")
     parser.add_argument("--tasks", type=int, default=64)
     parser.add_argument("-k", type=int, default=4)
-    given = parser.parse_args(argv)
-    teams = {name: TEAMS[name] for name in given.only}
-    for extra in given.also:
+    options = parser.parse_args(argv)
+    teams = {name: TEAMS[name] for name in options.only}
+    for extra in options.also:
         name, equals, player = extra.rpartition("=")
         if not equals:
             parser.error(f"--also {extra!r}: write NAME=TEAM")
         teams[name] = (player, f"{player}, evaluated by us.")
-    make(given.out, tables(given.envs, teams, given.runs), tasks=given.tasks, k=given.k)
+    make(options.out, tables(options.envs, teams, options.runs), tasks=options.tasks, k=options.k)
     return 0
 
 

@@ -230,10 +230,10 @@ def _answer(request: dict[str, Any]) -> bytes:
             _show(folder, verdict, Path(request["page"]))
         return json.dumps(verdict.to_dict()).encode()
     except MemoryError:
-        said = f"checking it took more than {request['memory_mb']} MB of memory"
+        answer = f"checking it took more than {request['memory_mb']} MB of memory"
     except Exception as error:
-        said = f"checking it failed ({type(error).__name__}: {str(error)[:200]})"
-    return json.dumps(said).encode()
+        answer = f"checking it failed ({type(error).__name__}: {str(error)[:200]})"
+    return json.dumps(answer).encode()
 
 
 def _show(folder: Path, verdict: Inspection, page: Path) -> None:

@@ -121,10 +121,10 @@ def _answer(
 
 def _asked_again(execution: Execution, node: Node, row: Mapping[str, Any], player: Policy) -> None:
     episode = f"{execution.task.id}#"
-    said = player.act(call_for(execution, node, episode, reference=getattr(player, "sees_reference", False)))
-    if isinstance(said, str) and said[:MAX_REPLY] != row["reply"]:
+    reply = player.act(call_for(execution, node, episode, reference=getattr(player, "sees_reference", False)))
+    if isinstance(reply, str) and reply[:MAX_REPLY] != row["reply"]:
         raise Mismatch(
-            f"node {node.id}, reply: recorded {row['reply']!r:.60}, but {node.agent} as it is named says {said!r:.60}"
+            f"node {node.id}, reply: recorded {row['reply']!r:.60}, but {node.agent} as it is named says {reply!r:.60}"
         )
 
 

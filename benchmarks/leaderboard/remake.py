@@ -72,7 +72,7 @@ def make_again(results: Mapping[str, Any]) -> Arena:
 def settings(known: EnvSpec, config: Mapping[str, Any]) -> dict[str, Any]:
     """The workflow's own arguments out of a claimed configuration; whatever else it holds is somebody's own code."""
     taken = inspect.signature(resolve(known.workflow)).parameters
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in config.items():
         if name == "modified":
             continue
@@ -87,8 +87,8 @@ def settings(known: EnvSpec, config: Mapping[str, Any]) -> dict[str, Any]:
             raise NotVerified(
                 f"own code: not verified: the setting {name!r:.60} is {value!r:.60}; only numbers and words are plain data"
             )
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def plain(value: Any, levels: int = 3) -> bool:
@@ -155,19 +155,19 @@ def players(arena: Arena, results: Mapping[str, Any]) -> dict[str, Policy]:
     known: list[Policy] = [RandomPolicy(), FoolPolicy()]
     if arena.expert is not None:
         known.append(ExpertPolicy(arena.expert))
-    ours = {(said := identity.who(policy, ""))["name"]: (policy, said) for policy in known}
-    found: dict[str, Policy] = {}
+    ours = {(identity_of := identity.who(policy, ""))["name"]: (policy, identity_of) for policy in known}
+    seated: dict[str, Policy] = {}
     for agent, seat in results["provenance"]["roles"].items():
-        policy, said = ours.get(str(seat.get("name")), (None, {}))
+        policy, identity_of = ours.get(str(seat.get("name")), (None, {}))
         if policy is None:
             continue
-        if _same_python(results) and seat.get("code") != said["code"]:
+        if _same_python(results) and seat.get("code") != identity_of["code"]:
             raise NotVerified(
-                f"not verified: {agent} is played by {seat['name']}, whose code is {said['code']} here, "
+                f"not verified: {agent} is played by {seat['name']}, whose code is {identity_of['code']} here, "
                 f"and was {seat.get('code')!r:.40}"
             )
-        found[agent] = policy
-    return found
+        seated[agent] = policy
+    return seated
 
 
 def mislabelled(again: Mapping[str, Policy], results: Mapping[str, Any]) -> Iterator[str]:

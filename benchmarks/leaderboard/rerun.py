@@ -197,9 +197,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def rerun_command(given: argparse.Namespace) -> int:
+def rerun_command(options: argparse.Namespace) -> int:
     """``unitymas leaderboard rerun ENTRY``: 0 when nothing speaks against the entry, else 1."""
-    team = parse_team(given.team) if given.team else None
-    found = rerun(given.entry, team, share=given.share, seed=given.seed)
-    print(printable(str(found)))
-    return 0 if found.agrees else 1
+    team = parse_team(options.team) if options.team else None
+    outcome = rerun(options.entry, team, share=options.share, seed=options.seed)
+    print(printable(str(outcome)))
+    return 0 if outcome.agrees else 1

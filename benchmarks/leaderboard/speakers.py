@@ -41,7 +41,7 @@ class SeatedTeam:
         self.heard: dict[str, list[str]] = {}
 
     def claims(self) -> Iterator[str]:
-        """What the players of ours leave out that they always tell."""
+        """Facts that players of ours always tell, and that are missing here."""
         for agent in sorted(self.silent & self.voices.keys()):
             yield f"provenance.roles.{agent:.60}: a model of ours always tells its temperature, a number"
 
@@ -87,21 +87,25 @@ class SeatedTeam:
 
     def remember(self, trace: Mapping[str, Any]) -> None:
         """Keep what players said whose samples differ, to look for copies; blanks and cases do not make another reply."""
-        said = [
+        replies = [
             [n["id"], " ".join(str(n["reply"]).split()).casefold()]
             for n in trace["nodes"]
             if n["kind"] == "act" and n["agent"] in self.sampled | self.silent
         ]
-        if said:
-            self.heard.setdefault(trace["task_id"], []).append(identity.digest(said))
+        if replies:
+            self.heard.setdefault(trace["task_id"], []).append(identity.digest(replies))
 
     def copies(self, notes: list[str]) -> Iterator[str]:
-        """Whether samples are copies of each other; where that may be honest, readers are told."""
-        several = [said for said in self.heard.values() if len(said) > 1]
-        alike = [said for said in several if len(set(said)) == 1]
+        """Check whether samples are copies of each other; where that may be honest, readers are told."""
+        several = [replies for replies in self.heard.values() if len(replies) > 1]
+        alike = [replies for replies in several if len(set(replies)) == 1]
         if not alike:
             return
-        if self.sampled and len(alike) == len(several) and sum(len(said) - 1 for said in alike) >= _ENOUGH:
+        if (
+            self.sampled
+            and len(alike) == len(several)
+            and sum(len(replies) - 1 for replies in alike) >= _ENOUGH
+        ):
             yield (
                 f"samples: in each of {len(alike)} tasks all samples have the same replies, though the team is sampled "
                 "(temperature above 0): they are copies, or its temperature is 0 and must be said"
@@ -114,7 +118,7 @@ class SeatedTeam:
 
 
 def _scripts(seats: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Who is played by a program of ours, which may well say the same again."""
+    """Agents played by a program of ours, which may well say the same again."""
     return {agent for agent, seat in seats.items() if str(seat.get("name")).startswith("unitymas.")}
 
 

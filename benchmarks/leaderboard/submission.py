@@ -116,22 +116,22 @@ def submit_main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--verify", action="store_true", help="with --check: also play every episode again from its replies"
     )
-    given = parser.parse_args(argv)
-    if given.check:
-        return max(_check_aloud(folder, given.verify) for folder in given.folders)
-    if not given.name:
+    options = parser.parse_args(argv)
+    if options.check:
+        return max(_check_aloud(folder, options.verify) for folder in options.folders)
+    if not options.name:
         parser.error("--name is needed: what should the board call it?")
-    for run in _evaluations(given.folders):
-        slug = "".join(c if c.isalnum() else "-" for c in given.name.lower()).strip("-")
-        out = given.out or Path("submissions") / f"{slug}-{saved_results(run)['env_id']}"
+    for run in _evaluations(options.folders):
+        slug = "".join(c if c.isalnum() else "-" for c in options.name.lower()).strip("-")
+        out = options.out or Path("submissions") / f"{slug}-{saved_results(run)['env_id']}"
         pack(
             run,
             out,
-            name=given.name,
-            authors=given.authors,
-            description=given.description,
-            url=given.url,
-            parameters=given.parameters,
+            name=options.name,
+            authors=options.authors,
+            description=options.description,
+            url=options.url,
+            parameters=options.parameters,
         )
         print(out)
     return 0

@@ -25,8 +25,8 @@ def row(run: Path) -> tuple[str, dict[str, Any]]:
     history = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     seconds = sum(h.get("time/step", 0.0) for h in history if h.get("kind") == "step")
     headline = history[0].get("headline", spec(env).headline)
-    found = figures(run, headline, [h for h in history if "kind" in h])
-    return env, found | {"seed": config.get("seed", 0), "minutes": seconds / 60}
+    numbers = figures(run, headline, [h for h in history if "kind" in h])
+    return env, numbers | {"seed": config.get("seed", 0), "minutes": seconds / 60}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, help="a PNG")
     args = parser.parse_args(argv)
-    found = [row(run) for run in args.runs]
-    if len({env for env, _ in found}) > 1:
+    results = [row(run) for run in args.runs]
+    if len({env for env, _ in results}) > 1:
         parser.error("one picture shows runs of one environment")
-    env, rows = found[0][0], [figures for _, figures in found]
+    env, rows = results[0][0], [figures for _, figures in results]
     print(summary(env, rows))
     for r in rows:
         print(f"seed {r['seed']}: " + ", ".join(f"step {step} {score:.3f}" for step, score in r["curve"]))

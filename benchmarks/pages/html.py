@@ -32,7 +32,7 @@ def printable(text: object, limit: int | None = None) -> str:
     shown = str(text)
     if limit is not None and len(shown) > limit:
         shown = f"{shown[:limit]}… ({counted(len(shown) - limit, 'more character')})"
-    return _INVISIBLE.sub(lambda found: f"⟨{ord(found[0]):02X}⟩", shown)
+    return _INVISIBLE.sub(lambda match: f"⟨{ord(match[0]):02X}⟩", shown)
 
 
 def escape(text: object, limit: int | None = None) -> str:

@@ -100,14 +100,14 @@ def _shape() -> Any:
 
 def _tokens(samples: Path) -> dict[str, dict[str, Any]]:
     """Decision id -> its tokens, in the form of a node's `meta["tokens"]`."""
-    found = {}
+    tokens = {}
     for row in read_dicts(samples):
         if "tokens" not in row:  # ids alone, as early runs kept them
             continue
         told = {"text": row["tokens"], "logprob": row["logprobs"], "advantage": row["advantages"]}
-        found[row["id"]] = {
+        tokens[row["id"]] = {
             name: values if name == "text" else [round(value, 4) for value in values]
             for name, values in told.items()
             if values is not None
         }
-    return found
+    return tokens

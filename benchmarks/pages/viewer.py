@@ -113,9 +113,9 @@ def score_of(episode: Mapping[str, Any], headline: str | None = None) -> float |
 def title_of(episode: Mapping[str, Any]) -> str:
     """Title of an episode: the question in its first prompt, else its task id."""
     for node in episode.get("nodes", ()):
-        said = [m for m in node.get("messages") or () if m.get("role") == "user"]
-        if said:
-            words = str(said[0].get("content", "")).strip()
+        prompts = [m for m in node.get("messages") or () if m.get("role") == "user"]
+        if prompts:
+            words = str(prompts[0].get("content", "")).strip()
             for mark in ("Question:", "Problem:", "question:", "problem:"):
                 if mark in words:
                     words = words.split(mark, 1)[1].strip()

@@ -55,14 +55,14 @@ class Node:
 
     @property
     def ok(self) -> bool | None:
-        """Whether the reply was legal (acts), or the tool succeeded (uses)."""
+        """True for a legal reply (acts), or a tool that succeeded (uses)."""
         if self.kind == "use":
             return self.error is None
         return None if self.reply is None else self.reply.ok
 
     @property
     def value(self) -> Any:
-        """What the reply's format read out of it."""
+        """Value that the reply's format read."""
         return self._unread() if self.reply is None else self.reply.value
 
     @property
@@ -72,7 +72,7 @@ class Node:
 
     @property
     def thinking(self) -> str:
-        """What of the reply is thinking: it stands first in `text`, and no other role sees it."""
+        """Thinking in the reply: it stands first in `text`, and no other role sees it."""
         return "" if self.reply is None else self.reply.thinking
 
     def _unread(self) -> Any:

@@ -22,18 +22,18 @@ class Toolbox:
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
         self.tools: dict[str, Tool] = {}
-        for name, given in tools.items():
+        for name, source in tools.items():
             if name == TOOLS:
                 raise WorkflowError(
                     f"{TOOLS!r} is the name of the tool that tells of the others; choose another"
                 )
-            self.tools[name] = given if isinstance(given, Tool) else Tool(given, name)
-        asks_servers = any(callable(found.about) for found in self.tools.values())
+            self.tools[name] = source if isinstance(source, Tool) else Tool(source, name)
+        asks_servers = any(callable(one.about) for one in self.tools.values())
         self._teller = Tool(self.about, TOOLS, blocking=asks_servers)
 
-    def check(self, wanted: tuple[str, ...], workflow: str) -> None:
+    def check(self, needs: tuple[str, ...], workflow: str) -> None:
         """Every tool a workflow declares must be here."""
-        for name in wanted:
+        for name in needs:
             if name not in self.tools:
                 raise WorkflowError(
                     f"{workflow} uses the tool {name!r}, which nobody gave; pass tools={{{name!r}: …}} to make"
@@ -51,69 +51,69 @@ class Toolbox:
         return self._teller if node.tool == TOOLS else self._named(node.tool or "")
 
     def _named(self, name: str) -> Tool:
-        found = self.tools.get(name) or self.tools.get(name.partition(":")[0])
-        if found is None:
+        entry = self.tools.get(name) or self.tools.get(name.partition(":")[0])
+        if entry is None:
             raise unknown("tool", name, self.tools)
-        return found
+        return entry
 
     def about(self, names: Sequence[str]) -> list[Mapping[str, Any]]:
-        """What a model is told of these tools. It is asked for and journalled like any other answer."""
+        """Describe these tools for a model. The description is asked for and journalled like any other answer."""
         return [told for name in names for told in about(self._named(name), name)]
 
     # the two faces -------------------------------------------------------------------------------
 
     def call(self, execution: Execution, node: Node) -> None:
         """Answer one use node, blocking."""
-        found = self.find(node)
+        entry = self.find(node)
         try:
-            call, args = self._bound(found, execution, node)
-            if found.is_async:
-                given = background(call(**args)).result(found.deadline)
+            call, args = self._bound(entry, execution, node)
+            if entry.is_async:
+                result = background(call(**args)).result(entry.deadline)
             else:
-                given = call(**args)
+                result = call(**args)
         except Exception as error:
-            _fail(found, execution, node, error)
+            _fail(entry, execution, node, error)
         else:
-            _give(execution, node, given)
+            _give(execution, node, result)
 
     async def acall(self, execution: Execution, node: Node) -> None:
         """Answer one use node from an event loop."""
-        found = self.find(node)
+        entry = self.find(node)
         try:
-            call, args = self._bound(found, execution, node)
-            if found.is_async:
+            call, args = self._bound(entry, execution, node)
+            if entry.is_async:
                 waiting = asyncio.wrap_future(background(call(**args)))
-                given = await asyncio.wait_for(waiting, found.deadline)
-            elif found.blocking:
+                result = await asyncio.wait_for(waiting, entry.deadline)
+            elif entry.blocking:
                 loop = asyncio.get_running_loop()
                 waiting = loop.run_in_executor(threads(), functools.partial(contained(call), **args))
-                given = await asyncio.wait_for(waiting, found.deadline)
+                result = await asyncio.wait_for(waiting, entry.deadline)
             else:
-                given = call(**args)
+                result = call(**args)
         except Exception as error:
-            _fail(found, execution, node, error)
+            _fail(entry, execution, node, error)
         else:
-            _give(execution, node, given)
+            _give(execution, node, result)
 
     def _bound(
-        self, found: Tool, execution: Execution, node: Node
+        self, entry: Tool, execution: Execution, node: Node
     ) -> tuple[Callable[..., Any], dict[str, Any]]:
         args: dict[str, Any] = dict(node.args or {})
-        if found.kind == "session":
-            return self._session(found, execution, node).call, args
-        if found.task:
+        if entry.kind == "session":
+            return self._session(entry, execution, node).call, args
+        if entry.task:
             args["task"] = execution.task
-        if ":" in (node.tool or "") and found.name != node.tool:
+        if ":" in (node.tool or "") and entry.name != node.tool:
             args["_name"] = (node.tool or "").partition(":")[2]
-        return found.fn, args
+        return entry.fn, args
 
-    def _session(self, found: Tool, execution: Execution, node: Node) -> Session:
+    def _session(self, entry: Tool, execution: Execution, node: Node) -> Session:
         """The episode's simulator; on a fork or after a restore it is played up to here first."""
-        opened = execution.sessions.get(found.name)
+        opened = execution.sessions.get(entry.name)
         if opened is None:
-            opened = execution.sessions[found.name] = found.fn(execution.task, execution.seeds[0][1])
+            opened = execution.sessions[entry.name] = entry.fn(execution.task, execution.seeds[0][1])
             for earlier in execution.canonical():
-                if earlier.kind == "use" and earlier is not node and self.find(earlier) is found:
+                if earlier.kind == "use" and earlier is not node and self.find(earlier) is entry:
                     opened.call(**dict(earlier.args or {}))
         return opened  # type: ignore[no-any-return]
 
@@ -124,26 +124,26 @@ class Toolbox:
         execution.sessions.clear()
 
 
-def _give(execution: Execution, node: Node, given: Any) -> None:
-    if isinstance(given, Result):
-        execution.give(node, given.public, given.private)
+def _give(execution: Execution, node: Node, result: Any) -> None:
+    if isinstance(result, Result):
+        execution.give(node, result.public, result.private)
     else:
-        execution.give(node, given)
+        execution.give(node, result)
 
 
-def _fail(found: Tool, execution: Execution, node: Node, error: Exception) -> None:
-    """What nobody in the team caused ends the episode; every other failure is the tool's answer."""
+def _fail(entry: Tool, execution: Execution, node: Node, error: Exception) -> None:
+    """Handle a failure: one that nobody in the team caused ends the episode; every other failure is the tool's answer."""
     if isinstance(error, Infrastructure):
         execution.abort(error, Boundary.TOOL)
     else:
         if not isinstance(error, ToolError | TimeoutError | asyncio.TimeoutError):
             node.meta = {"raised": told(error)}
-        execution.fail(node, _message(found, error))
+        execution.fail(node, _message(entry, error))
 
 
-def _message(found: Tool, error: BaseException) -> str:
+def _message(entry: Tool, error: BaseException) -> str:
     if isinstance(error, ToolError):
         return str(error)
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
-        return f"{found.name}: no answer within {found.deadline} s"
-    return f"{found.name}: {type(error).__name__}: {error}"
+        return f"{entry.name}: no answer within {entry.deadline} s"
+    return f"{entry.name}: {type(error).__name__}: {error}"

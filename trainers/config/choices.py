@@ -33,7 +33,7 @@ class Range:
     """`high` itself is too high."""
 
     def refusal(self, x: float) -> str:
-        """What a number that does not fit must do; empty if it fits."""
+        """Say what a number that does not fit must do; empty if it fits."""
         if not math.isfinite(x):
             return "be a finite number"
         if x < self.low or (self.above and x == self.low):

@@ -17,12 +17,12 @@ Beta = Annotated[float, Range(0.0, 1.0, below=True)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning(Settings):
-    """How one policy learns."""
+    """Settings of how one policy learns."""
 
     lr: Amount = 1e-5
     """Peak learning rate. Usual 1e-6 for billions of parameters, 1e-5 to 3e-4 for millions or adapters."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the rate falls after the warm-up, to `final` of its peak at `horizon` optimiser steps."""
+    """Schedule by which the rate falls after the warm-up, to `final` of its peak at `horizon` optimiser steps."""
     warmup: Whole = 0
     """Optimiser steps over which the rate rises from 0."""
     horizon: Whole = 0
@@ -37,7 +37,7 @@ class Learning(Settings):
     micro_tokens: Count = 8192
     """Tokens laid in one forward pass. Changes memory and speed, never the result."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the computation; parameters and optimiser are float32 always. bfloat16 pays where the processor has it."""
+    """Precision of the computation; parameters and optimiser are float32 always. bfloat16 pays where the processor has it."""
     thinking: bool = True
     """Train what a reply thinks (`<think>…</think>`), too. false: it is context, and only the reply itself is trained."""
     checkpointing: bool = False
@@ -89,7 +89,7 @@ class Adapter(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling(Settings):
-    """How a policy speaks while it collects. It is recorded with every sample and enters training."""
+    """Sampling of a policy while it collects. It is recorded with every sample and enters training."""
 
     temperature: Amount = 1.0
     top_p: Annotated[float, Range(0.0, 1.0, above=True)] = 1.0
@@ -129,30 +129,30 @@ class GroupSpec:
 
     name: str
     model: str
-    """Of the Llama family, by its name (agents/names.py): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
+    """Model of the Llama family, by its name (agents/names.py): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
     policies: dict[str, PolicySpec] = field(default_factory=dict)
     slots: int = 64
     """Requests that are generated side by side."""
     context: int | None = None
     """Longest prompt and reply together. None: the model's own."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of generation."""
+    """Precision of generation."""
     engine: Literal["torch", "vllm"] = "torch"
-    """Who generates."""
+    """Engine that generates."""
     engine_options: dict[str, Any] = field(default_factory=dict)
     """vLLM's engine arguments."""
     device: str = "cpu"
-    """Where its models learn, and speak where the engine is torch: cpu, cuda, cuda:1 …"""
+    """Device on which the group's models learn, and generate where the engine is torch: cpu, cuda, cuda:1 …"""
     gpus: float = 0
-    """That Ray keeps for it."""
+    """GPUs that Ray reserves for this group."""
     deterministic: bool = False
     """Replies do not depend, bit for bit, on what they were generated beside."""
     threads: int = 0
     """Threads of its matrix products; 0: torch's default. Fix it where runs must agree bit for bit."""
     seed: int = 0
-    """Of whatever begins at random (adapters)."""
+    """Seed of whatever begins at random (adapters)."""
     folder: str = ""
-    """Where batches of failed updates are kept for inspection. Empty: nowhere."""
+    """Folder where batches of failed updates are kept for inspection. Empty: nowhere."""
 
 
 def faster_precision(size: int = 512) -> Literal["float32", "bfloat16"]:

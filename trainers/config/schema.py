@@ -25,14 +25,14 @@ from .reader import to_dict as to_dict
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(Settings):
-    """Where episodes come from: the arguments of `unitymas.make`."""
+    """Source of episodes: the arguments of `unitymas.make`."""
 
     id: str = "mask-hotpotqa"
     data: str | None = None
     """"mini", the name of a prepared data set, or a file. null: the real one if prepared, else mini."""
     split: str = "train"
     size: Count | None = None
-    """How many tasks of the mini world to generate. null: its default."""
+    """Number of tasks of the mini world to generate. null: its default."""
     reward: Any = "default"
     """Rules, functions, or entry points to them (module:name). null: none."""
     rules: tuple[Any, ...] = ()
@@ -52,7 +52,7 @@ class GroupConfig(Settings):
     """A model group: one base model, and the policies on it."""
 
     model: str = "tiny"
-    """Of the Llama family, by its name (agents/names.py): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
+    """Model of the Llama family, by its name (agents/names.py): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
     slots: Count = 128
     """Requests that are generated side by side, at most; keys and values take the memory that they need."""
     context: Count | None = None
@@ -60,17 +60,17 @@ class GroupConfig(Settings):
     threads: Whole = 0
     """Threads of its matrix products; 0: torch's default."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of generation."""
+    """Precision of generation."""
     device: str = "auto"
-    """Where its models learn, and speak where the engine is torch: cpu, cuda, cuda:1 … auto: a GPU where there is one
+    """Device on which the group's models learn, and generate where the engine is torch: cpu, cuda, cuda:1 … auto: a GPU where there is one
     (groups take them in turn), else cpu; with vLLM, which fills a GPU by itself, cpu."""
     gpus: Amount | None = None
-    """That Ray keeps for it; it sees no others. null: one where the device is cuda (a share
+    """GPUs that Ray reserves for this group; it sees no others. null: one where the device is cuda (a share
     where groups on auto outnumber them), else none."""
     engine: Literal["torch", "vllm"] = "torch"
-    """Who generates (docs/engine.md)."""
+    """Engine that generates (docs/engine.md)."""
     engine_options: dict[str, Any] = field(default_factory=dict)
-    """Of vLLM: its engine arguments (gpu_memory_utilization, tensor_parallel_size, enforce_eager …)."""
+    """Arguments of vLLM's engine (gpu_memory_utilization, tensor_parallel_size, enforce_eager …)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class PolicyConfig(Settings):
     """The policy with a value head that judges this one. auto: one of its own, in the same group, where the
     algorithm needs one."""
     critic_learning: Learning | None = None
-    """Of the automatic critic. null: as `learning`."""
+    """Learning settings of the automatic critic. null: as `learning`."""
     reference: bool = False
     """Keep a frozen copy of the first parameters, for a KL penalty."""
     adapter: Adapter | None = None
@@ -112,7 +112,7 @@ class EvalConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig(Settings):
-    """Where figures go, besides `metrics.jsonl`."""
+    """Places where figures go, besides `metrics.jsonl`."""
 
     console: Literal["auto", "live", "plain", "off"] = "auto"
     tensorboard: bool = False
@@ -153,9 +153,9 @@ class RunConfig(Settings):
     episode_seconds: Positive | None = None
     """An episode that takes longer is truncated. Not in deterministic runs."""
     retries: Whole = 2
-    """How often an episode that failed for infrastructure's sake is begun anew."""
+    """Number of times that an episode that failed for infrastructure's sake is begun anew."""
     staleness: Whole = 0
-    """How many versions old a sample may be when it is trained on; older ones are discarded and counted."""
+    """Largest number of versions that a sample may be old when it is trained on; older ones are discarded and counted."""
     seed: int = 0
     runtime: Literal["local", "ray"] = "local"
     deterministic: bool = False
@@ -174,4 +174,4 @@ class RunConfig(Settings):
     checkpoint_every: Whole = 20
     """Steps between checkpoints; 0: only at the end."""
     checkpoints: Count = 2
-    """How many are kept."""
+    """Number of checkpoints that are kept."""

@@ -26,7 +26,7 @@ from .statistics.table import Decision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counterfactual(Settings):
-    """How one role's acts are questioned."""
+    """Settings of counterfactual credit for one role."""
 
     samples: Count = 1
     """Forks of an act. More: less noise."""

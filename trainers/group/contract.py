@@ -1,4 +1,4 @@
-"""What the controller may ask of a model group, wherever it runs: the one contract between the two sides of the star.
+"""Contract of a model group: what the controller may ask of it, wherever it runs: the one contract between the two sides of the star.
 
 A group in the controller's process (`ModelGroup`), one in a Ray actor (`RayGroup`) and one of many ranks answer the
 same calls. Only thin records cross: calls and answers, ids, signals, summaries, metrics. Tensors never do.

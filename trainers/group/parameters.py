@@ -85,8 +85,8 @@ class Parameters:
         if self.head is None:
             raise ValueError("this policy has no value head: it is not a critic")
         hidden = self._hidden(rows, torch.cat((rows.places, rows.after)), dtype, checkpointing)
-        said = F.linear(hidden.float(), self.head.weight, self.head.bias).squeeze(-1)
-        before, after = said.cpu().split((len(rows.places), len(rows.after)))
+        scores = F.linear(hidden.float(), self.head.weight, self.head.bias).squeeze(-1)
+        before, after = scores.cpu().split((len(rows.places), len(rows.after)))
         return before, after
 
     def _hidden(self, rows: Rows, keep: Tensor, dtype: torch.dtype, checkpointing: bool) -> Tensor:

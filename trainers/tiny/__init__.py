@@ -1,1 +1,1 @@
-"""How the embedded tiny model is made."""
+"""Making of the embedded tiny model."""

@@ -1,4 +1,4 @@
-"""What the tiny model is drilled in: reading passages, deciding from known steps, comparing years, doing sums.
+"""Drills of the tiny model: reading passages, deciding from known steps, comparing years, doing sums.
 
 A drill makes a few lessons that begin alike. Every lesson is a conversation; the assistant's turns in it are what is
 learned. Whole episodes are in tiny_school.py.
@@ -87,7 +87,7 @@ def deciding(dice: Dice, blocks: int) -> list[Lesson]:
 
 
 def comparing(dice: Dice, blocks: int) -> list[Lesson]:
-    """Which of two came first or last, when the steps tell both years."""
+    """Questions which of two came first or last, when the steps tell both years."""
     world, place = World("train", dice.below(4)), dice.below(ENTITIES_PER_BLOCK - COMPANIES_PER_BLOCK)
     told_of = [entity for entity, _ in alike(world, dice, blocks, place)]
     return [decision(dice, comparison(*dice.two(told_of), dice)) for _ in range(8) if len(told_of) > 1]
@@ -95,18 +95,18 @@ def comparing(dice: Dice, blocks: int) -> list[Lesson]:
 
 def decision(dice: Dice, row: Mapping[str, Any]) -> Lesson:
     """One question with its steps."""
-    question, said = row["question"], row["answers"][0]
+    question, reply = row["question"], row["answers"][0]
     steps = [(hop["question"], hop["answer"]) for hop in row["hops"]]
-    if said == steps[-1][1] and " or " not in question and dice.random() < 0.4:
-        said = dice.pick(ANY_WORD)
-        steps[-1] = (steps[-1][0], said)
+    if reply == steps[-1][1] and " or " not in question and dice.random() < 0.4:
+        reply = dice.pick(ANY_WORD)
+        steps[-1] = (steps[-1][0], reply)
     known = [dice.random() < 0.85 for _ in steps]
     steps = [(q, a if k else UNKNOWN) for (q, a), k in zip(steps, known, strict=True)]
     if dice.random() < 0.3:
         steps.insert(dice.below(len(steps) + 1), (question, dice.pick((UNKNOWN, NOTHING))))
     if dice.random() < 0.3:
         steps = dice.shuffled(steps)
-    answer = said if all(known) else UNKNOWN
+    answer = reply if all(known) else UNKNOWN
     return (
         {"role": "system", "content": system_text("mask-hotpotqa", "answerer")},
         {"role": "user", "content": view(question, [Step(*step) for step in steps])},
@@ -132,7 +132,7 @@ def solving(dice: Dice, blocks: int, split: str = "train", count: int = 16) -> l
 
 
 DRILLS = (reading,) * 3 + (deciding, comparing, solving)
-"""As often as each is listed."""
+"""Drills to draw from; one that is listed three times is drawn three times as often."""
 
 
 @lru_cache(maxsize=64)

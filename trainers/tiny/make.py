@@ -171,7 +171,7 @@ class TinyLearner:
     model: Llama
     rate: float = 1.0
     held_out: Tensor | None = None
-    """What is added to the scores of a text of the mini world [V]: its words of other splits are out of reach."""
+    """Numbers added to the scores of a text of the mini world [V]: its words of other splits are out of reach."""
     precision: torch.dtype = field(default_factory=lambda: getattr(torch, faster_precision()))
     tokens: int = 0
     began: float = field(default_factory=time.perf_counter)

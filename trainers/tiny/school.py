@@ -32,10 +32,10 @@ MIX = {
     "debate-deepscaler": 1, "solver-verifier-deepscaler": 1, "search-router-hotpotqa": 1, "coder-tester-deepcoder": 1,
     "planpath-duo": 1, "sokoban-duo": 1, "sudoku-duo": 1, "blocksworld-duo": 1, "eight-queens-duo": 1,
 }  # fmt: skip
-"""How often each environment's apprentices play."""
+"""Frequency of each environment's apprentices."""
 
 LONGEST = 16
-"""How many replies of one episode are learned; a long game's boards are much alike."""
+"""Largest number of replies of one episode that are learned; a long game's boards are much alike."""
 
 
 # apprentices -------------------------------------------------------------------------------------------
@@ -62,13 +62,13 @@ class Apprentice:
 
 
 def is_bridge(call: Call) -> bool:
-    """Whether the second hop needs the answer of the first."""
+    """Tell whether the second hop needs the answer of the first."""
     hops = hops_of(call)
     return len(hops) == 2 and hops[0]["answer"] in hops[1]["question"]
 
 
 def askable(call: Call) -> list[str]:
-    """What can be asked at the start: a bridge's second hop cannot, its middle is not known yet."""
+    """Questions that can be asked at the start: a bridge's second hop cannot, its middle is not known yet."""
     hops, question = hops_of(call), call.task.view["question"]
     return [hops[0]["question"], question] if is_bridge(call) else [hop["question"] for hop in hops]
 
@@ -107,7 +107,7 @@ def search(call: Call, dice: Dice, expert: str) -> str:
 
 
 def summarize(call: Call, dice: Dice, expert: str) -> str:
-    """What the passages say about the query, a hop or the whole question."""
+    """Summary of what the passages say about the query, a hop or the whole question."""
     passages, _, query = call.messages[-1]["content"].rpartition("\nQuery: ")
     answer = read_for(call, query, passages)
     return NOTHING if answer is None else f"<evidence>{answer}</evidence>"
@@ -155,7 +155,7 @@ def decompose(call: Call, dice: Dice, expert: str) -> str:
 
 
 def evidence(call: Call, dice: Dice, expert: str) -> str:
-    """What the passages say about the query."""
+    """Evidence in the passages about the query."""
     passages, _, query = call.messages[-1]["content"].rpartition("\nQuery: ")
     extract = read_for(call, query, passages)
     return f"<sub_evidence>{extract or UNKNOWN}</sub_evidence>"
@@ -237,7 +237,7 @@ def solve(call: Call, dice: Dice, expert: str) -> str:
 
 
 def check(call: Call, dice: Dice, expert: str) -> str:
-    """Whether the solution is the right one."""
+    """Verdict on whether the solution is the right one."""
     right = f"<answer>{call.task.reference['answer']}</answer>" in call.messages[-1]["content"]
     if right:
         return expert
@@ -309,7 +309,7 @@ class School:
                 yield self.episode(self.dice.pick(self.seats))
 
     def episode(self, env: str) -> list[Lesson]:
-        """What the roles say in one episode of apprentices."""
+        """Replies of the roles in one episode of apprentices."""
         arena = self.arenas[env]
         ids = arena.task_ids
         task = arena.task(ids[self.dice.below(len(ids))])

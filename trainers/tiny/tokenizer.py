@@ -95,7 +95,7 @@ def known_words(tokenizer: Any) -> list[str]:
 
 
 def pieces(texts: Iterable[str]) -> Counter[str]:
-    """How often each piece of text occurs that would be a token of its own."""
+    """Count of each piece of text that would be a token of its own."""
     from tokenizers import Regex, pre_tokenizers
 
     split = pre_tokenizers.Split(Regex(PIECES), "isolated")

@@ -66,7 +66,7 @@ COMPARISONS: dict[type, tuple[tuple[str, str, str], ...]] = {
         ("Which town is younger, {a} or {b}?", "When was {x} founded?", "last"),
     ),
 }
-"""For each kind of entity: the question, the question about each of the two, and which of the two years wins."""
+"""Questions for each kind of entity: the question, the question about each of the two, and which of the two years wins."""
 
 
 def _text(value: Any) -> str:

@@ -109,7 +109,7 @@ def make_app(
 
 
 def _guard(web: Any, refuse: Callable[[int, str], Any], token: str, limits: ServerLimits) -> Any:
-    """What every request must pass before it costs anything."""
+    """Check that every request must pass before it costs anything."""
     busy = 0
 
     @web.middleware  # type: ignore[untyped-decorator]

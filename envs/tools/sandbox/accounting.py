@@ -91,7 +91,7 @@ class ProcessTree:
         return any(text is not None and text[text.rindex(")") + 2] in "RD" for text in texts)
 
     def _proportional(self, name: str) -> int:
-        """Its share of the pages that it holds; all of them, where it forbids to look."""
+        """Share of a process in the pages that it holds; all of them, where it forbids to look."""
         text = self._read(f"{name}/smaps_rollup")
         line = next((line for line in (text or "").splitlines() if line.startswith("Pss:")), None)
         if line is not None:
@@ -100,7 +100,7 @@ class ProcessTree:
         return 0 if statm is None else max(0, int(statm.split()[1]) * _PAGE - self._idle)
 
     def _shares(self, name: str) -> bool:
-        """Whether it has shared memory without a file, whose pages stay when no process shows them any more.
+        """Tell whether a process has shared memory without a file, whose pages stay when no process shows them any more.
 
         What such memory holds cannot be read; but each page of it was once faulted in.
         """

@@ -55,7 +55,7 @@ class SandboxError(Infrastructure):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may use. Memory is address space beyond that of the idle interpreter, per process."""
+    """Limits on what one program may use. Memory is address space beyond that of the idle interpreter, per process."""
 
     time_limit: float = 1.0  # seconds of processor time
     wall_limit: float | None = (

@@ -194,8 +194,8 @@ class Table:
             for column in columns:
                 code = _merged(code, self._column_codes(column))
             self._cache[columns] = code
-        found: Ints = self._cache[columns]
-        return found
+        numbered: Ints = self._cache[columns]
+        return numbered
 
     def _column_codes(self, column: str) -> Ints:
         if ("codes", column) not in self._cache:
