@@ -179,7 +179,7 @@ def test_siblings_are_ranked_by_values_that_were_trained(tiny_llama: str, tmp_pa
             signals = run.recipe.advantages(run, table, {})
             await run.recipe.update(run, table, signals)
             ends = [row.value.after for row in table.rows if row.turn == 1]
-            await run.retire(harvest.episodes)
+            await run.hosts.retire(harvest.episodes)
         for group in run.groups.values():
             await group.close()
         return ends

@@ -83,7 +83,7 @@ def played(run: Run, steps: int = 1) -> list[Harvest]:
         found = []
         for run.step in range(steps):
             found.append(await run.recipe.collect(run))
-            await run.retire(found[-1].episodes)
+            await run.hosts.retire(found[-1].episodes)
         for group in run.groups.values():
             await group.close()
         return found

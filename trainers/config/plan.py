@@ -1,21 +1,145 @@
-"""From a run's config to its model groups."""
+"""From a config to what a run will do: its environments, who learns how, who judges whom, what each group holds.
+
+arena, validation = make_arenas(config)
+planned = plan(config, arena)              # pure; raises what does not fit, before any model is loaded
+specs = placed(planned)                    # on this machine's devices
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ...agents.hints import nearest
+from ...agents.team import Team, TeamError
 from ...envs.core.arena import Arena
+from ...envs.core.branch import check_anchors, check_forks
+from ...envs.core.drivers import arena_of
+from ...envs.core.execution import Budget
+from ...envs.registry import make_arena, make_rule, spec
+from ..algorithms import Algorithm, make_algorithm
+from ..controller.statistics.credit import Transform, apply_credit, credit_from_config
+from ..controller.statistics.table import Decision, Table
 from .group_settings import GroupSpec, PolicySpec
 from .schema import ConfigError, RunConfig
 
 
-def group_specs(
-    config: RunConfig, policies: Mapping[str, dict[str, PolicySpec]], folder: Path
-) -> dict[str, GroupSpec]:
-    """What each group holds, and how it is served; `folder` takes batches of failed updates."""
-    places = placed(config)
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run will do, as its config and its environment say."""
+
+    config: RunConfig
+    arena: Arena
+    algorithms: Mapping[str, Algorithm]
+    """The policies that learn, and how."""
+    critics: Mapping[str, str]
+    """Policy -> who judges it."""
+    credits: Mapping[str, Mapping[str, tuple[Transform, ...]]]
+    """Policy -> role -> credit transforms."""
+    specs: Mapping[str, GroupSpec]
+    """What each group holds, and how it is served."""
+
+    @property
+    def home(self) -> dict[str, str]:
+        """Policy -> the group that hosts it."""
+        return {policy: name for name, group in self.specs.items() for policy in group.policies}
+
+    def player(self, agent: str, arena: Arena | None = None) -> str:
+        """The map's entry of an agent."""
+        return player(self.config, agent, arena or self.arena)
+
+    def credit(self, table: Table, policy: str) -> Table:
+        """The table as this policy's credit settings see it."""
+        return apply_credit(table, self.credits[policy]) if policy in self.credits else table
+
+    def worth(self, rows: Sequence[Decision]) -> dict[str, float]:
+        """Decisions' rewards by id, each as its policy's credit settings see it: for trees that choose by them."""
+        table = Table(rows)
+        rewards = dict(zip(table.ids, table.reward.tolist(), strict=True))
+        for policy in self.credits:
+            reward = self.credit(table, policy).reward
+            rewards |= {table.ids[i]: float(reward[i]) for i in table.mine(policy)}
+        return rewards
+
+
+def plan(config: RunConfig, arena: Arena) -> RunPlan:
+    """Which policy learns how, who judges whom, and what each group holds."""
+    used = seated(config, arena)
+    algorithms = {
+        name: make_algorithm(**{"name": "ppo", **policy.algorithm})
+        for name, policy in config.policies.items()
+        if name in used and not policy.frozen
+    }
+    critics = {
+        name: critic_of(config, name, used)
+        for name, algorithm in algorithms.items()
+        if algorithm.needs.values
+    }
+    check_environment(config, arena, algorithms)
+    credits = {
+        name: credit_from_config(config.policies[name].credit)
+        for name in algorithms
+        if config.policies[name].credit
+    }
+    specs = group_specs(config, policy_specs(config, used, critics))
+    return RunPlan(config, arena, algorithms, critics, credits, specs)
+
+
+def player(config: RunConfig, agent: str, arena: Arena) -> str:
+    """The map's entry of an agent: its own, its role's, or "*"."""
+    role = arena.roles[agent].name
+    for key in (agent, role, "*"):
+        if key in config.map:
+            return config.map[key]
+    names = " or ".join(map(repr, dict.fromkeys([agent, role, "*"])))
+    raise TeamError(f"map: nobody plays {agent!r}; add {names}")
+
+
+def seated(config: RunConfig, arena: Arena) -> set[str]:
+    """The policies that play a role; one that neither plays nor judges is an error."""
+    agents = Team(dict.fromkeys(config.map, "random")).bind(arena.roles).policies
+    used = {player(config, agent, arena) for agent in agents} & set(config.policies)
+    idle = set(config.policies) - used - {policy.critic for policy in config.policies.values()}
+    if idle:
+        raise ConfigError(f"policies.{sorted(idle)[0]}: no role is mapped to it; map it, or leave it out")
+    return used
+
+
+def critic_of(config: RunConfig, name: str, used: set[str]) -> str:
+    """Who judges a policy."""
+    critic = config.policies[name].critic
+    if critic in used:
+        raise ConfigError(
+            f"policies.{name}.critic: {critic!r} plays a role, and a critic only judges; name a policy that "
+            "no role is mapped to, or use critic: auto"
+        )
+    return f"{name}-critic" if critic == "auto" else critic
+
+
+def policy_specs(
+    config: RunConfig, used: set[str], critics: Mapping[str, str]
+) -> dict[str, dict[str, PolicySpec]]:
+    """Group -> the policies it hosts; an automatic critic stands beside the policy that it judges."""
+    specs: dict[str, dict[str, PolicySpec]] = {name: {} for name in config.groups}
+    for name, policy in config.policies.items():
+        is_critic = name not in used
+        specs[policy.group][name] = PolicySpec(
+            learning=None if policy.frozen and not is_critic else policy.learning,
+            adapter=policy.adapter, critic=is_critic, init=policy.init, reference=policy.reference,
+            sampling=policy.sampling,
+        )  # fmt: skip
+        if name in critics and policy.critic == "auto":
+            specs[policy.group][critics[name]] = PolicySpec(
+                learning=policy.critic_learning or policy.learning, critic=True,
+                adapter=policy.adapter, init=policy.init,
+            )  # fmt: skip
+    return specs
+
+
+def group_specs(config: RunConfig, policies: Mapping[str, dict[str, PolicySpec]]) -> dict[str, GroupSpec]:
+    """What each group holds, and how it is served; its device is still as configured (`placed`)."""
     return {
         name: GroupSpec(
             name=name,
@@ -24,45 +148,108 @@ def group_specs(
             slots=group.slots,
             context=group.context,
             precision=group.precision,
-            device=places[name][0],
-            gpus=group.gpus if group.gpus is not None else places[name][1],
+            device=group.device,
+            gpus=group.gpus or 0.0,
             engine=group.engine,
             engine_options=group.engine_options,
             deterministic=config.deterministic,
             seed=config.seed,
             threads=group.threads or (1 if config.deterministic else 0),
-            folder=str(folder),
         )
         for name, group in config.groups.items()
     }
 
 
-def placed(config: RunConfig) -> dict[str, tuple[str, float]]:
-    """Each group's device, and its share of GPUs; auto takes the GPUs of this machine in turn."""
+def check_environment(config: RunConfig, arena: Arena, algorithms: Mapping[str, Algorithm]) -> None:
+    """The environment can do what algorithms need, and what is told by role names roles that are there."""
+    if config.counterfactual:
+        check_forks(arena, "counterfactual")
+    roles = [role.name for role in arena.workflow.roles]
+    check_roles("counterfactual", config.counterfactual, ["*", *roles])
+    for name, algorithm in algorithms.items():
+        where = f"policies.{name}.algorithm"
+        if algorithm.needs.tree:
+            check_forks(arena, f"{where} ({algorithm.name})")
+        if algorithm.needs.anchors:
+            check_anchors(arena, f"{where} ({algorithm.name})")
+        check_roles(f"{where}.role_weights", algorithm.role_weights, roles)
+        for key, role in algorithm.needs.roles.items():
+            check_role(f"{where}.{key}", role, roles)
+        check_roles(f"policies.{name}.credit", config.policies[name].credit, ["*", *roles])
+
+
+# environments --------------------------------------------------------------------------------------------
+
+
+def make_arenas(config: RunConfig) -> tuple[Arena, Arena]:
+    """Where a run trains, and where it is validated."""
+    return _arena(config, config.env.split), _arena(config, config.eval.split)
+
+
+def _arena(config: RunConfig, split: str) -> Arena:
+    env = config.env
+    where: dict[str, Any] = {"split": split} if env.tasks is None else {"tasks": env.tasks}
+    if env.data is not None:
+        where["data"] = env.data
+    if env.size is not None and split == env.split:
+        where["size"] = env.size
+    arena = make_arena(env.id, reward=env.reward, tools=env.tools, budget=env.budget, **where, **env.args)
+    for rule in env.rules:
+        arena.add_rule(make_rule(rule))
+    if config.episode_seconds is not None:
+        arena.budget = replace(arena.budget, seconds=config.episode_seconds)
+    return arena
+
+
+def env_of(env: Any) -> dict[str, Any]:
+    """The `env` section for an environment that is made already, with the rules that its reward wrappers added."""
+    arena = arena_of(env)
+    made = dict(arena.made)
+    if not made:
+        raise ConfigError(
+            f"{arena.env_id}: this environment was not made by unitymas.make, and training makes more like it; register "
+            "its workflow (unitymas.register) and make it by its id"
+        )
+    if made["tasks"] is not None:
+        made["tasks"] = arena.data
+    else:
+        made["split"] = made["split"] or spec(made["id"]).split
+    if isinstance(made["budget"], Budget):
+        made["budget"] = asdict(made["budget"])
+    made["rules"] = tuple(arena.rules[made["rules"] :])
+    return {key: value for key, value in made.items() if value is not None or key == "reward"}
+
+
+# on this machine -----------------------------------------------------------------------------------------
+
+
+def placed(planned: RunPlan, folder: Path) -> dict[str, GroupSpec]:
+    """The groups on their devices; auto takes the GPUs of this machine in turn. `folder` is for failed updates."""
     import torch
 
-    free = [
-        name for name, group in config.groups.items() if group.device == "auto" and group.engine == "torch"
-    ]
+    groups = planned.config.groups
+    free = [name for name, group in groups.items() if group.device == "auto" and group.engine == "torch"]
     there = torch.cuda.device_count() if free else 0
-    found: dict[str, tuple[str, float]] = {}
-    for name, group in config.groups.items():
+    specs: dict[str, GroupSpec] = {}
+    for name, group in groups.items():
         if group.device != "auto":
-            found[name] = group.device, float(group.device.startswith("cuda"))
+            device, gpus = group.device, float(group.device.startswith("cuda"))
         elif name not in free or not there:
-            found[name] = "cpu", 0.0
-        elif config.runtime == "ray":  # an actor sees its own GPUs only
-            found[name] = "cuda", min(1.0, there / len(free))
+            device, gpus = "cpu", 0.0
+        elif planned.config.runtime == "ray":  # an actor sees its own GPUs only
+            device, gpus = "cuda", min(1.0, there / len(free))
         else:
-            found[name] = f"cuda:{free.index(name) % there}", 1.0
-    return found
+            device, gpus = f"cuda:{free.index(name) % there}", 1.0
+        gpus = group.gpus if group.gpus is not None else gpus
+        specs[name] = replace(planned.specs[name], device=device, gpus=gpus, folder=str(folder))
+    return specs
 
 
 def described(
-    config: RunConfig, directory: Path, arena: Arena, home: Mapping[str, str], sizes: Mapping[str, int],
-    specs: Mapping[str, GroupSpec],
-) -> str:  # fmt: skip
+    planned: RunPlan, directory: Path, sizes: Mapping[str, int], specs: Mapping[str, GroupSpec]
+) -> str:
     """What begins: where it is written, on what tasks, with which models and how many parameters."""
+    config, arena, home = planned.config, planned.arena, planned.home
     step = f"{config.tasks_per_step} tasks × {config.k} samples"
     lines = [
         f"run directory  {directory}",

@@ -255,7 +255,9 @@ def written(value: Any) -> Any:
         return value
     if isinstance(value, PurePath):
         return str(value)
-    return GIVEN + str(getattr(value, "__qualname__", None) or type(value).__qualname__)
+    kind = getattr(value, "__qualname__", None) or type(value).__qualname__
+    name = getattr(value, "name", "")
+    return f"{GIVEN}{kind}" + (f" {name}" if isinstance(name, str) and name else "")
 
 
 def dump(settings: Any) -> str:

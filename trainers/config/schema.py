@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...envs.core.tasks import DataSet
 from ..controller.counterfactual import Counterfactual
 from .choices import Amount, Count, Positive, Settings, Whole
 from .group_settings import Adapter, Learning, Sampling
@@ -28,7 +29,7 @@ class EnvConfig(Settings):
     """Source of episodes: the arguments of `unitymas.make`."""
 
     id: str = "mask-hotpotqa"
-    data: str | None = None
+    data: DataSet | str | None = None
     """"mini", the name of a prepared data set, or a file. null: the real one if prepared, else mini."""
     split: str = "train"
     size: Count | None = None

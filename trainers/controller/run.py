@@ -16,33 +16,29 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...agents.manifest import signed
-from ...agents.team import BoundTeam, Team, TeamError
-from ...agents.threads import together
+from ...agents.team import BoundTeam, Team
 from ...envs.core.arena import Arena
-from ...envs.core.branch import check_anchors, check_forks
 from ...envs.core.drivers import run_sync
 from ...envs.core.trace import Trace, write, write_lines
-from ...envs.registry import make_arena
 from ...rewards.monitors import Watch
-from ..algorithms import Algorithm, make_algorithm
-from ..config.group_settings import PolicySpec
-from ..config.plan import check_role, check_roles, described, group_specs
+from ..algorithms import Algorithm
+from ..config.group_settings import GroupSpec
+from ..config.plan import described, env_of, make_arenas, placed, plan
 from ..config.resolve import fresh_directory, resolve
 from ..config.schema import ConfigError, RunConfig, dump, merge
 from ..recipes import make_recipe
 from . import checkpoint
-from .collect import Collector, Cursor, Seat
+from .collect import Collector, Cursor
+from .hosts import HostedGroups
 from .interrupt import Interrupts
 from .loggers import Logbook, rows_of
 from .progress import Progress
 from .resume import check_unfinished, newest, resumed
-from .statistics.credit import Transform, apply_credit, credit_from_config
-from .statistics.table import Decision, Signal, Table, ValueSummary
+from .statistics.table import Signal, Table
 from .step import Default
 from .stop_rules import Stopped, StopRules
 from .watchdog import Watchdog
@@ -57,133 +53,44 @@ class Run:
         self, config: RunConfig, directory: str | Path, *, resume: bool = False, changes: Sequence[str] = ()
     ) -> None:
         self.config, self.dir, self.changes = config, Path(directory), changes
+        self.arena, self.validation = make_arenas(config)
+        self.plan = plan(config, self.arena)
         self.step = 0
         self.state: dict[str, dict[str, Any]] = defaultdict(dict)  # the algorithms', kept in checkpoints
-        self.algorithms: dict[str, Algorithm] = {}
-        self.credits: dict[str, dict[str, tuple[Transform, ...]]] = {}  # policy -> role -> credit transforms
-        self.critics: dict[str, str] = {}  # policy -> its critic
-        self.home: dict[str, str] = {}  # policy -> group
-        self.groups: dict[str, Any] = {}
-        self.recipe: Default = make_recipe(config.recipe, config.recipe_args)
-        self.on_trace: Callable[[Trace], None] | None = None
-        self.played: dict[str, Trace] = {}  # this step's episodes
-        self.versions: dict[str, int] = {}  # of each policy, as last published
-        self.watch, self.watchdog, self.progress = Watch(), Watchdog(config.watchdog), Progress()
-        self.sizes: dict[str, int] = {}  # policy -> parameters
-        self.interrupts = Interrupts()
-        self.stops = StopRules(config)
-        self._resume = resume
-        self.arena = self._arena(config.env.split)
-        self.validation = self._arena(config.eval.split)
         self.cursor = Cursor(list(self.arena.task_ids), config.seed)
-        self._plan_policies()
-
-    # setting up --------------------------------------------------------------------------------------
-
-    def _arena(self, split: str) -> Arena:
-        env = self.config.env
-        where: dict[str, Any] = {"split": split, "reward": env.reward, **env.args}
-        if env.data is not None:
-            where["data"] = env.data
-        if env.size is not None and split == env.split:
-            where["size"] = env.size
-        arena = make_arena(env.id, **where)
-        if self.config.episode_seconds is not None:
-            arena.budget = replace(arena.budget, seconds=self.config.episode_seconds)
-        return arena
-
-    def _plan_policies(self) -> None:
-        """Which policy learns how, who judges whom, and what each group holds."""
-        config = self.config
-        seated = set(Team(dict.fromkeys(config.map, "random")).bind(self.arena.roles).policies)
-        used = {self.player(agent) for agent in seated} & set(config.policies)
-        idle = set(config.policies) - used - {p.critic for p in config.policies.values()}
-        if idle:
-            raise ConfigError(f"policies.{sorted(idle)[0]}: no role is mapped to it; map it, or leave it out")
-        specs: dict[str, dict[str, PolicySpec]] = {name: {} for name in config.groups}
-        for name, policy in config.policies.items():
-            self.home[name] = policy.group
-            learning = None if policy.frozen or name not in used else policy.learning
-            is_critic = name not in used
-            specs[policy.group][name] = PolicySpec(
-                learning=policy.learning if is_critic else learning,
-                adapter=policy.adapter, critic=is_critic, init=policy.init, reference=policy.reference,
-                sampling=policy.sampling,
-            )  # fmt: skip
-            if learning is None:
-                continue
-            algorithm = make_algorithm(**{"name": "ppo", **policy.algorithm})
-            self.algorithms[name] = algorithm
-            if algorithm.needs.values:
-                critic = policy.critic if policy.critic != "auto" else f"{name}-critic"
-                if critic in used:
-                    raise ConfigError(
-                        f"policies.{name}.critic: {critic!r} plays a role, and a critic only judges; name a policy that "
-                        "no role is mapped to, or use critic: auto"
-                    )
-                self.critics[name] = critic
-                if policy.critic == "auto":
-                    self.home[critic] = policy.group
-                    specs[policy.group][critic] = PolicySpec(
-                        learning=policy.critic_learning or policy.learning, critic=True,
-                        adapter=policy.adapter, init=policy.init,
-                    )  # fmt: skip
-            if algorithm.needs.tree:
-                check_forks(self.arena, f"policies.{name}.algorithm ({algorithm.name})")
-            if algorithm.needs.anchors:
-                check_anchors(self.arena, f"policies.{name}.algorithm ({algorithm.name})")
-        if config.counterfactual:
-            check_forks(self.arena, "counterfactual")
-        known = [role.name for role in self.arena.workflow.roles]
-        check_roles("counterfactual", config.counterfactual, ["*", *known])
-        for name, algorithm in self.algorithms.items():
-            check_roles(f"policies.{name}.algorithm.role_weights", algorithm.role_weights, known)
-            for key, role in algorithm.needs.roles.items():
-                check_role(f"policies.{name}.algorithm.{key}", role, known)
-            if credit := config.policies[name].credit:
-                check_roles(f"policies.{name}.credit", credit, ["*", *known])
-                self.credits[name] = credit_from_config(credit)
+        self.on_trace: Callable[[Trace], None] | None = None
+        self.watch, self.watchdog, self.progress = Watch(), Watchdog(config.watchdog), Progress()
+        self.stops, self.interrupts = StopRules(config), Interrupts()
+        self.hosts = HostedGroups(self.plan, self.watchdog, self.progress)
+        self.recipe: Default = make_recipe(config.recipe, config.recipe_args)
+        self._resume = resume
         try:
             self.recipe.check(self)
             self.recipe.plan(self)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self.hosted = specs
+
+    @property
+    def algorithms(self) -> Mapping[str, Algorithm]:
+        """The policies that learn, and how."""
+        return self.plan.algorithms
+
+    @property
+    def groups(self) -> dict[str, Any]:
+        """The model groups by name, once they have started."""
+        return self.hosts.members
+
+    # who plays ---------------------------------------------------------------------------------------
 
     def player(self, agent: str, arena: Arena | None = None) -> str:
-        """The map's entry of an agent: its own, its role's, or "*"."""
-        role = (arena or self.arena).roles[agent].name
-        for key in (agent, role, "*"):
-            if key in self.config.map:
-                return self.config.map[key]
-        raise TeamError(
-            f"map: nobody plays {agent!r}; add {' or '.join(map(repr, dict.fromkeys([agent, role, '*'])))}"
-        )
+        """The map's entry of an agent."""
+        return self.plan.player(agent, arena)
 
-    async def _start(self) -> None:
-        from ..group.runtime import start_groups  # torch comes in here
-
-        self.specs = group_specs(self.config, self.hosted, self.dir / "inspection")
-        self.dir.mkdir(parents=True, exist_ok=True)
-        try:
-            groups = await start_groups(self.specs, self.config.runtime)
-        except BaseException:
-            with suppress(OSError):
-                self.dir.rmdir()  # nothing has begun; a directory that holds something stays
-            raise
-        self.groups = {name: self.watchdog.over(group, name) for name, group in groups.items()}
-        try:
-            await self._check_groups()
-        except BaseException:
-            await together(*(group.close() for group in self.groups.values()))
-            raise
-        self.collector = self._collector(self.arena, None)
-        self.evaluator = self._collector(self.validation, self.config.eval.temperature)
-
-    def _collector(self, arena: Arena, temperature: float | None) -> Collector:
-        questions = self.config.counterfactual if temperature is None else {}
+    def collector_of(self, arena: Arena, temperature: float | None = None) -> Collector:
+        """A collector for an environment; a temperature of its own is for validation, which asks no questions."""
+        questions = self.config.counterfactual if temperature is None and arena is self.arena else {}
         return Collector(
-            arena, self.team({}, temperature, arena), self.groups, self.home,
+            arena, self.team({}, temperature, arena), self.groups, self.plan.home,
             trained=set(self.algorithms), concurrency=self.config.concurrency, retries=self.config.retries,
             counterfactual=questions, watchdog=self.watchdog, progress=self.progress,
         )  # fmt: skip
@@ -199,7 +106,7 @@ class Run:
         for agent, player in names.items():
             if player in self.config.policies:
                 if player not in made:
-                    made[player] = Seat(self.groups[self.home[player]], player, temperature)
+                    made[player] = self.hosts.seat(player, temperature)
                 seats[agent] = made[player]
             else:
                 seats[agent] = (
@@ -211,11 +118,11 @@ class Run:
 
     async def train(self) -> Run:
         """Run all steps, or until interrupted; the directory says how it went."""
-        await self._start()
+        specs = await self._start()
         self.watchdog.start()
         self.book = book = Logbook(self.dir, self.config, self.arena)
         self.progress.show = book.progressed
-        book.say(described(self.config, self.dir, self.arena, self.home, self.sizes, self.specs))
+        book.say(described(self.plan, self.dir, self.hosts.sizes, specs))
         try:
             with self.interrupts.heeded(self):
                 await self._begin()
@@ -236,10 +143,22 @@ class Run:
             book.finish(f"failed: {type(error).__name__}: {error}")
             raise
         finally:
-            for group in self.groups.values():
-                await group.close()
+            await self.hosts.close()
             self.watchdog.stop()
         return self
+
+    async def _start(self) -> Mapping[str, GroupSpec]:
+        specs = placed(self.plan, self.dir / "inspection")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        try:
+            await self.hosts.start(specs)
+        except BaseException:
+            with suppress(OSError):
+                self.dir.rmdir()  # nothing has begun; a directory that holds something stays
+            raise
+        self.collector = self.collector_of(self.arena)
+        self.evaluator = self.collector_of(self.validation, self.config.eval.temperature)
+        return specs
 
     async def _begin(self) -> None:
         """From the newest checkpoint, or from the first validation."""
@@ -272,23 +191,6 @@ class Run:
         if last or self.interrupts or (every and self.step % every == 0):
             await self.save()
 
-    async def _check_groups(self) -> None:
-        """What they say of themselves; a critic in another group must read the ids of the policy that it judges."""
-        words: dict[str, str] = {}
-        for name, group in self.groups.items():
-            report = await group.report()
-            words[name] = report["vocabulary"]
-            self.versions |= report["versions"]
-            self.sizes |= report["parameters"]
-        for policy, critic in self.critics.items():
-            if words[self.home[policy]] != words[self.home[critic]]:
-                theirs = self.config.groups[self.home[critic]].model
-                raise ConfigError(
-                    f"policies.{policy}.critic: {critic!r} lives in group {self.home[critic]!r}, whose model ({theirs}) "
-                    f"has another tokenizer than that of group {self.home[policy]!r}, and would misread every token; "
-                    "put it into a group with the same tokenizer, or use critic: auto"
-                )
-
     async def validate(self) -> dict[str, float]:
         """Held-out tasks, greedy, each task weighing the same; failures count 0. The same chance at every step."""
         settings = self.config.eval
@@ -298,82 +200,7 @@ class Run:
         write(harvest.traces, self.dir / "traces" / f"validation-{self.step:06d}.jsonl.zst")
         return figures
 
-    # what recipes call -------------------------------------------------------------------------------
-
-    async def values(self, policy: str, ids: list[str]) -> dict[str, ValueSummary]:
-        """Value summaries by the policy's critic."""
-        critic, home = self.critics.get(policy), self.groups[self.home[policy]]
-        needs = self.algorithms[policy].needs
-        contexts = self.contexts(ids) if needs.values == "trace" else None
-        if critic is None or self.home[critic] == self.home[policy]:
-            found: dict[str, ValueSummary] = await home.values(policy, ids, needs, critic, contexts)
-            return found
-        elsewhere = self.groups[self.home[critic]]
-        await elsewhere.admit(await home.samples(ids))
-        await elsewhere.values(critic, ids, replace(needs, kl_reward=0.0), critic, contexts)
-        await home.admit(await elsewhere.samples(ids))
-        found = await home.values(policy, ids, needs)
-        if needs.kl_reward:  # part of the rewards that the critic is to foresee
-            await elsewhere.admit(await home.samples(ids))
-        return found
-
-    async def prepare(self, policy: str, ids: list[str]) -> None:
-        """What its update will need besides, measured while its critic is at work."""
-        await self.groups[self.home[policy]].prepare(policy, ids)
-
-    def contexts(self, ids: list[str]) -> dict[str, str]:
-        """What a critic of the whole trace sees at a decision: all that was said before, and its prompt."""
-        found: dict[str, str] = {}
-        for id in ids:
-            episode, _, name = id.rpartition("/")
-            trace = self.played.get(episode)
-            if trace is None:  # a tree's sibling: its critic sees the prompt
-                continue
-            node = trace.node(name)
-            said = [f"{n.agent}: {n.text}" for n in trace.acts() if n.round < node.round]
-            found[id] = "\n".join([*said, f"{node.agent}: {node.messages[-1]['content']}\n"])
-        return found
-
-    async def foresee(self, wanted: Mapping[str, list[str]]) -> dict[str, float]:
-        """What critics expect once these decisions (by policy) are said: for trees that choose by it, and train it."""
-        found = await together(*(self.values(p, ids) for p, ids in wanted.items()))
-        return {id: value.after for values in found for id, value in values.items()}
-
-    async def update(self, policy: str, signals: list[Signal], batches: list[list[str]]) -> dict[str, float]:
-        """One policy's update, and its critic's beside it."""
-        learners = [name for name in (policy, self.critics.get(policy)) if name is not None]
-        self.progress.begin(f"updating {' and '.join(learners)}")
-        algorithm = self.algorithms[policy]
-        found: list[dict[str, float]] = await together(
-            *(self.groups[self.home[name]].update(name, algorithm, signals, batches) for name in learners)
-        )
-        return found[0] | {f"critic/{name}": value for own in found[1:] for name, value in own.items()}
-
-    async def publish(self) -> None:
-        """New weights to the engines: once per group and step, when all have updated."""
-        for found in await together(*(group.publish() for group in self.groups.values())):
-            self.versions |= found
-
-    async def retire(self, episodes: list[str]) -> None:
-        """The step is over for these episodes."""
-        await together(*(group.retire(episodes) for group in self.groups.values()))
-
-    async def drop(self, episode: str, cause: str) -> None:
-        """Discard an episode's samples everywhere."""
-        await together(*(group.drop(episode, cause) for group in self.groups.values()))
-
-    def credit(self, table: Table, policy: str) -> Table:
-        """The table as this policy's credit settings see it."""
-        return apply_credit(table, self.credits[policy]) if policy in self.credits else table
-
-    def worth(self, rows: Sequence[Decision]) -> dict[str, float]:
-        """Decisions' rewards by id, each as its policy's credit settings see it: for trees that choose by them."""
-        table = Table(rows)
-        found = dict(zip(table.ids, table.reward.tolist(), strict=True))
-        for policy in self.credits:
-            reward = self.credit(table, policy).reward
-            found |= {table.ids[i]: float(reward[i]) for i in table.mine(policy)}
-        return found
+    # what is written --------------------------------------------------------------------------------
 
     async def keep(
         self, traces: Sequence[Trace], table: Table, signals: Mapping[str, list[Signal]] = {}
@@ -386,16 +213,15 @@ class Run:
         path = self.dir / "samples" / f"train-{self.step:06d}.jsonl.zst"
         path.parent.mkdir(exist_ok=True)
         records: list[dict[str, Any]] = []
-        for policy, algorithm in self.algorithms.items():
+        for policy in self.algorithms:
             ids = [row.id for row in table.rows if row.trainable and row.policy == policy]
-            given = signals.get(policy, [])
-            records += await self.groups[self.home[policy]].records(ids, policy, algorithm, given)
+            records += await self.hosts.records(policy, ids, signals.get(policy, []))
         write_lines(records, path)
 
     async def export(self) -> None:
         """Every trained policy as a Hugging Face directory: `run:DIR` plays them."""
         for name in self.algorithms:
-            await self.groups[self.home[name]].export(name, self.dir / "policies" / name)
+            await self.hosts.export(name, self.dir / "policies" / name)
 
     # checkpoints -------------------------------------------------------------------------------------
 
@@ -404,8 +230,7 @@ class Run:
         target = self.dir / "checkpoints" / f"step-{self.step:06d}"
         self.progress.begin(f"writing {target.name}")
         with checkpoint.writing(target) as folder:
-            for name, group in self.groups.items():
-                await group.save(folder / name)
+            await self.hosts.save(folder)
             checkpoint.write_json(folder / "controller.json", self._state())
             checkpoint.write_tensors(folder / "state.pt", dict(self.state))
             checkpoint.write_json(folder / "recipe.json", self.recipe.state_dict())
@@ -416,16 +241,17 @@ class Run:
         """The controller's own, as plain data."""
         return {
             "step": self.step, "cursor": self.cursor.state_dict(),
-            "watch": self.watch.state_dict(), **self.stops.state_dict(), "data": self.arena.data.fingerprint, "book": self.book.mark(),
+            "watch": self.watch.state_dict(), **self.stops.state_dict(),
+            "data": self.arena.data.fingerprint, "book": self.book.mark(),
         }  # fmt: skip
 
     async def _load(self, folder: Path) -> Mapping[str, Any]:
         """Go on from a checkpoint. -> the mark of the book as it was then."""
         with checkpoint.reading(folder / "controller.json") as state:
             self.step = state["step"]
+            self.stops.load_state_dict(state)
             self.cursor.load_state_dict(state["cursor"])
             self.watch.load_state_dict(state["watch"])
-            self.stops.load_state_dict(state)
             mark: Mapping[str, Any] = state["book"]
             data, begun_with = self.arena.data, state["data"]
         if data.fingerprint != begun_with:
@@ -436,9 +262,7 @@ class Run:
         self.state = defaultdict(dict, checkpoint.read_tensors(folder / "state.pt"))
         with checkpoint.reading(folder / "recipe.json") as state:
             self.recipe.load_state_dict(state)
-        loads = (group.load(folder / name) for name, group in self.groups.items())
-        for found in await together(*loads):
-            self.versions |= found
+        await self.hosts.load(folder)
         changed = f"; changed: {', '.join(self.changes)}" if self.changes else ""
         print(f"unitymas: resumed from {folder}{changed}", file=sys.stderr, flush=True)
         return mark
@@ -451,7 +275,7 @@ class Run:
 
 
 def train(
-    id: str | None = None,
+    id: Any = None,
     *,
     preset: str | None = None,
     file: str | Path | None = None,
@@ -463,9 +287,17 @@ def train(
 ) -> Run:
     """Train a team; gives the finished `Run`. Keywords are fields of the config tree (`steps=20`, …).
 
+    `id` names the environment, or is one that `unitymas.make` made, in our reward wrappers or bare; `reward=` is short
+    for `env={"reward": …}`, and may hold rules as Python objects.
     `resume` goes on with the run in `directory`; `anew` begins it again where it ended before its first checkpoint.
     A Ctrl-C finishes the step, writes a checkpoint and raises `KeyboardInterrupt`; a second one stops at once.
     """
+    if "reward" in fields:
+        fields = merge(
+            {"env": {"reward": fields["reward"]}}, {k: v for k, v in fields.items() if k != "reward"}
+        )
+    if id is not None and not isinstance(id, str):
+        fields, id = merge({"env": env_of(id)}, fields), None
     if resume:
         if directory is None:
             raise ConfigError("resume: say which run, directory=…")

@@ -21,11 +21,11 @@ from .statistics.comparison import starved
 from .statistics.credit import unearned
 from .statistics.decisions import shuffled_credits
 from .statistics.table import Signal, Table
-from .stop_rules import Stopped
+from .stop_rules import Stopped as Stopped
 
 if TYPE_CHECKING:
     from ...agents.team import BoundTeam
-    from .run import Run
+    from .stage import Stage
 
 Metrics = dict[str, float]
 
@@ -33,7 +33,7 @@ Metrics = dict[str, float]
 class Default:
     """Every policy with a learner plays its roles and learns from each step."""
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Stage) -> None:
         """Raise what does not fit the run's environment and map, before anything is loaded."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -43,15 +43,15 @@ class Default:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave; `check` has been called."""
 
-    def trains(self, run: Run) -> list[str]:
+    def trains(self, run: Stage) -> list[str]:
         """The policies that learn in this step."""
         return list(run.algorithms)
 
-    def team(self, run: Run) -> BoundTeam:
+    def team(self, run: Stage) -> BoundTeam:
         """Who plays in this step."""
         return run.team()
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: Stage) -> Plan:
         """How this step's samples are drawn."""
         plan = Plan(k=run.config.k)
         trees = {policy: run.algorithms[policy].collect(plan).tree for policy in self.trains(run)}
@@ -66,10 +66,10 @@ class Default:
             plan = run.algorithms[policy].collect(plan)
         return plan
 
-    async def step(self, run: Run) -> Metrics:
+    async def step(self, run: Stage) -> Metrics:
         harvest = await self.collect(run)
         stale = await self.drop_stale(run, harvest)
-        run.played = dict(zip(harvest.episodes, harvest.traces, strict=True))
+        run.hosts.played = dict(zip(harvest.episodes, harvest.traces, strict=True))
         table = Table(harvest.decisions)
         metrics = {**collected(harvest), **roles(table), "stale": float(stale)}
         signals: dict[str, list[Signal]] = {}
@@ -81,16 +81,16 @@ class Default:
             metrics["usable"] = 0.0
             run.stops.cause = harvest.cause if harvest.failures else ""
         await run.keep(harvest.traces, table, signals)
-        await run.retire(harvest.episodes)
+        await run.hosts.retire(harvest.episodes)
         return metrics
 
-    async def collect(self, run: Run) -> Harvest:
+    async def collect(self, run: Stage) -> Harvest:
         """Play the step's tasks."""
         run.collector.team, run.collector.trained = self.team(run), set(self.trains(run))
         return await self.gather(run, run.collector, run.cursor, run.config.tasks_per_step)
 
     async def gather(
-        self, run: Run, collector: Collector, cursor: Cursor, tasks: int, place: str = ""
+        self, run: Stage, collector: Collector, cursor: Cursor, tasks: int, place: str = ""
     ) -> Harvest:
         """Play so many tasks; with dynamic sampling, replace those that teach nothing."""
         plan, harvest, missing = self.plan(run), Harvest(), tasks
@@ -98,62 +98,62 @@ class Default:
             label = f"{run.step}{place}" if attempt == 0 else f"{run.step}{place}r{attempt}"
             more = await collector.collect(
                 cursor.take(missing), plan.k, run.config.seed, label, run.on_trace,
-                tree=plan.tree, judge=run.foresee, worth=run.worth if run.credits else None,
+                tree=plan.tree, judge=run.hosts.foresee, worth=run.plan.worth if run.plan.credits else None,
             )  # fmt: skip
             if run.config.shuffle_rewards:
                 shuffled_credits(more.traces, run.config.seed + run.step)
                 rebook(more)
             for name in harvest.add(more, self.useful(run, more) if plan.resample else None):
-                await run.drop(name, "useless")
+                await run.hosts.drop(name, "useless")
             missing = tasks - harvest.tasks
             if missing <= 0:
                 break
         return harvest
 
-    async def drop_stale(self, run: Run, harvest: Harvest) -> int:
+    async def drop_stale(self, run: Stage, harvest: Harvest) -> int:
         """Discard episodes with a trained act that is more than `staleness` versions old. -> how many."""
         old = {
             d.episode
             for d in harvest.decisions
-            if d.trainable and run.versions.get(d.policy, 0) - d.version > run.config.staleness
+            if d.trainable and run.hosts.versions.get(d.policy, 0) - d.version > run.config.staleness
         }
         for name in sorted(old):
-            await run.drop(name, "stale")
+            await run.hosts.drop(name, "stale")
         harvest.decisions = [d for d in harvest.decisions if d.episode not in old]
         return len(old)
 
-    def useful(self, run: Run, harvest: Harvest) -> set[tuple[str, str]]:
+    def useful(self, run: Stage, harvest: Harvest) -> set[tuple[str, str]]:
         """(env_id, task) of what some algorithm can learn from, rewarded as it will see it."""
         table = Table(harvest.decisions)
         found: set[tuple[str, str]] = set()
         for policy, algorithm in run.algorithms.items():
-            found |= algorithm.useful(run.credit(table, policy), table.mine(policy))
+            found |= algorithm.useful(run.plan.credit(table, policy), table.mine(policy))
         return found
 
-    async def judge(self, run: Run, table: Table) -> Table:
+    async def judge(self, run: Stage, table: Table) -> Table:
         """Value summaries of the decisions whose algorithm wants them."""
         wanted = {
             p: [table.ids[i] for i in table.mine(p)] for p, a in run.algorithms.items() if a.needs.summaries
         }
         early = [p for p in wanted if run.algorithms[p].needs.reference and p in self.trains(run)]
-        judging = [run.values(p, ids) for p, ids in wanted.items() if ids]
-        found = await together(*judging, *(run.prepare(p, wanted[p]) for p in early))
+        judging = [run.hosts.values(p, ids) for p, ids in wanted.items() if ids]
+        found = await together(*judging, *(run.hosts.prepare(p, wanted[p]) for p in early))
         by_id = {id: value for values in found if values for id, value in values.items()}
         for row in table.rows:
             row.value = by_id.get(row.id)
         return table
 
-    def advantages(self, run: Run, table: Table, metrics: Metrics) -> dict[str, list[Signal]]:
+    def advantages(self, run: Stage, table: Table, metrics: Metrics) -> dict[str, list[Signal]]:
         """Signals per policy; a trained role that cannot learn stops the run with the sentence that says why."""
         signals: dict[str, list[Signal]] = {}
         for policy in self.trains(run):
             algorithm, mine = run.algorithms[policy], table.mine(policy)
             if not len(mine):
                 continue
-            run.stops.missing(f"policies.{policy}.credit", unearned(table, run.credits.get(policy, {})))
+            run.stops.missing(f"policies.{policy}.credit", unearned(table, run.plan.credits.get(policy, {})))
             named = not algorithm.needs.anchors or any(table.rows[i].anchor for i in mine)
             run.stops.missing(f"policies.{policy}.algorithm ({algorithm.name})", None if named else STATELESS)
-            rows = run.credit(table, policy)
+            rows = run.plan.credit(table, policy)
             try:
                 signals[policy] = algorithm.advantages(rows, mine, run.state[policy])
             except FloatingPointError as error:
@@ -164,7 +164,7 @@ class Default:
             run.stops.starving(policy, starved(rows, signals[policy]))
         return signals
 
-    async def update(self, run: Run, table: Table, signals: dict[str, list[Signal]]) -> Metrics:
+    async def update(self, run: Stage, table: Table, signals: dict[str, list[Signal]]) -> Metrics:
         """All groups update side by side, then all publish: one weight sync per policy and step."""
         batches = minibatches_of([r for r in table.rows if r.trainable], run.config.minibatches)
         jobs: dict[str, list[list[str]]] = {}
@@ -172,8 +172,8 @@ class Default:
             ids = {s.id for s in own}
             cut = [[id for id in batch if id in ids] for batch in batches]
             jobs[policy] = [b for _ in range(run.config.epochs) for b in cut if b]
-        done = await together(*(run.update(p, signals[p], jobs[p]) for p in signals if jobs[p]))
-        await run.publish()
+        done = await together(*(run.hosts.update(p, signals[p], jobs[p]) for p in signals if jobs[p]))
+        await run.hosts.publish()
         metrics = {"usable": float(sum(map(len, signals.values())))}
         for policy, figures in zip([p for p in signals if jobs[p]], done, strict=True):
             metrics |= {f"policy/{policy}/{k}": v for k, v in figures.items()}

@@ -13,7 +13,7 @@ from ..config.choices import Count
 from ..controller.step import Default
 
 if TYPE_CHECKING:
-    from ..controller.run import Run
+    from ..controller.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Alternate(Default):
     order: tuple[str, ...] = ()
     """Policies in turn. Empty: all that learn, in the order of the config."""
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Stage) -> None:
         for policy in self.order:
             if policy not in run.algorithms:
                 raise ValueError(
@@ -34,6 +34,6 @@ class Alternate(Default):
                 "recipe 'alternate' needs two policies that learn; --preset separate gives each role one"
             )
 
-    def trains(self, run: Run) -> list[str]:
+    def trains(self, run: Stage) -> list[str]:
         order = self.order or tuple(run.algorithms)
         return [order[run.step // self.every % len(order)]]

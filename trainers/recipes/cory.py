@@ -18,7 +18,7 @@ from ..config.choices import Count
 from ..controller.step import Default
 
 if TYPE_CHECKING:
-    from ..controller.run import Run
+    from ..controller.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Cory(Default):
     every: Count = 5
     """Steps between exchanges. Usual 1–20."""
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Stage) -> None:
         roles = {role.name: role.agents for role in run.arena.workflow.roles}
         for key in ("pioneer", "observer"):
             name = getattr(self, key)
@@ -42,10 +42,10 @@ class Cory(Default):
                 "map the roles to different policies (--preset separate)"
             )
 
-    def swapped(self, run: Run) -> bool:
+    def swapped(self, run: Stage) -> bool:
         return run.step // self.every % 2 == 1
 
-    def team(self, run: Run) -> BoundTeam:
+    def team(self, run: Stage) -> BoundTeam:
         players = {agent: run.player(agent) for agent in run.arena.roles}
         if self.swapped(run):
             roles = {role.name: role.agents for role in run.arena.workflow.roles}

@@ -19,7 +19,7 @@ from ...agents.team import BoundTeam
 from ..controller.step import Default
 
 if TYPE_CHECKING:
-    from ..controller.run import Run
+    from ..controller.stage import Stage
 
 
 class MixedSeat(PolicyWrapper):
@@ -49,7 +49,7 @@ class Cross(Default):
         if not 0.0 <= self.probability <= 1.0:
             raise ValueError(f"recipe_args.probability: must lie in 0 … 1, got {self.probability}")
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Stage) -> None:
         seated = {run.player(agent) for agent in run.arena.roles}
         for policy in self.pool:
             if policy not in seated:
@@ -61,7 +61,7 @@ class Cross(Default):
                 "recipe 'cross' needs two policies that play; --preset separate gives each role one"
             )
 
-    def team(self, run: Run) -> BoundTeam:
+    def team(self, run: Stage) -> BoundTeam:
         team = run.team()
         seats = {name: team.policies[agent] for agent, name in team.names.items()}
         pool = self.pool or tuple(dict.fromkeys(team.names.values()))

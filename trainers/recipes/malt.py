@@ -28,7 +28,7 @@ from ..controller.statistics.table import Table
 from ..controller.step import Default, Metrics, collected
 
 if TYPE_CHECKING:
-    from ..controller.run import Run
+    from ..controller.stage import Stage
     from ..controller.tree import Grown
 
 
@@ -50,7 +50,7 @@ class Malt(Default):
             raise ValueError(f"recipe_args.width: 2 or more replies can be compared, got {self.width}")
         self._gathered: list[Trace] = []
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Stage) -> None:
         from ...envs.core.branch import check_forks
 
         check_forks(run.arena, "recipe 'malt'")
@@ -60,21 +60,21 @@ class Malt(Default):
                     f"recipe 'malt' fine-tunes whole models, and policies.{name} is an adapter: leave adapter out"
                 )
 
-    def plan(self, run: Run) -> Plan:
+    def plan(self, run: Stage) -> Plan:
         return Plan(k=1, tree=Tree(self.width, "step", "all"))
 
-    async def step(self, run: Run) -> Metrics:
+    async def step(self, run: Stage) -> Metrics:
         harvest = await self.collect(run)
         for tree in harvest.grown:
             self._gathered += valued(tree, run.arena.headline)
         metrics = {**collected(harvest), "usable": float(len(self._gathered))}
         await run.keep(harvest.traces, Table(harvest.decisions))
-        await run.retire(harvest.episodes)
+        await run.hosts.retire(harvest.episodes)
         last = run.step + 1 == run.config.steps
         if self._gathered and ((run.step + 1) % self.every == 0 or last):
             for policy in self.trains(run):
                 metrics |= await self.tune(run, policy)
-            await run.publish()
+            await run.hosts.publish()
             self._gathered = []
         return metrics
 
@@ -84,18 +84,18 @@ class Malt(Default):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._gathered = [Trace.from_dict(trace) for trace in state["gathered"]]
 
-    async def tune(self, run: Run, policy: str) -> Metrics:
+    async def tune(self, run: Stage, policy: str) -> Metrics:
         """Fine-tune one policy on its own replies: export, SFT, DPO, adopt."""
         mine = [t for t in self._gathered if t.nodes[0].meta.get("policy") == policy]
         kinds: tuple[Literal["sft", "dpo"], ...] = ("sft", "dpo")
         data = {kind: rows(mine, kind, self.threshold) for kind in kinds}
-        group, folder = run.groups[run.home[policy]], run.dir / "malt" / f"step-{run.step:06d}" / policy
+        folder = run.dir / "malt" / f"step-{run.step:06d}" / policy
         if any(data.values()):
-            await group.export(policy, folder)
+            await run.hosts.export(policy, folder)
             for kind, examples in data.items():
                 if examples:
                     await in_thread(None, partial(fine_tune, kind, folder, examples, getattr(self, kind)))
-            await group.adopt(policy, folder)
+            await run.hosts.adopt(policy, folder)
         return {f"policy/{policy}/{kind}_rows": float(len(examples)) for kind, examples in data.items()}
 
 

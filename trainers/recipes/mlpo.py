@@ -14,7 +14,7 @@ from ...agents.hints import nearest
 from ..controller.step import Default
 
 if TYPE_CHECKING:
-    from ..controller.run import Run
+    from ..controller.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Mlpo(Default):
     leader: str
     """The role that learns."""
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Stage) -> None:
         roles = [role.name for role in run.arena.workflow.roles]
         if self.leader not in roles:
             raise ValueError(
@@ -38,6 +38,6 @@ class Mlpo(Default):
                     "too; map the roles to different policies (--preset separate)"
                 )
 
-    def trains(self, run: Run) -> list[str]:
+    def trains(self, run: Stage) -> list[str]:
         leaders = {run.player(a) for a, role in run.arena.roles.items() if role.name == self.leader}
         return [policy for policy in run.algorithms if policy in leaders]

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from ...envs.core.arena import Arena
 from ...envs.registry import make_arena
 from ..config.choices import Whole
-from ..controller.collect import Collector, Cursor, Harvest
+from ..controller.collect import Cursor, Harvest
 from ..controller.step import Default
 
 if TYPE_CHECKING:
-    from ..controller.run import Run
+    from ..controller.stage import Stage
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Several(Default):
                 raise ValueError(f"recipe_args.beside: {dict(options)!r} has no id")
         self.places: list[tuple[Arena, Cursor]] = []
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Stage) -> None:
         arenas = [make_arena(**{"split": run.config.env.split, **options}) for options in self.beside]
         ids = [run.arena.env_id]
         for arena in arenas:
@@ -52,13 +52,11 @@ class Several(Default):
                 run.player(agent, arena)  # raises where nobody plays
         self.places = [(arena, Cursor(list(arena.task_ids), run.config.seed)) for arena in arenas]
 
-    async def collect(self, run: Run) -> Harvest:
+    async def collect(self, run: Stage) -> Harvest:
         harvest = await super().collect(run)
         for number, (arena, cursor) in enumerate(self.places, 1):
-            collector = Collector(
-                arena, run.team(arena=arena), run.groups, run.home, trained=set(self.trains(run)),
-                concurrency=run.config.concurrency, retries=run.config.retries, watchdog=run.watchdog, progress=run.progress,
-            )  # fmt: skip
+            collector = run.collector_of(arena)
+            collector.trained = set(self.trains(run))
             tasks = self.tasks or run.config.tasks_per_step
             harvest.add(await self.gather(run, collector, cursor, tasks, place=f"@{number}"))
         return harvest

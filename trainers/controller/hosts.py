@@ -1,0 +1,166 @@
+"""All model groups as one: what is asked of a policy goes to the group that hosts it, and to its critic's."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...agents.threads import together
+from ...envs.core.trace import Trace
+from ..config.group_settings import GroupSpec
+from ..config.plan import RunPlan
+from ..config.schema import ConfigError
+from .collect import Seat
+from .progress import Progress
+from .statistics.table import Signal, ValueSummary
+from .watchdog import Watchdog
+
+
+class HostedGroups:
+    """The groups of a run, by policy. All of them update, *then* all publish."""
+
+    def __init__(self, plan: RunPlan, watchdog: Watchdog, progress: Progress) -> None:
+        self.plan, self.watchdog, self.progress = plan, watchdog, progress
+        self.members: dict[str, Any] = {}  # by name
+        self.played: Mapping[str, Trace] = {}  # this step's episodes, for critics of the whole trace
+        self.versions: dict[str, int] = {}  # of each policy, as last published
+        self.sizes: dict[str, int] = {}  # parameters of each policy
+
+    def of(self, policy: str) -> Any:
+        """The group that hosts a policy."""
+        return self.members[self.plan.home[policy]]
+
+    def seat(self, policy: str, temperature: float | None = None) -> Seat:
+        """A policy as a player."""
+        return Seat(self.of(policy), policy, temperature)
+
+    # from start to end -------------------------------------------------------------------------------
+
+    async def start(self, specs: Mapping[str, GroupSpec]) -> None:
+        """Load the models; a group that cannot go on with the others ends them all."""
+        from ..group.runtime import start_groups  # torch comes in here
+
+        groups = await start_groups(specs, self.plan.config.runtime)
+        self.members = {name: self.watchdog.over(group, name) for name, group in groups.items()}
+        try:
+            await self._check()
+        except BaseException:
+            await together(*(group.close() for group in self.members.values()))
+            raise
+
+    async def _check(self) -> None:
+        """What they say of themselves; a critic in another group must read the ids of the policy that it judges."""
+        words: dict[str, str] = {}
+        for name, group in self.members.items():
+            report = await group.report()
+            words[name] = report["vocabulary"]
+            self.versions |= report["versions"]
+            self.sizes |= report["parameters"]
+        home = self.plan.home
+        for policy, critic in self.plan.critics.items():
+            if words[home[policy]] != words[home[critic]]:
+                theirs = self.plan.config.groups[home[critic]].model
+                raise ConfigError(
+                    f"policies.{policy}.critic: {critic!r} lives in group {home[critic]!r}, whose model ({theirs}) "
+                    f"has another tokenizer than that of group {home[policy]!r}, and would misread every token; "
+                    "put it into a group with the same tokenizer, or use critic: auto"
+                )
+
+    async def close(self) -> None:
+        """End all groups, one after the other."""
+        for group in self.members.values():
+            await group.close()
+
+    async def save(self, folder: Path) -> None:
+        """Every group's policies, for a checkpoint."""
+        for name, group in self.members.items():
+            await group.save(folder / name)
+
+    async def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote."""
+        await self._publish(*(group.load(folder / name) for name, group in self.members.items()))
+
+    # one step ----------------------------------------------------------------------------------------
+
+    async def values(self, policy: str, ids: list[str]) -> dict[str, ValueSummary]:
+        """Value summaries by the policy's critic, wherever it lives."""
+        critic, home = self.plan.critics.get(policy), self.of(policy)
+        needs = self.plan.algorithms[policy].needs
+        contexts = seen_by_critic(ids, self.played) if needs.values == "trace" else None
+        if critic is None or self.plan.home[critic] == self.plan.home[policy]:
+            summaries: dict[str, ValueSummary] = await home.values(policy, ids, needs, critic, contexts)
+            return summaries
+        elsewhere = self.of(critic)
+        await elsewhere.admit(await home.samples(ids))
+        await elsewhere.values(critic, ids, replace(needs, kl_reward=0.0), critic, contexts)
+        await home.admit(await elsewhere.samples(ids))
+        summaries = await home.values(policy, ids, needs)
+        if needs.kl_reward:  # part of the rewards that the critic is to foresee
+            await elsewhere.admit(await home.samples(ids))
+        return summaries
+
+    async def foresee(self, wanted: Mapping[str, list[str]]) -> dict[str, float]:
+        """What critics expect once these decisions (by policy) are said: for trees that choose by it, and train it."""
+        judged = await together(*(self.values(policy, ids) for policy, ids in wanted.items()))
+        return {id: value.after for values in judged for id, value in values.items()}
+
+    async def prepare(self, policy: str, ids: list[str]) -> None:
+        """What its update will need besides, measured while its critic is at work."""
+        await self.of(policy).prepare(policy, ids)
+
+    async def update(self, policy: str, signals: list[Signal], batches: list[list[str]]) -> dict[str, float]:
+        """One policy's update, and its critic's beside it."""
+        learners = [name for name in (policy, self.plan.critics.get(policy)) if name is not None]
+        self.progress.begin(f"updating {' and '.join(learners)}")
+        algorithm = self.plan.algorithms[policy]
+        own, *critics = await together(
+            *(self.of(name).update(name, algorithm, signals, batches) for name in learners)
+        )
+        return dict(own) | {f"critic/{name}": value for figures in critics for name, value in figures.items()}
+
+    async def publish(self) -> None:
+        """New weights to the engines: once per group and step, when all have updated."""
+        await self._publish(*(group.publish() for group in self.members.values()))
+
+    async def _publish(self, *published: Coroutine[Any, Any, dict[str, int]]) -> None:
+        for versions in await together(*published):
+            self.versions |= versions
+
+    async def retire(self, episodes: list[str]) -> None:
+        """The step is over for these episodes."""
+        await together(*(group.retire(episodes) for group in self.members.values()))
+
+    async def drop(self, episode: str, cause: str) -> None:
+        """Discard an episode's samples everywhere."""
+        await together(*(group.drop(episode, cause) for group in self.members.values()))
+
+    async def records(self, policy: str, ids: list[str], signals: list[Signal]) -> list[dict[str, Any]]:
+        """What was sampled for these decisions, token by token."""
+        records: list[dict[str, Any]] = await self.of(policy).records(
+            ids, policy, self.plan.algorithms[policy], signals
+        )
+        return records
+
+    async def export(self, policy: str, folder: Path) -> None:
+        """A policy as a Hugging Face directory."""
+        await self.of(policy).export(policy, folder)
+
+    async def adopt(self, policy: str, folder: Path) -> None:
+        """A policy's weights from a Hugging Face directory."""
+        await self.of(policy).adopt(policy, folder)
+
+
+def seen_by_critic(ids: list[str], played: Mapping[str, Trace]) -> dict[str, str]:
+    """What a critic of the whole trace sees at a decision: all that was said before, and its prompt."""
+    contexts: dict[str, str] = {}
+    for id in ids:
+        episode, _, name = id.rpartition("/")
+        trace = played.get(episode)
+        if trace is None:  # a tree's sibling: its critic sees the prompt
+            continue
+        node = trace.node(name)
+        earlier = [f"{n.agent}: {n.text}" for n in trace.acts() if n.round < node.round]
+        contexts[id] = "\n".join([*earlier, f"{node.agent}: {node.messages[-1]['content']}\n"])
+    return contexts
