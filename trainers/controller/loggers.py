@@ -65,7 +65,7 @@ class Logbook:
             "begin", step,
             {
                 "env_id": self.arena.env_id, "data": data.name, "fingerprint": data.fingerprint,
-                "headline": self.arena.headline, "resumed": mark is not None, "config": to_dict(self.config),
+                "headline": self.arena.headline, "resumed": mark is not None, "config": written(to_dict(self.config)),
             },
         )  # fmt: skip
 
