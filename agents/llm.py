@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from .engines.engine import Engine
 from .engines.pieces import opens_thinking, pieces
 from .engines.sampling import SamplingParams
 from .manifest import Damaged, read_signed
@@ -21,17 +22,7 @@ from .policies import Answer, Call
 from .text.chat import Chat
 
 if TYPE_CHECKING:
-    from .engines.torch_engine import Generation
-
-
-class Voice(Protocol):
-    """Interface that a policy needs of an engine. The torch engine and the vLLM engine have it."""
-
-    stop_ids: frozenset[int]
-
-    async def agenerate(
-        self, prompt: list[int], params: SamplingParams, key: Any = None, adapter: str | None = None
-    ) -> Generation: ...
+    from .engines.generation import Generation
 
 
 class LLMPolicy:
@@ -41,7 +32,7 @@ class LLMPolicy:
 
     def __init__(
         self,
-        engine: Voice,
+        engine: Engine,
         tokenizer: Any,
         *,
         name: str = "llm",
@@ -61,8 +52,8 @@ class LLMPolicy:
 
     def fix_shapes(self) -> None:
         """Give the same bits from now on, whatever runs at the same time (the engine's `deterministic`)."""
-        if not hasattr(self.engine, "fix_shapes"):
-            raise ValueError(f"{self.name}: {type(self.engine).__name__} cannot promise the same bits twice")
+        if why := self.engine.cannot.get("determinism"):
+            raise ValueError(f"{self.name}: {type(self.engine).__name__} {why}")
         self.engine.fix_shapes()
 
     async def act(self, call: Call) -> Answer:
@@ -156,7 +147,7 @@ def load_model_policy(
     """
     import torch
 
-    from .engines.torch_engine import Engine
+    from .engines.torch_engine import TorchEngine
     from .machine import device_of, use_threads
     from .model.weights import load_model, load_tokenizer
 
@@ -164,7 +155,7 @@ def load_model_policy(
     model, tokenizer = load_model(path), load_tokenizer(path)
     use_threads(threads, sum(p.numel() for p in model.parameters()))
     context = min(model.shape.context, 4096)
-    engine = Engine(
+    engine = TorchEngine(
         model.to(place), tokenizer, slots=concurrency or slots, context=context, dtype=getattr(torch, dtype)
     )
     return LLMPolicy(

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .outage import ModelFailure
+from .failures import ModelFailure
 from .policies import Answer, Call, Message
 from .text.reading import split_thinking
 from .threads import contained

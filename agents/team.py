@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ..own import defined
+from .failures import Failures
 from .fetch.packaged import PACKAGES
 from .hints import nearest
 from .model_settings import ModelSettings
 from .names import FORMS, read_name
-from .outage import Failures
 from .policies import (
     Answer,
     Call,

