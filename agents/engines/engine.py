@@ -1,4 +1,4 @@
-"""What an engine is: the one contract with whoever generates, and the registry that names engines.
+"""Engines: the one contract with whoever generates, and the registry that names engines.
 
     ENGINES.find("torch")(EngineOrder(model, tokenizer, slots=16))       # an engine for these weights
     ENGINES.register("echo", "my_package.echo:make")                     # or an entry point of unitymas.engines
@@ -35,7 +35,7 @@ class Engine(Protocol):
     counts: Counter[str]
     """Counters for the run's report; an engine chooses their names."""
     cannot: Mapping[Ability, str]
-    """What the engine cannot do, each with a predicate that says why: `{"adapters": "cannot serve adapters"}`.
+    """Abilities that the engine lacks, each with a predicate that says why: `{"adapters": "cannot serve adapters"}`.
 
     determinism: the same bits for the same request, whatever else runs. tracked truncation: the allowed tokens of
     each position with `top_p` and `top_k`, which training must know. adapters: several low-rank changes of one model.
@@ -62,7 +62,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOrder:
-    """What a model group asks for when it needs an engine."""
+    """Order of a model group that needs an engine."""
 
     model: Llama
     tokenizer: Any
