@@ -8,10 +8,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .run import Run
 
 STOPPED = 130
 """The exit status of a process that a Ctrl-C ended."""
@@ -37,8 +33,12 @@ class Interrupts:
         print(f"\nunitymas: {text}", file=sys.stderr, flush=True)
 
     @contextmanager
-    def heeded(self, run: Run) -> Iterator[None]:
-        """While the block runs, the signal comes here; in a thread (a notebook) whoever waits for it calls."""
+    def heeded(self, at_once: Callable[[], object]) -> Iterator[None]:
+        """Take the signal while the block runs; in a thread (a notebook) whoever waits for it calls.
+
+        The second one calls `at_once` and ends this process, computing threads included. A resume can go on from
+        what is left behind.
+        """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         try:
@@ -47,17 +47,14 @@ class Interrupts:
             self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
             yield
             return
-        self._stop = lambda: _exit(run)
+        self._stop = lambda: _exit(at_once)
         try:
             yield
         finally:
             loop.remove_signal_handler(signal.SIGINT)
 
 
-def _exit(run: Run) -> None:
-    """End this process, computing threads included. What a kill may leave behind, a resume can go on from."""
-    run.book.finish("stopped at once")
-    for group in run.groups.values():
-        group.abandon()
+def _exit(at_once: Callable[[], object]) -> None:
+    at_once()
     sys.stdout.flush()
     os._exit(STOPPED)

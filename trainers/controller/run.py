@@ -124,7 +124,7 @@ class Run:
         self.progress.show = book.progressed
         book.say(described(self.plan, self.dir, self.hosts.sizes, specs))
         try:
-            with self.interrupts.heeded(self):
+            with self.interrupts.heeded(self._abandon):
                 await self._begin()
                 while self.step < self.config.steps and not self.interrupts:
                     await self._advance()
@@ -159,6 +159,12 @@ class Run:
         self.collector = self.collector_of(self.arena)
         self.evaluator = self.collector_of(self.validation, self.config.eval.temperature)
         return specs
+
+    def _abandon(self) -> None:
+        """End the groups without waiting."""
+        self.book.finish("stopped at once")
+        for group in self.groups.values():
+            group.abandon()
 
     async def _begin(self) -> None:
         """From the newest checkpoint, or from the first validation."""
