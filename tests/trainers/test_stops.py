@@ -8,8 +8,8 @@ import torch
 
 import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
-from unitymas.envs.registry import unregister
-from unitymas.trainers.config.plan import placed
+from unitymas.envs.registry import make_arena, unregister
+from unitymas.trainers.config.plan import placed, plan
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.config.schema import ConfigError
 from unitymas.trainers.controller.run import Run
@@ -116,7 +116,7 @@ def test_states_named_on_later_paths_are_enough(tiny_llama, tmp_path):
         (8, "ray", {"a": ("cuda", 1.0), "b": ("cuda", 1.0), "c": ("cpu", 0.0)}),
     ],
 )
-def test_groups_take_the_gpus_that_are_there(gpus, runtime, places, monkeypatch):
+def test_groups_take_the_gpus_that_are_there(gpus, runtime, places, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     groups = {"a": {}, "b": {}, "c": {"device": "cpu"}}
     policies = {name: {"group": name} for name in groups}
@@ -124,4 +124,6 @@ def test_groups_take_the_gpus_that_are_there(gpus, runtime, places, monkeypatch)
         "math-deepscaler", groups=groups, policies=policies, runtime=runtime,
         map={"solver": "a", "verifier": "b", "*": "c"},
     )  # fmt: skip
-    assert placed(made) == places
+    planned = plan(made, make_arena("math-deepscaler", data="mini"))
+    specs = placed(planned, tmp_path)
+    assert {name: (spec.device, spec.gpus) for name, spec in specs.items()} == places
