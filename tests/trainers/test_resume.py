@@ -125,7 +125,7 @@ def steps_of(directory):
 
 PASSING = {
     "arena", "validation", "collector", "evaluator", "specs", "config", "dir", "changes", "book", "watchdog", "interrupts",
-    "played", "_resume", "on_trace", "groups", "progress",
+    "_resume", "on_trace", "hosts", "progress",
 }  # fmt: skip
 """What a run makes anew from its config, or forgets with each step; groups are looked at by themselves."""
 HOSTED = {"speaker", "spec", "name", "parameters", "learner"}
@@ -166,6 +166,7 @@ def walk(found, path, thing, skip=frozenset()):
 def state_of(run):
     found = {}
     walk(found, "run", run, PASSING)
+    walk(found, "versions", run.hosts.versions)
     for name, group in run.groups.items():
         walk(found, f"{name}.store", group.store)
         for policy, hosted in group.hosted.items():
