@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -13,6 +15,12 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "choose one of") -
     known = list(known)
     near = get_close_matches(name, known, 1, 0.5)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known) or 'none'}"
+
+
+@cache
+def say_once(line: str) -> None:
+    """A line on stderr, the first time that there is reason for it."""
+    print(f"unitymas: {line}", file=sys.stderr)
 
 
 def counted(number: int | float, noun: str, plural: str = "", *, form: str = ",") -> str:

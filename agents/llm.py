@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 from .engines.engine import Engine
 from .engines.pieces import opens_thinking, pieces
 from .engines.sampling import SamplingParams
-from .manifest import Damaged, read_signed
-from .names import is_run, model_path, read_name
+from .hints import say_once
+from .manifest import Damaged, prompts_of_run, read_signed
+from .names import TINY, is_run, model_path, read_name
 from .policies import Answer, Call
-from .text.chat import Chat
+from .text.chat import Chat, Prompt
+from .text.wording import Told, shortened
 
 if TYPE_CHECKING:
     from .engines.generation import Generation
@@ -45,6 +47,11 @@ class LLMPolicy:
         self.chat = Chat(tokenizer, system, engine.stop_ids)
         self.sampling = sampling or SamplingParams()
         self._tokens = False
+
+    @property
+    def prompts(self) -> str:
+        """The prompt set that the model was made with."""
+        return "short" if self.name == "tiny" or self.source == TINY else "full"
 
     def keep_tokens(self) -> None:
         """Put each reply's tokens and log-probs into `meta["tokens"]` from now on, for the viewer."""
@@ -73,10 +80,11 @@ class LLMPolicy:
 
     async def say(self, call: Call, sampling: SamplingParams | None = None) -> tuple[Answer, Generation]:
         """Return the answer, and the tokens and log-probs behind it."""
-        prompt = self.chat.prompt(call)
+        params = params_for(call, sampling or self.sampling)
+        prompt, gone = self.fitted(call, params.max_tokens)
         generation = await self.engine.agenerate(
             prompt.ids,
-            params_for(call, sampling or self.sampling),
+            params,
             key=(call.episode, call.node),
             adapter=self.adapter,
         )
@@ -88,9 +96,35 @@ class LLMPolicy:
             "tokens_out": len(generation.ids),
             "finish_reason": generation.finish_reason,
         }
+        if gone:
+            meta["prompt_cut"] = gone
+        if generation.finish_reason == "overflow":
+            say_once(
+                f"{self.name}: a prompt of the role {call.role!r} does not fit in the model's context, and no more of it may "
+                "be cut: the reply is empty (finish_reason overflow)"
+            )
         if "</think>" not in generation.text and opens_thinking(self.chat.tokenizer, prompt.ids):
             meta["thinking"] = "open"  # all of it is thinking, so no format may read it
         return Answer(generation.text, meta), generation
+
+    def fitted(self, call: Call, max_tokens: int) -> tuple[Prompt, dict[str, int]]:
+        """The prompt of a call, cut where its role says it may be until the reply has room as well.
+
+        With it the characters that were left out, by field. A reply is kept at most half of the context.
+        """
+        prompt, gone = self.chat.prompt(call), dict[str, int]()
+        context = getattr(self.engine, "context", None)
+        if context is None:
+            return prompt, gone
+        room, drop = max(context - max_tokens, context // 2), 0
+        while len(prompt.ids) > room and any(isinstance(m["content"], Told) for m in call.messages):
+            characters = sum(len(m["content"]) for m in call.messages)
+            drop += 8 + (len(prompt.ids) - room) * max(1, characters // len(prompt.ids))
+            messages, now = shortened(call.messages, drop)
+            if now == gone:  # nothing is left that may be cut
+                break
+            prompt, gone = self.chat.prompt(replace(call, messages=messages)), now
+        return prompt, gone
 
     def identity(self) -> dict[str, Any]:
         """Describe the policy, for the record of an evaluation: weights and template by hash, and how it
@@ -223,6 +257,11 @@ class RunPolicy:
         }
         if not self.policies:
             raise FileNotFoundError(f"the run {run} has no policies/ yet: it writes them when it ends")
+
+    @property
+    def prompts(self) -> Any:
+        """The prompt set that the run was trained with."""
+        return prompts_of_run(self.run)
 
     def keep_tokens(self) -> None:
         """Put tokens and log-probs into the replies of all policies."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 MANIFEST = "MANIFEST.json"
 _HEAD = (
@@ -107,3 +108,15 @@ def read_signed(path: str | Path) -> str:
 
 def _dumps(listed: object) -> bytes:
     return json.dumps(listed, indent=1, sort_keys=True).encode()
+
+
+def prompts_of_run(run: Path) -> Any:
+    """Read the prompt set that a run (or one of its policies) was trained with; "short" of runs older than sets."""
+    import yaml
+
+    config = next((f / "config.yaml" for f in (run, *run.parents[:2]) if (f / "config.yaml").is_file()), None)
+    if config is None:
+        return None  # whoever loads the run will say so
+    tree = yaml.safe_load(read_signed(config))
+    env = tree.get("env") if isinstance(tree, dict) else None
+    return env.get("prompts", "short") if isinstance(env, dict) else None

@@ -31,6 +31,7 @@ class Call:
     episode: str = ""
     node: str = ""
     task: Any = None  # the whole task, reference included, only for policies with `sees_reference`
+    fields: Mapping[str, Any] = field(default_factory=dict)  # with the task: what the prompt was filled with
     system: str = ""
     keep_tokens: str = ""  # "ids" or "text": put the reply's tokens and log-probs into the answer's meta
 

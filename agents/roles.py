@@ -33,6 +33,7 @@ from .text.reading import (
     tag_pattern,
 )
 from .text.spoken import Spoken
+from .text.wording import Wording
 
 __all__ = [
     "MAX_REPLY", "Boxed", "Choice", "Custom", "Format", "FormatError", "Json", "Raw", "Reply", "Role", "Tags",
@@ -347,6 +348,10 @@ class Role:
     description: str = ""
     lenient: bool | None = None
     """Rule for what may stand around the part of a reply that its format reads: see the top of this module."""
+    sees: tuple[str, ...] = ()
+    """Fields that its prompt is filled with, where prompts come in sets; without the first it would be blind."""
+    wording: Wording | None = field(default=None, repr=False, compare=False)
+    """Words of the chosen prompt set."""
     opening: tuple[Mapping[str, str], ...] = field(init=False, repr=False, compare=False)
     """Messages before every prompt of this role: its system message, if it has one."""
     read: Callable[[str, str], Reply] = field(init=False, repr=False, compare=False)

@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..own import defined
 from .failures import Failures
 from .fetch.packaged import PACKAGES
 from .hints import nearest
+from .manifest import prompts_of_run
 from .model_settings import ModelSettings
 from .names import FORMS, read_name
 from .policies import (
@@ -67,6 +69,12 @@ class Team:
     def of(cls, given: Any) -> Team:
         """Make a team of a team, of a mapping, or of one policy for all."""
         return given if isinstance(given, Team) else cls(given)
+
+    @property
+    def prompts(self) -> Any:
+        """The prompt set that its models were made with, where all have the same; None where nobody minds."""
+        wanted = [one for given in self.seats.values() if (one := _prompts_of(given)) is not None]
+        return wanted[0] if wanted and all(one == wanted[0] for one in wanted) else None
 
     def bind(self, roles: Mapping[str, Role], expert: Any = None) -> BoundTeam:
         """Give every agent its policy. An unknown key, and an agent without a policy, are errors."""
@@ -160,6 +168,17 @@ def _check_seat(seat: str, policy: Any) -> None:
         return
     hint = nearest(policy, [*PLAYERS, "tiny", *PACKAGES, *FORMS], "known:")
     raise TeamError(f"seat {seat!r}: unknown policy {policy!r}; {hint}")
+
+
+def _prompts_of(given: Any) -> Any:
+    """The prompt set of one player: chance, experts and functions have none."""
+    if not isinstance(given, str):
+        return getattr(given, "prompts", None)
+    if given in NAMED or given == "scripted":
+        return None
+    if given.startswith("run:"):
+        return prompts_of_run(Path(given.removeprefix("run:")))
+    return "short" if given == "tiny" else "full"
 
 
 def _named(name: str, expert: Any, settings: ModelSettings) -> Policy:

@@ -32,6 +32,7 @@ from .pages.html import write_page
 def renew(folder: Path) -> None:
     """Write an entry anew, as today's code makes it of its replies; `ValueError` says why that cannot be."""
     results, metadata = read_submission(folder)
+    results["provenance"]["env"]["config"].setdefault("prompts", "short")  # from before there were sets
     arena = make_again(results)
     told = results["provenance"]
     for agent, role in arena.roles.items():

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from ..agents.hints import described, fits
+from ..agents.hints import described, fits, say_once
 from ..own import OwnCodeError, find, load, load_plugin, plugins, told
 from .core.arena import Arena
 from .core.execution import Budget
+from .core.prompts import OWN, choose
 from .core.tasks import SCHEMAS, DataSet, fingerprint
 from .core.workflow import Workflow
 
@@ -83,14 +82,13 @@ class EnvSpec:
     @property
     def roles(self) -> tuple[Role, ...]:
         """The roles with their reply formats, under the default configuration."""
-        roles: tuple[Role, ...] = self.make_workflow().roles
-        return roles
+        return self.make_workflow().told_roles()
 
     def make_workflow(self, **config: Any) -> Workflow:
         """The workflow, configured; an unknown argument is answered with the nearest."""
         kind = resolve(self.workflow)
         settings = {**self.config, **config}
-        lenient = settings.pop("lenient", None)
+        lenient, prompts = settings.pop("lenient", None), settings.pop("prompts", None)
         if isinstance(kind, Workflow):
             raise TypeError(
                 f"{self.id}: workflow={kind!r:.60} is made already; give its class, or what makes one"
@@ -104,6 +102,8 @@ class EnvSpec:
             raise TypeError(f"{self.id}: {_argument_hint(kind, settings, error)}") from error
         if lenient is not None:
             workflow.lenient = _by_role(self.id, lenient, workflow)
+        if isinstance(workflow, Workflow):
+            workflow.prompt_set = choose(workflow, prompts)
         return workflow
 
 
@@ -175,18 +175,24 @@ def make(
     render_mode: str | None = None,
     tools: Mapping[str, Any] | None = None,
     budget: Budget | Mapping[str, Any] | None = None,
+    prompts: Any = None,
     **config: Any,
 ) -> WorkflowEnv:
     """Make an environment: `unitymas.make("mask-hotpotqa", split="validation", data="mini", max_turns=3)`.
 
     `tasks` are one's own rows (then neither `split` nor `data`); `reward` is `"default"`, None, a rule, a
     plain function or a list of them; `tools` replace the default ones by name; `lenient` (True, False, or a mapping
-    by role) says what may stand around a reply, as `Role.lenient`; whatever else is given configures the workflow.
+    by role) says what may stand around a reply, as `Role.lenient`; `prompts` is what the roles are told: "full" (the
+    default), "few-shot", "short", or one's own by role, as a mapping or a file (docs/prompts.md); whatever else is
+    given configures the workflow.
     """
     from .faces.aec import WorkflowEnv
 
     return WorkflowEnv(
-        make_arena(id, split=split, data=data, tasks=tasks, size=size, reward=reward, tools=tools, budget=budget, **config),
+        make_arena(
+            id, split=split, data=data, tasks=tasks, size=size, reward=reward, tools=tools, budget=budget, prompts=prompts,
+            **config,
+        ),
         render_mode,
     )  # fmt: skip
 
@@ -201,11 +207,12 @@ def make_arena(
     reward: Any = "default",
     tools: Mapping[str, Any] | None = None,
     budget: Budget | Mapping[str, Any] | None = None,
+    prompts: Any = None,
     **config: Any,
 ) -> Arena:
     """What `make` puts behind the AEC face."""
     known = spec(id)
-    workflow = known.make_workflow(**config)
+    workflow = known.make_workflow(**config, prompts=prompts)
     if tasks is not None and (split is not None or data is not None):
         raise ValueError(f"{id}: give either tasks (your own) or split/data, not both")
     if isinstance(data, str) and data not in ("mini",) and known.tasks is not None:
@@ -232,12 +239,13 @@ def make_arena(
         + (["reward"] if not _is(reward, "default") else [])
         + (["tasks"] if tasks is not None else [])
         + (["budget"] if budget is not None else [])
+        + (["prompts"] if workflow.prompt_set is not None and workflow.prompt_set.name == OWN else [])
     )
     arena = Arena(
         workflow, found, env_id=known.id, tools=box, rules=[make_rule(rule) for rule in rules],
         budget=_budget(known, budget), expert=resolve(known.expert),
         headline=known.headline if _is(reward, "default") else "score", score=known.headline,
-        config={**known.config, **config, "modified": modified},
+        config={**known.config, **config, "modified": modified}, prompts_said=prompts is not None,
     )  # fmt: skip
     arena.made = {
         "id": id, "split": split, "data": data, "tasks": tasks, "size": size, "reward": reward, "tools": given,
@@ -336,9 +344,9 @@ def _data(
 
         if sets.is_prepared(known.dataset):
             found = _prepared(known, known.dataset, named)
-            _say(f"{known.id}: tasks from {known.dataset} ({found.split}), prepared on this machine")
+            say_once(f"{known.id}: tasks from {known.dataset} ({found.split}), prepared on this machine")
             return found
-        _say(
+        say_once(
             f"{known.id}: {known.dataset} is not on this machine, so the embedded mini world stands in "
             f"(unitymas data prepare {known.dataset}; or data='mini' to say so)"
         )
@@ -358,7 +366,7 @@ def _prepared(known: EnvSpec, name: str, named: str | None) -> DataSet:
 
     there = sets.splits(name)
     if named is None and there and known.split not in there:
-        _say(
+        say_once(
             f"{known.id}: {name} has no {known.split!r} split, so {there[0]!r} it is "
             f"(it has {', '.join(there)}; choose with split=…)"
         )
@@ -366,17 +374,14 @@ def _prepared(known: EnvSpec, name: str, named: str | None) -> DataSet:
     return sets.load(name, named or known.split)
 
 
-@cache
-def _say(line: str) -> None:
-    print(f"unitymas: {line}", file=sys.stderr)
-
-
 def _tool(known: EnvSpec, name: str, data: DataSet, own: bool) -> Any:
     factory = known.tools.get(name)
     if factory is None:
         return None
     if own and data.passages is None and known.kind.startswith("qa"):
-        _say(f"{known.id}: your tasks come without passages, so `{name}` searches the embedded mini world")
+        say_once(
+            f"{known.id}: your tasks come without passages, so `{name}` searches the embedded mini world"
+        )
         data = _data(replace(known, dataset=""), "train", "mini", None)
     found = resolve(factory)
     return found(data) if isinstance(factory, str) else found
@@ -398,7 +403,9 @@ def _argument_hint(kind: Any, settings: Mapping[str, Any], error: TypeError) -> 
     for key in settings:
         if key not in names:
             near = difflib.get_close_matches(
-                key, [*names, "split", "data", "tasks", "reward", "tools", "budget", "lenient"], n=1
+                key,
+                [*names, "split", "data", "tasks", "reward", "tools", "budget", "lenient", "prompts"],
+                n=1,
             )
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names) or 'none'}"
             return f"unknown argument {key!r}; {hint}"
@@ -420,9 +427,9 @@ def _load_plugins() -> None:
             if callable(found):  # else a module, whose import registers
                 found()
         except OwnCodeError as error:
-            _say(str(error))
+            say_once(str(error))
         except Exception as error:
-            _say(f"the plug-in {point.name!r} ({point.value}) failed to register: {told(error)}")
+            say_once(f"the plug-in {point.name!r} ({point.value}) failed to register: {told(error)}")
 
 
 def _tell_others(id: str) -> None:

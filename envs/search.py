@@ -21,7 +21,7 @@ from typing import Any
 from ..agents.team import Team
 from .core.arena import Arena
 from .core.branch import Branch, check_forks
-from .core.drivers import arena_of, derive, run_sync, select_tasks
+from .core.drivers import arena_of, derive, run_sync, select_tasks, told_to
 from .core.trace import Trace
 
 Score = str | Callable[[Trace], float]
@@ -130,9 +130,10 @@ async def _grow(
 def _each_task(
     search: Any, what: str, env: Any, team: Any, score: Score, tasks: Any, seed: int, make: dict[str, Any]
 ) -> list[Trace]:
-    arena = arena_of(env, **make)
+    team = Team.of(team)
+    arena = told_to(arena_of(env, **make), team)
     check_forks(arena, what)
-    bound = Team.of(team).bind(arena.roles, expert=arena.expert)
+    bound = team.bind(arena.roles, expert=arena.expert)
     arena, chosen = select_tasks(arena, tasks)
 
     async def run() -> list[Trace]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from ..agents.roles import Reply
 from ..agents.text.calls import EXAMPLE, ToolCalls
+from ..agents.text.wording import Told
 from .core.trace import jsonable
 from .core.workflow import TOOLS, Episode, ToolError, WorkflowError
 from .tools.signatures import About, misfit, without
@@ -132,8 +133,11 @@ def _results(results: Sequence[str], left: int) -> str:
     """Message to the agent: the results in the order of its calls, and how many calls are left."""
     if not results:
         results = (f"error: neither a tool call nor a final answer; to call a tool, write {EXAMPLE}",)
-    told = "\n".join(f"<result>\n{_cut(result)}\n</result>" for result in results)
-    return f"{told}\n{left} calls left." if left else f"{told}\nNo calls are left: give your final answer."
+    pieces: list[tuple[str, str]] = []
+    for result in results:
+        pieces += [("", "<result>\n"), ("results", _cut(result)), ("", "\n</result>\n")]
+    end = f"{left} calls left." if left else "No calls are left: give your final answer."
+    return Told([*pieces, ("", end)], [("results", "last")])
 
 
 def _cut(text: str) -> str:

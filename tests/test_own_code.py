@@ -182,7 +182,7 @@ def installed(here, monkeypatch):
 
 
 def test_plug_ins_are_found_and_a_broken_one_breaks_nothing(installed, capsys):
-    registry._say.cache_clear()
+    registry.say_once.cache_clear()
     assert "own-capitals" in unitymas.list_envs()
     said = capsys.readouterr().err
     assert said.count("the plug-in 'broken' (own_broken:register_all) is broken: ModuleNotFoundError") == 1

@@ -44,12 +44,12 @@ def tokenized(
 
 
 def expert_traces(
-    id: str, tasks: int | None = None, data: str | None = None, split: str = "train"
+    id: str, tasks: int | None = None, data: str | None = None, split: str = "train", prompts: Any = None
 ) -> list[Trace]:
     """Traces of the scripted expert on an environment's training tasks; only episodes it solved."""
     env_spec = spec(id)
     where: dict[str, Any] = {"split": split, **({} if env_spec.tasks is not None else {"data": data})}
-    arena = make_arena(id, **where)
+    arena = make_arena(id, prompts=prompts, **where)
     success = env_spec.success or env_spec.headline
     return [t for t in rollout(arena, "scripted", tasks=tasks) if t.metrics.get(success, 0.0) >= 1.0]
 
@@ -61,9 +61,13 @@ def warmstart(
     *,
     tasks: int | None = None,
     data: str | None = None,
+    prompts: Any = None,
     **settings: Any,
 ) -> Path:
-    """Fine-tune a model on the expert's traces; gives the directory of the new one, to be named in `groups.*.model`."""
+    """Fine-tune a model on the expert's traces; gives the directory of the new one, to be named in `groups.*.model`.
+
+    Without `prompts` it learns the set that the model was made with: "short" of the tiny one, "full" of all others.
+    """
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
     from trl import SFTConfig, SFTTrainer
@@ -86,6 +90,8 @@ def warmstart(
             **settings,
         },
     )  # fmt: skip
+    told = prompts if prompts is not None or str(model) != "tiny" else "short"
+    traces = expert_traces(id, tasks, data, prompts=told)
     trainer = SFTTrainer(
         model=network, args=config, processing_class=tokenizer,
         train_dataset=Dataset.from_list(tokenized(rows(traces), tokenizer, "sft")),
@@ -104,11 +110,14 @@ def warmstart_main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for the fine-tuned model")
     parser.add_argument("--tasks", type=COUNT, default=None, help="only the first so many tasks")
     parser.add_argument("--data", default=None, help="'mini', or a prepared data set")
+    parser.add_argument(
+        "--prompts", default=None, help="full, few-shot, short, or a file (default: by the model)"
+    )
     parser.add_argument("--epochs", type=float, default=1.0, help="passes over the traces (default 1)")
     parser.add_argument("--lr", type=float, default=2e-4, help="learning rate (default 2e-4)")
     args = parser.parse_args(argv)
     where = warmstart(
-        args.id, args.model, args.out, tasks=args.tasks, data=args.data,
+        args.id, args.model, args.out, tasks=args.tasks, data=args.data, prompts=args.prompts,
         num_train_epochs=args.epochs, learning_rate=args.lr,
     )  # fmt: skip
     told = shlex.quote(f"groups.*.model={where}")

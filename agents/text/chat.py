@@ -22,7 +22,6 @@ from typing import Any
 
 from ..policies import Call, Message
 from .plain import plain_of
-from .spoken import Spoken
 
 Turn = tuple[tuple[str, Any], ...]  # a message as plain data that can be compared
 
@@ -164,4 +163,8 @@ class Chat:
 
 
 def _turn(message: Message) -> Turn:
-    return tuple((k, str(v) if isinstance(v, Spoken) else v) for k, v in message.items() if k != "node")
+    return tuple(
+        (k, str(v) if isinstance(v, str) and type(v) is not str else v)
+        for k, v in message.items()
+        if k != "node"
+    )

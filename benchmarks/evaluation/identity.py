@@ -79,7 +79,8 @@ def role_config(team: BoundTeam, arena: Arena) -> dict[str, Any]:
 
 def prompt_sha(role: Role) -> str:
     """A hash of what a role is always told: its system message, and how it shall reply."""
-    return digest({"system": role.system, "reply": role.reply.describe()})
+    asked = {} if role.wording is None else {"prompt": role.wording.source}
+    return digest({"system": role.system, "reply": role.reply.describe(), **asked})
 
 
 def players_hash(players: Mapping[str, Mapping[str, Any]]) -> str:

@@ -19,6 +19,7 @@ from ...envs.core.drivers import (
     run_sync,
     select_tasks,
     side_by_side,
+    told_to,
 )
 from ...envs.core.tasks import Task
 from ...envs.core.trace import Trace
@@ -109,7 +110,9 @@ class Evaluation:
                 ({**make, "tasks": tasks}, None) if _own_rows(tasks) else ({"split": "test", **make}, tasks)
             )
         self.arena, self.measure = arena_and_measure(env, make)
-        self.team: BoundTeam = Team.of(team).bind(self.arena.roles, expert=self.arena.expert)
+        team = Team.of(team)
+        self.arena = told_to(self.arena, team)
+        self.team: BoundTeam = team.bind(self.arena.roles, expert=self.arena.expert)
         for player in self.team.policies.values():
             if tokens and hasattr(player, "keep_tokens"):
                 player.keep_tokens()

@@ -44,6 +44,8 @@ class Comparison:
     env: str
     args: dict[str, Any] = field(default_factory=dict)
     teams: dict[str, tuple[str, str]] = field(default_factory=dict)
+    prompts: Any = "short"
+    """What everybody is told: the set of the tiny model, or of the runs."""
 
 
 def tables(envs: list[str], teams: dict[str, tuple[str, str]], runs: list[Path]) -> list[Comparison]:
@@ -54,9 +56,10 @@ def tables(envs: list[str], teams: dict[str, tuple[str, str]], runs: list[Path])
             raise SystemExit(f"{run} is no run directory: it holds no config.yaml")
         config = yaml.safe_load(read_signed(run / "config.yaml"))
         env, args = config["env"]["id"], config["env"]["args"]
-        match = next((table for table in made if (table.env, table.args) == (env, args)), None)
+        prompts = config["env"].get("prompts", "short")  # runs from before there were sets had this one
+        match = next((t for t in made if (t.env, t.args, t.prompts) == (env, args, prompts)), None)
         if match is None:
-            match = Comparison(env, args, dict(teams))
+            match = Comparison(env, args, dict(teams), prompts)
             made.append(match)
         match.teams[f"Tiny, trained: {run.name}"] = (f"run:{run}", _told(config))
     return made
@@ -80,7 +83,8 @@ def make(out: Path, made: list[Comparison], *, tasks: int, k: int) -> list[Path]
             folder = re.sub(r"[^a-z0-9]+", "-", f"{name} {table.env} {configured}".lower()).strip("-")
             kept = out / "evaluations" / folder
             size = "2.06M" if name.startswith("Tiny") else ""
-            evaluate(table.env, player, k=k, tasks=tasks, data="mini", out=kept, **table.args)
+            how = {"data": "mini", "prompts": table.prompts, **table.args}
+            evaluate(table.env, player, k=k, tasks=tasks, out=kept, **how)
             packed.append(
                 submission.pack(
                     kept,

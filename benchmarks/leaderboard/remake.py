@@ -74,7 +74,12 @@ def settings(known: EnvSpec, config: Mapping[str, Any]) -> dict[str, Any]:
     taken = inspect.signature(resolve(known.workflow)).parameters
     values: dict[str, Any] = {}
     for name, value in config.items():
-        if name == "modified":
+        if name in ("modified", "prompts_hash"):
+            continue
+        if name == "prompts":  # words are data; a text that is no set's name might be a path
+            if not isinstance(value, Mapping) and value not in ("full", "few-shot", "short"):
+                raise NotVerified(f"own code: not verified: {value!r:.60} is no prompt set of {known.id}")
+            values[name] = value
             continue
         if name in known.config and jsonable(known.config[name]) == value:
             continue  # as registered, whatever it is

@@ -7,6 +7,7 @@ trainer's collector all start their episodes here, so there is one way in which 
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import inspect
 import io
@@ -22,6 +23,7 @@ from ...agents.roles import Role
 from ..tools.toolbox import Toolbox
 from .execution import Budget, Execution
 from .ledger import Rule, Scorer, as_rule, check_names
+from .prompts import choose
 from .tasks import DataSet, Task, TaskError
 from .trace import Trace
 from .workflow import Workflow, unknown
@@ -50,10 +52,14 @@ class Arena:
         expert: Any = None,
         headline: str = "score",
         score: str = "",
+        prompts_said: bool = False,
     ) -> None:
+        if workflow.prompts is not None and workflow.prompt_set is None:
+            workflow.prompt_set = choose(workflow)
         self.workflow = workflow.seal()
         self.env_id, self.data, self.budget = env_id, data, budget or Budget()
-        self.config = dict(config or {})
+        self.config = {**(config or {}), **_provenance(workflow)}
+        self.prompts_said = prompts_said  # somebody has chosen the prompt set, so no team does
         self.expert, self.headline = expert, headline
         self.score = score or headline  # the metric that is an episode's `score`, where a rule computes it
         self.roles: dict[str, Role] = workflow.agents()
@@ -82,6 +88,14 @@ class Arena:
         rules = [*self.rules, as_rule(rule)]
         check_names(rules)
         self.rules = rules
+
+    def with_prompts(self, given: Any) -> Arena:
+        """The same arena, its roles told by another prompt set."""
+        twin = copy.copy(self)
+        twin.workflow = self.workflow.with_prompts(given).seal()
+        twin.roles = twin.workflow.agents()
+        twin.config = {**self.config, **_provenance(twin.workflow)}
+        return twin
 
     @property
     def task_ids(self) -> Sequence[str]:
@@ -129,6 +143,12 @@ class Arena:
 
     def __deepcopy__(self, memo: Any) -> Arena:
         return self  # shared: nothing in it belongs to one episode
+
+
+def _provenance(workflow: Workflow) -> dict[str, Any]:
+    """Which words the roles are told."""
+    told = workflow.prompt_set
+    return {} if told is None else {"prompts": told.given, "prompts_hash": told.hash}
 
 
 @lru_cache(maxsize=256)

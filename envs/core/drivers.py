@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ...agents.failures import Boundary, Ended
-from ...agents.hints import counted
+from ...agents.hints import counted, say_once
 from ...agents.policies import Answer, Call
 from ...agents.roles import Reply
 from ...agents.team import BoundTeam, Team
@@ -41,7 +41,7 @@ def call_for(execution: Execution, node: Node, episode: str, *, reference: bool 
         agent=node.agent or "", role=node.role or "", messages=node.messages,
         choices=node.format.choices, stop=node.format.stop, max_tokens=node.max_tokens,
         seed=execution.call_seed(node), episode=episode, node=node.id,
-        task=execution.task if reference else None,
+        task=execution.task if reference else None, fields=node.fields if reference else {},
     )  # fmt: skip
 
 
@@ -272,8 +272,8 @@ async def arollout(
         raise ValueError(f"keep_tokens={keep_tokens!r}: use 'ids', 'text' or None")
     if k < 1 or concurrency < 1:
         raise ValueError(f"k and concurrency must be at least 1, got k={k}, concurrency={concurrency}")
-    arena = arena_of(env, **make)
     team = Team.of(team)
+    arena = told_to(arena_of(env, **make), team)
     bound = team.bind(arena.roles, expert=arena.expert)
     bound.keep_tokens = keep_tokens or ""
     arena, chosen = select_tasks(arena, tasks)
@@ -333,6 +333,20 @@ def run_sync(work: Coroutine[Any, Any, Any], interrupted: Callable[[], None] | N
     if not worked:
         raise value
     return value
+
+
+def told_to(arena: Arena, team: Team) -> Arena:
+    """The arena with the prompt set that the team's models were made with, where nobody has chosen one."""
+    told, wanted = arena.workflow.prompt_set, team.prompts
+    if told is None or arena.prompts_said or wanted is None or wanted == told.given:
+        return arena
+    twin = arena.with_prompts(wanted)
+    now = twin.workflow.prompt_set
+    name = "" if now is None else now.name
+    say_once(
+        f"{arena.env_id}: prompts={name!r}, which this team's models were made with (prompts=… says otherwise)"
+    )
+    return twin
 
 
 def arena_of(env: Any, **make_args: Any) -> Arena:

@@ -39,6 +39,7 @@ class Node:
     role: str | None
     messages: tuple[Mapping[str, Any], ...]
     anchor: str | None
+    fields: Mapping[str, Any]
     # a use's
     tool: str | None
     args: FrozenDict | None
@@ -87,11 +88,13 @@ class Node:
 class Act(Node):
     """A role is asked to speak."""
 
-    __slots__ = ("agent", "anchor", "format", "max_tokens", "messages", "role")
+    __slots__ = ("agent", "anchor", "fields", "format", "max_tokens", "messages", "role")
     tool = args = result = private = None
 
     format: Format
     max_tokens: int | None
+    fields: Mapping[str, Any]
+    """Values that its prompt was filled with, where prompts come in sets: experts read these, and no prompt."""
 
 
 def new_act(
@@ -102,12 +105,13 @@ def new_act(
     turn: int | None = None,
     max_tokens: int | None = None,
     anchor: str | None = None,
+    fields: Mapping[str, Any] = EMPTY,
 ) -> Act:
     """An act that nobody has awaited yet. (A constructor of its class would take twice as long.)"""
     node = Act()
     node.kind, node.state = "act", MADE
     node.agent, node.role, node.messages, node.format = agent, role, messages, format
-    node.turn, node.max_tokens, node.anchor = turn, max_tokens, anchor
+    node.turn, node.max_tokens, node.anchor, node.fields = turn, max_tokens, anchor, fields
     node.reply = node.error = None
     node.meta = EMPTY
     return node
@@ -119,6 +123,7 @@ class Use(Node):
     __slots__ = ("args", "private", "result", "tool")
     agent = role = anchor = None
     messages = ()
+    fields = EMPTY
 
 
 def new_use(tool: str, args: FrozenDict) -> Use:

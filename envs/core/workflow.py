@@ -16,6 +16,7 @@ hands it to the driver (`execution.Execution`), which resumes `run` with the ans
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import random
@@ -27,6 +28,7 @@ from ...agents.failures import ToolError as ToolError
 from ...agents.failures import WorkflowError as WorkflowError
 from ...agents.frozen import FrozenDict, View, freeze
 from ...agents.roles import Format, Reply, Role
+from .prompts import PromptSet, choose
 from .records import EMPTY, MADE, PENDING, new_act, new_use
 from .records import Act as Act
 from .records import Node as Node
@@ -115,7 +117,7 @@ class Episode:
     def act(
         self,
         agent: str,
-        prompt: str | Sequence[Mapping[str, Any]],
+        prompt: str | Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
         reply: Format | None = None,
         turn: int | None = None,
@@ -124,6 +126,7 @@ class Episode:
     ) -> Act:
         """Ask an agent to speak; awaited, gives its `Reply`. `reply` overrides the role's format.
 
+        `prompt` is a text, messages, or the fields that the role's prompt is filled with (`Workflow.prompts`).
         The role's system message stands before the prompt, unless this is a conversation with one of its own.
         `anchor` is the state of the world as text: acts with the same one are comparable (GiGPO's groups),
         whatever their prompts say besides.
@@ -132,17 +135,25 @@ class Episode:
             role = self._roles[agent]
         except KeyError:
             raise unknown("agent", agent, self._roles) from None
+        fields: Mapping[str, Any] = EMPTY
         if type(prompt) is str:
             messages = role.opening + ({"role": "user", "content": prompt},)
+        elif type(prompt) is dict:
+            fields = prompt
+            messages = role.opening + ({"role": "user", "content": _worded(agent, role, prompt)},)
         else:
             messages = _checked_messages(agent, prompt)
             if messages[0]["role"] != "system":
                 messages = role.opening + messages
         if anchor is not None:
             anchor = hashlib.blake2b(anchor.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        node = new_act(agent, role.name, messages, reply or role.reply, turn, max_tokens, anchor)
+        node = new_act(agent, role.name, messages, reply or role.reply, turn, max_tokens, anchor, fields)
         self._made.append(node)
         return node
+
+    def told(self, agent: str, fields: Mapping[str, Any]) -> str:
+        """The prompt of an agent's role, filled: what `act` makes of fields."""
+        return _worded(agent, self.role(agent), fields)
 
     def use(self, tool: str, /, **args: Any) -> Use:
         """Use a tool; awaited, gives its (public) result, or raises the `ToolError` it failed with."""
@@ -212,12 +223,31 @@ class Workflow:
     roles: tuple[Role, ...] = ()
     tools: tuple[str, ...] = ()
     schema: Schema = QA
+    prompts: Any = None
+    """What the roles are told, in sets by name, or the YAML file (or files) that hold them (`prompts.py`)."""
+    prompt_set: PromptSet | None = None
+    """The set that was chosen; without a choice the default one."""
     lenient: Mapping[str, bool] = EMPTY
     """Role (or "*") -> `Role.lenient`, where an environment was made with it."""
 
     async def run(self, ep: Episode) -> Outcome | None:
         """The program. Only `ep`'s requests may be awaited."""
         raise WorkflowError(f"{type(self).__name__} needs an `async def run(self, ep)`")
+
+    def told_roles(self) -> tuple[Role, ...]:
+        """The roles with the words of the prompt set."""
+        return tuple({role.name: role for role in self.agents().values()}.values())
+
+    def terms(self) -> Mapping[str, Any]:
+        """What of this configuration the roles' texts may tell, by name."""
+        return {}
+
+    def with_prompts(self, given: Any) -> Workflow:
+        """This workflow, told by another prompt set."""
+        twin = copy.copy(self)
+        twin.__dict__.pop("_sealed", None)
+        twin.prompt_set = choose(twin, given)
+        return twin
 
     async def grade(self, ep: Episode, trace: Trace, task: Task) -> Mapping[str, Any] | None:
         """After `run`: may use the reference, tools and judges; what it returns is `trace.grade`."""
@@ -250,10 +280,12 @@ class Workflow:
                 f"{type(self).__name__}.roles must be a tuple of Role, got {self.roles!r:.60}: write (Role('name'),)"
             )
         table: dict[str, Role] = {}
+        words = self.prompt_set or choose(self)
         for role in self.roles:
             lenient = self.lenient.get(role.name, self.lenient.get("*"))
             if lenient is not None:
                 role = replace(role, lenient=lenient)
+            role = role if words is None else words.told(role)
             for agent in role.agents:
                 if agent in table:
                     raise WorkflowError(f"{type(self).__name__}: two agents are called {agent!r}")
@@ -268,6 +300,21 @@ def unknown(what: str, name: object, known: Any) -> WorkflowError:
     some = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {some or 'none'}"
     return WorkflowError(f"unknown {what} {name!r}; {hint}")
+
+
+def _worded(agent: str, role: Role, fields: Mapping[str, Any]) -> str:
+    """A role's prompt, filled."""
+    if role.wording is None:
+        raise WorkflowError(
+            f"{agent!r} is asked by fields ({', '.join(fields)}), but has no prompt: give its workflow `prompts`, or ask "
+            "with a text"
+        )
+    try:
+        return role.wording.ask(fields)
+    except KeyError as error:
+        raise WorkflowError(
+            f"the prompt of {agent!r} has the field {error.args[0]!r}, which `run` did not fill; it filled {', '.join(fields)}"
+        ) from None
 
 
 def _checked_messages(agent: str, prompt: Any) -> tuple[Mapping[str, Any], ...]:

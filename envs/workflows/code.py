@@ -18,6 +18,7 @@ from ...agents.roles import Custom, FormatError, Role
 from ...agents.text.reading import between, tag_split
 from ..core.tasks import CODE
 from ..core.workflow import Episode, Outcome, Workflow
+from .parts import PROMPTS
 
 STATE = 12_000  # characters of earlier turns that a prompt may hold
 
@@ -62,10 +63,11 @@ def _plain(value: Any) -> str:
     return value.strip() if isinstance(value, str) else json.dumps(value)
 
 
-def problem_text(task: Any) -> str:
-    """The problem as every role reads it: what to write, and the visible tests."""
-    how = f"Write a function {task.fn_name}." if task.get("fn_name") else "Read stdin and print."
-    return f"Problem: {task.problem}\n{how}\nTests:\n{tests_text(task.visible_tests)}"
+def problem_fields(task: Any) -> dict[str, str]:
+    """The problem as every role sees it: what to write, and the visible tests."""
+    return {
+        "problem": task.problem, "fn_name": task.get("fn_name") or "", "tests": tests_text(task.visible_tests),
+    }  # fmt: skip
 
 
 def checked_text(checked: Mapping[str, Any]) -> str:
@@ -74,22 +76,32 @@ def checked_text(checked: Mapping[str, Any]) -> str:
     return f"{line}\n{middle_cut(checked['first_failure'], 600)}" if checked.get("first_failure") else line
 
 
+def history_text(turns: Sequence[Mapping[str, str]]) -> str:
+    """Programs, what their tests said, and the advice that was given, from the first turn on."""
+    parts = []
+    for turn in turns:
+        parts.append(f"Program:\n{turn['program']}\nResult: {turn['result']}")
+        if "advice" in turn:
+            parts.append(f"Advice: {turn['advice']}")
+    return middle_cut("\n".join(parts), STATE)
+
+
+def turns_text(turns: Sequence[Mapping[str, str]]) -> str:
+    """The whole of every turn, its plan included, under a heading each."""
+    parts = []
+    for number, turn in enumerate(turns, 1):
+        advice = f"\nAdvice: {turn['advice']}" if "advice" in turn else ""
+        parts.append(
+            f"Turn {number}\nPlan:\n{turn['plan']}\nProgram:\n{turn['program']}\nResult: {turn['result']}{advice}"
+        )
+    return middle_cut("\n".join(parts), STATE)
+
+
+SEES = ("problem", "fn_name", "tests", "history", "turns")
 ROLES = (
-    Role(
-        "planner",
-        reply=one_tag("pseudocode"),
-        system="Plan a Python program for the problem. Write <pseudocode>plan</pseudocode>.",
-    ),
-    Role(
-        "coder",
-        reply=one_tag("code"),
-        system="Write the Python program of the plan. Write <code>program</code>.",
-    ),
-    Role(
-        "reflector",
-        reply=one_tag("reflection"),
-        system="Say what is wrong with the program and how to mend it. Write <reflection>advice</reflection>.",
-    ),
+    Role("planner", reply=one_tag("pseudocode"), sees=SEES),
+    Role("coder", reply=one_tag("code"), sees=(*SEES, "starter_code", "plan")),
+    Role("reflector", reply=one_tag("reflection"), sees=(*SEES, "plan", "program", "result")),
 )
 
 
@@ -99,29 +111,34 @@ class Code(Workflow):
     roles = ROLES
     tools = ("verify",)
     schema = CODE
+    prompts = PROMPTS / "code.yaml"
 
     def __init__(self, max_turns: int = 3) -> None:
         if max_turns < 1:
             raise ValueError(f"max_turns must be at least 1, got {max_turns}")
         self.max_turns = max_turns
 
+    def terms(self) -> Mapping[str, Any]:
+        return {"attempts": self.max_turns}
+
     async def run(self, ep: Episode) -> Outcome:
         task = ep.task
-        problem = problem_text(task)
-        past: list[str] = []
+        problem = problem_fields(task)
+        turns: list[dict[str, str]] = []
         code = ""
         for t in range(self.max_turns):
-            before = f"\nEarlier:\n{middle_cut(chr(10).join(past), STATE)}" if past else ""
-            plan = (await ep.act("planner", problem + before, turn=t)).value
-            start = f"\nStart from:\n{task.starter_code}" if task.get("starter_code") else ""
-            code = (await ep.act("coder", f"{problem}{before}{start}\nPlan: {plan}", turn=t)).value
+            seen = {**problem, "history": history_text(turns), "turns": turns_text(turns)}
+            plan = (await ep.act("planner", seen, turn=t)).value
+            start = {"starter_code": task.get("starter_code") or "", "plan": plan}
+            code = (await ep.act("coder", {**seen, **start}, turn=t)).value
             checked = await ep.use("verify", program=code, fn_name=task.get("fn_name"))
             if checked["passed"] == checked["total"]:
                 return Outcome(code=code, turns=t + 1, visible_passed=True)
-            past.append(f"Program:\n{code}\nResult: {checked_text(checked)}")
+            now = {"plan": plan, "program": code, "result": checked_text(checked)}
+            turns.append(now)
             if t + 1 < self.max_turns:
-                now = f"{problem}\nEarlier:\n{middle_cut(chr(10).join(past), STATE)}"
-                past.append(f"Advice: {(await ep.act('reflector', now, turn=t)).value}")
+                seen = {**seen, "history": history_text(turns), **now}
+                now["advice"] = (await ep.act("reflector", seen, turn=t)).value
         return Outcome(code=code, turns=self.max_turns, visible_passed=False)
 
 

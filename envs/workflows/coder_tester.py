@@ -9,15 +9,18 @@ next turn, how the last program did on the last tests.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from ...agents.policies import Call
 from ...agents.roles import Custom, FormatError, Role, first_json_object
 from ..core.tasks import CODE
 from ..core.workflow import Episode, Outcome, Workflow
-from .code import checked_text, one_tag, problem_text, tests_text
+from .code import checked_text, one_tag, problem_fields, tests_text
+from .parts import PROMPTS
 
 MOST = 4  # tests of the tester's that are run
+SEES = ("problem", "fn_name", "tests", "program", "written", "result")
 
 
 def read_tests(text: str) -> list[dict[str, Any]]:
@@ -39,17 +42,10 @@ class CoderTester(Workflow):
 
     schema = CODE
     tools = ("verify",)
+    prompts = PROMPTS / "coder_tester.yaml"
     roles = (
-        Role(
-            "coder",
-            reply=one_tag("code"),
-            system="Write a Python program for the problem. Write <code>program</code>.",
-        ),
-        Role(
-            "tester",
-            reply=Custom(read_tests),
-            system='Write tests for the problem. Write {"tests": [{"input": "…", "output": "…"}]}.',
-        ),
+        Role("coder", reply=one_tag("code"), sees=SEES),
+        Role("tester", reply=Custom(read_tests), sees=SEES),
     )
 
     def __init__(self, max_turns: int = 3) -> None:
@@ -57,19 +53,21 @@ class CoderTester(Workflow):
             raise ValueError(f"max_turns must be at least 1, got {max_turns}")
         self.max_turns = max_turns
 
+    def terms(self) -> Mapping[str, Any]:
+        return {"attempts": self.max_turns, "most": MOST}
+
     async def run(self, ep: Episode) -> Outcome:
         task = ep.task
-        problem = problem_text(task)
-        before, code = "", ""
+        seen = {**problem_fields(task), "program": "", "written": "", "result": ""}
+        code = ""
         for t in range(self.max_turns):
-            coded, tested = await ep.all(
-                ep.act("coder", problem + before, turn=t), ep.act("tester", problem + before, turn=t)
-            )
+            coded, tested = await ep.all(ep.act("coder", seen, turn=t), ep.act("tester", seen, turn=t))
             code = coded.value
             checked = await ep.use("verify", program=code, fn_name=task.get("fn_name"), tests=tested.value)
             if checked["total"] and checked["passed"] == checked["total"]:
                 return Outcome(code=code, turns=t + 1, agreed=True)
-            before = f"\nEarlier:\nProgram:\n{code}\nTests:\n{tests_text(tested.value, MOST)}\nResult: {checked_text(checked)}"
+            written = tests_text(tested.value, MOST)
+            seen = {**seen, "program": code, "written": written, "result": checked_text(checked)}
         return Outcome(code=code, turns=self.max_turns, agreed=False)
 
 

@@ -18,7 +18,7 @@ from ...agents.policies import Call
 from ...agents.roles import Custom, FormatError, Role
 from ...agents.text.reading import first_tagged, tag_split, tagged
 from ..core.workflow import Episode, Outcome, Workflow
-from .parts import ANSWER, UNKNOWN, first_line, passages_text
+from .parts import ANSWER, PROMPTS, UNKNOWN, first_line, passages_text
 
 NOTHING = "No useful information"
 
@@ -124,54 +124,37 @@ def told(steps: Sequence[Step]) -> str:
 
 
 def steps_in(text: str) -> list[Step]:
-    """The trajectory back from a prompt that tells it."""
+    """The trajectory back from a text that tells it."""
     return [Step(question, answer) for question, answer in _STEP.findall(text)]
 
 
-def view(question: str, steps: Sequence[Step]) -> str:
-    """View of what is known, then the question, so that the question stands next to the reply."""
-    return f"Steps:\n{told(steps)}\nQuestion: {question}"
+def queries_text(queries: Sequence[str]) -> str:
+    """What was searched so far, numbered."""
+    return "\n".join(f"{i}. {query}" for i, query in enumerate(queries, 1))
 
 
-def reader_prompt(docs: Sequence[Mapping[str, str]], query: str) -> str:
-    """Prompt of the summarizer: the passages found, then what was searched."""
-    return f"Passages:\n{passages_text(docs)}\nQuery: {query}"
-
-
-def updater_prompt(known: str, steps: Sequence[Step], new: Step) -> str:
-    """Prompt of the updater: the view of what is known, the new piece, and its number as a step of its own."""
-    return f"{known}\nNew: {new.question} | {new.answer}\nNext step: t{len(steps) + 1}"
+def filing(question: str, steps: Sequence[Step], new: Step, prediction: str) -> dict[str, str]:
+    """What the updater sees: what is known, the new piece, and its number as a step of its own."""
+    return {
+        "question": question, "steps": told(steps), "query": new.question, "evidence": new.answer,
+        "next": str(len(steps) + 1), "prediction": prediction,
+    }  # fmt: skip
 
 
 ROLES = (
-    Role(
-        "planner",
-        reply=Custom(read_plan, ends=("</final_answer>",), starts=("<q1>",)),
-        system="Split the question into steps. Write <q1>step</q1><a1>answer</a1> for each step, then "
-        "<final_answer>answer</final_answer>. Write unknown where you do not know.",
-    ),
+    Role("planner", reply=Custom(read_plan, ends=("</final_answer>",), starts=("<q1>",)), sees=("question",)),
     Role(
         "searcher",
         reply=Custom(read_search, ends=("</search>", "<end>")),
-        system="Find what is missing. Write <search>one simple question</search>, or <end> if all is known.",
+        sees=("question", "steps", "queries"),
     ),
-    Role(
-        "summarizer",
-        reply=Custom(read_evidence, ends=("</evidence>",)),
-        system="Answer the query from the passages. Write <evidence>answer</evidence>, "
-        "or No useful information.",
-    ),
+    Role("summarizer", reply=Custom(read_evidence, ends=("</evidence>",)), sees=("passages", "query")),
     Role(
         "updater",
         reply=Custom(read_filing, ends=("</update>", "</add>")),
-        system="Which step does the new evidence answer? Write <update>step</update>, "
-        "or <add>next step</add> if it answers none.",
+        sees=("question", "steps", "query", "evidence", "next", "prediction"),
     ),
-    Role(
-        "answerer",
-        reply=ANSWER,
-        system="Answer the question from the steps. Write <final_answer>answer</final_answer>.",
-    ),
+    Role("answerer", reply=ANSWER, sees=("question", "steps")),
 )
 
 
@@ -180,29 +163,34 @@ class Mask(Workflow):
 
     roles = ROLES
     tools = ("retrieve",)
+    prompts = PROMPTS / "mask.yaml"
 
     def __init__(self, max_turns: int = 3, top_k: int = 5) -> None:
         if max_turns < 1 or top_k < 1:
             raise ValueError(f"max_turns and top_k must be at least 1, got {max_turns} and {top_k}")
         self.max_turns, self.top_k = max_turns, top_k
 
+    def terms(self) -> Mapping[str, Any]:
+        return {"searches": self.max_turns}
+
     async def run(self, ep: Episode) -> Outcome:
-        question = ep.task["question"]
-        plan = (await ep.act("planner", f"Question: {question}", turn=0)).value
+        question, queries = ep.task["question"], list[str]()
+        plan = (await ep.act("planner", {"question": question}, turn=0)).value
         steps = plan["steps"] or (Step(question, UNKNOWN),)
-        known = view(question, steps)
+        known = {"question": question, "steps": told(steps)}
         answer = await ep.act("answerer", known, turn=0)
         for t in range(1, self.max_turns + 1):
-            search = (await ep.act("searcher", known, turn=t)).value
+            search = (await ep.act("searcher", {**known, "queries": queries_text(queries)}, turn=t)).value
             if "end" in search:
                 return Outcome(answer=answer.value, turns=t, ended_by_searcher=True)
             query = search["search"]
+            queries.append(query)
             docs = await ep.use("retrieve", query=query, k=self.top_k)
-            evidence = (await ep.act("summarizer", reader_prompt(docs, query), turn=t)).value
-            new = Step(query, evidence)
-            filing = (await ep.act("updater", updater_prompt(known, steps, new), turn=t)).value
-            steps = filed(steps, filing, new)
-            known = view(question, steps)
+            seen = {"passages": passages_text(docs), "query": query}
+            new = Step(query, (await ep.act("summarizer", seen, turn=t)).value)
+            place = (await ep.act("updater", filing(question, steps, new, answer.value), turn=t)).value
+            steps = filed(steps, place, new)
+            known = {"question": question, "steps": told(steps)}
             answer = await ep.act("answerer", known, turn=t)
         return Outcome(answer=answer.value, turns=self.max_turns, ended_by_searcher=False)
 
@@ -218,33 +206,32 @@ def hops_of(call: Call) -> Sequence[Mapping[str, str]]:
 
 
 def hops_left(call: Call) -> list[Mapping[str, str]]:
-    """The hops that no step of the prompt knows."""
-    known = [s.question for s in steps_in(call.messages[-1]["content"]) if s.answer not in (UNKNOWN, NOTHING)]
+    """The hops that no step told to this role knows."""
+    known = [s.question for s in steps_in(call.fields["steps"]) if s.answer not in (UNKNOWN, NOTHING)]
     return [hop for hop in hops_of(call) if not any(k.startswith(hop["question"]) for k in known)]
 
 
 def expert(call: Call) -> str:
     """Plans the task's hops, searches them in order, files each answer, ends when the last is known."""
-    seen = call.messages[-1]["content"]
-    hops, left, steps = hops_of(call), hops_left(call), steps_in(seen)
+    seen, hops = call.fields, hops_of(call)
     if call.role == "planner":
         pairs = "".join(f"<q{i}>{h['question']}</q{i}><a{i}>{UNKNOWN}</a{i}>" for i, h in enumerate(hops, 1))
         return f"{pairs}<final_answer>{UNKNOWN}</final_answer>"
+    if call.role == "summarizer":
+        answer = next((h["answer"] for h in hops if seen["query"].startswith(h["question"])), None)
+        found = answer is not None and answer in seen["passages"]
+        return f"<evidence>{answer}</evidence>" if found or "hops" not in call.task.reference else NOTHING
+    steps = steps_in(seen["steps"])
+    if call.role == "updater":
+        for number, step in enumerate(steps, 1):
+            if seen["query"].startswith(step.question):
+                return f"<update>t{number}</update>"
+        return f"<add>t{len(steps) + 1}</add>"
+    left = hops_left(call)
     if call.role == "answerer":
         return f"<final_answer>{UNKNOWN if left else call.task.reference['answers'][0]}</final_answer>"
-    if call.role == "searcher":
-        if not left:
-            return "<end>"
-        failed = Step(left[0]["question"], NOTHING) in steps  # then say the title once more: it counts twice
-        again = f" {left[0]['title']}" if failed and "title" in left[0] else ""
-        return f"<search>{left[0]['question']}{again}</search>"
-    if call.role == "summarizer":
-        query = seen.rpartition("\nQuery: ")[2]
-        answer = next((h["answer"] for h in hops if query.startswith(h["question"])), None)
-        found = answer is not None and answer in seen.rpartition("\nQuery: ")[0]
-        return f"<evidence>{answer}</evidence>" if found or "hops" not in call.task.reference else NOTHING
-    new = next(line for line in seen.splitlines() if line.startswith("New: ")).removeprefix("New: ")
-    for number, step in enumerate(steps, 1):
-        if new.startswith(step.question):
-            return f"<update>t{number}</update>"
-    return f"<add>t{len(steps) + 1}</add>"
+    if not left:
+        return "<end>"
+    failed = Step(left[0]["question"], NOTHING) in steps  # then say the title once more: it counts twice
+    again = f" {left[0]['title']}" if failed and "title" in left[0] else ""
+    return f"<search>{left[0]['question']}{again}</search>"

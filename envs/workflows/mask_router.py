@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...agents.policies import Call
 from ...agents.roles import Choice, Role
 from ..core.workflow import Episode, Outcome, Workflow
 from . import mask
-from .mask import ROLES, Step, filed, reader_prompt, told, updater_prompt, view
-from .parts import UNKNOWN
+from .mask import ROLES, Step, filed, filing, queries_text, told
+from .parts import PROMPTS, UNKNOWN, passages_text
 
 STOP = "stop"
 NEEDS = {"retrieve": "query", "summarizer": "passages", "updater": "evidence", STOP: "answer"}
@@ -25,7 +26,7 @@ MOVES = ("planner", "searcher", "retrieve", "summarizer", "updater", "answerer",
 ROUTER = Role(
     "router",
     reply=Choice(*MOVES),
-    system="You lead a team that answers a question. Say who acts next, or stop to hand in the answer.",
+    sees=("question", "steps", "query", "passages", "evidence", "answer", "last", "moves"),
 )
 
 
@@ -36,6 +37,7 @@ class Desk:
     question: str
     steps: list[Step] = field(default_factory=list)
     query: str = ""
+    queries: list[str] = field(default_factory=list)
     passages: Sequence[Mapping[str, str]] = ()
     evidence: str = ""
     answer: str = ""
@@ -48,14 +50,14 @@ class Desk:
         """The moves whose material is there."""
         return tuple(move for move in MOVES if move not in NEEDS or getattr(self, NEEDS[move]))
 
-    def shown(self) -> str:
+    def shown(self) -> dict[str, str]:
         """The desk as the router sees it."""
-        query = "nothing is missing" if self.complete else self.query or "none"
-        return (
-            f"Steps:\n{told(self.steps)}\nQuery: {query}\nPassages: {len(self.passages)}\n"
-            f"Evidence: {self.evidence or 'none'}\nAnswer: {self.answer or 'none'}\nLast: {self.last}\n"
-            f"Question: {self.question}"
-        )
+        return {
+            "question": self.question, "steps": told(self.steps), "passages": str(len(self.passages)),
+            "query": "nothing is missing" if self.complete else self.query or "none",
+            "evidence": self.evidence or "none", "answer": self.answer or "none", "last": self.last,
+            "moves": ", ".join(self.open()),
+        }  # fmt: skip
 
 
 class MaskRouter(Workflow):
@@ -63,11 +65,15 @@ class MaskRouter(Workflow):
 
     roles = (ROUTER, *ROLES)
     tools = ("retrieve",)
+    prompts = (PROMPTS / "mask.yaml", PROMPTS / "mask_router.yaml")
 
     def __init__(self, max_moves: int = 16, top_k: int = 5) -> None:
         if max_moves < 1 or top_k < 1:
             raise ValueError(f"max_moves and top_k must be at least 1, got {max_moves} and {top_k}")
         self.max_moves, self.top_k = max_moves, top_k
+
+    def terms(self) -> Mapping[str, Any]:
+        return {"searches": self.max_moves}
 
     async def run(self, ep: Episode) -> Outcome:
         desk, moves = Desk(ep.task.question), 0
@@ -82,22 +88,25 @@ class MaskRouter(Workflow):
 
     async def move(self, ep: Episode, desk: Desk, who: str, turn: int) -> None:
         """One call of a role or of the tool; the desk changes accordingly."""
-        known, desk.last = view(desk.question, desk.steps), who
+        known, desk.last = {"question": desk.question, "steps": told(desk.steps)}, who
         if who == "planner":
-            plan = (await ep.act(who, f"Question: {desk.question}", turn=turn)).value
+            plan = (await ep.act(who, {"question": desk.question}, turn=turn)).value
             desk.steps = list(plan["steps"]) or desk.steps
         elif who == "searcher":
-            found = (await ep.act(who, known, turn=turn)).value
+            seen = {**known, "queries": queries_text(desk.queries)}
+            found = (await ep.act(who, seen, turn=turn)).value
             desk.query, desk.complete = found.get("search", ""), "end" in found
+            desk.queries += [desk.query] if desk.query else []
             desk.passages, desk.evidence = (), ""
         elif who == "retrieve":
             desk.passages = await ep.use("retrieve", query=desk.query, k=self.top_k)
         elif who == "summarizer":
-            desk.evidence = (await ep.act(who, reader_prompt(desk.passages, desk.query), turn=turn)).value
+            seen = {"passages": passages_text(desk.passages), "query": desk.query}
+            desk.evidence = (await ep.act(who, seen, turn=turn)).value
         elif who == "updater":
             new = Step(desk.query, desk.evidence)
-            filing = (await ep.act(who, updater_prompt(known, desk.steps, new), turn=turn)).value
-            desk.steps = filed(desk.steps, filing, new)
+            seen = filing(desk.question, desk.steps, new, desk.answer or UNKNOWN)
+            desk.steps = filed(desk.steps, (await ep.act(who, seen, turn=turn)).value, new)
             desk.query, desk.passages, desk.evidence = "", (), ""
         else:
             desk.answer = (await ep.act(who, known, turn=turn)).value
@@ -107,11 +116,9 @@ def expert(call: Call) -> str:
     """Moves no more than needed: search what is left hop by hop, then answer, then stop."""
     if call.role != "router":
         return mask.expert(call)
-    seen = call.messages[-1]["content"]
-    said = dict(line.split(": ", 1) for line in seen.splitlines() if ": " in line)
     for move in ("updater", "summarizer", "retrieve"):
         if call.choices and move in call.choices:
             return move
-    if said["Answer"] not in ("none", UNKNOWN):
+    if call.fields["answer"] not in ("none", UNKNOWN):
         return STOP
     return "searcher" if mask.hops_left(call) else "answerer"

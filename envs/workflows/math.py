@@ -10,34 +10,20 @@ from ...agents.policies import Call
 from ...agents.roles import Role, Tags
 from ..core.tasks import MATH
 from ..core.workflow import Episode, Outcome, Workflow
+from .parts import PROMPTS
 
 STATUS = ("correct", "incorrect", "uncertain")
 ERRORS = ("none", "calculation", "reasoning", "missing_case", "misread_problem", "format", "unclear")
 
 ROLES = (
-    Role(
-        "solver",
-        reply=Tags("solution", "answer"),
-        system="Solve the problem. Write <solution>steps</solution><answer>answer</answer>.",
-    ),
+    Role("solver", reply=Tags("solution", "answer"), sees=("problem",)),
     Role(
         "verifier",
         reply=Tags("status", "error_type", "feedback", status=STATUS, error_type=ERRORS),
-        system="Check the solution. Write <status>correct, incorrect or uncertain</status>"
-        "<error_type>none, calculation, reasoning, missing_case, misread_problem, format or unclear</error_type>"
-        "<feedback>feedback</feedback>.",
+        sees=("problem", "solution"),
     ),
-    Role(
-        "refiner",
-        reply=Tags("refined_solution", "answer"),
-        system="Improve the solution. Write <refined_solution>steps</refined_solution><answer>answer</answer>.",
-    ),
-    Role(
-        "finalizer",
-        reply=Tags("final_solution", "final_answer"),
-        system="Give the final solution. Write <final_solution>steps</final_solution>"
-        "<final_answer>answer</final_answer>.",
-    ),
+    Role("refiner", reply=Tags("refined_solution", "answer"), sees=("problem", "solution", "feedback")),
+    Role("finalizer", reply=Tags("final_solution", "final_answer"), sees=("problem", "solution")),
 )
 
 
@@ -46,13 +32,15 @@ class Math(Workflow):
 
     roles = ROLES
     schema = MATH
+    prompts = PROMPTS / "math.yaml"
 
     async def run(self, ep: Episode) -> Outcome:
-        problem = f"Problem: {ep.task.problem}"
-        solved = await ep.act("solver", problem)
-        checked = await ep.act("verifier", f"{problem}\nSolution: {solved.text}")
-        refined = await ep.act("refiner", f"{problem}\nSolution: {solved.text}\nFeedback: {checked.text}")
-        final = await ep.act("finalizer", f"{problem}\nSolution: {refined.text}")
+        problem = ep.task.problem
+        solved = await ep.act("solver", {"problem": problem})
+        checked = await ep.act("verifier", {"problem": problem, "solution": solved.text})
+        seen = {"problem": problem, "solution": solved.text, "feedback": checked.text}
+        refined = await ep.act("refiner", seen)
+        final = await ep.act("finalizer", {"problem": problem, "solution": refined.text})
         value = final.value if final.ok else {}
         return Outcome(answer=value.get("final_answer", ""))
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ...agents.roles import Custom, FormatError
 from ...agents.text.reading import first_tagged, tagged
 
 UNKNOWN = "unknown"
+PROMPTS = Path(__file__).with_name("prompts")
+"""Where the words of all roles lie, a file for each family."""
 _TAG = re.compile(r"</?\w+\s*/?>")
 
 

@@ -11,28 +11,28 @@ A malformed verdict is never an approval: it counts as "reject" (or "no, not eno
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...agents.policies import Call
 from ...agents.roles import Boxed, Role, Tags
 from ..core.tasks import MATH
 from ..core.workflow import Episode, Outcome, Workflow
 from .mask import NOTHING
-from .parts import ANSWER, UNKNOWN, first_line, passages_text
-
-BOXED = "Solve the problem step by step and write the answer in \\boxed{}."
+from .parts import ANSWER, PROMPTS, UNKNOWN, first_line, passages_text
 
 
 class SolverVerifier(Workflow):
     """Team of a solver and a verifier: at most `max_loops` solutions; between two of them the verifier approves or rejects."""
 
     schema = MATH
+    prompts = PROMPTS / "solver_verifier.yaml"
     roles = (
-        Role("solver", reply=Boxed(), system=BOXED),
+        Role("solver", reply=Boxed(), sees=("problem", "said")),
         Role(
             "verifier",
             reply=Tags("verify", verify=("approve", "reject"), otherwise="reject"),
-            system="Check the solution. Write <verify>approve</verify> or <verify>reject</verify>.",
+            sees=("problem", "said"),
         ),
     )
 
@@ -41,19 +41,21 @@ class SolverVerifier(Workflow):
             raise ValueError(f"max_loops must be at least 1, got {max_loops}")
         self.max_loops = max_loops
 
+    def terms(self) -> Mapping[str, Any]:
+        return {"loops": self.max_loops}
+
     async def run(self, ep: Episode) -> Outcome:
-        context = f"Problem: {ep.task.problem}"
-        answer = ""
+        problem, said, answer = ep.task.problem, list[str](), ""
         for loop in range(self.max_loops):
-            solved = await ep.act("solver", context, turn=loop)
+            solved = await ep.act("solver", {"problem": problem, "said": "\n".join(said)}, turn=loop)
             answer = solved.value or answer
-            context = f"{context}\nSolver: {solved.text}"
+            said.append(f"Solver: {solved.text}")
             if loop + 1 == self.max_loops:
                 break
-            verdict = await ep.act("verifier", context, turn=loop)
+            verdict = await ep.act("verifier", {"problem": problem, "said": "\n".join(said)}, turn=loop)
             if verdict.value == "approve":
                 return Outcome(answer=answer, loops=loop + 1, approved=True)
-            context = f"{context}\nVerifier: {verdict.text}"
+            said.append(f"Verifier: {verdict.text}")
         return Outcome(answer=answer, loops=self.max_loops, approved=False)
 
 
@@ -61,22 +63,15 @@ class SearchRouter(Workflow):
     """The verifier says whether enough is known: no -> search, yes -> answer; the last step always answers."""
 
     tools = ("retrieve",)
+    prompts = PROMPTS / "search_router.yaml"
     roles = (
         Role(
             "verifier",
             reply=Tags("verify", verify=("yes", "no"), otherwise="no"),
-            system="Is the answer in what was found? Write <verify>yes</verify> or <verify>no</verify>.",
+            sees=("question", "found"),
         ),
-        Role(
-            "searcher",
-            reply=Tags("search"),
-            system="Find what is missing. Write <search>one simple question</search>.",
-        ),
-        Role(
-            "answerer",
-            reply=ANSWER,
-            system="Answer the question from what was found. Write <final_answer>answer</final_answer>.",
-        ),
+        Role("searcher", reply=Tags("search"), sees=("question", "found")),
+        Role("answerer", reply=ANSWER, sees=("question", "found")),
     )
 
     def __init__(self, max_steps: int = 4, top_k: int = 3) -> None:
@@ -84,18 +79,21 @@ class SearchRouter(Workflow):
             raise ValueError(f"max_steps and top_k must be at least 1, got {max_steps} and {top_k}")
         self.max_steps, self.top_k = max_steps, top_k
 
+    def terms(self) -> Mapping[str, Any]:
+        return {"steps": self.max_steps - 1}
+
     async def run(self, ep: Episode) -> Outcome:
-        question, found, searches = f"Question: {ep.task.question}", "none", 0
+        seen, searches = {"question": ep.task.question, "found": "none"}, 0
         for step in range(self.max_steps - 1):
-            verdict = await ep.act("verifier", f"Found:\n{found}\n{question}", turn=step)
+            verdict = await ep.act("verifier", seen, turn=step)
             if verdict.value == "yes":
                 break
-            query = await ep.act("searcher", f"Found:\n{found}\n{question}", turn=step)
+            query = await ep.act("searcher", seen, turn=step)
             docs = await ep.use("retrieve", query=query.value or first_line(query.text), k=self.top_k)
             text = f"Query: {query.value or first_line(query.text)}\n{passages_text(docs)}"
-            found = text if found == "none" else f"{found}\n{text}"
+            seen = {**seen, "found": f"{seen['found']}\n{text}" if searches else text}
             searches += 1
-        reply = await ep.act("answerer", f"Found:\n{found}\n{question}")
+        reply = await ep.act("answerer", seen)
         return Outcome(answer=reply.value, searches=searches)
 
 
@@ -103,49 +101,54 @@ class Debate(Workflow):
     """Debaters answer side by side, round by round; each sees up to `others` answers of its peers, shuffled."""
 
     schema = MATH
+    prompts = PROMPTS / "debate.yaml"
 
     def __init__(self, debaters: int = 3, rounds: int = 2, others: int = 5) -> None:
         if debaters < 2 or rounds < 1:
             raise ValueError(f"a debate needs 2 or more debaters and a round, got {debaters} and {rounds}")
         self.rounds, self.others = rounds, others
-        self.roles = (Role("debater", instances=debaters, reply=Boxed(), system=BOXED),)
+        self.roles = (Role("debater", instances=debaters, reply=Boxed(), sees=("problem", "own", "others")),)
+
+    def terms(self) -> Mapping[str, Any]:
+        return {"debaters": self.roles[0].instances, "rounds": self.rounds}
 
     async def run(self, ep: Episode) -> Outcome:
         cast = ep.cast("debater")
-        problem = f"Problem: {ep.task.problem}"
+        problem = ep.task.problem
         said: Sequence[str] = ()
         boxed: list[str | None] = []
         for turn in range(self.rounds):
-            prompts = [self.prompt(ep, problem, said, i) for i in range(len(cast))]
-            replies = await ep.all(*(ep.act(a, p, turn=turn) for a, p in zip(cast, prompts, strict=True)))
+            seen = [{"problem": problem, **self.heard(ep, said, i)} for i in range(len(cast))]
+            replies = await ep.all(*(ep.act(a, s, turn=turn) for a, s in zip(cast, seen, strict=True)))
             said, boxed = [r.text for r in replies], [r.value for r in replies]
         return Outcome(answer=majority(boxed))
 
-    def prompt(self, ep: Episode, problem: str, said: Sequence[str], me: int) -> str:
-        """The problem, and after the first round the peers' solutions and one's own."""
+    def heard(self, ep: Episode, said: Sequence[str], me: int) -> dict[str, str]:
+        """One's own solution and the peers', after the first round."""
         if not said:
-            return problem
+            return {"own": "", "others": ""}
         peers = [text for i, text in enumerate(said) if i != me]
         ep.rng.shuffle(peers)
-        others = "\n".join(f"Other: {text}" for text in peers[: self.others])
-        return f"{problem}\nYou: {said[me]}\n{others}"
+        return {"own": said[me], "others": "\n".join(f"Other: {text}" for text in peers[: self.others])}
 
 
 class Chain(Workflow):
     """Generator, verifier, refiner; each boxes its answer, and the majority of the three counts."""
 
     schema = MATH
+    prompts = PROMPTS / "chain.yaml"
     roles = (
-        Role("generator", reply=Boxed(), system=BOXED),
-        Role("verifier", reply=Boxed(), system="Check the solution and write the right answer in \\boxed{}."),
-        Role("refiner", reply=Boxed(), system="Improve the solution and write the answer in \\boxed{}."),
+        Role("generator", reply=Boxed(), sees=("problem",)),
+        Role("verifier", reply=Boxed(), sees=("problem", "solution")),
+        Role("refiner", reply=Boxed(), sees=("problem", "solution", "feedback")),
     )
 
     async def run(self, ep: Episode) -> Outcome:
-        problem = f"Problem: {ep.task.problem}"
-        first = await ep.act("generator", problem)
-        second = await ep.act("verifier", f"{problem}\nSolution: {first.text}")
-        third = await ep.act("refiner", f"{problem}\nSolution: {first.text}\nFeedback: {second.text}")
+        problem = ep.task.problem
+        first = await ep.act("generator", {"problem": problem})
+        second = await ep.act("verifier", {"problem": problem, "solution": first.text})
+        seen = {"problem": problem, "solution": first.text, "feedback": second.text}
+        third = await ep.act("refiner", seen)
         return Outcome(answer=majority([third.value, second.value, first.value]))
 
 
@@ -157,17 +160,15 @@ def majority(answers: Sequence[str | None]) -> str:
 
 def expert(call: Call) -> str:
     """Right in every seat: solves from the reference, approves what is right, searches the task's hops."""
-    task = call.task
-    seen = call.messages[-1]["content"]
+    task, seen = call.task, call.fields
     if "answer" in task.reference:
         answer = task.reference["answer"]
-        if call.role == "verifier" and "<verify>" in call.messages[0]["content"]:
-            return (
-                f"<verify>{'approve' if f'{{{answer}}}' in seen.split('Solver: ')[-1] else 'reject'}</verify>"
-            )
+        if call.role == "verifier" and "said" in seen:
+            right = f"{{{answer}}}" in seen["said"].split("Solver: ")[-1]
+            return f"<verify>{'approve' if right else 'reject'}</verify>"
         return f"{task.reference.get('solution') or ''} \\boxed{{{answer}}}".strip()
     hops = task.reference.get("hops") or ()
-    left = [h for h in hops if f"Query: {h['question']}" not in seen]
+    left = [h for h in hops if f"Query: {h['question']}" not in seen["found"]]
     if call.role == "verifier":
         return f"<verify>{'no' if left else 'yes'}</verify>"
     if call.role == "searcher":

@@ -17,7 +17,7 @@ from typing import Any
 from ...agents.policies import Call
 from ...agents.roles import Json, Role, Tags
 from ..core.workflow import Episode, Outcome, Workflow
-from .parts import ANSWER, UNKNOWN, passages_text
+from .parts import ANSWER, PROMPTS, UNKNOWN, passages_text
 
 Docs = Sequence[Mapping[str, str]]
 
@@ -31,24 +31,17 @@ def numbered(queries: Sequence[str], texts: Sequence[str]) -> str:
 
 def decomposer(most: int) -> Role:
     """Splits the question into at most `most` sub-questions."""
-    return Role(
-        "decomposer",
-        reply=Json("sub_queries", most=most, otherwise=()),
-        system=f'Split the question into at most {most} simple questions. Write {{"sub_queries": ["…"]}}.',
-    )
+    return Role("decomposer", reply=Json("sub_queries", most=most, otherwise=()), sees=("question",))
 
 
-ANSWERER = Role(
-    "answerer",
-    reply=ANSWER,
-    system="Answer the question from what was found. Write <final_answer>answer</final_answer>.",
-)
+ANSWERER = Role("answerer", reply=ANSWER, sees=("question", "found"))
 
 
 class Rag(Workflow):
     """Decompose, retrieve for each sub-question, answer."""
 
     tools = ("retrieve",)
+    prompts = PROMPTS / "rag.yaml"
 
     def __init__(self, max_queries: int = 3, top_k: int = 4) -> None:
         if max_queries < 1 or top_k < 1:
@@ -60,6 +53,9 @@ class Rag(Workflow):
         """The roles between decomposer and answerer."""
         return ()
 
+    def terms(self) -> Mapping[str, Any]:
+        return {"most": self.max_queries}
+
     async def run(self, ep: Episode) -> Outcome:
         queries = await self.ask_queries(ep)
         found = await ep.all(*(ep.use("retrieve", query=q, k=self.top_k) for q in queries))
@@ -67,12 +63,12 @@ class Rag(Workflow):
 
     async def ask_queries(self, ep: Episode) -> tuple[str, ...]:
         """The sub-questions that are text and not blank."""
-        plan = await ep.act("decomposer", f"Question: {ep.task.question}")
+        plan = await ep.act("decomposer", {"question": ep.task.question})
         return texts(plan.value)
 
     async def answer(self, ep: Episode, found: str) -> Outcome:
         """The last act of all four."""
-        reply = await ep.act("answerer", f"Found:\n{found}\nQuestion: {ep.task.question}")
+        reply = await ep.act("answerer", {"question": ep.task.question, "found": found})
         return Outcome(answer=reply.value)
 
 
@@ -80,9 +76,9 @@ class RagEvidence(Rag):
     """Each sub-question's passages are read by an evidence agent of its own, side by side."""
 
     def middle(self) -> tuple[Role, ...]:
-        system = "Answer the query from the passages. Write <sub_evidence>answer</sub_evidence>."
         reply = Tags("sub_evidence", otherwise=UNKNOWN)
-        return (Role("evidence", instances=self.max_queries, reply=reply, system=system),)
+        sees = ("passages", "question", "query")
+        return (Role("evidence", instances=self.max_queries, reply=reply, sees=sees),)
 
     async def run(self, ep: Episode) -> Outcome:
         queries = await self.ask_queries(ep)
@@ -94,8 +90,8 @@ class RagEvidence(Rag):
     async def read(self, ep: Episode, agent: str, query: str) -> str:
         """One branch: retrieve, then extract."""
         docs = await ep.use("retrieve", query=query, k=self.top_k)
-        prompt = f"Passages:\n{passages_text(docs)}\nQuestion: {ep.task.question}\nQuery: {query}"
-        evidence: str = (await ep.act(agent, prompt)).value
+        seen = {"passages": passages_text(docs), "question": ep.task.question, "query": query}
+        evidence: str = (await ep.act(agent, seen)).value
         return evidence
 
 
@@ -106,17 +102,17 @@ class RagSummary(Rag):
         super().__init__(max_queries, top_k)
 
     def middle(self) -> tuple[Role, ...]:
-        system = 'Answer each query from its passages, in order. Write {"sub_answers": ["…"]}.'
         reply = Json("sub_answers", most=self.max_queries, otherwise=())
-        return (Role("summarizer", reply=reply, system=system),)
+        return (Role("summarizer", reply=reply, sees=("found", "question")),)
 
     async def run(self, ep: Episode) -> Outcome:
         queries = await self.ask_queries(ep)
         if not queries:
             return await self.answer(ep, "none")
         found = await ep.all(*(ep.use("retrieve", query=q, k=self.top_k) for q in queries))
-        prompt = f"{numbered(queries, [passages_text(docs) for docs in found])}\nQuestion: {ep.task.question}"
-        answers = texts((await ep.act("summarizer", prompt)).value)
+        told = numbered(queries, [passages_text(docs) for docs in found])
+        seen = {"found": told, "question": ep.task.question}
+        answers = texts((await ep.act("summarizer", seen)).value)
         padded = (*answers, *(UNKNOWN for _ in queries))[: len(queries)]
         return await self.answer(ep, numbered(queries, padded))
 
@@ -125,16 +121,13 @@ class RagRewrite(Workflow):
     """Rewrite the question into one query, retrieve, select what matters, answer."""
 
     tools = ("retrieve",)
+    prompts = PROMPTS / "rag.yaml"
     roles = (
-        Role(
-            "rewriter",
-            reply=Tags("rewrite_query"),
-            system="Rewrite the question as a search query. Write <rewrite_query>query</rewrite_query>.",
-        ),
+        Role("rewriter", reply=Tags("rewrite_query"), sees=("question",)),
         Role(
             "selector",
             reply=Tags("selected_docs", otherwise="none"),
-            system="Copy the passages that help. Write <selected_docs>passages</selected_docs>.",
+            sees=("passages", "question", "query"),
         ),
         ANSWERER,
     )
@@ -144,11 +137,11 @@ class RagRewrite(Workflow):
 
     async def run(self, ep: Episode) -> Outcome:
         question = ep.task.question
-        query = (await ep.act("rewriter", f"Question: {question}")).value or question
+        query = (await ep.act("rewriter", {"question": question})).value or question
         docs = await ep.use("retrieve", query=query, k=self.top_k)
-        prompt = f"Passages:\n{passages_text(docs)}\nQuestion: {question}\nQuery: {query}"
-        chosen = (await ep.act("selector", prompt)).value
-        reply = await ep.act("answerer", f"Found:\n{chosen}\nQuestion: {question}")
+        seen = {"passages": passages_text(docs), "question": question, "query": query}
+        chosen = (await ep.act("selector", seen)).value
+        reply = await ep.act("answerer", {"question": question, "found": chosen})
         return Outcome(answer=reply.value)
 
 
@@ -165,7 +158,6 @@ def expert(call: Call) -> str:
     task = call.task
     question, gold = task.view["question"], task.reference["answers"][0]
     hops = task.reference.get("hops") or ({"question": question, "answer": gold, "title": ""},)
-    seen = call.messages[-1]["content"]
     if call.role == "decomposer":
         return json.dumps({"sub_queries": [h["question"] for h in hops]})
     if call.role == "rewriter":
@@ -173,12 +165,12 @@ def expert(call: Call) -> str:
             " <", "<"
         )
     if call.role == "evidence":
-        asked = next((h["answer"] for h in hops if seen.endswith(f"\nQuery: {h['question']}")), gold)
+        asked = next((h["answer"] for h in hops if call.fields["query"] == h["question"]), gold)
         return f"<sub_evidence>{asked}</sub_evidence>"
     if call.role == "summarizer":
         return json.dumps({"sub_answers": [h["answer"] for h in hops]})
     if call.role == "selector":
         wanted = tuple(f"{h['title']}: " for h in hops if h["title"])
-        lines = [line for line in seen.rpartition("\nQuestion: ")[0].splitlines() if line.startswith(wanted)]
+        lines = [line for line in call.fields["passages"].splitlines() if line.startswith(wanted)]
         return f"<selected_docs>{' '.join(lines) or 'none'}</selected_docs>"
     return f"<final_answer>{gold}</final_answer>"

@@ -14,7 +14,7 @@ from ...agents.roles import Role
 from ...agents.text.calls import ToolCalls
 from ..core.workflow import Episode, Outcome, Workflow
 from ..tool_loop import tool_loop
-from .parts import ANSWER, passages_text
+from .parts import ANSWER, PROMPTS, passages_text
 
 
 class ToolQa(Workflow):
@@ -24,10 +24,11 @@ class ToolQa(Workflow):
         Role(
             "researcher",
             reply=ToolCalls(ANSWER),
-            system="Search for what you need, then answer. Write <final_answer>answer</final_answer>.",
+            sees=("question",),
         ),
     )
     tools = ("retrieve",)
+    prompts = PROMPTS / "tool_qa.yaml"
 
     def __init__(self, max_calls: int = 6, top_k: int = 3) -> None:
         if max_calls < 1 or top_k < 1:
@@ -38,7 +39,7 @@ class ToolQa(Workflow):
         done = await tool_loop(
             ep,
             "researcher",
-            f"Question: {ep.task.question}",
+            ep.told("researcher", {"question": ep.task.question}),
             tools={"retrieve": {"k": self.top_k}},
             max_calls=self.max_calls,
             show=passages_text,

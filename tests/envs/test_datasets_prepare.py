@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from unitymas.agents.hints import say_once
 from unitymas.cli.data import data_main
 from unitymas.envs import registry
 from unitymas.envs.data import sources
@@ -98,7 +99,7 @@ def test_paragraphs_become_one_corpus_without_doubles(tmp_path: Path) -> None:
 
 
 def test_a_set_without_the_usual_split_is_played_on_the_one_it_has(tmp_path: Path, capsys: Any) -> None:
-    registry._say.cache_clear()
+    say_once.cache_clear()
     prepare("hotpotqa", str(write(tmp_path / "hotpot_dev_distractor_v1.jsonl", hotpot(4))))
     assert registry.make("mask-hotpotqa").arena.data.split == "validation"
     assert "has no 'train' split, so 'validation' it is (it has validation;" in capsys.readouterr().err

@@ -197,7 +197,7 @@ def test_plans_with_thought_and_their_limits():
 
 
 def test_every_prompt_shows_the_board_as_it_is():
-    trace = play("planpath-solo", script(planner=["right"]))
+    trace = play("planpath-solo", script(planner=["right"]), prompts="short")
     boards = [act.messages[-1]["content"].partition("\n\n")[0] for act in trace.acts()]
     assert boards == ["P . . G\n. . . .", ". P . G\n. . . .", ". . P G\n. . . ."]
 
@@ -229,7 +229,7 @@ def test_a_program_reads_the_board_and_its_faults_are_told():
     )
     trace = play("planpath-tool", script(coder=[program], planner=["<plan>right, right, right</plan>"]))
     assert trace.uses("python")[0].result["printed"] == "right, right, right"
-    assert "Program printed: right, right, right" in trace.acts("planner")[0].messages[-1]["content"]
+    assert "program printed:\nright, right, right" in trace.acts("planner")[0].messages[-1]["content"]
     assert trace.rewards(trace.acts("coder")[0].id)["own"] == 0.0 and trace.metrics["solved"] == 1.0
     bad = [
         "<code>\n1/0\n</code>",

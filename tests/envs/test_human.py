@@ -115,8 +115,9 @@ def test_leaving_in_the_middle_of_a_game_is_quiet(play: Any) -> None:
 
 def test_a_role_by_typed_lines(play: Any) -> None:
     player = play(
-        "mask-hotpotqa", "--data", "mini", "--team", "updater=human,*=scripted", "--seed", str(SEED)
-    )
+        "mask-hotpotqa", "--data", "mini", "--team", "updater=human,*=scripted", "--seed", str(SEED),
+        "--prompts", "short",
+    )  # fmt: skip
     first = player.until("updater> ")
     assert first.count("Which step does the new evidence answer?") == 1
     player.type("the first one\n")

@@ -4,7 +4,7 @@ import pytest
 
 import unitymas
 from unitymas.envs.core.drivers import play
-from unitymas.envs.workflows.mask import Step, steps_in, updater_prompt, view
+from unitymas.envs.workflows.mask import Step, steps_in, told
 from unitymas.envs.workflows.mask_router import MOVES, STOP, Desk
 from unitymas.rewards.routing import CallCost
 
@@ -38,9 +38,9 @@ def test_a_move_is_open_when_what_it_needs_is_there():
 
 def test_a_prompt_gives_back_the_steps_that_it_tells():
     steps = [Step("Who made a | b?", "unknown"), Step("Where: t3", "Oslo: the north")]
-    assert steps_in(updater_prompt(view("q | a", steps), steps, Step("x", "y"))) == steps
-    assert steps_in(Desk("q", steps, query="a | b").shown()) == steps
-    assert steps_in(updater_prompt(view("q", []), [], Step("x", "y"))) == []
+    assert steps_in(told(steps)) == steps
+    assert steps_in(Desk("q", steps, query="a | b").shown()["steps"]) == steps
+    assert steps_in(told([])) == []
 
 
 def test_the_shortest_way_and_what_it_costs():

@@ -193,7 +193,8 @@ def _arena(config: RunConfig, split: str) -> Arena:
         where["data"] = env.data
     if env.size is not None and split == env.split:
         where["size"] = env.size
-    arena = make_arena(env.id, reward=env.reward, tools=env.tools, budget=env.budget, **where, **env.args)
+    options = {"reward": env.reward, "tools": env.tools, "budget": env.budget, "prompts": env.prompts}
+    arena = make_arena(env.id, **options, **where, **env.args)
     for rule in env.rules:
         arena.add_rule(make_rule(rule))
     if config.episode_seconds is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...agents.engines.engine import ENGINES
+from ...agents.hints import say_once
 from ...agents.names import model_name, read_name
 from ...agents.team import NAMED
 from ...envs.core.ledger import as_rule
@@ -77,7 +78,7 @@ def settled(tree: dict[str, Any]) -> RunConfig:
         tree = spread(tree, section, alone)
     if isinstance(policies := tree.get("policies"), Mapping):
         tree = {**tree, "policies": {name: algorithm_named(policy) for name, policy in policies.items()}}
-    config = with_horizons(meant(build(RunConfig, tree)))
+    config = with_prompts(with_horizons(meant(build(RunConfig, tree))))
     check(config)
     return config
 
@@ -120,6 +121,25 @@ def workflow_arguments(env: EnvConfig) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"env.args: {error}") from error
     return args
+
+
+def with_prompts(config: RunConfig) -> RunConfig:
+    """The prompt set that the models were made with, where none is said."""
+    env = config.env
+    if env.prompts is not None or spec(env.id).make_workflow(**env.args).prompt_set is None:
+        return config
+    models = {
+        policy.init or config.groups[policy.group].model
+        for policy in config.policies.values()
+        if policy.group in config.groups
+    }
+    models |= {player for player in config.map.values() if player == "tiny" or ":" in player}
+    told = "short" if models == {"tiny"} else "full"
+    if told == "short":
+        say_once(
+            f"{env.id}: prompts='short', which the tiny model was made with (env.prompts=full says otherwise)"
+        )
+    return replace(config, env=replace(env, prompts=told))
 
 
 def optimiser_steps(steps: int, epochs: int, minibatches: int) -> int:

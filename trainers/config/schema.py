@@ -44,6 +44,9 @@ class EnvConfig(Settings):
     """Tools in place of the environment's, by name, from Python."""
     budget: dict[str, Any] | None = None
     """Limits of an episode: requests, tokens, seconds. null: the environment's."""
+    prompts: Any = None
+    """What the roles are told: full, few-shot, short, one's own by role, or a file (docs/prompts.md). null: short where
+    all models are tiny, else full."""
     args: dict[str, Any] = field(default_factory=dict)
     """The workflow's own arguments (max_turns …)."""
 

@@ -40,7 +40,8 @@ class Several(Default):
         self.places: list[tuple[Arena, Cursor]] = []
 
     def check(self, run: Stage) -> None:
-        arenas = [make_arena(**{"split": run.config.env.split, **options}) for options in self.beside]
+        usual = {"split": run.config.env.split, "prompts": _named(run.config.env.prompts)}
+        arenas = [make_arena(**{**usual, **options}) for options in self.beside]
         ids = [run.arena.env_id]
         for arena in arenas:
             if arena.env_id in ids:
@@ -67,3 +68,8 @@ class Several(Default):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for arena, cursor in self.places:
             cursor.load_state_dict(state[arena.env_id])
+
+
+def _named(prompts: Any) -> Any:
+    """The run's prompt set where it is one by name, which other workflows have, too."""
+    return prompts if prompts in ("full", "few-shot", "short") else None

@@ -16,7 +16,7 @@ from ...envs.data.mini.questions import block_questions, comparison, entity_ques
 from ...envs.data.mini.sums import sums
 from ...envs.data.mini.world import COMPANIES_PER_BLOCK, ENTITIES_PER_BLOCK, Dice, Entity, World
 from ...envs.registry import spec
-from ...envs.workflows.mask import NOTHING, Step, view
+from ...envs.workflows.mask import NOTHING, Step, told
 from ...envs.workflows.parts import UNKNOWN
 
 Lesson = tuple[dict[str, str], ...]
@@ -109,7 +109,7 @@ def decision(dice: Dice, row: Mapping[str, Any]) -> Lesson:
     answer = reply if all(known) else UNKNOWN
     return (
         {"role": "system", "content": system_text("mask-hotpotqa", "answerer")},
-        {"role": "user", "content": view(question, [Step(*step) for step in steps])},
+        {"role": "user", "content": f"Steps:\n{told([Step(*step) for step in steps])}\nQuestion: {question}"},
         {"role": "assistant", "content": f"<final_answer>{answer}</final_answer>"},
     )
 
@@ -138,4 +138,5 @@ DRILLS = (reading,) * 3 + (deciding, comparing, solving)
 @lru_cache(maxsize=64)
 def system_text(env: str, role: str) -> str:
     """The system text of a role of an environment."""
-    return next(r.system for r in spec(env).roles if r.name == role)
+    workflow = spec(env).make_workflow(prompts="short")
+    return next(r.system for r in workflow.told_roles() if r.name == role)

@@ -88,7 +88,8 @@ def held_out_words() -> list[str]:
 def make_tokenizer(lessons: Sequence[Lesson]) -> Any:
     """A tokenizer for the world and for what is said in these lessons."""
     contents = [message["content"] for lesson in lessons for message in lesson]
-    asked = [role.system for env in list_envs() for role in spec(env).roles]
+    workflows = [spec(env).make_workflow(prompts="short") for env in list_envs()]
+    asked = [role.system for workflow in workflows for role in workflow.told_roles()]
     return as_transformers(build(grow([], world_words(), contents + 2 * asked)))
 
 

@@ -297,8 +297,10 @@ class School:
     def _arena(env: str, tasks: int) -> Any:
         tools = {"verify": Tool(verify_ours, "verify", task=True)} if env.startswith("code-") else None
         if env.startswith(tuple(GAMES)):  # a world of their own; few tasks, of which each is many boards
-            return make_arena(env, split="train", size=min(tasks, 512), reward=None)
-        return make_arena(env, split="train", data="mini", size=tasks, reward=None, tools=tools)
+            return make_arena(env, split="train", size=min(tasks, 512), reward=None, prompts="short")
+        return make_arena(
+            env, split="train", data="mini", size=tasks, reward=None, tools=tools, prompts="short"
+        )
 
     def lessons(self, drills: float) -> Iterator[list[Lesson]]:
         """Drills (this share of the draws), and episodes of apprentices; lessons that begin alike come together."""

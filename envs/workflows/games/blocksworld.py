@@ -147,5 +147,5 @@ GAME = Game(
     move=r"[a-z] on (?:table|[a-z])",
     levels={"easy": {"blocks": 4}, "normal": {"blocks": 5}, "hard": {"blocks": 8}},
     draw=draw, parse=parse, text=text, facts=facts, moves=moves, play=play, solved=solved, left=left,
-    solve=solve, limit=limit, picture=picture,
+    solve=solve, samples=("a on b", "c on table"), limit=limit, picture=picture,
 )  # fmt: skip

@@ -52,6 +52,8 @@ class Game:
     """A cheap guess of how much is left to do, 0 when solved: the shaping's potential is its negative."""
     solve: Callable[[Any], Solution | None]
     """A shortest solution, or None where there is none."""
+    samples: tuple[str, str]
+    """Two moves, as they are said: what a role is shown of the format."""
     limit: Callable[[Any], int]
     """Steps that an episode from this start may take."""
     picture: Callable[[Any], Any]

@@ -127,5 +127,5 @@ GAME = Game(
         "hard": {"side": 16, "walls": 0.3},
     },
     draw=draw, parse=parse, text=text, facts=facts, moves=moves, play=play, solved=solved, left=left,
-    solve=solve, limit=limit, picture=picture,
+    solve=solve, samples=("up", "left"), limit=limit, picture=picture,
 )  # fmt: skip

@@ -149,5 +149,5 @@ GAME = Game(
         "hard": {"side": 10, "fixed": 3},
     },
     draw=draw, parse=parse, text=text, facts=facts, moves=moves, play=play, solved=solved, left=left,
-    solve=solve, limit=limit, picture=picture,
+    solve=solve, samples=("2 5", "4 1"), limit=limit, picture=picture,
 )  # fmt: skip

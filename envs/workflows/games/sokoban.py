@@ -182,5 +182,5 @@ GAME = Game(
         "hard": {"side": 7, "boxes": 2, "carve": 40},
     },
     draw=draw, parse=parse, text=text, facts=facts, moves=moves, play=play, solved=solved, left=left,
-    solve=solve, limit=limit, picture=picture,
+    solve=solve, samples=("up", "left"), limit=limit, picture=picture,
 )  # fmt: skip

@@ -232,5 +232,5 @@ GAME = Game(
         "hard": {"side": 9, "empty": 40},
     },
     draw=draw, parse=parse, text=text, facts=facts, moves=moves, play=play, solved=solved, left=left,
-    solve=solve, limit=limit, picture=picture,
+    solve=solve, samples=("1 2 3", "2 4 1"), limit=limit, picture=picture,
 )  # fmt: skip

@@ -23,11 +23,13 @@ from ....agents.roles import Choice, Custom, Format, FormatError, Reply, Role, T
 from ...core.tasks import DataSet, Task
 from ...core.trace import Trace
 from ...core.workflow import Episode, Outcome, Workflow, WorkflowError, unknown
+from ..parts import PROMPTS
 from . import GAMES
 from .game import GAME_TASK, Game, Solution, data_set
 from .simulator import walk
 
 APPROVE = "approve"
+SEES = ("board", "facts", "last", "most")
 _PLAN = re.compile(r"<plan>([^<]*)</plan>\s*\Z", re.IGNORECASE)
 
 
@@ -48,6 +50,22 @@ class ReadPlan:
         moves = self.game.read_plan(found[1])
         if moves is None or len(moves) > self.most:
             raise FormatError(f"no 1 to {self.most} moves inside <plan>")
+        return moves
+
+
+@dataclass(frozen=True)
+class ReadMove:
+    """Reads one move and nothing else, or the word of approval; an act's own choice also knows the board."""
+
+    game: Game
+    approval: bool = False
+
+    def __call__(self, said: str) -> Solution:
+        moves = self.game.read_plan(said)
+        if self.approval and said.strip().casefold() == APPROVE:
+            return (APPROVE,)
+        if moves is None or len(moves) != 1:
+            raise FormatError("one move and nothing else")
         return moves
 
 
@@ -117,26 +135,27 @@ class GameTeam(Workflow, ABC):
             last = f"{went['refused']} was refused." if went["refused"] else "" if moves else "Nobody moved."
         return Outcome(solved=solved, steps=steps, turns=turns, board=board)
 
-    def prompt(self, board: str, last: str, *more: str) -> str:
-        """The board, an empty line, what there is to know about it."""
-        lines = (self.game.facts(self.game.state(board)), *([f"Last: {last}"] if last else ()), *more)
-        return "\n".join((f"{board}\n", *lines))
+    def terms(self) -> Mapping[str, Any]:
+        first, second = self.game.samples
+        one = first if self.moves == 1 else ""
+        reply = one or f"<plan>{first}, {second}</plan>"
+        return {"rules": self.game.rules, "one": one, "most": self.moves, "reply": reply}
+
+    def seen(self, board: str, last: str) -> dict[str, str]:
+        """The board, and what there is to know about it."""
+        facts = self.game.facts(self.game.state(board))
+        return {"board": board, "facts": facts, "last": last, "most": str(self.moves)}
 
     def format(self, board: str = "", approval: bool = False) -> Format:
-        """Format of a move: a choice among the board's moves, or a plan."""
-        if self.moves == 1 and board:
-            words = (APPROVE,) if approval else ()
-            return _choice((*words, *self.game.moves(self.game.state(board))))
+        """How a move is said: a choice among the board's moves, or a plan."""
         first = f"{APPROVE} | " if approval else ""
-        says = f"{first}one move" if self.moves == 1 else f"<plan>{first}move, move, …</plan>"
-        return Custom(ReadPlan(self.game, self.moves, approval), says, ends=("</plan>",))
-
-    @property
-    def how(self) -> str:
-        """The end of a system prompt: how to say what one wants to do."""
-        if self.moves == 1:
-            return "Reply with one move and nothing else."
-        return f"Think, then end with <plan>move, move</plan>: at most {self.moves} moves."
+        if self.moves > 1:
+            says = f"<plan>{first}move, move, …</plan>"
+            return Custom(ReadPlan(self.game, self.moves, approval), says, ends=("</plan>",))
+        if not board:
+            return Custom(ReadMove(self.game, approval), f"{first}one move")
+        words = (APPROVE,) if approval else ()
+        return _choice((*words, *self.game.moves(self.game.state(board))))
 
     def picture(self, trace: Trace, task: Task) -> Any:
         """The board as it stands, as an array of pixels."""
@@ -151,40 +170,38 @@ class GameTeam(Workflow, ABC):
 class Solo(GameTeam):
     """One planner moves."""
 
+    prompts = PROMPTS / "games_solo.yaml"
+
     def make_roles(self) -> tuple[Role, ...]:
-        return (Role("planner", reply=self.format(), system=f"{self.game.rules} {self.how}"),)
+        return (Role("planner", reply=self.format(), sees=SEES),)
 
     async def decide(self, ep: Episode, board: str, last: str) -> tuple[Solution, dict[str, Solution]]:
-        prompt = self.prompt(board, last)
-        moves = moves_of(await ep.act("planner", prompt, reply=self.format(board), anchor=board))
+        seen = self.seen(board, last)
+        moves = moves_of(await ep.act("planner", seen, reply=self.format(board), anchor=board))
         return moves, {"planner": moves}
 
 
 class Duo(GameTeam):
     """A proposer suggests moves; the critic approves them or says better ones, and those are made."""
 
+    prompts = PROMPTS / "games_duo.yaml"
+
     def make_roles(self) -> tuple[Role, ...]:
-        critic = (
-            f"Another proposes a move. Reply {APPROVE} if it is good, else a better move, and nothing else."
-        )
-        if self.moves > 1:
-            critic = (
-                f"Another proposes moves. If they are good, end with <plan>{APPROVE}</plan>. Else: {self.how}"
-            )
         return (
-            Role("proposer", reply=self.format(), system=f"{self.game.rules} {self.how}"),
-            Role("critic", reply=self.format(approval=True), system=f"{self.game.rules} {critic}"),
+            Role("proposer", reply=self.format(), sees=SEES),
+            Role("critic", reply=self.format(approval=True), sees=(*SEES, "proposal")),
         )
 
     async def decide(self, ep: Episode, board: str, last: str) -> tuple[Solution, dict[str, Solution]]:
-        said = await ep.act("proposer", self.prompt(board, last), reply=self.format(board), anchor=board)
+        seen = self.seen(board, last)
+        said = await ep.act("proposer", seen, reply=self.format(board), anchor=board)
         proposed = moves_of(said)
-        proposal = f"Proposal: {', '.join(proposed) or 'none'}"
+        proposal = ", ".join(proposed) or "none"
         said = await ep.act(
             "critic",
-            self.prompt(board, last, proposal),
+            {**seen, "proposal": proposal},
             reply=self.format(board, approval=True),
-            anchor=f"{board}\n{proposal}",
+            anchor=f"{board}\nProposal: {proposal}",
         )
         moves = moves_of(said)
         moves = proposed if moves == (APPROVE,) else moves
@@ -195,6 +212,7 @@ class ToolTeam(GameTeam):
     """A coder's program reads the board and prints moves; the planner sees them and decides."""
 
     tools = ("world", "python")
+    prompts = PROMPTS / "games_tool.yaml"
 
     def __init__(
         self,
@@ -210,26 +228,22 @@ class ToolTeam(GameTeam):
         super().__init__(game, difficulty, moves, max_steps, max_turns, task_seed)
 
     def make_roles(self) -> tuple[Role, ...]:
-        code = (
-            "Write a Python program that reads the board from standard input and prints the moves, parted by "
-            "commas. Write <code>program</code>."
-        )
-        plan = f"A colleague's program has printed moves; they may be wrong. Check them. {self.how}"
         return (
-            Role("coder", reply=Tags("code"), system=f"{self.game.rules} {code}"),
-            Role("planner", reply=self.format(), system=f"{self.game.rules} {plan}"),
+            Role("coder", reply=Tags("code"), sees=SEES),
+            Role("planner", reply=self.format(), sees=(*SEES, "printed")),
         )
 
     async def decide(self, ep: Episode, board: str, last: str) -> tuple[Solution, dict[str, Solution]]:
-        code = await ep.act("coder", self.prompt(board, last), anchor=board)
+        seen = self.seen(board, last)
+        code = await ep.act("coder", seen, anchor=board)
         printed, suggested = "nothing; there was no program", None
         if code.ok:
             ran = await ep.use("python", program=code.value, board=board, seconds=self.seconds)
             suggested = None if ran["error"] else self.game.read_plan(ran["printed"])
             printed = f"{ran['ended']}: {ran['error']}" if ran["error"] else ran["printed"] or "nothing"
-        heard = f"Program printed: {printed}"
-        prompt, anchor = self.prompt(board, last, heard), f"{board}\n{heard}"
-        moves = moves_of(await ep.act("planner", prompt, reply=self.format(board), anchor=anchor))
+        anchor = f"{board}\nProgram printed: {printed}"
+        seen = {**seen, "printed": printed}
+        moves = moves_of(await ep.act("planner", seen, reply=self.format(board), anchor=anchor))
         return moves, {"coder": suggested or (), "planner": moves}
 
 
@@ -241,13 +255,12 @@ def moves_of(said: Reply) -> Solution:
 
 
 def expert(call: Call) -> str:
-    """A shortest solution from the board that the prompt shows; the critic approves what loses no step."""
+    """A shortest solution from the board that the role sees; the critic approves what loses no step."""
     game = GAMES[call.task.view["game"]]
-    shown, _, rest = call.messages[-1]["content"].partition("\n\n")
-    state = game.state(shown)
+    state = game.state(call.fields["board"])
     best = game.best(state) or game.moves(state)[:1]
     if call.role == "critic":
-        proposed = game.read_plan(rest.rpartition("Proposal: ")[2])
+        proposed = game.read_plan(call.fields["proposal"])
         if proposed is not None:
             after, steps, _ = walk(game, state, proposed)
             rest_of = game.best(after)
@@ -255,5 +268,4 @@ def expert(call: Call) -> str:
                 return APPROVE if call.choices else f"<plan>{APPROVE}</plan>"
     if call.role == "coder":
         return f'<code>\nprint("{", ".join(best)}")\n</code>'
-    most = re.search(r"at most (\d+) moves", call.messages[0]["content"])
-    return best[0] if call.choices or most is None else f"<plan>{', '.join(best[: int(most[1])])}</plan>"
+    return best[0] if call.choices else f"<plan>{', '.join(best[: int(call.fields['most'])])}</plan>"

@@ -10,7 +10,7 @@ from typing import Any
 from ..agents.hints import counted
 from ..agents.model_settings import add_arguments, settings_of
 from ..agents.team import Team
-from ..envs.core.drivers import arena_of, call_for, rollout
+from ..envs.core.drivers import arena_of, call_for, rollout, told_to
 from ..envs.faces.aec import WorkflowEnv
 from ..envs.faces.render import clip, harmless
 from ..envs.registry import list_envs, make, spec
@@ -104,12 +104,19 @@ def play_main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--split", default=None, help="train (default), validation or test")
     parser.add_argument(
+        "--prompts", default=None, help="full, few-shot, short, or a file (default: by the team)"
+    )
+    parser.add_argument(
         "--watch", type=number(0, kind=float), default=0.0, metavar="SECONDS", help="pause between turns"
     )
     parser.add_argument("--concurrency", type=COUNT, help="requests at once to each model (default 32)")
     add_arguments(parser)
     args = parser.parse_args(argv)
-    given = {k: v for k, v in (("data", args.data), ("split", args.split)) if v is not None}
+    given = {
+        k: v
+        for k, v in (("data", args.data), ("split", args.split), ("prompts", args.prompts))
+        if v is not None
+    }
     env = make(args.id, **given)
     play_episode(
         env,
@@ -133,7 +140,9 @@ def play_episode(env: WorkflowEnv, team: Any, task: str | None, seed: int, pause
     from ..agents.policies import Answer, HumanPolicy
     from ..envs.faces.human import EpisodeView, Left
 
-    bound = Team.of(team).bind(env.arena.roles, expert=env.arena.expert)
+    team = Team.of(team)
+    env = WorkflowEnv(told_to(env.arena, team), env.render_mode)
+    bound = team.bind(env.arena.roles, expert=env.arena.expert)
     mine = {agent for agent, policy in bound.policies.items() if isinstance(policy, HumanPolicy)}
     env.reset(seed=seed, options={"task_id": task} if task else None)
     table, left = EpisodeView(), False

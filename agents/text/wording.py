@@ -1,0 +1,172 @@
+"""A role's words: its system text and its prompt, with named fields that the workflow fills.
+
+`{question}` is a field. Every other brace stands for itself (JSON and `\\boxed{}` need no care), and `{{question}}` is
+written as {question}. A field may be told in a sentence of its own, `when` it holds something, and another one stand
+in its place `unless` it does. A prompt knows which of its fields may be cut, so that a policy whose model has no room
+for all of it can leave out the oldest steps or the last passages (`shortened`), and say so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Piece = tuple[str, str]
+"""The field that a part of a text tells ("" for none), and the part."""
+ENDS = ("first", "middle", "last")
+"""Which lines of a field go first when there is no room."""
+LEFT_OUT = "…"
+_FIELD = re.compile(r"\{\{([a-z_]\w*)\}\}|\{([a-z_]\w*)\}")
+
+
+class Told(str):
+    """A prompt that knows its pieces, and which fields may be cut, in their order."""
+
+    __slots__ = ("cut", "pieces")
+    pieces: tuple[Piece, ...]
+    cut: tuple[tuple[str, str], ...]
+
+    def __new__(cls, pieces: Iterable[Piece], cut: Sequence[tuple[str, str]]) -> Told:
+        pieces = tuple(pieces)
+        told = super().__new__(cls, "".join(text for _, text in pieces))
+        told.pieces, told.cut = pieces, tuple(cut)
+        return told
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Told, (self.pieces, self.cut))
+
+    def shortened(self, characters: int) -> tuple[str, dict[str, int]]:
+        """The text with at least so many characters left out, as far as it may be cut; what was, by field."""
+        pieces, gone = list(self.pieces), dict[str, int]()
+        for name, end in self.cut:
+            for i in range(len(pieces)):
+                if pieces[i][0] != name or characters <= 0:
+                    continue
+                text = pieces[i][1]
+                kept = shorter(text, characters, end)
+                characters -= len(text) - len(kept)
+                gone[name] = gone.get(name, 0) + len(text) - len(kept)
+                pieces[i] = (name, kept)
+        return "".join(text for _, text in pieces), {name: n for name, n in gone.items() if n > 0}
+
+
+def shortened(
+    messages: Iterable[Mapping[str, Any]], characters: int
+) -> tuple[list[Mapping[str, Any]], dict[str, int]]:
+    """Messages with so many characters left out, the oldest first; what was, by field."""
+    kept, gone = list[Mapping[str, Any]](), dict[str, int]()
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, Told) and characters > 0:
+            text, here = content.shortened(characters)
+            message = {**message, "content": text}
+            characters -= sum(here.values())
+            gone |= {name: gone.get(name, 0) + n for name, n in here.items()}
+        kept.append(message)
+    return kept, gone
+
+
+def shorter(text: str, by: int, end: str) -> str:
+    """A text without at least `by` characters at one end or in the middle, whole lines (or words) of it."""
+    room = len(text) - by - len(LEFT_OUT) - 2
+    if room <= 0:
+        return LEFT_OUT if len(text) > len(LEFT_OUT) else text
+    if end == "last":
+        return f"{_whole(text[:room])}\n{LEFT_OUT}"
+    if end == "first":
+        return f"{LEFT_OUT}\n{_whole(text[-room:][::-1])[::-1]}"
+    head, tail = text[: (room + 1) // 2], text[len(text) - room // 2 :]
+    return f"{_whole(head)}\n{LEFT_OUT}\n{_whole(tail[::-1])[::-1]}"
+
+
+def _whole(text: str) -> str:
+    """A text up to its last line break, or else its last blank, unless nearly all of it would go."""
+    for mark in "\n ":
+        at = text.rfind(mark)
+        if at > 0:
+            return text[:at]
+    return text
+
+
+@dataclass(frozen=True)
+class FieldText:
+    """A text with fields, ready to be filled."""
+
+    parts: tuple[tuple[str, str], ...]
+    """Literal text, and the name of the field behind it ("" at the end)."""
+
+    @classmethod
+    def of(cls, text: str) -> FieldText:
+        parts, literal, at = list[tuple[str, str]](), "", 0
+        for match in _FIELD.finditer(text):
+            literal += text[at : match.start()]
+            at = match.end()
+            if match[1]:
+                literal += match[0][1:-1]
+            else:
+                parts.append((literal, match[2]))
+                literal = ""
+        return cls((*parts, (literal + text[at:], "")))
+
+    def __str__(self) -> str:
+        return "".join(literal + (f"{{{name}}}" if name else "") for literal, name in self.parts)
+
+    @property
+    def fields(self) -> set[str]:
+        return {name for _, name in self.parts if name}
+
+
+@dataclass(frozen=True)
+class Wording:
+    """What one role is told: `system` as it stands, and `prompt` to be filled for each act."""
+
+    system: str
+    prompt: FieldText
+    when: Mapping[str, FieldText] = field(default_factory=dict)
+    unless: Mapping[str, FieldText] = field(default_factory=dict)
+    cut: tuple[tuple[str, str], ...] = ()
+    terms: Mapping[str, str] = field(default_factory=dict)
+    """Fields that are the same in every act."""
+
+    @property
+    def source(self) -> str:
+        """The prompt with its fields in braces, and what stands around them."""
+        around = [
+            f"{key}.{name}: {table[name]}"
+            for key, table in (("when", self.when), ("unless", self.unless))
+            for name in sorted(table)
+        ]
+        return "\n".join([str(self.prompt), *around])
+
+    def ask(self, fields: Mapping[str, Any]) -> str:
+        """The prompt, filled; a `Told` where it may be cut."""
+        pieces: list[Piece] = []
+        self._fill(self.prompt, fields, pieces)
+        if self.cut:
+            return Told(pieces, self.cut)
+        return "".join([text for _, text in pieces])
+
+    def _fill(
+        self, template: FieldText, fields: Mapping[str, Any], pieces: list[Piece], inside: str = ""
+    ) -> None:
+        for literal, name in template.parts:
+            if literal:
+                pieces.append(("", literal))
+            if not name:
+                continue
+            value = fields[name] if name in fields else self.terms[name]
+            if name != inside:
+                around = (self.when if value else self.unless).get(name)
+                if around is not None:
+                    self._fill(around, fields, pieces, name)
+                    continue
+            pieces.append((name, value if type(value) is str else str(value)))
+
+
+def filled(text: str, wording: Wording, fields: Mapping[str, Any]) -> str:
+    """Another text of the same role, filled by the same rules."""
+    pieces: list[Piece] = []
+    wording._fill(FieldText.of(text), fields, pieces)
+    return "".join(part for _, part in pieces)

@@ -1,0 +1,286 @@
+"""Prompts in sets: which words every role of a workflow is told, as data, checked before anything is played.
+
+    unitymas.make("rag-nq", prompts="full")                      # written for instruction-tuned models: the default
+    unitymas.make("rag-nq", prompts="few-shot")                  # full, with worked examples
+    unitymas.make("rag-nq", prompts="short")                     # what the embedded tiny model was made with
+    unitymas.make("rag-nq", prompts={"answerer": {"system": "…"}})     # one's own, over full; or a .yaml or .py file
+
+A set is a mapping from roles to texts (`KEYS`); docs/prompts.md describes them. A workflow names its sets in `prompts`
+(a mapping from names to sets, or the YAML file that holds it), each role says in `sees` which fields its prompt is
+filled with, and `ep.act(role, {field: value})` fills it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...agents.hints import nearest
+from ...agents.roles import Role, read_reply
+from ...agents.text.wording import ENDS, FieldText, Wording, filled
+from ...own import find
+
+DEFAULT, WITH_EXAMPLES, OWN = "full", "few-shot", "own"
+KEYS: dict[str, type] = {
+    "system": str, "prompt": str, "example": str, "shots": list, "when": Mapping, "unless": Mapping, "cut": Mapping,
+}  # fmt: skip
+"""What a set may say of a role."""
+MOST = 200_000  # characters of a whole set
+
+
+class PromptError(ValueError):
+    """A prompt set does not fit its workflow; the message names role, key and field."""
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The words of a workflow's roles, chosen and checked."""
+
+    name: str
+    """One of the workflow's sets, or "own"."""
+    given: str | Mapping[str, Any]
+    """What `make` takes to choose it again: the name, or the texts of one's own."""
+    wordings: Mapping[str, Wording]
+    hash: str
+
+    def told(self, role: Role) -> Role:
+        """The role with its words; one that is told nothing stays as it is."""
+        wording = self.wordings.get(role.name)
+        return role if wording is None else replace(role, system=wording.system, wording=wording)
+
+
+def choose(workflow: Any, given: Any = None) -> PromptSet | None:
+    """The set that is named, or one's own over it; None where a workflow has no sets and none is asked for."""
+    name = type(workflow).__name__
+    if workflow.prompts is None:
+        if given is not None:
+            raise PromptError(
+                f"{name} has no prompts in sets: its roles say what they are told (Role.system)"
+            )
+        return None
+    sets = sets_of(workflow.prompts)
+    chosen, texts, own = _resolve(given if given is not None else DEFAULT, sets, name)
+    shots = WITH_EXAMPLES in (chosen, (own or {}).get("base"))
+    mine = {role.name for role in workflow.roles}
+    known = mine.union(*sets.values())
+    for other in texts:
+        if other not in known:
+            raise PromptError(
+                f"prompts {chosen!r}: {name} has no role {other!r}; {nearest(str(other), sorted(mine))}"
+            )
+    terms = {key: str(value) for key, value in workflow.terms().items()}
+    wordings = {}
+    for role in workflow.roles:
+        if role.name in texts:
+            wordings[role.name] = _wording(
+                f"prompts {chosen!r}: {role.name}", role, texts[role.name], terms, shots
+            )
+        elif role.sees:
+            raise PromptError(
+                f"prompts {chosen!r}: the role {role.name!r} has no prompts; say what it is told"
+            )
+    used = {name: texts[name] for name in sorted(wordings)}
+    digest = hashlib.sha256(
+        json.dumps([used, shots], sort_keys=True, ensure_ascii=False).encode()
+    ).hexdigest()
+    return PromptSet(chosen, chosen if own is None else own, wordings, digest[:16])
+
+
+def sets_of(prompts: Any) -> Mapping[str, Mapping[str, Any]]:
+    """A workflow's sets by name; `few-shot` is `full` with its examples."""
+    sets: dict[str, Mapping[str, Any]] = {}
+    for part in prompts if isinstance(prompts, tuple) else (prompts,):
+        for name, roles in (_read_yaml(part) if isinstance(part, Path) else part).items():
+            sets[name] = {**sets.get(name, {}), **roles}
+    return {**sets, WITH_EXAMPLES: sets[DEFAULT]} if DEFAULT in sets else sets
+
+
+def _resolve(
+    given: Any, sets: Mapping[str, Any], workflow: str
+) -> tuple[str, Mapping[str, Any], dict[str, Any] | None]:
+    """The set's name, its texts by role, and what of them is one's own."""
+    if isinstance(given, str) and given in sets:
+        return given, sets[given], None
+    own = given if isinstance(given, Mapping) else _from_file(given, sets, workflow)
+    own = json.loads(json.dumps(_plain(own)))
+    if sum(len(text) for text in _texts(own)) > MOST:
+        raise PromptError(f"prompts: more than {MOST:,} characters in all")
+    base = own.get("base", DEFAULT)
+    if base not in sets:
+        raise PromptError(f"prompts: base is {base!r}; {nearest(str(base), sets)}")
+    texts = dict(sets[base])
+    for role, said in own.items():
+        if role == "base":
+            continue
+        if not isinstance(said, Mapping):
+            raise PromptError(f"prompts 'own': {role} must be a table of {', '.join(KEYS)}, got {said!r:.60}")
+        texts[role] = {**texts.get(role, {}), **said}
+    return OWN, texts, own
+
+
+def _from_file(given: Any, sets: Mapping[str, Any], workflow: str) -> Mapping[str, Any]:
+    """One's own set out of a YAML file, or of a Python file's (or module's) `PROMPTS`."""
+    name = str(given)
+    if isinstance(given, Path) or name.endswith((".yaml", ".yml")):
+        found: Any = _read_yaml(Path(name)) if not name.endswith(".py") else find(f"{name}:PROMPTS")
+    elif isinstance(given, str) and (name.endswith(".py") or ":" in name):
+        found = find(name if ":" in name else f"{name}:PROMPTS")
+    else:
+        what = nearest(name, sets) if isinstance(given, str) else f"its sets are {', '.join(sets)}"
+        raise PromptError(
+            f"prompts={given!r:.60}: {workflow} has no such set; {what}, or give a mapping, a .yaml or a .py file"
+        )
+    if not isinstance(found, Mapping):
+        raise PromptError(f"prompts: {name} holds {type(found).__name__}, not a table from roles to texts")
+    return found
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, changed: int) -> Any:
+    try:
+        return yaml.load(
+            path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        )
+    except yaml.YAMLError as error:
+        raise PromptError(f"prompts: {path} is not YAML: {error}") from None
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise PromptError(f"prompts: {path}: {error.strerror}") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, str):
+        return str(value)
+    raise PromptError(f"prompts 'own': {value!r:.60} is no text; write it in quotes")
+
+
+def _texts(value: Any) -> list[str]:
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return [value] if isinstance(value, str) else [text for part in inner for text in _texts(part)]
+
+
+# one role ----------------------------------------------------------------------------------------------
+
+
+def _wording(
+    where: str, role: Role, said: Mapping[str, Any], terms: Mapping[str, str], shots: bool
+) -> Wording:
+    """A role's words, with whatever is wrong with them named."""
+    for key, value in said.items():
+        if key not in KEYS:
+            raise PromptError(f"{where} has no {key!r}; {nearest(str(key), KEYS)}")
+        if not isinstance(value, KEYS[key]):
+            raise PromptError(f"{where}.{key} must be {_kind(KEYS[key])}, got {value!r:.60}")
+    if role.sees and not said.get("prompt"):
+        raise PromptError(f"{where} has no prompt; write one with its fields ({_braced(role.sees)})")
+    cut = _cut(where, role, said.get("cut", {}))
+    wording = Wording(
+        "", _template(said.get("prompt", "")), _around(said, "when"), _around(said, "unless"), cut, terms
+    )
+    wording = replace(wording, terms={**terms, "format": role.reply.describe()})
+    wording = replace(wording, terms={**wording.terms, "example": _example(where, role, said, wording)})
+    for key in ("when", "unless"):
+        _only(f"{where}.{key}", set(said.get(key, {})), {*role.sees, *terms})
+    around = [
+        (f"{key}.{name}", template)
+        for key in ("when", "unless")
+        for name, template in getattr(wording, key).items()
+    ]
+    for key, template in (("prompt", wording.prompt), *around):
+        _only(f"{where}.{key}", template.fields, {*role.sees, *wording.terms})
+    shown = wording.prompt.fields.union(*(template.fields for _, template in around))
+    if role.sees and role.sees[0] not in shown:
+        raise PromptError(
+            f"{where}.prompt never shows {{{role.sees[0]}}}: the role would not know what it is about"
+        )
+    system = said.get("system", role.system)
+    used = FieldText.of(system).fields
+    used = used.union(
+        *(table[n].fields for n in used for table in (wording.when, wording.unless) if n in table)
+    )
+    _only(f"{where}.system", used, set(wording.terms))
+    lines = [filled(system, wording, wording.terms).strip("\n")]
+    if shots:
+        lines += [
+            _shot(where, role, number, shot, wording) for number, shot in enumerate(said.get("shots", []), 1)
+        ]
+    return replace(wording, system="\n\n".join(line for line in lines if line))
+
+
+def _template(text: str) -> FieldText:
+    return FieldText.of(text.rstrip("\n"))
+
+
+def _around(said: Mapping[str, Any], key: str) -> dict[str, FieldText]:
+    return {name: _template(str(text)) for name, text in said.get(key, {}).items()}
+
+
+def _kind(kind: type) -> str:
+    return "a text" if kind is str else "a list" if kind is list else "a table"
+
+
+def _braced(names: Any) -> str:
+    return ", ".join(f"{{{name}}}" for name in names)
+
+
+def _only(where: str, names: set[str], known: set[str]) -> None:
+    """No field that nobody fills."""
+    for name in sorted(names - known):
+        raise PromptError(
+            f"{where}: there is no field {{{name}}}; {nearest(name, sorted(known), 'its fields are')} "
+            f"(for the literal text write {{{{{name}}}}})"
+        )
+
+
+def _cut(where: str, role: Role, said: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The fields that may be cut, in their order."""
+    _only(f"{where}.cut", set(said), set(role.sees))
+    for name, end in said.items():
+        if end not in ENDS:
+            raise PromptError(f"{where}.cut.{name}: {end!r}; {nearest(str(end), ENDS)}")
+    return tuple(said.items())
+
+
+def _example(where: str, role: Role, said: Mapping[str, Any], wording: Wording) -> str:
+    """The reply that a role is shown, which its own format must read."""
+    if "example" not in said:
+        return ""
+    _only(f"{where}.example", FieldText.of(said["example"]).fields, set(wording.terms))
+    example = filled(said["example"], wording, wording.terms).strip("\n")
+    _legal(f"{where}.example", role, example)
+    return example
+
+
+def _legal(where: str, role: Role, reply: str) -> None:
+    if not read_reply(role.reply, reply, lenient=role.lenient).ok:
+        raise PromptError(
+            f"{where} is not a reply that the role's format reads: {reply!r:.120}; the format is {role.reply.describe()}"
+        )
+
+
+def _shot(where: str, role: Role, number: int, shot: Any, wording: Wording) -> str:
+    """A worked example: the role's own prompt, filled, and the reply to it."""
+    where = f"{where}.shots[{number}]"
+    if not isinstance(shot, Mapping) or not isinstance(shot.get("reply"), str):
+        raise PromptError(f"{where} must be a table of the fields {_braced(role.sees)} and a reply")
+    fields = {name: str(value).strip("\n") for name, value in shot.items() if name != "reply"}
+    _only(where, set(fields), set(role.sees))
+    reply = shot["reply"].strip("\n")
+    _legal(f"{where}.reply", role, reply)
+    asked = wording.ask({**dict.fromkeys(role.sees, ""), **fields})
+    return f"Example {number}\n{asked}\nReply:\n{reply}"
