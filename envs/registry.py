@@ -249,7 +249,7 @@ def make_arena(
     )  # fmt: skip
     arena.made = {
         "id": id, "split": split, "data": data, "tasks": tasks, "size": size, "reward": reward, "tools": given,
-        "budget": budget, "args": config, "rules": len(arena.rules),
+        "budget": budget, "prompts": prompts, "args": config, "rules": len(arena.rules),
     }  # fmt: skip
     return arena
 
