@@ -253,7 +253,7 @@ def test_a_scripted_seat_may_cross_too(tiny_llama, tmp_path):
 )
 def test_what_cannot_be_is_refused_before_anything_is_loaded(tmp_path, fields, message):
     with pytest.raises(ConfigError, match=message):
-        made("no such model", tmp_path, **fields)
+        made("/no/such/model", tmp_path, **fields)
 
 
 def test_malts_trees_become_imitation_and_preferences(tiny_llama, tmp_path):

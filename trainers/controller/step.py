@@ -150,7 +150,10 @@ class Default:
             algorithm, mine = run.algorithms[policy], table.mine(policy)
             if not len(mine):
                 continue
-            run.stops.missing(f"policies.{policy}.credit", unearned(table, run.plan.credits.get(policy, {})))
+            if not algorithm.needs.tree:  # a tree's rows lack what is earned later on the continued line
+                run.stops.missing(
+                    f"policies.{policy}.credit", unearned(table, run.plan.credits.get(policy, {}))
+                )
             named = not algorithm.needs.anchors or any(table.rows[i].anchor for i in mine)
             run.stops.missing(f"policies.{policy}.algorithm ({algorithm.name})", None if named else STATELESS)
             rows = run.plan.credit(table, policy)
