@@ -19,7 +19,7 @@ from ...agents.policies import Call
 from ...agents.text.chat import Chat
 from ...envs.core.drivers import rollout
 from ...envs.core.trace import Trace
-from ...envs.registry import make
+from ...envs.registry import make, spec
 from ...trainers.algorithms import make_algorithm
 from ...trainers.config.group_settings import Learning
 from ...trainers.config.schema import merge
@@ -70,8 +70,13 @@ def heard(env: str, roles: tuple[str, ...] | None, by: str, how: Mapping[str, An
     """Texts that `roles` (None: all) hear in random play, where the others are played by the expert."""
     ear = Ear(by)
     team = {"*": ear} if roles is None else {**dict.fromkeys(roles, ear), "*": "scripted"}
-    sound(rollout(make(env, **how), team, tasks=tasks, seed=0))
+    sound(rollout(make(env, **{**short(env), **how}), team, tasks=tasks, seed=0))
     return ear
+
+
+def short(env: str) -> dict[str, str]:
+    """The choice of the short prompts, where an environment has prompts in sets: a micro model has few words."""
+    return {"prompts": "short"} if spec(env).make_workflow().prompts else {}
 
 
 def sound(played: list[Trace]) -> list[Trace]:
@@ -202,7 +207,7 @@ def learn(id: str, model: str, seed: int, folder: Path, metric: str, **fields: A
     groups = {
         name: {"model": model, "slots": 64, "threads": 1, **options} for name, options in groups.items()
     }
-    settings = merge(COMMON, fields)
+    settings = merge(merge(COMMON, {"env": short(id)}), fields)
     done = train(
         id, preset=preset, directory=folder, seed=seed, policies=policies, groups=groups, **settings
     )  # fmt: skip
@@ -232,6 +237,7 @@ def held_out(env: str, players: Mapping[str, str | Path], tasks: int, **how: Any
             seats[seat] = loaded[str(player)]
         else:
             seats[seat] = player
-    played = sound(rollout(make(env, split="test", **how), seats, tasks=tasks, seed=0))
+    table = make(env, split="test", **{**short(env), **how})
+    played = sound(rollout(table, seats, tasks=tasks, seed=0))
     names = sorted({name for trace in played for name in trace.metrics})
     return {name: sum(trace.metrics.get(name, 0.0) for trace in played) / len(played) for name in names}

@@ -21,7 +21,7 @@ from .grid import Claim, Figures, Paper, Settings, command
 from .micro import Pupil, held_out, learn, micro_model, school, sound
 
 ENV, SEARCH = "mask-router-hotpotqa", "search-router-hotpotqa"
-WORLD: dict[str, Any] = {"data": "mini"}
+WORLD: dict[str, Any] = {"data": "mini", "prompts": "short"}
 SHOWN = ("f1", "calls", "router_calls")
 
 
@@ -56,7 +56,7 @@ class VerifierCost(CallCost):
 def in_order(call: Call) -> str:
     """M-ASK's fixed order as a router's moves: plan, answer, then search, retrieve, summarise, file and answer until
     the searcher says that nothing is missing."""
-    seen = call.messages[-1]["content"]
+    seen = call.messages[-1]["content"]  # the short prompt's words
     last = next(line for line in seen.splitlines() if line.startswith("Last: ")).removeprefix("Last: ")
     after = {"none": "planner", "planner": "answerer", "answerer": "searcher", "searcher": "retrieve"}
     after |= {"retrieve": "summarizer", "summarizer": "updater", "updater": "answerer"}

@@ -157,7 +157,7 @@ def main() -> None:
     args = parser.parse_args()
     from transformers import AutoModelForCausalLM
 
-    arena = make_arena("mask-hotpotqa", data="mini", split="train", top_k=1)
+    arena = make_arena("mask-hotpotqa", data="mini", prompts="short", split="train", top_k=1)
     tasks = Cursor(list(arena.task_ids), 0).take(max(1, args.episodes // 8))
     policy = PolicySpec(learning=Learning(), sampling=Sampling(max_tokens=40))
     group = ModelGroup(

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--episodes", type=int, default=20_000)
     parser.add_argument("--live", type=int, default=10_000)
     args = parser.parse_args(argv)
-    env = make("mask-hotpotqa", data="mini", reward=None)
+    env = make("mask-hotpotqa", data="mini", prompts="short", reward=None)
     arena = env.arena
     task = arena.task(arena.task_ids[0])
     docs = tuple(arena.toolbox.tools["retrieve"].fn("Who made The Door?", 5))
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] = ()) -> int:
     print(f"live episodes       {len(live):>12,}      {used:.0f} MB")
     del live
 
-    scored = make("mask-hotpotqa", data="mini")
+    scored = make("mask-hotpotqa", data="mini", prompts="short")
     expert, count = scored.arena.expert, 200
     began = time.process_time()
     for seed in range(count):

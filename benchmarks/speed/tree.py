@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    arena = make_arena(options.env, data="mini")
+    arena = make_arena(options.env, data="mini", prompts="short")
     tasks = [arena.task(id) for id in list(arena.task_ids)[: options.tasks]]
     slots = options.tasks * options.width
     timings: dict[str, list[tuple[float, float]]] = {"tree": [], "flat by round": [], "flat": []}

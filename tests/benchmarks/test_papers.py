@@ -121,7 +121,7 @@ def test_a_phrase_is_one_token_and_a_system_prompt_too(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     ids = tokenizer.encode("P . .\n. . G\n. . .\n\nP: row 1 column 1. G: row 2 column 3. Free: down, right.")
     assert len(ids) == 6 and tokenizer.unk_token_id not in ids[3:]
-    system = make("planpath-duo").arena.roles["critic"].system
+    system = make("planpath-duo", prompts="short").arena.roles["critic"].system
     assert len(tokenizer.encode(system)) == 1
 
 
@@ -142,7 +142,9 @@ def test_imitation_learns_what_was_said(tmp_path):
 def test_the_fixed_order_is_mask_itself():
     """The router that keeps the order makes the very calls that M-ASK makes, but for its own."""
     ours = rollout(
-        make("mask-router-hotpotqa", data="mini"), {"router": routing.InOrder(), "*": "scripted"}, tasks=20
+        make("mask-router-hotpotqa", data="mini", prompts="short"),
+        {"router": routing.InOrder(), "*": "scripted"},
+        tasks=20,
     )
     theirs = rollout(make("mask-hotpotqa", data="mini"), "scripted", tasks=20)
     for one, other in zip(ours, theirs, strict=True):

@@ -330,7 +330,7 @@ def test_a_pool_travels_and_works_without_a_loop() -> None:
     assert [url for url, _ in copy.endpoints[1].routes][::2] == [
         f"http://host:2/{p}" for p in ("retrieve", "query", "search")
     ]
-    assert Tool(pool)._is_async
+    assert Tool(pool).is_async
 
 
 def test_health_says_what_is_wrong_with_each() -> None:

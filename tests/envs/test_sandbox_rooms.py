@@ -203,6 +203,6 @@ def test_fuzzed_mischief(statements: list[str], swallow: bool) -> None:
         for statement in statements
     )
     result = run_python(program, limits=Limits(0.2, wall_limit=0.4, memory_mb=128))
-    assert result.wall < 5 and result.ended in sandbox.Ended.__args__
+    assert result.wall < 5 and result.ended in sandbox.ProgramEnd.__args__
     after = run_python("import os; print(os.listdir('/tmp'), input())", "still here")
     assert after.stdout == "['program.py'] still here\n"
