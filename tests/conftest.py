@@ -1,7 +1,12 @@
 """Settings of the whole suite."""
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+from unitymas.agents.hints import say_once
+from unitymas.envs import registry
 
 # machines that run tests are busy: a slow example is no failing one
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -12,3 +17,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fuzz", type=int, help="inputs that each fuzzer of tests/attacks tries (a few by default)"
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> Iterator[None]:
+    """What a module registers is forgotten after it."""
+    before = set(registry.list_envs())
+    yield
+    for id in set(registry.list_envs()) - before:
+        registry.unregister(id)
+
+
+@pytest.fixture(autouse=True)
+def unsaid() -> None:
+    """Sentences that are said once are said once in each test."""
+    say_once.cache_clear()

@@ -34,7 +34,8 @@ class Server:
         async def begin():
             app = web.Application()
             app.router.add_post("/v1/chat/completions", completions)
-            self.runner = web.AppRunner(app)
+            # a request that nobody waits for any more keeps no test waiting
+            self.runner = web.AppRunner(app, shutdown_timeout=0)
             await self.runner.setup()
             site = web.TCPSite(self.runner, "127.0.0.1", 0)
             await site.start()
@@ -49,7 +50,7 @@ class Server:
         started.wait(10)
 
     def close(self):
-        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result(60)
         self.loop.call_soon_threadsafe(self.loop.stop)
 
 

@@ -254,7 +254,8 @@ def described(
     step = f"{config.tasks_per_step} tasks × {config.k} samples"
     lines = [
         f"run directory  {directory}",
-        f"{arena.env_id}  {len(arena.task_ids):,} tasks of {arena.data.name}",
+        f"{arena.env_id}  {len(arena.task_ids):,} tasks of {arena.data.name}"
+        + (f"; prompts {config.env.prompts} (env.prompts)" if config.env.prompts else ""),
         f"steps  {config.steps} of {step}; recipe {config.recipe}; {config.runtime}",
     ]
     for name, group in config.groups.items():

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ...agents.engines.engine import ENGINES
-from ...agents.hints import say_once
 from ...agents.names import model_name, read_name
 from ...agents.team import NAMED
 from ...envs.core.ledger import as_rule
@@ -134,12 +133,7 @@ def with_prompts(config: RunConfig) -> RunConfig:
         if policy.group in config.groups
     }
     models |= {player for player in config.map.values() if player == "tiny" or ":" in player}
-    told = "short" if models == {"tiny"} else "full"
-    if told == "short":
-        say_once(
-            f"{env.id}: prompts='short', which the tiny model was made with (env.prompts=full says otherwise)"
-        )
-    return replace(config, env=replace(env, prompts=told))
+    return replace(config, env=replace(env, prompts="short" if models == {"tiny"} else "full"))
 
 
 def optimiser_steps(steps: int, epochs: int, minibatches: int) -> int:
