@@ -13,13 +13,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .answers import Answer, ReplyMeta
 from .engines.engine import Engine
 from .engines.pieces import opens_thinking, pieces
 from .engines.sampling import SamplingParams
 from .hints import say_once
 from .manifest import Damaged, prompts_of_run, read_signed
 from .names import TINY, is_run, model_path, read_name
-from .policies import Answer, Call
+from .policies import Call
 from .text.chat import Chat, Prompt
 from .text.wording import Told, shortened
 
@@ -70,12 +71,14 @@ class LLMPolicy:
         answer, generation = await self.say(call)
         keep = call.keep_tokens or ("text" if self._tokens else "")
         if keep == "ids":
-            answer.meta["tokens"] = {
+            tokens = {
                 "prompt_ids": list(generation.prompt_ids), "ids": list(generation.ids), "logprobs": list(generation.logprobs),
             }  # fmt: skip
+            answer.meta = answer.meta.but(tokens=tokens)
         elif keep:
             text = pieces(self.chat.tokenizer, generation.ids)
-            answer.meta["tokens"] = {"text": text, "logprob": [round(p, 4) for p in generation.logprobs]}
+            logprobs = [round(p, 4) for p in generation.logprobs]
+            answer.meta = answer.meta.but(tokens={"text": text, "logprob": logprobs})
         return answer
 
     async def say(self, call: Call, sampling: SamplingParams | None = None) -> tuple[Answer, Generation]:
@@ -89,22 +92,17 @@ class LLMPolicy:
             adapter=self.adapter,
         )
         self.chat.remember(call, prompt, generation.ids, generation.text)
-        meta = {
-            "policy": self.name,
-            "version": generation.version,
-            "tokens_in": len(generation.prompt_ids),
-            "tokens_out": len(generation.ids),
-            "finish_reason": generation.finish_reason,
-        }
-        if gone:
-            meta["prompt_cut"] = gone
         if generation.finish_reason == "overflow":
             say_once(
                 f"{self.name}: a prompt of the role {call.role!r} does not fit in the model's context, and no more of it may "
                 "be cut: the reply is empty (finish_reason overflow)"
             )
-        if "</think>" not in generation.text and opens_thinking(self.chat.tokenizer, prompt.ids):
-            meta["thinking"] = "open"  # all of it is thinking, so no format may read it
+        endless = "</think>" not in generation.text and opens_thinking(self.chat.tokenizer, prompt.ids)
+        meta = ReplyMeta(
+            policy=self.name, version=generation.version, finish_reason=generation.finish_reason,
+            tokens_in=len(generation.prompt_ids), tokens_out=len(generation.ids), prompt_cut=gone or None,
+            thinking="open" if endless else None,  # all of it is thinking, so no format may read it
+        )  # fmt: skip
         return Answer(generation.text, meta), generation
 
     def fitted(self, call: Call, max_tokens: int) -> tuple[Prompt, dict[str, int]]:

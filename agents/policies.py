@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
+from .answers import Answer as Answer
 from .text.spoken import Spoken as Spoken
 
 Message = Mapping[str, Any]
@@ -33,15 +34,7 @@ class Call:
     task: Any = None  # the whole task, reference included, only for policies with `sees_reference`
     fields: Mapping[str, Any] = field(default_factory=dict)  # with the task: what the prompt was filled with
     system: str = ""
-    keep_tokens: str = ""  # "ids" or "text": put the reply's tokens and log-probs into the answer's meta
-
-
-@dataclass(slots=True)
-class Answer:
-    """Text of a reply, and its metadata (tokens, finish reason, version …)."""
-
-    text: str
-    meta: dict[str, Any] = field(default_factory=dict)
+    keep_tokens: str = ""  # "ids" or "text": put the reply's tokens and log-probs into the answer's record
 
 
 @runtime_checkable

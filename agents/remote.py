@@ -27,8 +27,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from .answers import Answer, ReplyMeta
 from .failures import ModelFailure
-from .policies import Answer, Call, Message
+from .policies import Call, Message
 from .text.reading import split_thinking
 from .threads import contained
 
@@ -210,12 +211,12 @@ class OpenAIPolicy:
         if call.choices:
             text = _chosen(text, call.choices)
         text = thinking + text
-        meta = {
-            "policy": f"openai:{self.model}",
-            "tokens_in": usage.get("prompt_tokens", 0),
-            "tokens_out": usage.get("completion_tokens", 0),
-            "finish_reason": reason,
-        }
+        meta = ReplyMeta(
+            policy=f"openai:{self.model}",
+            tokens_in=usage.get("prompt_tokens") or 0,
+            tokens_out=usage.get("completion_tokens") or 0,
+            finish_reason=reason,
+        )
         return Answer(text, meta)
 
     def identity(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def rows(
     if kind not in makers:
         raise ValueError(f"unknown kind {kind!r}; choose sft, prompt-completion, dpo or steps")
     made = []
-    tokens = any((n.meta.get("tokens") or {}).get("ids") for t in finished for n in t.acts())
+    tokens = any((n.meta.tokens or {}).get("ids") for t in finished for n in t.acts())
     for trace in finished:
         for node in trace.acts():
             if names is None or node.role in names:
@@ -82,7 +82,7 @@ def _common(trace: Trace, node: Node, component: str | None, tokens: bool) -> Ro
         "role": node.role, "agent": node.agent, "credit": _credit(trace, node, component),
     }  # fmt: skip
     if tokens:  # of a player that keeps none (a scripted one) the columns are None
-        kept = node.meta.get("tokens") or {}
+        kept = node.meta.tokens or {}
         row |= {column: kept.get(name) for column, name in TOKENS.items()}
     return row
 

@@ -14,6 +14,7 @@ import gc
 import random
 import time
 
+from ...agents.answers import DecisionId
 from ...trainers.algorithms import list_algorithms, make_algorithm
 from ...trainers.controller.statistics.table import Decision, Table, ValueSummary
 
@@ -34,7 +35,7 @@ def decisions(count: int, tasks: int, seed: int = 0) -> list[Decision]:
                 n = chance.randint(1, 60)
                 rows.append(
                     Decision(
-                        id=f"{name}/{agent}.{turn}",
+                        id=DecisionId(name, f"{agent}.{turn}"),
                         task=task,
                         episode=name,
                         node=f"{agent}.{turn}",

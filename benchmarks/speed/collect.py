@@ -85,7 +85,7 @@ class Timed(Seat):
 
     async def act(self, call: Call) -> Answer:
         answer = await super().act(call)
-        self.tokens += answer.meta["tokens_out"]
+        self.tokens += answer.meta.tokens_out or 0
         return answer
 
     def over(self, trace: Trace) -> None:

@@ -44,7 +44,7 @@ class Scribe:
     async def act(self, call: Call) -> Answer:
         answer: Answer = await self.policy.act(call)
         self.calls.append(call)
-        self.tokens += int(answer.meta["tokens_out"])
+        self.tokens += answer.meta.tokens_out or 0
         return answer
 
 

@@ -18,9 +18,10 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from ...agents.answers import NOTHING_KNOWN, Answer
 from ...agents.failures import Boundary, Ended
 from ...agents.hints import counted, say_once
-from ...agents.policies import Answer, Call
+from ...agents.policies import Call
 from ...agents.roles import Reply
 from ...agents.team import BoundTeam, Team
 from .arena import Arena
@@ -47,7 +48,7 @@ def call_for(execution: Execution, node: Node, episode: str, *, reference: bool 
 
 def take(execution: Execution, node: Node, said: str | Answer, reply: Reply | None = None) -> None:
     """Give a policy's answer to the execution, with its parsed form where that is known."""
-    text, meta = (said.text, said.meta) if isinstance(said, Answer) else (said, {})
+    text, meta = (said.text, said.meta) if isinstance(said, Answer) else (said, NOTHING_KNOWN)
     if not isinstance(text, str):
         raise TypeError(f"{node.agent}: a reply must be a string, got {type(text).__name__} {text!r:.60}")
     execution.answer(node, text, meta, reply)
@@ -193,7 +194,7 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
         isinstance(text, str) and len(text) > LONG_REPLY
     ):  # up to a quarter of a second, which others need not wait
         reply = await asyncio.to_thread(
-            execution.read, node, text, said.meta if isinstance(said, Answer) else None
+            execution.read, node, text, said.meta if isinstance(said, Answer) else NOTHING_KNOWN
         )
     if execution.ended is Ended.NO:
         take(execution, node, said, reply)
@@ -214,8 +215,8 @@ class EpisodeFailures:
         if str(trace.ended) == "error":
             self.causes[f"{trace.reason}: {trace.error}"] += 1
         for node in trace.nodes:
-            if node.kind == "use" and "raised" in node.meta:
-                self.causes[f"tool {node.tool!r} raised {node.meta['raised']}"] += 1
+            if node.kind == "use" and node.meta.raised is not None:
+                self.causes[f"tool {node.tool!r} raised {node.meta.raised}"] += 1
 
     def say(self) -> None:
         """Print the failures, once each."""

@@ -15,12 +15,13 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from ...agents.answers import NOTHING_KNOWN, ReplyMeta
 from ...agents.failures import Boundary, Ended, WorkflowError
 from ...agents.frozen import freeze
 from ...agents.roles import Reply
 from ...agents.text.reading import MAX_REPLY
 from .records import ANSWERED, PENDING, Node
-from .rounds import Budget, ReplayDivergence, Rounds, path_key, tokens_of
+from .rounds import Budget, ReplayDivergence, Rounds, path_key
 from .tasks import Task
 from .workflow import Workflow
 
@@ -33,7 +34,11 @@ class Execution(Rounds):
     # what drivers do -----------------------------------------------------------------------------
 
     def answer(
-        self, node: Node, text: str, meta: Mapping[str, Any] | None = None, reply: Reply | None = None
+        self,
+        node: Node,
+        text: str,
+        meta: ReplyMeta | Mapping[str, Any] | None = None,
+        reply: Reply | None = None,
     ) -> Reply:
         """Answer an act with `text`, which is parsed by the act's format. After the round's last answer, `run` goes on.
 
@@ -41,12 +46,12 @@ class Execution(Rounds):
         """
         if node.state != PENDING or node.kind != "act":
             raise WorkflowError(f"node {node.id} waits for no reply")
+        if meta is not None and meta is not NOTHING_KNOWN:
+            node.meta = ReplyMeta.of(meta)
+            self.tokens += node.meta.tokens_used
         if len(text) > MAX_REPLY:
-            meta = {**(meta or {}), "cut": len(text)}
-        node.reply = reply = reply or self.read(node, text, meta)
-        if meta:
-            node.meta = meta
-            self.tokens += tokens_of(meta)
+            node.meta = node.meta.but(cut=len(text))
+        node.reply = reply = reply or self.read(node, text, node.meta)
         self._settle(node)
         return reply
 

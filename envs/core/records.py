@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
+from ...agents.answers import NOTHING_KNOWN, ReplyMeta
 from ...agents.failures import WorkflowError
 from ...agents.frozen import FrozenDict
 from ...agents.roles import Format, Reply
@@ -30,7 +31,7 @@ class Node:
     round: int
     parents: tuple[str, ...]
     error: str | None
-    meta: Mapping[str, Any]
+    meta: ReplyMeta
     state: int
     # an act's
     reply: Reply | None
@@ -113,7 +114,7 @@ def new_act(
     node.agent, node.role, node.messages, node.format = agent, role, messages, format
     node.turn, node.max_tokens, node.anchor, node.fields = turn, max_tokens, anchor, fields
     node.reply = node.error = None
-    node.meta = EMPTY
+    node.meta = NOTHING_KNOWN
     return node
 
 
@@ -132,5 +133,5 @@ def new_use(tool: str, args: FrozenDict) -> Use:
     node.kind, node.state = "use", MADE
     node.tool, node.args = tool, args
     node.result = node.private = node.error = node.reply = node.turn = None
-    node.meta = EMPTY
+    node.meta = NOTHING_KNOWN
     return node

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...agents.answers import NOTHING_KNOWN, ReplyMeta
 from ...agents.failures import Boundary, Ended, ToolError, WorkflowError
 from ...agents.frozen import freeze
 from ...agents.hints import counted
@@ -38,11 +39,6 @@ class Budget:
     requests: int = 1000
     tokens: int | None = None
     seconds: float | None = None  # kept by the asynchronous driver
-
-
-def tokens_of(meta: Mapping[str, Any]) -> int:
-    """Number of tokens that an answer takes from the budget."""
-    return int(meta.get("tokens_in", 0) + meta.get("tokens_out", 0))
 
 
 class Rounds:
@@ -103,16 +99,16 @@ class Rounds:
         nodes = [n for n in self.nodes if n.state == ANSWERED]
         return sorted(nodes, key=path_key) if self._joins else nodes
 
-    def read(self, node: Node, text: str, meta: Mapping[str, Any] | None = None) -> Reply:
+    def read(self, node: Node, text: str, meta: ReplyMeta = NOTHING_KNOWN) -> Reply:
         """A text as the node's format reads it; one that was cut at `MAX_REPLY`, or never stopped thinking, is malformed."""
         format: Format = node.format  # type: ignore[attr-defined]
         role = self.roles[node.agent]  # type: ignore[index]
-        if len(text) <= MAX_REPLY and (not meta or "cut" not in meta and meta.get("thinking") != "open"):
+        if len(text) <= MAX_REPLY and (meta is NOTHING_KNOWN or meta.cut is None and meta.thinking != "open"):
             if format is role.reply and "think>" not in text.lower():  # nearly always
                 return role.read(text, node.id)
             return read_reply(format, text, node.id, role.lenient)
         blank = format.parse("", node.id)
-        if meta and meta.get("thinking") == "open":  # its prompt had begun it
+        if meta.thinking == "open":  # its prompt had begun it
             return blank._replace(text="", ok=False, thinking=text)
         thinking, said, _ = split_thinking(text[:MAX_REPLY])
         return blank._replace(text=said, ok=False, thinking=thinking)
@@ -199,8 +195,8 @@ class Rounds:
         known = self._journal.get(id) if self._journal else None
         if known is not None:
             node = self._recall(node, known)
-            if known.meta and node.state == ANSWERED:
-                self.tokens += tokens_of(known.meta)
+            if node.state == ANSWERED:
+                self.tokens += known.meta.tokens_used
         branch.node = node
         nodes.append(node)
         self._next.append(branch)
@@ -253,7 +249,7 @@ class Rounds:
         asked.reply = (
             self.read(asked, known.text or "", known.meta) if text is None else self.read(asked, text)
         )
-        asked.meta = freeze({"forced": True, "changed": not same})
+        asked.meta = ReplyMeta(forced=True, changed=not same)
         asked.state = ANSWERED
         return asked
 

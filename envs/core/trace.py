@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ...agents.answers import ReplyMeta
 from ...agents.roles import Reply
 from ...own import find
 from ..untrusted import Refused, json_value, open_regular, packed_lines
@@ -209,7 +210,7 @@ def _node_from(row: Mapping[str, Any]) -> Node:
         node = new_use(row["tool"], row["args"])
         node.result, node.private, node.error = row["result"], row["private"], row["error"]
     node.id, node.round = row["id"], row["round"]
-    node.parents, node.meta, node.state = tuple(row["parents"]), row.get("meta", {}), ANSWERED
+    node.parents, node.meta, node.state = tuple(row["parents"]), ReplyMeta.of(row.get("meta")), ANSWERED
     return node
 
 

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...agents.answers import ReplyMeta
 from ...agents.failures import Boundary, Infrastructure, ToolError, WorkflowError
 from ...agents.threads import contained
 from ...own import told
@@ -137,7 +138,7 @@ def _fail(entry: Tool, execution: Execution, node: Node, error: Exception) -> No
         execution.abort(error, Boundary.TOOL)
     else:
         if not isinstance(error, ToolError | TimeoutError | asyncio.TimeoutError):
-            node.meta = {"raised": told(error)}
+            node.meta = ReplyMeta(raised=told(error))
         execution.fail(node, _message(entry, error))
 
 

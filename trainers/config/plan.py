@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...agents.answers import DecisionId
 from ...agents.hints import nearest
 from ...agents.team import Team, TeamError
 from ...envs.core.arena import Arena
@@ -54,7 +55,7 @@ class RunPlan:
         """The table as this policy's credit settings see it."""
         return apply_credit(table, self.credits[policy]) if policy in self.credits else table
 
-    def worth(self, rows: Sequence[Decision]) -> dict[str, float]:
+    def worth(self, rows: Sequence[Decision]) -> dict[DecisionId, float]:
         """Decisions' rewards by id, each as its policy's credit settings see it: for trees that choose by them."""
         table = Table(rows)
         rewards = dict(zip(table.ids, table.reward.tolist(), strict=True))

@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
+from ...agents.answers import Answer, DecisionId
 from ...agents.failures import Boundary, Ended, is_transient
-from ...agents.policies import Answer, Call
+from ...agents.policies import Call
 from ...agents.team import BoundTeam
 from ...envs.core.arena import Arena
 from ...envs.core.branch import Branch
@@ -56,6 +57,7 @@ class Harvest:
 
     traces: list[Trace] = field(default_factory=list)
     episodes: list[str] = field(default_factory=list)  # names, as the groups know them
+    draws: dict[str, str] = field(default_factory=dict)  # episode -> the draw of a task that it belongs to
     decisions: list[Decision] = field(default_factory=list)
     grown: list[Grown] = field(default_factory=list)  # where trees were sampled
     failures: Counter[str] = field(default_factory=Counter)  # by boundary and error
@@ -80,10 +82,11 @@ class Harvest:
     @property
     def tasks(self) -> int:
         """Number of draws of a task; one task may have been drawn twice."""
-        return len({name.rpartition(".")[0] for name in self.episodes})
+        return len({self.draws[name] for name in self.episodes})
 
-    def take(self, name: str, trace: Trace) -> None:
-        """Take in an episode."""
+    def take(self, name: str, trace: Trace, draw: str = "") -> None:
+        """Take in an episode. `draw` names the draw of its task, which the other samples of that draw share."""
+        self.draws[name] = draw or name
         self.episodes.append(name)
         self.traces.append(trace)
         for metric, value in trace.metrics.items():
@@ -106,6 +109,7 @@ class Harvest:
             else:
                 others.append(name)
         self.decisions += [d for d in more.decisions if d.episode in kept]
+        self.draws |= more.draws
         self.grown += more.grown
         self.failures += more.failures
         self.seconds += more.seconds
@@ -198,15 +202,16 @@ class Collector:
 
         async def counted(job: tuple[Task, int, int]) -> tuple[str, Trace | None, list[Decision]]:
             name, trace, rows = await self._episode(job, seed, label, harvest, on_trace, grow)
-            self.progress.ended(sum(int(n.meta.get("tokens_out", 0)) for n in trace.acts()) if trace else 0)
+            self.progress.ended(sum(n.meta.tokens_out or 0 for n in trace.acts()) if trace else 0)
             return name, trace, rows
 
         async with self.team:
             played = await side_by_side(counted(job) for job in jobs)
-        for name, trace, rows in played:  # in the order of tasks and samples, whoever came first
+        # in the order of tasks and samples, whoever came first
+        for (_, _, index), (name, trace, rows) in zip(jobs, played, strict=True):
             if trace is None:
                 continue
-            harvest.take(name, trace)
+            harvest.take(name, trace, f"{label}:{index}")
             if keep:
                 harvest.decisions += await self._seal(name, rows)
         harvest.seconds = time.perf_counter() - began
@@ -267,7 +272,7 @@ class Collector:
             await group.drop(name, cause)
 
 
-def minibatches_of(rows: list[Decision], count: int) -> list[list[str]]:
+def minibatches_of(rows: list[Decision], count: int) -> list[list[DecisionId]]:
     """Decision ids cut into mini-batches by task, so that every policy takes equally many optimiser steps.
 
     Tasks are dealt out by their tokens, the largest first, so the batches weigh about the same; a unit lies
@@ -278,7 +283,7 @@ def minibatches_of(rows: list[Decision], count: int) -> list[list[str]]:
         by_task.setdefault(f"{row.env_id}/{row.task}", []).append(row)
     weight = {task: sum(r.n_tokens for r in members) for task, members in by_task.items()}
     count = max(1, min(count, len(by_task)))
-    batches: list[list[str]] = [[] for _ in range(count)]
+    batches: list[list[DecisionId]] = [[] for _ in range(count)]
     loads = [0] * count
     for task in sorted(by_task, key=lambda t: (-weight[t], t)):
         lightest = min(range(count), key=lambda i: (loads[i], i))

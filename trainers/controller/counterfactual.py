@@ -16,6 +16,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...agents.answers import DecisionId
 from ...agents.failures import Ended
 from ...envs.core.branch import Branch
 from ...envs.core.drivers import derive
@@ -41,7 +42,7 @@ class Counterfactual(Settings):
 
 async def question(
     played: Branch, rows: Sequence[Decision], settings: Mapping[str, Counterfactual], seed: int
-) -> dict[str, float]:
+) -> dict[DecisionId, float]:
     """Reward what the settings ask for by its difference to what would have been. -> decision id: the difference."""
     jobs = []
     for role in sorted({row.role for row in rows}):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...agents.answers import DecisionId
 from ...agents.threads import together
 from ...envs.core.trace import Trace
 from ..config.group_settings import GroupSpec
@@ -84,13 +85,15 @@ class HostedGroups:
 
     # one step ----------------------------------------------------------------------------------------
 
-    async def values(self, policy: str, ids: list[str]) -> dict[str, ValueSummary]:
+    async def values(self, policy: str, ids: list[DecisionId]) -> dict[DecisionId, ValueSummary]:
         """Value summaries by the policy's critic, wherever it lives."""
         critic, home = self.plan.critics.get(policy), self.of(policy)
         needs = self.plan.algorithms[policy].needs
         contexts = seen_by_critic(ids, self.played) if needs.values == "trace" else None
         if critic is None or self.plan.home[critic] == self.plan.home[policy]:
-            summaries: dict[str, ValueSummary] = await home.values(policy, ids, needs, critic, contexts)
+            summaries: dict[DecisionId, ValueSummary] = await home.values(
+                policy, ids, needs, critic, contexts
+            )
             return summaries
         elsewhere = self.of(critic)
         await elsewhere.admit(await home.samples(ids))
@@ -101,16 +104,18 @@ class HostedGroups:
             await elsewhere.admit(await home.samples(ids))
         return summaries
 
-    async def foresee(self, wanted: Mapping[str, list[str]]) -> dict[str, float]:
+    async def foresee(self, wanted: Mapping[str, list[DecisionId]]) -> dict[DecisionId, float]:
         """What critics expect once these decisions (by policy) are said: for trees that choose by it, and train it."""
         judged = await together(*(self.values(policy, ids) for policy, ids in wanted.items()))
         return {id: value.after for values in judged for id, value in values.items()}
 
-    async def prepare(self, policy: str, ids: list[str]) -> None:
+    async def prepare(self, policy: str, ids: list[DecisionId]) -> None:
         """What its update will need besides, measured while its critic is at work."""
         await self.of(policy).prepare(policy, ids)
 
-    async def update(self, policy: str, signals: list[Signal], batches: list[list[str]]) -> dict[str, float]:
+    async def update(
+        self, policy: str, signals: list[Signal], batches: list[list[DecisionId]]
+    ) -> dict[str, float]:
         """One policy's update, and its critic's beside it."""
         learners = [name for name in (policy, self.plan.critics.get(policy)) if name is not None]
         self.progress.begin(f"updating {' and '.join(learners)}")
@@ -136,7 +141,9 @@ class HostedGroups:
         """Discard an episode's samples everywhere."""
         await together(*(group.drop(episode, cause) for group in self.members.values()))
 
-    async def records(self, policy: str, ids: list[str], signals: list[Signal]) -> list[dict[str, Any]]:
+    async def records(
+        self, policy: str, ids: list[DecisionId], signals: list[Signal]
+    ) -> list[dict[str, Any]]:
         """What was sampled for these decisions, token by token."""
         records: list[dict[str, Any]] = await self.of(policy).records(
             ids, policy, self.plan.algorithms[policy], signals
@@ -152,15 +159,14 @@ class HostedGroups:
         await self.of(policy).adopt(policy, folder)
 
 
-def seen_by_critic(ids: list[str], played: Mapping[str, Trace]) -> dict[str, str]:
+def seen_by_critic(ids: list[DecisionId], played: Mapping[str, Trace]) -> dict[DecisionId, str]:
     """What a critic of the whole trace sees at a decision: all that was said before, and its prompt."""
-    contexts: dict[str, str] = {}
+    contexts: dict[DecisionId, str] = {}
     for id in ids:
-        episode, _, name = id.rpartition("/")
-        trace = played.get(episode)
+        trace = played.get(id.episode)
         if trace is None:  # a tree's sibling: its critic sees the prompt
             continue
-        node = trace.node(name)
+        node = trace.node(id.node)
         earlier = [f"{n.agent}: {n.text}" for n in trace.acts() if n.round < node.round]
         contexts[id] = "\n".join([*earlier, f"{node.agent}: {node.messages[-1]['content']}\n"])
     return contexts

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...agents.answers import DecisionId
 from ...agents.threads import together
 from ...envs.core.branch import STATELESS
 from ...rewards.monitors import measure
@@ -170,7 +171,7 @@ class Default:
     async def update(self, run: Stage, table: Table, signals: dict[str, list[Signal]]) -> Metrics:
         """All groups update side by side, then all publish: one weight sync per policy and step."""
         batches = minibatches_of([r for r in table.rows if r.trainable], run.config.minibatches)
-        jobs: dict[str, list[list[str]]] = {}
+        jobs: dict[str, list[list[DecisionId]]] = {}
         for policy, own in signals.items():
             ids = {s.id for s in own}
             cut = [[id for id in batch if id in ids] for batch in batches]
@@ -219,7 +220,7 @@ def collected(harvest: Harvest) -> Metrics:
     tokens = 0
     for trace in traces:
         sums["truncated"].append(float(str(trace.ended) == "truncated"))
-        tokens += sum(int(n.meta.get("tokens_out", 0)) for n in trace.acts())
+        tokens += sum(n.meta.tokens_out or 0 for n in trace.acts())
     figures |= {name: math.fsum(values) / len(values) for name, values in sums.items()}
     figures |= {f"train/{name}": value for name, value in harvest.means().items()}
     figures |= measure(traces)  # acts and what else the monitors watch

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ...agents.answers import DecisionId
 from ...agents.failures import Ended
 from ...envs.core.branch import Branch
 from ...envs.core.drivers import derive
@@ -40,10 +41,10 @@ EXPECTED = "value"
 LEAVES = 32
 """Most lines of one tree with `continuation="all"`; beyond it the tree goes on greedily."""
 
-Judge = Callable[[dict[str, list[str]]], Awaitable[dict[str, float]]]
+Judge = Callable[[dict[str, list[DecisionId]]], Awaitable[dict[DecisionId, float]]]
 """Policy -> decision ids; gives for each what its critic expects once it is said (`score="value"`)."""
 
-Worth = Callable[[Sequence[Decision]], Mapping[str, float]]
+Worth = Callable[[Sequence[Decision]], Mapping[DecisionId, float]]
 """Decisions to their rewards, by id, as credit transforms make them of the credits."""
 
 
@@ -191,7 +192,9 @@ class TreeSampler:
         for c in candidates:
             c.score = math.fsum(row.worth or 0.0 for row in c.rows)
 
-    def _worths(self, rows: Sequence[Decision], before: Sequence[Decision] = ()) -> Mapping[str, float]:
+    def _worths(
+        self, rows: Sequence[Decision], before: Sequence[Decision] = ()
+    ) -> Mapping[DecisionId, float]:
         """The decisions' rewards; what they are made of may lie in decisions `before` them."""
         if self.worth is None:
             return {row.id: math.fsum(row.credit.values()) for row in rows}
@@ -229,7 +232,7 @@ class TreeSampler:
     async def _foresee(self, candidates: list[_Candidate]) -> None:
         """Add what the critic expects after each candidate; after the end there is nothing to expect."""
         assert self.judge is not None
-        asked: dict[str, list[str]] = {}
+        asked: dict[str, list[DecisionId]] = {}
         rows = {row.id: row for c in candidates if not c.branch.over for row in c.rows if row.trainable}
         for row in rows.values():
             asked.setdefault(row.policy, []).append(row.id)

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...agents.policies import Answer, Call
+from ...agents.answers import Answer, DecisionId
+from ...agents.policies import Call
 from ..algorithms.algorithm import Algorithm, Needs
 from ..controller.statistics.table import Signal, ValueSummary
 
@@ -33,7 +34,7 @@ class Group(Protocol):
         """Cancel an episode's requests, or one of them. Return how many."""
         ...
 
-    async def seal(self, episode: str, keep: Sequence[str]) -> list[str]:
+    async def seal(self, episode: str, keep: Sequence[str]) -> list[DecisionId]:
         """Close an episode; the nodes in `keep` may train. Idempotent. Return their decision ids."""
         ...
 
@@ -45,12 +46,12 @@ class Group(Protocol):
         """End the step for these episodes. Return what was left of their samples, by state."""
         ...
 
-    async def samples(self, ids: Sequence[str]) -> list[Sample]:
+    async def samples(self, ids: Sequence[DecisionId]) -> list[Sample]:
         """Return sealed samples, for a critic in another group."""
         ...
 
     async def records(
-        self, ids: Sequence[str], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
+        self, ids: Sequence[DecisionId], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
     ) -> list[dict[str, Any]]:
         """Return what the run keeps of samples, token by token, as plain data."""
         ...
@@ -66,15 +67,15 @@ class Group(Protocol):
     async def values(
         self,
         policy: str,
-        ids: Sequence[str],
+        ids: Sequence[DecisionId],
         needs: Needs,
         critic: str | None = None,
-        contexts: Mapping[str, str] | None = None,
-    ) -> dict[str, ValueSummary]:
+        contexts: Mapping[DecisionId, str] | None = None,
+    ) -> dict[DecisionId, ValueSummary]:
         """Return value summaries by decision id, computed by a critic of this group."""
         ...
 
-    async def prepare(self, policy: str, ids: Sequence[str]) -> None:
+    async def prepare(self, policy: str, ids: Sequence[DecisionId]) -> None:
         """Measure the reference's log-probs now. Without this call the update measures them."""
         ...
 
@@ -83,7 +84,7 @@ class Group(Protocol):
         policy: str,
         algorithm: Algorithm,
         signals: Sequence[Signal],
-        minibatches: Sequence[Sequence[str]],
+        minibatches: Sequence[Sequence[DecisionId]],
     ) -> dict[str, float]:
         """Take the optimizer steps of one policy: all of them or, after an error, none."""
         ...

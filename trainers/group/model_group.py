@@ -31,12 +31,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from ...agents.answers import Answer, DecisionId
 from ...agents.engines.pieces import pieces, thinking_tokens
 from ...agents.engines.sampling import SamplingParams
 from ...agents.engines.torch_engine import Generation
 from ...agents.hints import nearest
 from ...agents.model.weights import load_model, save_adapter, save_model
-from ...agents.policies import Answer, Call
+from ...agents.policies import Call
 from ...agents.text.plain import plain_of
 from ...agents.threads import in_thread
 from ..algorithms.algorithm import Algorithm, Needs
@@ -69,7 +70,7 @@ class ModelGroup:
             torch.set_num_threads(spec.threads)
         self.hosted, self.tokenizer = host(spec)
         self.store = SampleStore()
-        self._running: dict[str, asyncio.Task[Any]] = {}
+        self._running: dict[DecisionId, asyncio.Task[Answer]] = {}
         self._at_work = {name: asyncio.Lock() for name in self.hosted}
         self._open = asyncio.Event()
         self._open.set()
@@ -88,7 +89,7 @@ class ModelGroup:
         if temperature is not None:
             sampling = sampling.but(temperature=temperature)
         await self._open.wait()
-        name = f"{call.episode}/{call.node}"
+        name = DecisionId(call.episode, call.node)
         task = asyncio.ensure_future(self._answer(hosted, call, sampling, keep))
         self._running[name] = task
         try:
@@ -109,7 +110,8 @@ class ModelGroup:
             sample.thinking = thinking_tokens(
                 hosted.speaking().chat.tokenizer, generation.ids, generation.text
             )
-            answer.meta["sample"] = sample.id if self.store.put(sample) else None
+            if self.store.put(sample):
+                answer.meta = answer.meta.but(sample=sample.id)
         return answer
 
     async def cancel(self, episode: str, node: str | None = None) -> int:
@@ -117,13 +119,13 @@ class ModelGroup:
         requests = [
             task
             for name, task in self._running.items()
-            if name.rpartition("/")[0] == episode and node in (None, name.rpartition("/")[2])
+            if name.episode == episode and node in (None, name.node)
         ]
         for task in requests:
             task.cancel()
         return len(requests)
 
-    async def seal(self, episode: str, keep: Sequence[str]) -> list[str]:
+    async def seal(self, episode: str, keep: Sequence[str]) -> list[DecisionId]:
         """Close an episode. The nodes in `keep` may train. Idempotent. Return their decision ids."""
         self._forget(episode)
         return self.store.seal(episode, keep)
@@ -139,12 +141,12 @@ class ModelGroup:
         self.store.retire(episodes)
         return self.store.summary()
 
-    async def samples(self, ids: Sequence[str]) -> list[Sample]:
+    async def samples(self, ids: Sequence[DecisionId]) -> list[Sample]:
         """Return copies of samples, for a critic in another group."""
         return [copy.copy(self.store.get(id)) for id in ids]
 
     async def records(
-        self, ids: Sequence[str], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
+        self, ids: Sequence[DecisionId], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
     ) -> list[dict[str, Any]]:
         """Return a policy's samples as plain data for the run's sidecar: text, log-prob and advantage of each
         token.
@@ -152,7 +154,7 @@ class ModelGroup:
         return await self._thread(lambda: self._records(ids, policy, algorithm, signals))
 
     def _records(
-        self, ids: Sequence[str], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
+        self, ids: Sequence[DecisionId], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
     ) -> list[dict[str, Any]]:
         tokenizer = self._policy(policy).speaking().chat.tokenizer
         samples = {id: self.store.get(id) for id in ids}
@@ -190,11 +192,11 @@ class ModelGroup:
     async def values(
         self,
         policy: str,
-        ids: Sequence[str],
+        ids: Sequence[DecisionId],
         needs: Needs,
         critic: str | None = None,
-        contexts: Mapping[str, str] | None = None,
-    ) -> dict[str, ValueSummary]:
+        contexts: Mapping[DecisionId, str] | None = None,
+    ) -> dict[DecisionId, ValueSummary]:
         """Compute what token-level GAE needs of each decision: the critic's values, and the KL penalty if there is one.
 
         Without a critic here, the values are those of another group's critic (see `admit`), or 0. `contexts` maps
@@ -204,8 +206,13 @@ class ModelGroup:
         return await self._thread(lambda: self._values(policy, ids, needs, critic, contexts or {}), busy)
 
     def _values(
-        self, policy: str, ids: Sequence[str], needs: Needs, critic: str | None, contexts: Mapping[str, str]
-    ) -> dict[str, ValueSummary]:
+        self,
+        policy: str,
+        ids: Sequence[DecisionId],
+        needs: Needs,
+        critic: str | None,
+        contexts: Mapping[DecisionId, str],
+    ) -> dict[DecisionId, ValueSummary]:
         samples = [self.store.get(id) for id in sorted(ids)]
         if needs.kl_reward:
             learner = self._policy(policy).learning()
@@ -221,7 +228,7 @@ class ModelGroup:
             judge.learning().measure_values(samples)
         return summaries(samples, Discount(needs.gamma, needs.lam, needs.kl_reward))
 
-    async def prepare(self, policy: str, ids: Sequence[str]) -> None:
+    async def prepare(self, policy: str, ids: Sequence[DecisionId]) -> None:
         """Measure the reference's log-probs now, beside the critic's `values`. Without this call the update
         measures them.
         """
@@ -234,7 +241,7 @@ class ModelGroup:
         policy: str,
         algorithm: Algorithm,
         signals: Sequence[Signal],
-        minibatches: Sequence[Sequence[str]],
+        minibatches: Sequence[Sequence[DecisionId]],
     ) -> dict[str, float]:
         """Make one optimizer step per mini-batch (decision ids), all or nothing. Return metrics (docs/update-path.md).
 
@@ -248,7 +255,7 @@ class ModelGroup:
         policy: str,
         algorithm: Algorithm,
         signals: Sequence[Signal],
-        minibatches: Sequence[Sequence[str]],
+        minibatches: Sequence[Sequence[DecisionId]],
     ) -> dict[str, float]:
         hosted = self._policy(policy)
         learner = hosted.learning()

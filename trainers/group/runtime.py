@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ...agents.policies import Answer, Call
+from ...agents.answers import Answer, DecisionId
+from ...agents.policies import Call
 from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec
 from ..controller.statistics.table import Signal, ValueSummary
@@ -62,8 +63,8 @@ class RayGroup:
         answer: int = await self._ask("cancel", episode, node)
         return answer
 
-    async def seal(self, episode: str, keep: Sequence[str]) -> list[str]:
-        answer: list[str] = await self._ask("seal", episode, keep)
+    async def seal(self, episode: str, keep: Sequence[str]) -> list[DecisionId]:
+        answer: list[DecisionId] = await self._ask("seal", episode, keep)
         return answer
 
     async def drop(self, episode: str, cause: str) -> int:
@@ -74,12 +75,12 @@ class RayGroup:
         answer: dict[str, int] = await self._ask("retire", episodes)
         return answer
 
-    async def samples(self, ids: Sequence[str]) -> list[Sample]:
+    async def samples(self, ids: Sequence[DecisionId]) -> list[Sample]:
         answer: list[Sample] = await self._ask("samples", ids)
         return answer
 
     async def records(
-        self, ids: Sequence[str], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
+        self, ids: Sequence[DecisionId], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
     ) -> list[dict[str, Any]]:
         answer: list[dict[str, Any]] = await self._ask("records", ids, policy, algorithm, signals)
         return answer
@@ -93,15 +94,17 @@ class RayGroup:
     async def values(
         self,
         policy: str,
-        ids: Sequence[str],
+        ids: Sequence[DecisionId],
         needs: Needs,
         critic: str | None = None,
-        contexts: Mapping[str, str] | None = None,
-    ) -> dict[str, ValueSummary]:
-        answer: dict[str, ValueSummary] = await self._ask("values", policy, ids, needs, critic, contexts)
+        contexts: Mapping[DecisionId, str] | None = None,
+    ) -> dict[DecisionId, ValueSummary]:
+        answer: dict[DecisionId, ValueSummary] = await self._ask(
+            "values", policy, ids, needs, critic, contexts
+        )
         return answer
 
-    async def prepare(self, policy: str, ids: Sequence[str]) -> None:
+    async def prepare(self, policy: str, ids: Sequence[DecisionId]) -> None:
         await self._ask("prepare", policy, ids)
 
     async def update(
@@ -109,7 +112,7 @@ class RayGroup:
         policy: str,
         algorithm: Algorithm,
         signals: Sequence[Signal],
-        minibatches: Sequence[Sequence[str]],
+        minibatches: Sequence[Sequence[DecisionId]],
     ) -> dict[str, float]:
         answer: dict[str, float] = await self._ask("update", policy, algorithm, signals, minibatches)
         return answer

@@ -22,6 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...agents.answers import DecisionId
+
 State = Literal["open", "sealed", "taken"]
 TOMBSTONES = 100_000
 """Number of closed episodes that are remembered: far more than can still be in flight."""
@@ -73,8 +75,8 @@ class Sample:
         return {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in own.items()}
 
     @property
-    def id(self) -> str:
-        return f"{self.episode}/{self.node}"
+    def id(self) -> DecisionId:
+        return DecisionId(self.episode, self.node)
 
     @property
     def n_tokens(self) -> int:
@@ -85,7 +87,7 @@ class Sample:
         tokens.
         """
         return {
-            "id": self.id,
+            "id": str(self.id),
             "policy": self.policy,
             "version": self.version,
             "role": self.role,
@@ -133,7 +135,7 @@ class SampleStore:
         nodes[sample.node] = sample
         return True
 
-    def seal(self, episode: str, keep: Collection[str]) -> list[str]:
+    def seal(self, episode: str, keep: Collection[str]) -> list[DecisionId]:
         """Close an episode. The nodes in `keep` may train, the others are discarded. Return the ids kept, in
         order.
         """
@@ -144,7 +146,7 @@ class SampleStore:
                     f"episode {episode!r} was already closed with other nodes: "
                     f"{sorted(self._closed[episode])}, now {sorted(trainable)}. An episode is sealed once."
                 )
-            return [f"{episode}/{node}" for node in keep]
+            return [DecisionId(episode, node) for node in keep]
         nodes = self._samples.get(episode, {})
         missing = sorted(trainable - nodes.keys())
         if missing:
@@ -158,7 +160,7 @@ class SampleStore:
         for sample in nodes.values():
             sample.state = "sealed"
         self._close(episode, trainable)
-        return [f"{episode}/{node}" for node in keep]
+        return [DecisionId(episode, node) for node in keep]
 
     def drop(self, episode: str, cause: str) -> int:
         """Discard all of an episode's samples, whatever their state, and count them under `cause`. Return how
@@ -210,10 +212,9 @@ class SampleStore:
         """Return one sample by decision id. The error for a missing one says what became of it."""
         sample = self._find(id)
         if sample is None:
-            episode = id.rpartition("/")[0]
             fate = (
                 "its episode is closed: it was dropped or retired"
-                if episode in self._closed
+                if DecisionId.of(id).episode in self._closed
                 else "never stored"
             )
             raise KeyError(f"no sample {id!r} in this group ({fate})")
@@ -242,8 +243,9 @@ class SampleStore:
         self.counts = Counter(state["counts"])
 
     def _find(self, id: str) -> Sample | None:
-        episode, _, node = id.rpartition("/")
-        return self._samples.get(episode, {}).get(node) or self._guests.get(episode, {}).get(node)
+        name = DecisionId.of(id)
+        own, guests = self._samples.get(name.episode, {}), self._guests.get(name.episode, {})
+        return own.get(name.node) or guests.get(name.node)
 
     def _close(self, episode: str, nodes: frozenset[str]) -> None:
         self._closed[episode] = nodes

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...agents.answers import DecisionId
 from ..controller.statistics.gae import local_advantages, summarise, token_advantages
 from ..controller.statistics.table import Signal, ValueSummary
 from .sample_store import Sample
@@ -42,7 +43,7 @@ class Target:
     """Target of the critic's value after the last token; None where there is none."""
 
 
-def summaries(samples: Sequence[Sample], discount: Discount) -> dict[str, ValueSummary]:
+def summaries(samples: Sequence[Sample], discount: Discount) -> dict[DecisionId, ValueSummary]:
     """Return each decision's summary: what token-level GAE of the rest of its chain needs of it."""
     if not samples:
         return {}
@@ -52,7 +53,9 @@ def summaries(samples: Sequence[Sample], discount: Discount) -> dict[str, ValueS
     return dict(zip((sample.id for sample in samples), rows, strict=True))
 
 
-def targets(samples: Sequence[Sample], signals: Mapping[str, Signal], discount: Discount) -> list[Target]:
+def targets(
+    samples: Sequence[Sample], signals: Mapping[DecisionId, Signal], discount: Discount
+) -> list[Target]:
     """Return the advantages of each sample's tokens, shifted and scaled, and the targets of its critic."""
     composed = [sample for sample in samples if _signal(signals, sample).advantage is None]
     locals_ = _locals(composed, signals, discount)
@@ -75,7 +78,7 @@ def _target(sample: Sample, signal: Signal, composed: NDArray[np.float64] | None
 
 
 def _locals(
-    samples: Sequence[Sample], signals: Mapping[str, Signal], discount: Discount
+    samples: Sequence[Sample], signals: Mapping[DecisionId, Signal], discount: Discount
 ) -> dict[str, NDArray[np.float64]]:
     """Token-level GAE of the decisions whose signal is a `tail`."""
     if not samples:
@@ -112,7 +115,7 @@ def _kl_rewards(samples: Sequence[Sample], discount: Discount) -> NDArray[np.flo
     return -discount.kl_reward * np.concatenate(parts)
 
 
-def _signal(signals: Mapping[str, Signal], sample: Sample) -> Signal:
+def _signal(signals: Mapping[DecisionId, Signal], sample: Sample) -> Signal:
     if sample.id not in signals:
         raise KeyError(f"decision {sample.id!r} is in a mini-batch but got no signal")
     return signals[sample.id]

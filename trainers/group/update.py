@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...agents.answers import DecisionId
 from ..algorithms.algorithm import Algorithm
 from ..config.group_settings import Learning
 from ..controller.statistics.table import Signal
@@ -70,7 +71,10 @@ class Learner:
         self._began = 0
 
     def update(
-        self, algorithm: Algorithm, signals: Mapping[str, Signal], minibatches: Sequence[Sequence[Sample]]
+        self,
+        algorithm: Algorithm,
+        signals: Mapping[DecisionId, Signal],
+        minibatches: Sequence[Sequence[Sample]],
     ) -> dict[str, float]:
         """Make one optimizer step per mini-batch, all or nothing. Metrics are means over the mini-batches."""
         if not minibatches or not all(minibatches):
@@ -157,7 +161,7 @@ class Learner:
     # -- one optimiser step ---------------------------------------------------------------------------------------
 
     def _step(
-        self, algorithm: Algorithm, signals: Mapping[str, Signal], samples: Sequence[Sample]
+        self, algorithm: Algorithm, signals: Mapping[DecisionId, Signal], samples: Sequence[Sample]
     ) -> dict[str, float]:
         loss_of = _critic_loss(algorithm) if self.parameters.is_critic else algorithm.loss
         needs = algorithm.needs

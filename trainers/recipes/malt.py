@@ -86,7 +86,7 @@ class Malt(Default):
 
     async def tune(self, run: Stage, policy: str) -> Metrics:
         """Fine-tune one policy on its own replies: export, SFT, DPO, adopt."""
-        mine = [t for t in self._gathered if t.nodes[0].meta.get("policy") == policy]
+        mine = [t for t in self._gathered if t.nodes[0].meta.policy == policy]
         kinds: tuple[Literal["sft", "dpo"], ...] = ("sft", "dpo")
         data = {kind: rows(mine, kind, self.threshold) for kind in kinds}
         folder = run.dir / "malt" / f"step-{run.step:06d}" / policy

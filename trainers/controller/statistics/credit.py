@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ....agents.answers import DecisionId
 from ....agents.hints import nearest
 from ...config.choices import Amount, Settings, Share
 from ...config.reader import build
@@ -176,7 +177,7 @@ def sibling_mean(table: Table, reward: Floats) -> Floats:
 
 
 def counterfactual(
-    table: Table, score: Mapping[str, float], without: Mapping[str, float], scale: float = 1.0
+    table: Table, score: Mapping[DecisionId, float], without: Mapping[DecisionId, float], scale: float = 1.0
 ) -> Floats:
     """Replace the reward of each act by scale * (score as played - score without the act).
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Iterable
 from math import fsum
 
+from ....agents.answers import DecisionId
 from ....envs.core.trace import Trace, jsonable
 from ....envs.core.workflow import Node
 from .table import Decision
@@ -43,13 +44,13 @@ def row_of(
     `name` is the node's among the episode's samples: its id, unless several were drawn for it. `asked` is the hash of
     its prompt, where it is known.
     """
-    policy = str(node.meta.get("policy", ""))
+    policy = node.meta.policy or ""
     return Decision(
-        id=f"{episode}/{name}", task=task, episode=episode, node=name,
+        id=DecisionId(episode, name), task=task, episode=episode, node=name,
         role=node.role or "", agent=node.agent or "", chain="", policy=policy,
-        n_tokens=int(node.meta.get("tokens_out", 0)) or 1, parents=node.parents,
-        prompt_hash=asked or prompt_hash(node), anchor=node.anchor, version=int(node.meta.get("version", 0)),
-        trainable=policy in trained and not node.meta.get("forced") and bool(node.meta.get("sample")),
+        n_tokens=node.meta.tokens_out or 1, parents=node.parents,
+        prompt_hash=asked or prompt_hash(node), anchor=node.anchor, version=node.meta.version or 0,
+        trainable=policy in trained and not node.meta.forced and "sample" in node.meta,
     )  # fmt: skip
 
 

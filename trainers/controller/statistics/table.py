@@ -26,6 +26,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ....agents.answers import DecisionId
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -64,7 +66,7 @@ class Decision:
     the critic.
     """
 
-    id: str
+    id: DecisionId
     """Id of the decision, `episode/node`: unique in a table."""
     task: str
     episode: str
@@ -116,7 +118,7 @@ class Signal(NamedTuple):
     if `tail` is given instead, `local_i + decay^(n-i) * tail`.
     """
 
-    id: str
+    id: DecisionId
     advantage: float | None
     tail: float | None = None
     shift: float = 0.0
@@ -137,7 +139,7 @@ class Table:
 
     def __init__(self, decisions: Iterable[Decision]) -> None:
         self.rows: tuple[Decision, ...] = tuple(sorted(decisions, key=attrgetter("id")))
-        self.ids: list[str] = [row.id for row in self.rows]
+        self.ids: list[DecisionId] = [row.id for row in self.rows]
         self._reward: Floats | None = None
         self._cache: dict[Any, Any] = {}
         if len(set(self.ids)) < len(self.rows):
@@ -218,11 +220,11 @@ class Table:
         return np.array([i for i, r in enumerate(self.rows) if r.trainable and r.policy == policy], np.int64)
 
     @property
-    def index(self) -> dict[str, int]:
+    def index(self) -> dict[DecisionId, int]:
         """Map from decision id to row."""
         if "index" not in self._cache:
             self._cache["index"] = {name: i for i, name in enumerate(self.ids)}
-        rows: dict[str, int] = self._cache["index"]
+        rows: dict[DecisionId, int] = self._cache["index"]
         return rows
 
     @property

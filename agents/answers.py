@@ -1,0 +1,160 @@
+"""Answers of policies: the text of a reply, the record of how it came about, and the name of the sample behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
+
+from .frozen import FrozenDict
+
+
+class DecisionId(str):
+    """Name of one sampled decision: an episode and its node.
+
+    As text (in files, in messages, as a key) it is `episode/node`. Code reads the two fields, and splits nothing.
+    """
+
+    __slots__ = ("episode", "node")
+    episode: str
+    node: str
+
+    def __new__(cls, episode: str, node: str) -> DecisionId:
+        if "/" in node:  # otherwise two decisions could have one text
+            raise ValueError(f"node {node!r} of episode {episode!r}: the name of a node holds no '/'")
+        name = super().__new__(cls, f"{episode}/{node}")
+        name.episode, name.node = episode, node
+        return name
+
+    @classmethod
+    def of(cls, text: str) -> DecisionId:
+        """Read an id as a file or a person has it. One that was read already is returned as it is."""
+        if isinstance(text, cls):
+            return text
+        episode, slash, node = text.rpartition("/")
+        if not slash:
+            raise ValueError(f"{text!r} is no id of a decision: it is written episode/node")
+        return cls(episode, node)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (DecisionId, (self.episode, self.node))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplyMeta(Mapping[str, Any]):
+    """Record of how a reply came about. None: nothing is known.
+
+    It is also read as the mapping that files hold: `meta["tokens_out"]`, `meta.get("sample")`, `dict(meta)` have the fields
+    that are known, and `more`.
+    """
+
+    policy: str | None = None
+    """Name of the policy that answered."""
+    version: int | None = None
+    """Version of the policy when it drew the first token."""
+    tokens_in: int | None = None
+    """Number of tokens in the prompt."""
+    tokens_out: int | None = None
+    """Number of tokens in the reply."""
+    finish_reason: str | None = None
+    """Reason why the reply ended: "stop", "length", "overflow" …"""
+    sample: DecisionId | None = None
+    """Name of the sample that a model group keeps of the reply."""
+    thinking: str | None = None
+    """Marker "open": the thinking never ended, so no format may read the reply."""
+    prompt_cut: Mapping[str, int] | None = None
+    """Number of characters that were left out of the prompt, by field."""
+    cut: int | None = None
+    """Length of a reply that was longer than a format reads."""
+    tokens: Mapping[str, Sequence[Any]] | None = None
+    """Tokens of the prompt and the reply with their log-probs, where the call asked to keep them."""
+    forced: bool | None = None
+    """Marker of a reply that a replay put in."""
+    changed: bool | None = None
+    """Marker of a forced reply whose prompt is not the one it was given to."""
+    raised: str | None = None
+    """Exception of a tool's own code, with its place."""
+    more: Mapping[str, Any] = FrozenDict()
+    """Other entries, which unitymas does not know."""
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any] | None) -> ReplyMeta:
+        """Make the record of a mapping, as a policy or a file gives it. What does not fit its field stands in `more`."""
+        if isinstance(entries, cls):
+            return entries
+        if not entries:
+            return NOTHING_KNOWN
+        known: dict[str, Any] = {}
+        more: dict[str, Any] = {}
+        for name, value in entries.items():
+            read = _READ.get(name)
+            fit = None if read is None or value is None else read(value)
+            if fit is not None:
+                known[name] = fit
+            elif value is not None or read is None:
+                more[name] = value
+        return cls(**known, more=FrozenDict(more)) if more else cls(**known)
+
+    def but(self, **changes: Any) -> ReplyMeta:
+        """Return the record with other values in these fields."""
+        return replace(self, **changes)
+
+    @property
+    def tokens_used(self) -> int:
+        """Number of tokens that the reply takes from the budget of its episode."""
+        return (self.tokens_in or 0) + (self.tokens_out or 0)
+
+    def __getitem__(self, name: str) -> Any:
+        value = getattr(self, name) if name in _READ else None
+        return self.more[name] if value is None else value
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (name for name in _READ if getattr(self, name) is not None)
+        yield from self.more
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: Any) -> int | None:
+    if type(value) is int:
+        return value
+    whole = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return int(float(value)) if whole else None
+
+
+def _sample(value: Any) -> DecisionId | None:
+    return DecisionId.of(value) if isinstance(value, str) and "/" in value else None
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any] | None:
+    return value if isinstance(value, Mapping) else None
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "policy": _text, "version": _number, "tokens_in": _number, "tokens_out": _number, "finish_reason": _text,
+    "sample": _sample, "thinking": _text, "prompt_cut": _mapping, "cut": _number, "tokens": _mapping,
+    "forced": _flag, "changed": _flag, "raised": _text,
+}  # fmt: skip
+NOTHING_KNOWN = ReplyMeta()
+
+
+@dataclass(slots=True, init=False)
+class Answer:
+    """Text of a reply, and the record of how it came about. A mapping is read as a record."""
+
+    text: str
+    meta: ReplyMeta
+
+    def __init__(self, text: str, meta: ReplyMeta | Mapping[str, Any] = NOTHING_KNOWN) -> None:
+        self.text, self.meta = text, ReplyMeta.of(meta)
