@@ -50,7 +50,9 @@ def test_a_record_reads_as_the_mapping_it_was_made_of(given_entries):
     for name, value in given_entries.items():
         if value is None and name in answers._READ:
             assert name not in meta
-        elif name in ("version", "tokens_in", "tokens_out", "cut") and repr(back[name]) != repr(jsonable(value)):
+        elif name in ("version", "tokens_in", "tokens_out", "cut") and repr(back[name]) != repr(
+            jsonable(value)
+        ):
             assert back[name] == int(value)  # a whole number is what the field holds
         else:
             assert repr(back[name]) == repr(jsonable(value))
