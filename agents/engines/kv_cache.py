@@ -226,10 +226,9 @@ class Reading:
         self.cache.write(layer, self.rows, k[self.source], v[self.source])
         # written first, so that tokens of the same pass see each other through the cache
         both = self.cache.both[:, layer].unbind()  # keys and values: [S, K, C, D] each
-        widths = [mask.shape[2] for mask in self.buckets.masks]
         seen = (
             [cached[:, :, :width].index_select(0, seats) for cached in both]
-            for seats, width in zip(self.seats, widths, strict=True)
+            for seats, width in zip(self.seats, self.buckets.widths, strict=True)
         )
         out = self.buckets.attend(q, seen)
         if len(q) == self.n:

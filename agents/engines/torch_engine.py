@@ -33,6 +33,7 @@ from .engine import Ability
 from .generation import Generation as Generation
 from .generation import Request as Request
 from .generation import Versioned as Versioned
+from .graphs import DecodeGraphs
 from .kv_cache import Beside, Cache, Prefixes, Reading, Speaking
 from .prefill import Piece, cut, groups
 from .sampling import Draw, SamplingParams, Tries, draw
@@ -129,6 +130,7 @@ class TorchEngine(Versioned):
             self.model = copy.deepcopy(model).to(self.dtype).requires_grad_(False).eval()
         else:
             self.model = self.model.with_adapter_of(model, adapter)
+        self.graphs = DecodeGraphs.of(self.model)
         self._took_over(version, adapter)
         if hasattr(self, "prefixes"):
             self.prefixes.clear()
@@ -307,10 +309,10 @@ class TorchEngine(Versioned):
         piece's last token.
         """
         speakers = self.running[:spoken]
+        if self.graphs and not pieces and not self.deterministic and not any(r.adapter for r in speakers):
+            return self.graphs.decode(speakers, self.cache)
         rows = self.slots if self.deterministic and spoken else spoken
-        spare = (
-            rows - spoken
-        )  # rows without a request: they write to the last position, where no prompt stands
+        spare = rows - spoken  # rows without a request write to the last position, where no prompt stands
         ids = [r.ids[-1] for r in speakers] + [0] * spare
         position = [r.length for r in speakers] + [self.context - 1] * spare
         adapters = [r.adapter for r in speakers] + [None] * spare
@@ -323,9 +325,8 @@ class TorchEngine(Versioned):
             position += range(piece.start, piece.start + piece.n)
             adapters += [request.adapter] * piece.n
             ends.append(len(ids) - 1)
-        if (
-            self.deterministic and pieces
-        ):  # fill up to the fixed number of rows, so that products keep their shape
+        # filled up to a fixed number of rows, products keep their shape
+        if self.deterministic and pieces:
             spare = self.fixed_rows - len(ids)
             ids, position, adapters = ids + [0] * spare, position + [0] * spare, adapters + [None] * spare
             ends += [0] * (self.fixed_rows - len(ends))

@@ -18,7 +18,11 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.utils.rnn import pad_sequence
+
+Mask = Tensor | CausalBias
+"""The keys that each query may see: additive [B, Q, S], or everything up to its own place, without a tensor of Q x S."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +118,15 @@ class Buckets:
     """Spans of similar sizes, gathered into dense batches and padded on the right.
 
     Padding needs no mask of its own: padded keys stand after every real query, and padded queries are dropped.
+
+    Where fused kernels are (`fused`), a bucket of one span has no mask tensor: its queries are the last of its keys, which
+    is a kind of causality that the kernels know. Only such a bucket may be larger than `pairs`, so memory grows with the
+    tokens of a long context, not with their square.
     """
 
     waste = 1.3  # largest area of a bucket, as a multiple of the area of its spans
     pairs = 1 << 19  # most query-key pairs of a bucket: with more, the scores leave the processor's caches
+    pairs_fused = 1 << 23  # the same on a GPU, which wants few launches; the mask of one bucket is then 16 MB
 
     def __init__(
         self, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, alone: bool = False
@@ -125,13 +134,18 @@ class Buckets:
         """Build the buckets. With `alone` each span has its own bucket, so no result depends on what else is
         in the row.
         """
-        self.groups = [[i] for i in range(len(spans))] if alone else self._cut(spans)
+        kernels = fused(device)
+        most = self.pairs_fused if kernels else self.pairs
+        self.groups = [[i] for i in range(len(spans))] if alone else self._cut(spans, most)
         self.shapes: list[tuple[int, int]] = []  # (B, Q) of each bucket
+        self.widths = [
+            max(spans[i].context + spans[i].n for i in group) for group in self.groups
+        ]  # S of each
         rows: list[Tensor] = []  # [B * Q] of each bucket: rows of the queries
-        self.masks: list[Tensor] = []  # [B, Q, S] of each bucket, added to the scores
+        self.masks: list[Mask] = []
         landed: list[Tensor] = []
         offset = 0
-        for group in self.groups:
+        for group, width in zip(self.groups, self.widths, strict=True):
             longest = max(spans[i].n for i in group)
             queries = torch.zeros(len(group), longest, dtype=torch.long)
             for b, i in enumerate(group):
@@ -141,13 +155,16 @@ class Buckets:
             offset += queries.numel()
             self.shapes.append((len(group), longest))
             rows.append(queries.flatten())
-            self.masks.append(self._mask([spans[i] for i in group], longest, dtype).to(device))
+            if kernels and len(group) == 1:
+                self.masks.append(causal_lower_right(longest, width))
+            else:
+                self.masks.append(self._mask([spans[i] for i in group], longest, dtype).to(device))
         places = torch.cat(landed, 1)
         self.rows = torch.cat(rows).to(device)
         self.back = places[1][places[0].argsort()].to(device)  # token -> its row in the buckets' outputs
 
-    def _cut(self, spans: Sequence[Span]) -> list[list[int]]:
-        # greedy: sorted spans join the last bucket while padding stays below `waste` and the bucket below `pairs`
+    def _cut(self, spans: Sequence[Span], most: int) -> list[list[int]]:
+        # greedy: sorted spans join the last bucket while padding stays below `waste` and the bucket below `most` pairs
         groups: list[list[int]] = []
         real = n_max = k_max = 0
         for i in sorted(range(len(spans)), key=lambda i: (spans[i].context, spans[i].n)):
@@ -155,7 +172,7 @@ class Buckets:
             if groups:
                 wider, longer = max(n, n_max), max(k, k_max)
                 area = (len(groups[-1]) + 1) * wider * longer
-                if area <= self.waste * (real + n * k) and area <= self.pairs:
+                if area <= self.waste * (real + n * k) and area <= most:
                     groups[-1].append(i)
                     real, n_max, k_max = real + n * k, wider, longer
                     continue
@@ -220,16 +237,36 @@ def _rows_seen(segments: Sequence[Segment], i: int) -> Tensor:
     return torch.cat(parts[::-1])
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Grouped-query attention: q [B, H, Q, D], k and v [B, K, S, D], additive mask [B, Q, S].
+def fused(device: torch.device) -> bool:
+    """Tell whether the device has attention kernels that need no mask tensor for causality (FlashAttention's)."""
+    return device.type == "cuda"
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    """Grouped-query attention: q [B, H, Q, D], k and v [B, K, S, D], mask of [B, Q, S].
 
     Torch's fused kernel is faster in float32 and on long sequences. In bfloat16 on a CPU, up to some hundred tokens, two
     plain batched products are several times faster, above all in the backward pass (docs/engine.md).
     """
+    if fused(q.device) or isinstance(mask, CausalBias):
+        return _fused_attend(q, k, v, mask)
     if q.dtype == torch.float32 or q.device.type != "cpu" or q.shape[2] * k.shape[2] > 1 << 18:
         shared = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], enable_gqa=shared)
     return plain_attend(q, k, v, mask)
+
+
+def _fused_attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    """Compute `attend` in a kernel that never holds [Q, S] scores.
+
+    FlashAttention knows causality and shared key heads, in 16 bits. The kernel for float32 and for masks knows neither
+    of shared key heads: it gets them repeated, for torch would else fall back to plain products.
+    """
+    flash = isinstance(mask, CausalBias) and q.dtype != torch.float32
+    if not flash and (share := q.shape[1] // k.shape[1]) > 1:
+        k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+    own = mask if isinstance(mask, CausalBias) else mask[:, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=own, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def plain_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
