@@ -35,7 +35,7 @@ class Server:
             app = web.Application()
             app.router.add_post("/v1/chat/completions", completions)
             # a request that nobody waits for any more keeps no test waiting
-            self.runner = web.AppRunner(app, shutdown_timeout=0)
+            self.runner = web.AppRunner(app, shutdown_timeout=0.1)
             await self.runner.setup()
             site = web.TCPSite(self.runner, "127.0.0.1", 0)
             await site.start()
