@@ -76,6 +76,8 @@ class ReplyMeta(Mapping[str, Any]):
     """Marker of a forced reply whose prompt is not the one it was given to."""
     raised: str | None = None
     """Exception of a tool's own code, with its place."""
+    cost: float | None = None
+    """Dollars that the reply has cost, where its endpoint has a price."""
     more: Mapping[str, Any] = FrozenDict()
     """Other entries, which unitymas does not know."""
 
@@ -129,6 +131,10 @@ def _number(value: Any) -> int | None:
     return int(float(value)) if whole else None
 
 
+def _dollars(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and 0 <= value < math.inf else None
+
+
 def _sample(value: Any) -> DecisionId | None:
     return DecisionId.of(value) if isinstance(value, str) and "/" in value else None
 
@@ -144,7 +150,7 @@ def _mapping(value: Any) -> Mapping[str, Any] | None:
 _READ: dict[str, Callable[[Any], Any]] = {
     "policy": _text, "version": _number, "tokens_in": _number, "tokens_out": _number, "finish_reason": _text,
     "sample": _sample, "thinking": _text, "prompt_cut": _mapping, "cut": _number, "tokens": _mapping,
-    "forced": _flag, "changed": _flag, "raised": _text,
+    "forced": _flag, "changed": _flag, "raised": _text, "cost": _dollars,
 }  # fmt: skip
 NOTHING_KNOWN = ReplyMeta()
 

@@ -107,6 +107,8 @@ class Failures:
 
     def failed(self, policy: Hashable, error: Exception) -> None:
         """Record that the policy failed a call. Raise `Outage` if all its calls would end like this."""
+        if isinstance(error, Outage):  # the policy knows itself
+            raise error
         if not isinstance(error, ModelFailure | MemoryError):
             return  # an error in the user's own code
         kind = (

@@ -11,12 +11,25 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from .names import read_name
+from .spending import Price
 
 _TORCH = ("temperature", "top_p", "max_tokens", "device", "dtype", "threads", "concurrency")
 TAKEN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("tiny", "package", "hub", "path", "run"), _TORCH),
     "vllm": ("temperature", "top_p", "max_tokens", "dtype"),
-    "openai": ("temperature", "top_p", "max_tokens", "concurrency"),
+    "openai": (
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "concurrency",
+        "deadline",
+        "stream",
+        "price",
+        "requests_per_minute",
+        "tokens_per_minute",
+        "budget_dollars",
+        "budget_tokens",
+    ),  # fmt: skip
 }
 """Names of the settings that each kind of model takes."""
 
@@ -27,6 +40,11 @@ HELP = {
     "device": (str, "cpu, cuda, cuda:1, mps (default: a GPU where there is one)"),
     "dtype": (str, "float32 (default) or bfloat16"),
     "threads": (int, "of matrix products (default: 1 for small models, else torch's)"),
+    "deadline": (float, "seconds for one call to an endpoint, retries included (default: 120)"),
+    "requests_per_minute": (float, "most requests to an endpoint"),
+    "tokens_per_minute": (float, "most tokens of an endpoint, in and out"),
+    "budget_dollars": (float, "stop when the next call could cost more than is left; it needs --price"),
+    "budget_tokens": (int, "the same in tokens of endpoints, in and out"),
 }
 
 
@@ -42,6 +60,17 @@ class ModelSettings:
     threads: int | None = None
     concurrency: int | None = None
     """Number of requests at once: to an endpoint, or in the engine of a model here."""
+    deadline: float | None = None
+    """Seconds for one call to an endpoint, retries included."""
+    stream: bool | None = None
+    """Whether endpoints stream their replies (they do, if not told otherwise)."""
+    price: Mapping[str, Price] | None = None
+    """Model, or "*", of an endpoint -> dollars for a million tokens in, and out."""
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    budget_dollars: float | None = None
+    """Dollars that all endpoints of the team may cost together."""
+    budget_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, fine, want in (
@@ -51,6 +80,11 @@ class ModelSettings:
             ("dtype", lambda x: x in ("float32", "bfloat16"), "float32 or bfloat16"),
             ("threads", lambda x: x >= 1, "1 or more"),
             ("concurrency", lambda x: x >= 1, "1 or more"),
+            ("deadline", lambda x: 0 < x < float("inf"), "more than 0"),
+            ("requests_per_minute", lambda x: 0 < x < float("inf"), "more than 0"),
+            ("tokens_per_minute", lambda x: 0 < x < float("inf"), "more than 0"),
+            ("budget_dollars", lambda x: 0 < x < float("inf"), "more than 0"),
+            ("budget_tokens", lambda x: x >= 1, "1 or more"),
         ):
             value = getattr(self, name)
             if value is not None and not fine(value):
@@ -65,6 +99,19 @@ class ModelSettings:
         known = read_name(name)
         taken = TAKEN[known.kind] if known else ()
         return {key: value for key, value in self.told().items() if key in taken}
+
+    def endpoint(self, name: str) -> dict[str, Any]:
+        """Return the settings of one endpoint: those of all but the budget, and the price of its model."""
+        told = {key: value for key, value in self.of(name).items() if not key.startswith("budget_")}
+        prices = told.pop("price", None) or {}
+        model = name.removeprefix("openai:").partition("@")[0]
+        price = prices.get(model, prices.get("*"))
+        if price is None and self.budget_dollars is not None:
+            raise ValueError(
+                f"budget_dollars={self.budget_dollars:g}: the price of {model!r} is not known; give it, in dollars for a "
+                f"million tokens in and out (--price {model}=0.15,0.6 or price={{{model!r}: (0.15, 0.6)}})"
+            )
+        return told if price is None else {**told, "price": (float(price[0]), float(price[1]))}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -34,6 +34,7 @@ from .policies import (
     innermost,
 )
 from .roles import Role
+from .spending import Spending
 
 NAMED: dict[str, Callable[[], Policy]] = {"random": RandomPolicy, "fool": FoolPolicy, "human": HumanPolicy}
 PLAYERS = (*NAMED, "scripted")
@@ -58,12 +59,19 @@ class Team:
         for seat, policy in self.seats.items():
             _check_seat(seat, policy)
         self.settings = ModelSettings(**settings)
+        self.spending = Spending(self.settings.budget_dollars, self.settings.budget_tokens)
         names = [policy for policy in self.seats.values() if isinstance(policy, str)]
         for key in self.settings.told():
             if not any(key in self.settings.of(name) for name in names):
                 raise TeamError(
                     f"{key} was given, but nobody in {self!r} takes it: it is a setting of models by name"
                 )
+
+        models = [one.partition("@")[0] for one in names if one.startswith("openai:")]
+        for model in self.settings.price or {}:
+            if model != "*" and f"openai:{model}" not in models:
+                hint = nearest(model, [one.removeprefix("openai:") for one in models], "it has")
+                raise TeamError(f"price of {model!r}: no endpoint of the team has this model; {hint}")
 
     @classmethod
     def of(cls, given: Any) -> Team:
@@ -95,10 +103,10 @@ class Team:
                 raise TeamError(f"nobody plays {agent!r}; add {choice} to the team")
             policy = self.seats[key]
             if isinstance(policy, str):
-                if policy not in PLAYERS and not policy.startswith("openai:"):  # in this process: loaded once
+                if policy not in PLAYERS:
                     shared[policy] = self._load(policy)
                 elif policy not in shared:
-                    shared[policy] = _named(policy, expert, self.settings)
+                    shared[policy] = _named(policy, expert, self)
                 seated[agent], labels[agent] = shared[policy], policy
             else:
                 seated[agent], labels[agent] = as_policy(policy), repr(policy)
@@ -106,7 +114,7 @@ class Team:
 
     def _load(self, name: str) -> Policy:
         if name not in self._loaded:
-            self._loaded[name] = _named(name, None, self.settings)
+            self._loaded[name] = _named(name, None, self)
         return self._loaded[name]
 
     def __repr__(self) -> str:
@@ -181,7 +189,7 @@ def _prompts_of(given: Any) -> Any:
     return "short" if given == "tiny" else "full"
 
 
-def _named(name: str, expert: Any, settings: ModelSettings) -> Policy:
+def _named(name: str, expert: Any, team: Team) -> Policy:
     if name == "scripted":
         if expert is None:
             raise TeamError("this environment has no scripted expert; give each role a policy")
@@ -191,7 +199,7 @@ def _named(name: str, expert: Any, settings: ModelSettings) -> Policy:
     if name.startswith("openai:"):
         from .remote import OpenAIPolicy
 
-        return OpenAIPolicy.of(name, **settings.of(name))
+        return OpenAIPolicy.of(name, spending=team.spending, **team.settings.endpoint(name))
     from .llm import load_policy  # torch comes in here, and only here
 
-    return load_policy(name, **settings.of(name))
+    return load_policy(name, **team.settings.of(name))

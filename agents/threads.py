@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar
@@ -56,6 +58,26 @@ async def contained_async(work: Awaitable[T]) -> T:
 
 def _carried(error: BaseException) -> ThreadError:
     return ThreadError(f"raised in a thread: {type(error).__name__}{f': {error}' if str(error) else ''}")
+
+
+class Background:
+    """An event loop in a thread of its own, started at first use, and anew in a forked process.
+
+    Work of any caller meets there: of other loops, of several, or of none.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self._lock = name, threading.Lock()
+        self._loop: tuple[int, asyncio.AbstractEventLoop] | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start a coroutine there. Cancelling the future cancels it."""
+        with self._lock:
+            if self._loop is None or self._loop[0] != os.getpid():
+                loop = asyncio.new_event_loop()
+                threading.Thread(target=loop.run_forever, name=self.name, daemon=True).start()
+                self._loop = (os.getpid(), loop)
+            return asyncio.run_coroutine_threadsafe(contained_async(work), self._loop[1])
 
 
 async def in_thread(pool: Executor | None, work: Callable[[], T]) -> T:

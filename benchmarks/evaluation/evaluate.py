@@ -103,10 +103,12 @@ def _exchange(env: Any, host: Any, guest: Any, name: str, how: dict[str, Any]) -
 def exchange(host: Any, guest: Any, role: str, roles: Mapping[str, Any]) -> Team:
     """The host's team with one role played by the guest's."""
     host, guest = Team.of(host), Team.of(guest)
-    return Team(
+    mixed = Team(
         {agent: _seat(guest if r.name == role else host, agent, r.name) for agent, r in roles.items()},
         **(guest.settings.told() | host.settings.told()),
     )
+    mixed.spending = host.spending
+    return mixed
 
 
 def _seat(team: Team, agent: str, role: str) -> Any:

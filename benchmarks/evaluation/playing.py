@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...agents.spending import BudgetSpent
 from ...agents.team import BoundTeam, Team
 from ...envs.core.arena import Arena
 from ...envs.core.drivers import (
@@ -112,6 +113,7 @@ class Evaluation:
         self.arena, self.measure = arena_and_measure(env, make)
         team = Team.of(team)
         self.arena = told_to(self.arena, team)
+        self.spending, self.stopped = team.spending, ""
         self.team: BoundTeam = team.bind(self.arena.roles, expert=self.arena.expert)
         for player in self.team.policies.values():
             if tokens and hasattr(player, "keep_tokens"):
@@ -134,6 +136,7 @@ class Evaluation:
             key = (trace.get("tags") or {}).get("key", "")
             if key in self.wanted:
                 self.rows[key] = episode_row(trace, self.measure, price)
+                self.spending.earlier(trace)
 
     @property
     def owed(self) -> dict[str, tuple[Task, int]]:
@@ -161,9 +164,16 @@ class Evaluation:
         }  # fmt: skip
 
     def run(self, *, concurrency: int = 256, on_episode: OnEpisode | None = None) -> EvaluationResult:
-        """Play what is owed, and give the result over all that was wanted."""
+        """Play what is owed, and give the result over all that was wanted.
+
+        A budget that is spent ends it early: `stopped` tells so, and the result is over what was played.
+        """
         try:
             run_sync(self._play(concurrency, on_episode))
+        except BudgetSpent as error:
+            if not self.rows:
+                raise
+            self.stopped = str(error)
         finally:
             if self.store:
                 self.store.close()

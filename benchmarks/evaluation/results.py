@@ -67,6 +67,7 @@ class RoleSum:
     credit: float = 0.0
     tokens_in: int = 0
     tokens_out: int = 0
+    cost: float = 0.0
 
     def add(self, other: RoleSum) -> None:
         for name in self.__slots__:
@@ -117,12 +118,13 @@ def episode_row(
             continue
         meta = node.get("meta") or {}
         tokens_in, tokens_out = int(meta.get("tokens_in") or 0), int(meta.get("tokens_out") or 0)
-        roles.setdefault(node["role"], RoleSum()).add(
-            RoleSum(1, int(bool(node["ok"])), float(node["credit"]), tokens_in, tokens_out)
-        )
-        cost += (
+        dollars = (
             float(meta["cost"]) if "cost" in meta else (tokens_in * price[0] + tokens_out * price[1]) / 1e6
         )
+        roles.setdefault(node["role"], RoleSum()).add(
+            RoleSum(1, int(bool(node["ok"])), float(node["credit"]), tokens_in, tokens_out, dollars)
+        )
+        cost += dollars
     tags = trace.get("tags") or {}
     return EpisodeRow(
         task=trace["task_id"], sample=int(trace.get("sample", 0)), key=str(tags.get("key", "")),
@@ -277,6 +279,7 @@ def _roles(rows: Sequence[EpisodeRow]) -> dict[str, dict[str, float]]:
             "mean_credit": did.credit / did.calls,
             "tokens_in": did.tokens_in / did.calls,
             "tokens_out": did.tokens_out / did.calls,
+            **({"cost": did.cost / len(rows)} if did.cost else {}),
         }
         for role, did in total.items()
     }

@@ -111,6 +111,8 @@ def _role_rows(results: Sequence[Plain]) -> tuple[Row, list[Row]]:
     header: Row = (("environment",) if many else ()) + (
         "role", "played by", "calls / episode", "legal replies", "mean credit", "tokens in", "tokens out",
     )  # fmt: skip
+    priced = any("cost" in did for plain in results for did in plain["figures"]["roles"].values())
+    header += ("$ / 1,000 episodes",) if priced else ()
     rows: list[Row] = []
     for plain in results:
         for role, did in plain["figures"]["roles"].items():
@@ -121,6 +123,7 @@ def _role_rows(results: Sequence[Plain]) -> tuple[Row, list[Row]]:
                 *((plain["env_id"],) if many else ()), role, ", ".join(dict.fromkeys(map(str, players))),
                 f"{did['calls_per_episode']:.2f}", f"{did['format_validity']:.1%}", signed(did["mean_credit"]),
                 f"{did['tokens_in']:.0f}", f"{did['tokens_out']:.0f}",
+                *((f"{1000 * did.get('cost', 0.0):.4g}",) if priced else ()),
             ))  # fmt: skip
     return header, rows
 

@@ -99,12 +99,13 @@ class Board:
         from rich.text import Text
 
         roles = Table(box=None, padding=(0, 2), header_style="dim")
-        for name in ("role", "calls", "legal", "credit", "tokens out"):
+        for name in ("role", "calls", "legal", "credit", "tokens out", *(["$"] if self.cost else [])):
             roles.add_column(name, justify="left" if name == "role" else "right")
         for role, did in self.roles.items():
             roles.add_row(
                 Text(printable(role)), f"{did.calls:,}", f"{did.legal / did.calls:.1%}",
                 f"{did.credit / did.calls:+.3f}", f"{did.tokens_out / did.calls:.0f}",
+                *([f"{did.cost:.4f}"] if self.cost else []),
             )  # fmt: skip
         failures = [
             Text(f"  {count} × {printable(cause, 100)}", style="red")

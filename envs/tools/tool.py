@@ -8,18 +8,17 @@ loop, whoever drives; blocking ones in a bounded thread pool when the driver is 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ...agents.failures import Infrastructure as Infrastructure
-from ...agents.threads import contained_async
+from ...agents.threads import Background
 
 Kind = Literal["pure", "session", "unforkable"]
 
@@ -81,20 +80,10 @@ def tool(
 
 # one background loop and one bounded pool a process, made at first use and anew after a fork ----------
 
+background = Background("unitymas-tools").run
+
 _lock = threading.Lock()
-_loop: tuple[int, asyncio.AbstractEventLoop] | None = None
 _pool: tuple[int, ThreadPoolExecutor] | None = None
-
-
-def background(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine on the process's background loop; gives a concurrent Future."""
-    global _loop
-    with _lock:
-        if _loop is None or _loop[0] != os.getpid():
-            loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="unitymas-tools", daemon=True).start()
-            _loop = (os.getpid(), loop)
-        return asyncio.run_coroutine_threadsafe(contained_async(work), _loop[1])
 
 
 def threads() -> ThreadPoolExecutor:

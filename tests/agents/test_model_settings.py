@@ -69,7 +69,7 @@ def test_an_endpoint_takes_what_the_protocol_has():
     policies = seated(team)
     remote = policies["planner"]
     assert remote.options == {"temperature": 0.3, "max_tokens": 9}
-    assert remote._threads._max_workers == 5
+    assert remote.concurrency == 5
     assert policies["answerer"].sampling.temperature == 0.3
 
 

@@ -76,6 +76,7 @@ def test_a_call_becomes_a_chat_completion_and_back(server):
     assert body == {
         "model": "m", "seed": 5, "temperature": 0.5, "max_tokens": 7, "stop": ["</a>"],
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}],
+        "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
     assert answer.text == "<a>x</a>"  # endpoints leave the stop string out; formats need it
     assert answer.meta == {"policy": "openai:m", "tokens_in": 11, "tokens_out": 3, "finish_reason": "stop"}

@@ -15,6 +15,7 @@ import yaml
 
 from ..agents.hints import counted
 from ..agents.model_settings import add_arguments, settings_of
+from ..agents.spending import BudgetSpent
 from ..agents.team import Team
 from ..benchmarks.evaluation import identity, tables
 from ..benchmarks.evaluation.evaluate import Evaluation, EvaluationResult, ablate, evaluate, swap
@@ -40,19 +41,34 @@ def parse_team(text: str) -> Any:
     return seats
 
 
+def prices(text: str) -> dict[str, tuple[float, float]]:
+    """``0.15,0.6`` for all models, or by model: ``gpt-4o=2.5,10,gpt-4o-mini=0.15,0.6``."""
+    words = text.split(",") if text else []
+    table: dict[str, tuple[float, float]] = {}
+    try:
+        for first, second in zip(words[::2], words[1::2], strict=True):
+            model, _, dear = first.rpartition("=")
+            amount = number(0, sys.float_info.max, kind=float)
+            table[model.strip() or "*"] = (amount(dear), amount(second))
+    except (argparse.ArgumentTypeError, ValueError):
+        parser().error(f"--price takes two numbers from 0 on, IN,OUT; got {text!r}")
+    return table
+
+
 def _team(text: str, given: argparse.Namespace, strict: bool = True) -> Team:
     """A team with the command line's settings; if not `strict`, only those that its models take."""
     seats = parse_team(text)
     names = [seats] if isinstance(seats, str) else list(seats.values())
-    settings = settings_of(given)
+    settings = settings_of(given)  # a price of all models is also that of local ones
+    settings = replace(settings, price=settings.price or None)
     if (
         given.deterministic
     ):  # an engine's shapes are fixed by its slots: these must not differ from run to run
         settings = replace(settings, concurrency=None)
     taken = {key for name in names for key in settings.of(name)}
     asked = {
-        key for key in settings.told() if strict and key != "concurrency"
-    }  # that is also of the episodes
+        key for key in settings.told() if strict and key not in ("concurrency", "price")
+    }  # those two are also of the episodes
     return Team(seats, **{key: value for key, value in settings.told().items() if key in taken | asked})
 
 
@@ -107,7 +123,10 @@ def parser() -> Parser:
     made.add_argument(
         "--swap", action="store_true", help="exchange one role of the baseline at a time for the team's"
     )
-    made.add_argument("--price", default="0,0", help="dollars per million tokens: IN,OUT")
+    made.add_argument(
+        "--price", default="", metavar="[MODEL=]IN,OUT[,…]",
+        help="dollars per million tokens in and out, of all models or by the model of an endpoint",
+    )  # fmt: skip
     made.add_argument(
         "--format",
         choices=("markdown", "latex", "json"),
@@ -131,15 +150,13 @@ def eval_main(argv: list[str] | None = None) -> int:
         parser().error("--ablate and --swap exchange roles with a baseline: name one, e.g. --baseline random")
     if given.baseline and given.env.startswith("suite:"):
         parser().error("--baseline compares on one environment; name one instead of a suite")
+    given.price = prices(given.price)
     team = _team(given.team, given)
     rival = _team(given.baseline, given, strict=False) if given.baseline else None
+    if rival is not None:
+        rival.spending = team.spending  # one budget for the whole command
     out = given.out or Path("evaluations") / f"{given.env.replace(':', '-')}-{_slug(given.team)}"
-    try:
-        price = tuple(number(0, kind=float)(p) for p in given.price.split(","))
-    except argparse.ArgumentTypeError:
-        price = ()
-    if len(price) != 2:
-        parser().error(f"--price takes two numbers from 0 on, IN,OUT; got {given.price!r}")
+    price = given.price.get("*", (0.0, 0.0))
     how: dict[str, Any] = {"k": given.k, "tasks": given.tasks, "seed": given.seed, "price": price, **make}
     how |= {name: value for name in ("split", "data") if (value := getattr(given, name)) is not None}
     how |= {"retry_errors": given.retry_errors, "tokens": given.tokens, "deterministic": given.deterministic}
@@ -148,9 +165,14 @@ def eval_main(argv: list[str] | None = None) -> int:
         return _say_plans(played, out)
     result = _run(given, played)
     _print(result, given.format)
-    if given.baseline:
+    stopped = next((evaluation.stopped for evaluation in played.values() if evaluation.stopped), "")
+    if given.baseline and not stopped:
         _compare(given, result, team, rival, out, how | {"concurrency": given.concurrency or 256})
     print(f"episodes and figures: {out}   (look: unitymas view {shlex.quote(str(out))})", file=sys.stderr)
+    if team.spending.roles:
+        print(f"endpoints: {team.spending}", file=sys.stderr)
+    if stopped:
+        raise RuntimeError(f"{stopped}; {shlex.quote(str(out))} keeps what was played")
     results = result.results.values() if isinstance(result, SuiteResult) else [result]
     if all(row.failed for one in results for row in one.rows):
         raise RuntimeError(
@@ -177,6 +199,8 @@ def _run(given: argparse.Namespace, played: dict[str, Evaluation]) -> Evaluation
                 evaluation.rescore() if given.rescore
                 else evaluation.run(concurrency=given.concurrency or 256, on_episode=board.episode)
             )  # fmt: skip
+            if evaluation.stopped and len(played) > 1:
+                raise BudgetSpent(evaluation.stopped)
     return SuiteResult(suite(given.env), results) if given.env.startswith("suite:") else results[given.env]
 
 

@@ -1,0 +1,209 @@
+"""Reading of a chat completion, whole or as a stream, from a server that may send anything.
+
+Half an answer is never taken for a whole one: JSON must end, and a stream must have told why it ends (`finish_reason`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+LARGEST_ANSWER = 16 << 20
+REASONS = {"length": "length", "max_tokens": "length", "content_filter": "content_filter"}
+"""Finish reasons whose replies were cut; all others mean that the model has ended its reply."""
+
+
+class Unreadable(Exception):
+    """Raised when what came is no whole answer, so that the request may be tried again."""
+
+    def __init__(self, why: str, pieces: int = 0) -> None:
+        super().__init__(why)
+        self.pieces = pieces  # of the reply that had come; the server has counted them
+
+
+class TooLarge(Exception):
+    """Raised when an answer is larger than any reply can be."""
+
+
+@dataclass(slots=True)
+class Completion:
+    """A reply and what the server told of it."""
+
+    text: str = ""
+    thinking: str = ""
+    reason: str = ""
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    tokens: list[tuple[str, float]] = field(default_factory=list)
+    """Text and log-prob of each token, where the server gave them."""
+
+
+async def read_completion(reply: httpx.Response, beat: Callable[[], None]) -> Completion:
+    """Read the body of an answer. `beat` is called whenever a part of a stream has come."""
+    whole: list[bytes] = []
+    stream: _Stream | None = None
+    try:
+        async for line in _lines(reply):
+            if stream is None and not whole:
+                if not line.strip():
+                    continue
+                if line.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
+                    stream = _Stream()
+            if stream is None:
+                whole.append(line)
+            else:
+                beat()
+                if stream.take(line):
+                    break
+    except httpx.HTTPError as error:
+        if stream is None or not stream.answer.reason:
+            raise Unreadable(f"{type(error).__name__}: {error}", stream.pieces if stream else 0) from error
+    return _whole(b"\n".join(whole)) if stream is None else stream.end()
+
+
+async def _lines(reply: httpx.Response) -> AsyncIterator[bytes]:
+    """Cut a body into lines as it comes, in time linear in its length."""
+    rest: list[bytes] = []
+    size = 0
+    async for chunk in reply.aiter_raw():
+        size += len(chunk)
+        if size > LARGEST_ANSWER:
+            raise TooLarge(f"more than {LARGEST_ANSWER >> 20} MB as an answer")
+        first, *others = chunk.split(b"\n")
+        rest.append(first)
+        for line in others:
+            yield b"".join(rest)
+            rest = [line]
+    yield b"".join(rest)
+
+
+class _Stream:
+    """The events of a stream, put together."""
+
+    def __init__(self) -> None:
+        self.answer, self.pieces = Completion(), 0
+        self._text: list[str] = []
+        self._thinking: list[str] = []
+
+    def take(self, line: bytes) -> bool:
+        """Take a line in. Return True at the end of the stream."""
+        name, _, value = line.partition(b":")
+        if name != b"data":
+            return False
+        value = value.strip()
+        if value == b"[DONE]":
+            return True
+        event = _json(value, self.pieces)
+        if event.get("error"):
+            raise Unreadable(f"an error in the stream: {sentence_of(event):.200}", self.pieces)
+        _count(self.answer, event.get("usage"))
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, dict) or choice.get("index") or self.answer.reason:
+                continue
+            delta = choice.get("delta")
+            if isinstance(delta, dict):
+                self._text.append(_text(delta.get("content"), self.pieces))
+                self._thinking.append(_thinking(delta))
+                self.pieces += bool(self._text[-1] or self._thinking[-1])
+            self.answer.tokens += _tokens(choice)
+            self.answer.reason = _reason(choice, self.pieces)
+        return False
+
+    def end(self) -> Completion:
+        """Return the answer, if it is a whole one."""
+        if not self.answer.reason:
+            raise Unreadable(f"half a stream: it ended after {self.pieces} pieces of a reply", self.pieces)
+        self.answer.text, self.answer.thinking = "".join(self._text), "".join(self._thinking)
+        return self.answer
+
+
+def _whole(raw: bytes) -> Completion:
+    plain = _json(raw, 0)
+    choices = plain.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise Unreadable(f"an answer without choices: {str(plain):.200}")
+    first = choices[0]
+    message = first.get("message") if isinstance(first, dict) else None
+    if not isinstance(message, dict):
+        raise Unreadable(f"an answer without a message: {str(first):.200}")
+    answer = Completion(
+        text=_text(message.get("content"), 0),
+        thinking=_thinking(message),
+        reason=_reason(first, 0) or "stop",
+        tokens=_tokens(first),
+    )
+    _count(answer, plain.get("usage"))
+    return answer
+
+
+def _json(raw: bytes, pieces: int) -> dict[str, Any]:
+    try:
+        plain = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(
+            f"an answer that is no JSON ({type(error).__name__}): {raw[:100]!r}", pieces
+        ) from None
+    if not isinstance(plain, dict):
+        raise Unreadable(f"an answer that is no object: {str(plain):.100}", pieces)
+    return plain
+
+
+def _text(content: Any, pieces: int) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list):  # parts; those that are no text are no part of a reply
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "".join(text for text in texts if isinstance(text, str))
+    raise Unreadable(f"a reply that is no text: {str(content):.100}", pieces)
+
+
+def _thinking(message: dict[str, Any]) -> str:
+    """Return what a server with a reasoning parser tells apart from the reply."""
+    thinking = message.get("reasoning_content") or message.get("reasoning")
+    return thinking if isinstance(thinking, str) else ""
+
+
+def _reason(choice: dict[str, Any], pieces: int) -> str:
+    reason = choice.get("finish_reason")
+    if not isinstance(reason, str) or not reason:
+        return ""
+    if reason in ("error", "abort", "cancelled"):
+        raise Unreadable(f"a reply that the server gave up (finish_reason {reason!r})", pieces)
+    return REASONS.get(reason, "stop")
+
+
+def _count(answer: Completion, usage: Any) -> None:
+    """Note the tokens that the server counted. Nonsense is as good as nothing."""
+    if isinstance(usage, dict):
+        spent, spoken = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if type(spent) is int and type(spoken) is int and 0 <= spent < 1 << 31 and 0 <= spoken < 1 << 31:
+            answer.tokens_in, answer.tokens_out = spent, spoken
+
+
+def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    pairs = [
+        (token.get("token"), token.get("logprob"))
+        for token in (content if isinstance(content, list) else ())
+        if isinstance(token, dict)
+    ]
+    return [
+        (text, float(p))
+        for text, p in pairs
+        if isinstance(text, str) and isinstance(p, int | float) and math.isfinite(p)
+    ]
+
+
+def sentence_of(plain: Any) -> str:
+    """Return the server's sentence about an error, out of the forms that servers give it."""
+    error = plain.get("error", plain) if isinstance(plain, dict) else plain
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("detail") or error
+    return str(error)

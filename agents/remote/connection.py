@@ -1,0 +1,290 @@
+"""A model behind a URL: requests in their turn, each tried again while that may help.
+
+A failure that may pass (429, 5xx, a dropped connection, half an answer) is tried again: after the time that the server
+names, else after a growing pause with chance in it. A pause that the server asks for holds for all requests. A failure
+that cannot pass (a wrong key, an unknown model) is an error at once, with the server's words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import anyio
+import httpx
+
+from ..failures import ModelFailure
+from ..hints import say_once
+from .completion import Completion, TooLarge, Unreadable, read_completion, sentence_of
+
+TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529)
+HOPELESS = (401, 402, 403, 404)  # wrong key, account, model or path: no other request would succeed either
+WORDS_SECONDS = 5.0  # for the words of an error
+OPTIONAL = ("stream_options", "stream", "logprobs")
+"""Parts of a request that a server may not know; they are left out where it says so."""
+
+
+class RemoteError(ModelFailure):
+    """Raised when the endpoint cannot answer and asking again would not help."""
+
+
+class RemoteRefused(RemoteError):
+    """Raised when the endpoint refuses every request with this key, this model or this path."""
+
+    hopeless = True
+
+
+class RemoteUnavailable(RemoteError):
+    """Raised when the endpoint did not answer before the deadline: a failure of infrastructure, not of a
+    role.
+    """
+
+    infrastructure = True
+
+
+class Pace:
+    """So many units a minute, evenly. A debt is worked off before the next may begin."""
+
+    def __init__(self, per_minute: float | None) -> None:
+        self.gap = 60.0 / per_minute if per_minute else 0.0
+        self._free = 0.0
+
+    def take(self, units: float) -> float:
+        """Take units. Return the seconds until they may be used."""
+        now = time.monotonic()
+        begin = max(now, self._free)
+        self._free = begin + units * self.gap
+        return begin - now
+
+    def correct(self, units: float) -> None:
+        """Take more units than were thought to be needed, or give some back."""
+        self._free += units * self.gap
+
+
+class _Again(Exception):
+    """Reason why a request may be tried again, and when. `alive`: the server is there."""
+
+    def __init__(self, why: str, after: float | None = None, alive: bool = False, pieces: int = 0) -> None:
+        super().__init__(why)
+        self.after, self.alive, self.pieces = after, alive, pieces
+
+
+class Connection:
+    """One model at one URL. All that is asynchronous here runs in one event loop."""
+
+    idle = 30.0  # seconds of silence within a stream that has begun
+
+    def __init__(
+        self, model: str, url: str, key: str, *, deadline: float, first_answer: float, concurrency: int,
+        requests_per_minute: float | None = None, tokens_per_minute: float | None = None,
+    ) -> None:  # fmt: skip
+        """Set up. `first_answer`: seconds within which an endpoint must have answered any request at all."""
+        self.model, self.url, self.key = model, url, key
+        self.deadline, self.first_answer, self.concurrency = deadline, first_answer, concurrency
+        self._requests, self._tokens = Pace(requests_per_minute), Pace(tokens_per_minute)
+        self._answered = False
+        self._silent = 0.0  # time since which no request was answered; 0: one was
+        self._quiet: tuple[float, str] = (0.0, "")  # the server wants no request before, and its words
+        self._without: set[str] = set()  # of OPTIONAL
+        self._open: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient, asyncio.Semaphore] | None = None
+        self._running = 0
+
+    async def complete(self, body: dict[str, Any], tokens: int, wasted: Callable[[int], None]) -> Completion:
+        """Answer one request. `tokens`: a guess of what it takes; `wasted` is told the tokens of failed tries."""
+        client, turn = self._client()
+        async with turn:
+            self._running += 1
+            try:
+                return await self._tries(client, body, tokens, wasted)
+            finally:
+                self._running -= 1
+
+    async def _tries(
+        self, client: httpx.AsyncClient, body: dict[str, Any], tokens: int, wasted: Callable[[int], None]
+    ) -> Completion:
+        began = time.monotonic()
+        for attempt in range(1, 1_000_000):
+            began += await self._paced(tokens)  # our own pace is no fault of the server
+            began_waiting, (until, asked) = time.monotonic(), self._quiet
+            if until - began >= self.deadline:
+                raise self._unavailable(self.deadline, attempt, asked)
+            if until > began_waiting:
+                await asyncio.sleep(until - began_waiting + random.uniform(0, 0.05 * (until - began_waiting)))
+            try:
+                completion = await self._once(client, body, began + self.deadline - time.monotonic())
+            except _Again as failure:
+                if failure.pieces:
+                    wasted(failure.pieces)
+                else:
+                    self._tokens.correct(-tokens)
+                pause, ends = self._pause(failure, attempt, began)
+                if time.monotonic() + pause >= ends:
+                    waited = max(time.monotonic() - began, ends - began)
+                    raise self._unavailable(waited, attempt, str(failure)) from None
+                await asyncio.sleep(pause)
+                continue
+            self._answered, self._silent = True, 0.0
+            told = (completion.tokens_in or 0) + (completion.tokens_out or 0)
+            self._tokens.correct(told - tokens if told else 0)
+            return completion
+        raise AssertionError("unreachable")
+
+    async def _paced(self, tokens: int) -> float:
+        """Wait until the limits of requests and tokens a minute allow one more. Return the seconds."""
+        wait = max(self._requests.take(1), self._tokens.take(tokens))
+        if wait:
+            await asyncio.sleep(wait)
+        return wait
+
+    def _pause(self, failure: _Again, attempt: int, began: float) -> tuple[float, float]:
+        """Return the pause after a failed try, and the time at which this request is given up."""
+        now = time.monotonic()
+        patience = self.deadline if self._answered else min(self.deadline, self.first_answer)
+        self._silent = 0.0 if failure.alive else self._silent or now
+        ends = began + self.deadline
+        if self._silent:  # for any caller: later callers need not wait as long again
+            ends = min(ends, self._silent + patience)
+        if failure.after is None:
+            return min(30.0, 0.5 * 2 ** min(attempt - 1, 10)) * random.uniform(0.5, 1), ends
+        if now + failure.after > self._quiet[0]:
+            self._quiet = (now + failure.after, str(failure))
+        return failure.after + random.uniform(0, 0.05 * min(failure.after, 20.0)), ends
+
+    def _unavailable(self, seconds: float, attempt: int, why: str) -> RemoteUnavailable:
+        return RemoteUnavailable(
+            f"{self.url} gave no answer for {self.model!r} within {seconds:.3g} s; the last of {attempt} tries: {why}"
+        )
+
+    async def _once(self, client: httpx.AsyncClient, body: dict[str, Any], left: float) -> Completion:
+        """Send the request once."""
+        body = {key: value for key, value in body.items() if key not in self._without}
+        try:
+            with anyio.fail_after(max(left, 0.1)):
+                return await self._sent(client, body)
+        except TimeoutError:
+            raise _Again("no whole answer in time") from None
+        except TooLarge as error:
+            raise RemoteError(f"{self.url} sent {error}") from None
+        except Unreadable as error:  # the server is there
+            raise _Again(self.clean(str(error)), alive=True, pieces=error.pieces) from None
+        except (httpx.HTTPError, OSError, httpx.InvalidURL, httpx.StreamError) as error:
+            raise _Again(self.clean(cause_of(error))) from None
+
+    async def _sent(self, client: httpx.AsyncClient, body: dict[str, Any]) -> Completion:
+        async with client.stream("POST", self.path, content=json.dumps(body).encode()) as reply:
+            if not reply.is_success:
+                raise await self._refused(reply, body)
+            if reply.headers.get("Content-Encoding", "identity") != "identity":
+                raise RemoteError(f"{self.url} sent a compressed answer, which was not asked for")
+            with anyio.CancelScope() as silence:
+
+                def beat() -> None:
+                    silence.deadline = anyio.current_time() + self.idle
+
+                return await read_completion(reply, beat)
+            raise Unreadable(f"a stream that fell silent for {self.idle:g} s", 1)
+
+    async def _refused(self, reply: httpx.Response, body: dict[str, Any]) -> Exception:
+        """Make the error of a status that is no success."""
+        status, words = reply.status_code, await self._words(reply)
+        unknown = [name for name in OPTIONAL if name in body and name in words]
+        if status in (400, 422) and unknown:
+            self._without.add(unknown[0])
+            if unknown[0] == "stream":
+                self._without.add("stream_options")
+            say_once(f"{self.url} does not know {unknown[0]!r}: it is asked without")
+            return _Again(f"HTTP {status} {words:.200}", after=0.0, alive=True)
+        if status in TRANSIENT and "insufficient_quota" not in words:
+            after = _asked_pause(reply.headers)
+            words = self.clean(_sentence(words))
+            return _Again(f"HTTP {status} {words:.200}", after, alive=status < 500 or after is not None)
+        kind = RemoteRefused if status in HOPELESS or status == 429 else RemoteError
+        words = self.clean(_sentence(words))
+        return kind(f"{self.url} refused the request for {self.model!r}: HTTP {status} {words:.500}")
+
+    async def _words(self, reply: httpx.Response) -> str:
+        """Return the beginning of what stands in an error's body, as far as it comes soon."""
+        raw = b""
+        with anyio.move_on_after(WORDS_SECONDS):
+            async for chunk in reply.aiter_raw():
+                raw += chunk[: 4000 - len(raw)]
+                if len(raw) >= 4000:
+                    break
+        return raw.decode(errors="replace")
+
+    def clean(self, text: str) -> str:
+        """Return a server's words without our key, which it may have repeated."""
+        return text.replace(self.key, "[key]") if self.key else text
+
+    @property
+    def path(self) -> str:
+        """Where chat completions are asked for; a query of the URL (`?api-version=…`) stays at its end."""
+        base, mark, query = self.url.partition("?")
+        return f"{base.rstrip('/')}/chat/completions{mark}{query}"
+
+    def _client(self) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
+        """Return the client of the loop that runs, and the turns that requests take."""
+        loop = asyncio.get_running_loop()
+        if self._open is None or self._open[0] is not loop:
+            headers = {
+                "Content-Type": "application/json", "Accept": "application/json, text/event-stream",
+                "Accept-Encoding": "identity", "User-Agent": "unitymas",
+            }  # fmt: skip
+            if self.key:
+                headers["Authorization"] = f"Bearer {self.key}"
+            client = httpx.AsyncClient(  # no redirect is followed: it would give key and messages to another host
+                headers=headers, timeout=httpx.Timeout(None, connect=10.0), follow_redirects=False,
+                limits=httpx.Limits(max_keepalive_connections=self.concurrency),
+            )  # fmt: skip
+            self._open = (loop, client, asyncio.Semaphore(self.concurrency))
+        return self._open[1:]
+
+    async def close(self) -> None:
+        """Close idle connections. Requests that run keep theirs."""
+        self._silent = 0.0  # whoever comes next may wait again
+        if self._open is not None and not self._running and self._open[0] is asyncio.get_running_loop():
+            client, self._open = self._open[1], None
+            await client.aclose()
+
+
+def _sentence(words: str) -> str:
+    """Take the server's sentence out of a JSON body."""
+    try:
+        return sentence_of(json.loads(words))
+    except (ValueError, RecursionError):
+        return words
+
+
+def _asked_pause(headers: httpx.Headers) -> float | None:
+    """Return the seconds that the server asks to wait: a number of them, or a date."""
+    for name, unit in (("Retry-After-Ms", 1000.0), ("Retry-After", 1.0)):
+        text = headers.get(name)
+        if text is None:
+            continue
+        try:
+            seconds = float(text) / unit
+        except ValueError:
+            try:
+                seconds = parsedate_to_datetime(text).timestamp() - time.time()
+            except (ValueError, TypeError, OverflowError, IndexError):  # the growing pause will do
+                continue
+        if seconds == seconds:  # not a number is no answer
+            return max(0.0, seconds)
+    return None
+
+
+def cause_of(error: BaseException) -> str:
+    """Return what the operating system said below the layers of a client, else the client's own words."""
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, OSError) and below.errno is not None and below.errno in errno.errorcode:
+            return f"{type(below).__name__}: {os.strerror(below.errno)}"
+        below = getattr(below, "exceptions", [below.__cause__ or below.__context__])[0]
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,263 @@
+"""A policy behind an OpenAI-compatible endpoint: `openai:MODEL@URL`.
+
+    OpenAIPolicy.of("openai:gpt-4o-mini@https://api.openai.com/v1")
+    OpenAIPolicy("Qwen/Qwen3-8B", "http://localhost:8000/v1", temperature=0.7)
+
+Requests run in an event loop of their own, so calls may come from any loop. Replies are streamed where the server can.
+An endpoint that has never answered gets 15 s. A failure that cannot pass is an error at once, with the server's words
+(`connection.py`). Rollouts, evaluations and training then stop. They also stop where calls in a row fail alike
+(`failures.py`), and when the budget is spent (`spending.py`).
+
+The key comes from the environment: OPENAI_API_KEY_ and the host's name in capitals (OPENAI_API_KEY_API_DEEPSEEK_COM), else
+OPENAI_API_KEY. It is in no trace, no log and no error.
+
+The server makes tokens of the messages. Contents go to it unchanged. For models in this process, control tokens in
+contents (`<|im_end|>` in a passage) are plain text (`plain.py`). For a server this cannot be promised from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from ..answers import Answer, ReplyMeta
+from ..policies import Call, Message
+from ..spending import Bill, Price, Spending, cost
+from ..text.reading import split_thinking
+from ..threads import Background
+from .completion import Completion
+from .connection import Connection
+
+LOOP = Background("openai")
+SECRETS = re.compile(r"key|token|secret|sig|password|auth", re.I)
+GUESS = 256  # tokens of a reply, before any is known
+
+
+class OpenAIPolicy:
+    """Policy that answers calls by chat completions."""
+
+    first_answer = 15.0  # seconds within which an endpoint must have answered any request at all
+
+    def __init__(
+        self,
+        model: str,
+        url: str = "https://api.openai.com/v1",
+        *,
+        api_key: str | None = None,
+        deadline: float = 120.0,
+        concurrency: int = 32,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+        price: Price | None = None,
+        spending: Spending | None = None,
+        stream: bool = True,
+        system: Mapping[str, str] | None = None,
+        choices: str = "parse",
+        **options: Any,
+    ) -> None:
+        """Set up the endpoint. `options` go into every request (temperature, top_p …).
+
+        `deadline`: seconds for one call, retries included, from the time that it gets its turn. `price`: dollars for a
+        million tokens in and out. `spending` counts them, and may be shared by several policies.
+        `choices="guided"` has a vLLM server allow only the choices; "parse" tells the model and reads its answer.
+        """
+        if choices not in ("parse", "guided"):
+            raise ValueError(f'choices must be "parse" or "guided", not {choices!r}')
+        self.model, self.url = model, checked_url(url)
+        self.deadline, self.choices, self.options = deadline, choices, options
+        self.concurrency, self.price, self.stream = concurrency, price, stream
+        self.spending = spending if spending is not None else Spending()
+        self.system = dict(system or {})
+        self._connection = Connection(
+            model, self.url, key_for(self.url) if api_key is None else checked_key(api_key, "api_key"),
+            deadline=deadline, first_answer=self.first_answer, concurrency=concurrency,
+            requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute,
+        )  # fmt: skip
+        self._logprobs = False
+        self._sent = self._counted_in = self._replies = self._counted_out = 0
+
+    @classmethod
+    def of(cls, name: str, **how: Any) -> OpenAIPolicy:
+        """Make a policy of `openai:MODEL@URL`; the URL may be left out."""
+        model, _, url = name.removeprefix("openai:").partition("@")
+        if not model or (url and not url.startswith(("http://", "https://"))):
+            raise ValueError(
+                f"{name!r} is not of the form openai:MODEL@URL, with an http(s) URL such as http://host/v1"
+            )
+        return cls(model, url or "https://api.openai.com/v1", **how)
+
+    def fix_shapes(self) -> None:
+        """Refuse to promise the same bits again, which a deterministic evaluation asks of its players."""
+        raise ValueError(
+            f"{self!r}: a remote model does not promise the same reply twice; leave `deterministic` out"
+        )
+
+    def keep_tokens(self) -> None:
+        """Ask for log-probs from now on, for the viewer."""
+        self._logprobs = True
+
+    async def act(self, call: Call) -> Answer:
+        """Answer one call. Cancelling it ends its request."""
+        return await asyncio.wrap_future(LOOP.run(self._act(call)))
+
+    async def close(self) -> None:
+        """Close idle connections."""
+        await asyncio.wrap_future(LOOP.run(self._connection.close()))
+
+    async def _act(self, call: Call) -> Answer:
+        body = self._body(call)
+        size = len(json.dumps(body["messages"]))
+        guess = self._guess(size, body.get("max_tokens") or body.get("max_completion_tokens"))
+        bill = Bill()
+        await self.spending.hold(guess)
+        try:
+
+            def wasted(pieces: int) -> None:
+                bill.add(Bill(1, guess.tokens_in, pieces, cost(self.price, guess.tokens_in, pieces), 1))
+
+            completion = await self._connection.complete(body, guess.tokens_in + guess.tokens_out, wasted)
+            bill.add(self._billed(completion, guess, size))
+        finally:
+            self.spending.book(call.role, guess, bill)
+        return self._answer(call, completion, bill.dollars)
+
+    def _guess(self, size: int, most: int | None) -> Bill:
+        """Guess what a call takes: its length in the tokens of earlier ones, and the longest reply it may get."""
+        rate = self._counted_in / self._sent if self._sent else 1 / 3
+        tokens_in = int(size * rate) + 8
+        tokens_out = most or (self._counted_out // self._replies + 1 if self._replies else GUESS)
+        return Bill(1, tokens_in, tokens_out, cost(self.price, tokens_in, tokens_out))
+
+    def _billed(self, completion: Completion, guess: Bill, size: int) -> Bill:
+        if completion.tokens_in is None or completion.tokens_out is None:
+            said = (len(completion.text) + len(completion.thinking)) // 3 + 1
+            return Bill(1, guess.tokens_in, said, cost(self.price, guess.tokens_in, said), 1)
+        spent, spoken = completion.tokens_in, completion.tokens_out
+        self._sent, self._counted_in = self._sent + size, self._counted_in + spent
+        self._replies, self._counted_out = self._replies + 1, self._counted_out + spoken
+        return Bill(1, spent, spoken, cost(self.price, spent, spoken))
+
+    def _body(self, call: Call) -> dict[str, Any]:
+        messages = [_plain(m) for m in call.messages]
+        system = self.system.get(call.agent) or self.system.get(call.role) or call.system
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": messages,
+            "seed": call.seed & 0x7FFFFFFF,
+            **self.options,
+        }
+        if call.max_tokens:
+            body["max_tokens"] = min(call.max_tokens, self.options.get("max_tokens", call.max_tokens))
+        if call.stop:
+            body["stop"] = list(call.stop)[:4]  # the protocol's limit
+        if self._logprobs or call.keep_tokens == "text":
+            body["logprobs"] = True
+        if call.choices and self.choices == "guided":
+            body["structured_outputs"] = {"choice": list(call.choices)}
+        elif call.choices:
+            told = f"Answer with exactly one of: {', '.join(call.choices)}"
+            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{told}"}
+        if self.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return body
+
+    def _answer(self, call: Call, completion: Completion, dollars: float) -> Answer:
+        clean = self._connection.clean
+        thinking, text, closed = split_thinking(clean(completion.text))
+        if completion.thinking and closed:
+            thinking = f"<think>{clean(completion.thinking)}</think>\n{thinking}"
+        if completion.reason == "stop":
+            text = _closed(text, call.stop)
+        if call.choices:
+            text = _chosen(text, call.choices)
+        tokens = {
+            "text": [clean(text) for text, _ in completion.tokens],
+            "logprob": [round(p, 4) for _, p in completion.tokens],
+        }
+        meta = ReplyMeta(
+            policy=f"openai:{self.model}", finish_reason=completion.reason,
+            tokens_in=completion.tokens_in or 0, tokens_out=completion.tokens_out or 0,
+            cost=None if self.price is None else dollars, tokens=tokens if completion.tokens else None,
+        )  # fmt: skip
+        return Answer(thinking + text, meta)
+
+    def identity(self) -> dict[str, Any]:
+        """Describe the policy, for the record of an evaluation. The weights behind an endpoint are unknown."""
+        return {
+            "model": self.model,
+            "endpoint": self.url,
+            "options": self.options,
+            "system": self.system,
+            "choices": self.choices,
+        }
+
+    def __repr__(self) -> str:
+        return f"OpenAIPolicy({self.model!r}, {self.url!r})"
+
+
+def checked_url(url: str) -> str:
+    """Return the URL without a slash at its end. One that holds a secret is refused: traces and logs tell it."""
+    parts = urlsplit(url)
+    if parts.username or parts.password or any(SECRETS.search(name) for name, _ in parse_qsl(parts.query)):
+        host = parts.hostname or ""
+        raise ValueError(
+            f"the URL of an endpoint at {host} holds a key or a password, which every trace would tell: "
+            f"put it into the environment variable {variable(host)} or OPENAI_API_KEY"
+        )
+    return url.rstrip("/")
+
+
+def variable(host: str) -> str:
+    """Return the name of the environment variable for the key of a host."""
+    return "OPENAI_API_KEY_" + re.sub(r"[^A-Z0-9]", "_", host.upper())
+
+
+def key_for(url: str) -> str:
+    """Return the key for an endpoint, from the environment."""
+    for name in (variable(urlsplit(url).hostname or ""), "OPENAI_API_KEY"):
+        if name in os.environ:
+            return checked_key(os.environ[name], name)
+    return ""
+
+
+def checked_key(key: str, name: str) -> str:
+    """Return the key without blanks around it. One that no header can carry is an error that does not tell it."""
+    key = key.strip()
+    if not all("!" <= letter <= "~" for letter in key):
+        raise ValueError(f"{name} holds characters that no key has (a blank, a line break, an accent)")
+    return key
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """Turn a message into one of the protocol. Its role `"tool"` needs ids, so tools' results are told as the
+    user.
+    """
+    plain = {k: str(v) if isinstance(v, str) else v for k, v in message.items() if k != "node"}
+    return {**plain, "role": "user"} if plain["role"] == "tool" else plain
+
+
+def _closed(text: str, stop: tuple[str, ...]) -> str:
+    """Put the stop string back where its opening tag stands unclosed: endpoints leave it out, our texts hold
+    it.
+    """
+    for s in stop:
+        opening = s.replace("</", "<", 1)
+        if s.startswith("</") and s not in text and opening in text:
+            return text + s
+    return text
+
+
+def _chosen(text: str, choices: tuple[str, ...]) -> str:
+    """Return the choice that a reply names, if it names exactly one; otherwise the reply, for the format to
+    judge.
+    """
+    reply = text.strip()
+    exact = [c for c in choices if c.strip().lower() == reply.lower().strip(" .!\"'")]
+    return exact[0] if len(exact) == 1 else text

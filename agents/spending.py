@@ -1,0 +1,144 @@
+"""Tokens and dollars that endpoints cost, by role, and a budget that they may not pass.
+
+    spending = Spending(dollars=5.0)
+    await spending.hold(guess)            # waits, or raises BudgetSpent
+    …
+    spending.book("planner", guess, bill)  # as the server counted it
+
+What calls under way may cost is held back until they have ended. A call that could pass the budget waits for them; when
+none is left and it still could, the budget is spent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from .failures import Outage
+from .hints import counted
+
+Price = tuple[float, float]
+"""Dollars for a million tokens in, and for a million tokens out."""
+
+
+class BudgetSpent(Outage):
+    """Raised when the next call could cost more than is left of the budget."""
+
+
+@dataclass(slots=True)
+class Bill:
+    """Sums of what was asked of endpoints."""
+
+    requests: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    dollars: float = 0.0
+    estimated: int = 0
+    """Requests whose tokens the server did not tell: their length counts."""
+
+    def add(self, other: Bill) -> None:
+        """Add the sums of another bill."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+def cost(price: Price | None, tokens_in: int, tokens_out: int) -> float:
+    """Return the dollars of one call; 0 without a price."""
+    return (tokens_in * price[0] + tokens_out * price[1]) / 1e6 if price else 0.0
+
+
+class Spending:
+    """The bill of each role, and the budget of all together."""
+
+    def __init__(self, dollars: float | None = None, tokens: int | None = None) -> None:
+        self.dollars, self.tokens = dollars, tokens
+        self.roles: dict[str, Bill] = {}
+        self._held = Bill()
+        self._ended: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    @property
+    def total(self) -> Bill:
+        """Sums over all roles."""
+        total = Bill()
+        for bill in list(self.roles.values()):
+            total.add(bill)
+        return total
+
+    async def hold(self, guess: Bill) -> None:
+        """Hold back what a call may cost, as soon as that fits the budget."""
+        while not self._fits(guess):
+            if not self._held.requests:
+                raise BudgetSpent(self._sentence(guess))
+            loop = asyncio.get_running_loop()
+            if self._ended is None or self._ended[0] is not loop or self._ended[1].is_set():
+                self._ended = (loop, asyncio.Event())
+            await self._ended[1].wait()
+        self._held.add(guess)
+
+    def book(self, role: str, guess: Bill, bill: Bill) -> None:
+        """Put a call's bill in the place of what was held back for it."""
+        for name in Bill.__slots__:
+            setattr(self._held, name, getattr(self._held, name) - getattr(guess, name))
+        if bill.requests:
+            self.roles.setdefault(role, Bill()).add(bill)
+        if self._ended is not None:
+            self._ended[1].set()
+
+    def earlier(self, trace: Mapping[str, Any]) -> None:
+        """Count what an episode that was saved has cost: the budget is of all that an evaluation keeps."""
+        for node in trace["nodes"]:
+            meta = node.get("meta") or {}
+            if str(meta.get("policy") or "").startswith("openai:"):
+                tokens = int(meta.get("tokens_in") or 0), int(meta.get("tokens_out") or 0)
+                bill = Bill(1, *tokens, float(meta.get("cost") or 0.0))
+                self.roles.setdefault(str(node["role"]), Bill()).add(bill)
+
+    def _fits(self, guess: Bill) -> bool:
+        total = self.total
+        total.add(self._held)
+        total.add(guess)
+        return (self.dollars is None or total.dollars <= self.dollars * (1 + 1e-9)) and (
+            self.tokens is None or total.tokens_in + total.tokens_out <= self.tokens
+        )
+
+    def _sentence(self, guess: Bill) -> str:
+        limits = [f"${self.dollars:g}"] if self.dollars is not None else []
+        limits += [counted(self.tokens, "token")] if self.tokens is not None else []
+        keys = ["budget_dollars"] if self.dollars is not None else []
+        keys += ["budget_tokens"] if self.tokens is not None else []
+        next_one = f"${guess.dollars:.4g}" if self.dollars is not None else ""
+        next_one = next_one or f"{guess.tokens_in + guess.tokens_out:,} tokens"
+        return (
+            f"the budget of {' and '.join(limits)} is spent: {self}; the next call may cost {next_one}. "
+            f"Raise {' or '.join(keys)} to go on"
+        )
+
+    def __str__(self) -> str:
+        total = self.total
+        tokens = f"{counted(total.tokens_in, 'token')} in and {total.tokens_out:,} out"
+        dollars = f"${total.dollars:.4g} for " if total.dollars else ""
+        return f"{dollars}{counted(total.requests, 'request')}, {tokens}"
+
+    def figures(self) -> dict[str, float]:
+        """Return the sums so far as figures of a run: `spent/dollars`, `spent/ROLE/tokens_in` …"""
+        figures: dict[str, float] = {}
+        for place, bill in (
+            ("spent", self.total),
+            *((f"spent/{r}", b) for r, b in sorted(self.roles.items())),
+        ):
+            figures |= {f"{place}/{name}": float(value) for name, value in asdict(bill).items()}
+        return figures if self.roles else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all bills as plain JSON."""
+        return {role: asdict(bill) for role, bill in self.roles.items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        """Go on from what `state_dict` gave."""
+        known = {field.name for field in fields(Bill)}
+        self.roles = {
+            role: Bill(**{name: value for name, value in bill.items() if name in known})  # type: ignore[arg-type]
+            for role, bill in state.items()
+        }
