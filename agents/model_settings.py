@@ -63,7 +63,7 @@ class ModelSettings:
     deadline: float | None = None
     """Seconds for one call to an endpoint, retries included."""
     stream: bool | None = None
-    """Whether endpoints stream their replies (they do, if not told otherwise)."""
+    """Let endpoints stream their replies, or not. They do, if nothing is told."""
     price: Mapping[str, Price] | None = None
     """Model, or "*", of an endpoint -> dollars for a million tokens in, and out."""
     requests_per_minute: float | None = None

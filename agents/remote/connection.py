@@ -225,7 +225,7 @@ class Connection:
 
     @property
     def path(self) -> str:
-        """Where chat completions are asked for; a query of the URL (`?api-version=…`) stays at its end."""
+        """Address of chat completions. A query of the URL (`?api-version=…`) stays at its end."""
         base, mark, query = self.url.partition("?")
         return f"{base.rstrip('/')}/chat/completions{mark}{query}"
 

@@ -177,7 +177,7 @@ class OpenAIPolicy:
             text = _closed(text, call.stop)
         if call.choices:
             text = _chosen(text, call.choices)
-        tokens = {
+        tokens: dict[str, list[Any]] = {
             "text": [clean(text) for text, _ in completion.tokens],
             "logprob": [round(p, 4) for _, p in completion.tokens],
         }
