@@ -144,6 +144,163 @@ def test_a_request_that_never_arrives_is_given_up() -> None:
     assert b" 408 " in asyncio.run(play())
 
 
+# connections that send nothing, or not all -----------------------------------------------------------------
+
+HEAD = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+UNFINISHED = {
+    "nothing": b"",
+    "half a word": b"PO",
+    "half of the headers": HEAD,
+    "half of the body": HEAD + b"Content-Length: 99\r\n\r\n{",
+    "half of a chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n{",
+}
+
+
+@asynccontextmanager
+async def sockets(
+    address: str, count: int, sends: bytes
+) -> AsyncIterator[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
+    """Connections that send these bytes and then wait."""
+    port = int(address.rpartition(":")[2])
+    pairs = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
+    for _, writer in pairs:
+        writer.write(sends)
+    try:
+        yield pairs
+    finally:
+        for _, writer in pairs:
+            writer.transport.abort()
+
+
+async def honest(address: str, times: int = 3) -> list[list[Passage]]:
+    """Rows for a client that stays, and for one that comes anew, each time."""
+    rows = []
+    async with RetrieverPool([address], attempts=1, deadline=60, attempt=50, cache=0) as pool:
+        for time_ in range(times):
+            rows.append(await pool(f"town{time_}", 1))
+            async with RetrieverPool([address], attempts=1, deadline=60, attempt=50) as other:
+                rows.append(await other(f"town{time_}", 1))
+    return rows
+
+
+@pytest.mark.parametrize("sends", UNFINISHED.values(), ids=UNFINISHED)
+def test_hundreds_of_idle_sockets_keep_nobody_out(sends: bytes) -> None:
+    async def play() -> Any:
+        async with running(make_app(INDEX)) as address, sockets(address, 400, sends):
+            return await honest(address)
+
+    assert asyncio.run(play()) == [INDEX(f"town{n}", 1) for n in range(3) for _ in range(2)]
+
+
+def test_idle_sockets_do_not_use_up_the_servers_files() -> None:
+    """A server that may open 256 files, 400 sockets that say nothing, and a client that must be answered."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n" + SERVE
+    process = subprocess.Popen(
+        [sys.executable, "-c", limited], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        address = process.stdout.readline().split()[-1]
+
+        async def play() -> Any:
+            async with (
+                sockets(address, 400, b"GET / HTTP/1.1\r\n"),
+                RetrieverPool([address], deadline=50) as pool,
+            ):
+                return await pool("river", 1)
+
+        assert [row["id"] for row in asyncio.run(play())] == ["1"]
+    finally:
+        process.terminate()
+        log = process.communicate(timeout=30)[1]
+    assert "Too many open files" not in log
+
+
+@pytest.mark.parametrize("sends", [*UNFINISHED.values()][:3], ids=[*UNFINISHED][:3])
+def test_who_sends_no_complete_request_is_hung_up_on(sends: bytes) -> None:
+    """A header's byte now and then gains nothing: the time runs from the start."""
+
+    async def play() -> None:
+        app = make_app(INDEX, limits=ServerLimits(seconds=0.5))
+        async with running(app) as address, sockets(address, 3, sends) as pairs:
+
+            async def drip(writer: asyncio.StreamWriter) -> None:
+                with contextlib.suppress(ConnectionError):
+                    while True:
+                        writer.write(b"x")
+                        await asyncio.sleep(0.05)
+
+            dripping = asyncio.create_task(drip(pairs[0][1]))
+            for reader, _ in pairs:
+                with contextlib.suppress(ConnectionError):
+                    assert b" 200 " not in await asyncio.wait_for(reader.read(), 30)
+            dripping.cancel()
+
+    asyncio.run(play())
+
+
+def test_an_idle_connection_is_closed_after_its_answer_too() -> None:
+    async def play() -> bytes:
+        app = make_app(INDEX, limits=ServerLimits(idle=0.3))
+        async with (
+            running(app) as address,
+            sockets(address, 1, b"GET /info HTTP/1.1\r\nHost: x\r\n\r\n") as pairs,
+        ):
+            with contextlib.suppress(ConnectionError):
+                return await asyncio.wait_for(pairs[0][0].readuntil(b"}"), 30) + await asyncio.wait_for(
+                    pairs[0][0].read(), 30
+                )
+        return b""
+
+    assert b" 200 " in asyncio.run(play())
+
+
+def test_who_takes_no_answer_holds_a_place_for_a_time_only() -> None:
+    """Answers of some 20 MB that nobody reads: the only place is free again when their time is over."""
+    big = Bm25Index.build([Passage(id=str(n), title="", text=f"river {'x' * 20_000}") for n in range(1000)])
+    body = json.dumps({"queries": ["river"], "topk": 1000}).encode()
+    request = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    async def play() -> Any:
+        app = make_app(big, limits=ServerLimits(waiting=1, seconds=1.0))
+        async with (
+            running(app) as address,
+            sockets(address, 1, request),
+            RetrieverPool(
+                [address],
+                attempts=1000,
+                backoff=0.05,
+                most_backoff=0.1,
+                breaker_failures=10_000,
+                deadline=60,
+                attempt=50,
+            ) as pool,
+        ):
+            return await pool("river", 1)
+
+    assert asyncio.run(play()) == big("river", 1)
+
+
+def test_an_address_has_a_share_and_the_rest_are_others() -> None:
+    """127.0.0.1 opens more than all places; 127.0.0.2, idle since before, is not the one to leave."""
+
+    async def play() -> tuple[bool, list[bool]]:
+        limits = ServerLimits(connections=20, connections_each=20)
+        async with running(make_app(INDEX, limits=limits)) as address:
+            port = int(address.rpartition(":")[2])
+            other = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+            async with sockets(address, 60, b"") as pairs:
+                await honest(address, 1)
+                closed = [reader.at_eof() or reader.exception() is not None for reader, _ in pairs]
+                stays = not other[0].at_eof() and other[0].exception() is None
+            other[1].transport.abort()
+            return stays, closed
+
+    stays, closed = asyncio.run(play())
+    assert stays and sum(closed) >= 40
+    assert closed == sorted(closed, reverse=True)  # who has been idle longest leaves first
+
+
 SERVE = """
 import sys, time
 from unitymas.envs.tools.retrieval import Bm25Index, server

@@ -5,8 +5,8 @@ index in the header X-Index-Fingerprint, so that a client of several servers not
 
 A stranger may send anything, so a request has a price limit. Its body, its queries, the passages it asks for and the
 bytes of its answer are bounded; a search that takes too long is given up between queries; and beyond `waiting`
-requests the next is told to come back. Pages of a browser are refused by their Origin, and with a `token` everybody
-who does not know it.
+requests the next is told to come back. Connections are bounded, too, and those that send nothing leave first
+(connections.py). Pages of a browser are refused by their Origin, and with a `token` everybody who does not know it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ....cli.arguments import PORT, Parser
+from .connections import Connections, descriptors
 from .retriever import Index, Passage, batches
 from .wire import SearchRequest, decode_request, encode_response
 
@@ -42,9 +43,17 @@ class ServerLimits:
     answer: int = 32 << 20
     """Characters of the passages in an answer."""
     seconds: float = 10.0
-    """Seconds for searching, and for sending the request."""
+    """Seconds for sending the headers of a request, its body, for searching, and for taking the answer."""
     waiting: int = 64
-    """Requests that are read, searched or answered at once."""
+    """Requests that are searched or answered at once."""
+    waiting_each: int = 48
+    """Of these, requests of one address."""
+    connections: int = 512
+    """Connections at once; half of the files that the process may open, where that is less."""
+    connections_each: int = 128
+    """Of these, connections of one address."""
+    idle: float = 60.0
+    """Seconds between two requests of a connection."""
 
 
 class _Refused(Exception):
@@ -70,11 +79,9 @@ def make_app(
 
     async def search(request: Any) -> Any:
         try:
-            raw = await asyncio.wait_for(request.read(), limits.seconds)
+            raw = await request.read()  # it is there: the guard has waited for it
             asked = decode_request(json.loads(raw), most_queries=limits.queries, most_k=limits.k)
-        except asyncio.TimeoutError:
-            return refuse(408, f"the request did not arrive within {limits.seconds:g} s")
-        except (ValueError, RecursionError, web.RequestPayloadError) as error:
+        except (ValueError, RecursionError) as error:
             return refuse(400, str(error))
         try:
             run = asyncio.get_running_loop().run_in_executor
@@ -98,7 +105,13 @@ def make_app(
     async def stop(_: Any) -> None:
         pool.shutdown(wait=False, cancel_futures=True)
 
-    app = web.Application(client_max_size=limits.body, middlewares=[_guard(web, refuse, token, limits)])
+    connections = Connections(
+        most=limits.connections, most_each=limits.connections_each, slots=limits.waiting,
+        slots_each=limits.waiting_each, first=limits.seconds, idle=limits.idle,
+    )  # fmt: skip
+    guard = _guard(web, refuse, token, limits, connections)
+    app = web.Application(client_max_size=limits.body, middlewares=[guard])
+    connections.watch(app)
     for path in ("/retrieve", "/query", "/search", "/"):
         app.router.add_post(path, search)
     for path in ("/health", "/info"):
@@ -108,30 +121,56 @@ def make_app(
     return app
 
 
-def _guard(web: Any, refuse: Callable[[int, str], Any], token: str, limits: ServerLimits) -> Any:
-    """Check that every request must pass before it costs anything."""
-    busy = 0
+def _guard(
+    web: Any, refuse: Callable[[int, str], Any], token: str, limits: ServerLimits, connections: Connections
+) -> Any:
+    """Check that every request must pass before it costs anything; its body, and who takes the answer, have a time."""
+    secret = f"Bearer {token}".encode()
+    full = f"{limits.waiting} requests are under way, or too many of yours; ask again in a moment"
 
-    @web.middleware  # type: ignore[untyped-decorator]
-    async def guard(request: Any, handler: Any) -> Any:
-        nonlocal busy
+    def stranger(request: Any) -> Any:
+        """A refusal by the headers alone."""
         if "Origin" in request.headers:
             return refuse(403, "this server answers programs, not the pages of a browser (Origin)")
-        if token and not hmac.compare_digest(
-            request.headers.get("Authorization", "").encode("utf-8", "replace"), f"Bearer {token}".encode()
-        ):
+        told = request.headers.get("Authorization", "").encode("utf-8", "replace")
+        if token and not hmac.compare_digest(told, secret):
             return refuse(401, "send the server's token: Authorization: Bearer …")
         if request.method == "POST" and request.content_type != "application/json":
             return refuse(415, "send JSON, with Content-Type: application/json")
-        if busy >= limits.waiting:
-            return refuse(503, f"{limits.waiting} requests are under way; ask again in a moment")
-        busy += 1
+        return None if connections.has_slot(request.protocol) else refuse(503, full)
+
+    async def arrived(request: Any) -> Any:
+        """Read the body; a refusal, when it does not come."""
         try:
-            return await handler(request)
-        finally:
-            busy -= 1
+            await asyncio.wait_for(request.read(), limits.seconds)
+        except asyncio.TimeoutError:
+            return refuse(408, f"the request did not arrive within {limits.seconds:g} s")
+        except (web.RequestPayloadError, ConnectionError) as error:  # hanging up is no error of ours to log
+            return refuse(400, str(error))
+
+    @web.middleware  # type: ignore[untyped-decorator]
+    async def guard(request: Any, handler: Any) -> Any:
+        with connections.request(request.protocol):
+            if refusal := stranger(request) or await arrived(request):
+                return refusal
+            with connections.slot(request.protocol) as free:
+                if not free:
+                    return refuse(503, full)
+                response = await handler(request)
+                await _send(request, response, limits.seconds)  # here, so that it counts as being answered
+                return response
 
     return guard
+
+
+async def _send(request: Any, response: Any, seconds: float) -> None:
+    """Send an answer to a client that takes it in time."""
+    await response.prepare(request)
+    try:
+        await asyncio.wait_for(response.write_eof(), seconds)
+    except asyncio.TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
 
 
 def _answer(index: Index, asked: SearchRequest, limits: ServerLimits, stopping: threading.Event) -> bytes:
@@ -183,7 +222,8 @@ async def _serve(index: Index, host: str, port: int, threads: int, token: str = 
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, stopped.set)
     try:
-        await web.TCPSite(runner, host, port).start()
+        together = min(128, descriptors() // 4)  # accepted before the first of them can be closed again
+        await web.TCPSite(runner, host, port, backlog=together).start()
         address = runner.addresses[0]
         print(
             f"serving {len(index):,} passages ({index.fingerprint}) at http://{address[0]}:{address[1]}",
