@@ -21,6 +21,7 @@ from .hints import say_once
 from .manifest import Damaged, prompts_of_run, read_signed
 from .names import TINY, is_run, model_path, read_name
 from .policies import Call
+from .roles import entry_of
 from .text.chat import Chat, Prompt
 from .text.wording import Told, shortened
 
@@ -273,7 +274,7 @@ class RunPolicy:
 
     def act(self, call: Call) -> Awaitable[Answer]:
         """Answer a call with the policy of its agent."""
-        name = self.map.get(call.agent) or self.map.get(call.role) or self.map.get("*", "")
+        name = entry_of(self.map, call.agent, call.role) or ""
         if name not in self.policies:
             raise ValueError(
                 f"{call.agent!r} was played by {name!r}, which is no policy of the run {self.run}"

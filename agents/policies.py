@@ -163,10 +163,10 @@ def innermost(policies: Iterable[Policy]) -> list[Policy]:
     return list(players.values())
 
 
-def as_policy(given: Any) -> Policy:
+def as_policy(given: Policy | PlainPolicy) -> Policy:
     """Make a policy of a policy or a plain callable. The error for anything else says what fits."""
-    if hasattr(given, "act"):
-        return given  # type: ignore[no-any-return]
+    if isinstance(given, Policy):
+        return given
     if callable(given):
         try:
             inspect.signature(given).bind("agent", ())

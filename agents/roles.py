@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from .frozen import FROZEN, FrozenDict, freeze
 from .text.reading import (
@@ -34,6 +34,8 @@ from .text.reading import (
 )
 from .text.spoken import Spoken
 from .text.wording import Wording
+
+T = TypeVar("T")
 
 __all__ = [
     "MAX_REPLY", "Boxed", "Choice", "Custom", "Format", "FormatError", "Json", "Raw", "Reply", "Role", "Tags",
@@ -387,3 +389,13 @@ class Role:
         if self.instances == 1:
             return (self.name,)
         return tuple(f"{self.name}_{i}" for i in range(1, self.instances + 1))
+
+
+def entry_of(table: Mapping[str, T], *names: str) -> T | None:
+    """Look up who plays or what holds: the entry of the first of these names (an agent, its role), else that of `"*"`."""
+    return next((table[name] for name in (*names, "*") if name in table), None)
+
+
+def nobody_plays(agent: str, role: str) -> str:
+    """Say that a table has no entry for an agent, and which ones would do."""
+    return f"nobody plays {agent!r}; add {' or '.join(map(repr, dict.fromkeys([agent, role, '*'])))}"

@@ -28,14 +28,18 @@ from .policies import (
     ExpertPolicy,
     FoolPolicy,
     HumanPolicy,
+    PlainPolicy,
     Policy,
     RandomPolicy,
     as_policy,
     innermost,
 )
-from .roles import Role
+from .roles import Role, entry_of, nobody_plays
 from .spending import Spending
 
+Player = str | Policy | PlainPolicy
+"""A player by name, a policy, or a plain function `(agent, messages) -> str`."""
+Expert = Callable[[Call], str]
 NAMED: dict[str, Callable[[], Policy]] = {"random": RandomPolicy, "fool": FoolPolicy, "human": HumanPolicy}
 PLAYERS = (*NAMED, "scripted")
 """Names of players that are no models."""
@@ -48,11 +52,11 @@ class TeamError(ValueError):
 class Team:
     """A map from agents, roles or `"*"` to their policies."""
 
-    def __init__(self, seats: Mapping[str, Any] | Any, **settings: Any) -> None:
+    def __init__(self, seats: Mapping[str, Player] | Player, **settings: Any) -> None:
         """Make a team. `settings` hold for all its models that are given by name (`temperature`, `device` …:
         `ModelSettings`).
         """
-        self.seats: dict[str, Any] = dict(seats) if isinstance(seats, Mapping) else {"*": seats}
+        self.seats: dict[str, Player] = dict(seats) if isinstance(seats, Mapping) else {"*": seats}
         if not self.seats:
             raise TeamError('an empty team; give at least {"*": …}')
         self._loaded: dict[str, Policy] = {}
@@ -74,7 +78,7 @@ class Team:
                 raise TeamError(f"price of {model!r}: no endpoint of the team has this model; {hint}")
 
     @classmethod
-    def of(cls, given: Any) -> Team:
+    def of(cls, given: TeamLike) -> Team:
         """Make a team of a team, of a mapping, or of one policy for all."""
         return given if isinstance(given, Team) else cls(given)
 
@@ -84,7 +88,7 @@ class Team:
         wanted = [one for given in self.seats.values() if (one := _prompts_of(given)) is not None]
         return wanted[0] if wanted and all(one == wanted[0] for one in wanted) else None
 
-    def bind(self, roles: Mapping[str, Role], expert: Any = None) -> BoundTeam:
+    def bind(self, roles: Mapping[str, Role], expert: Expert | None = None) -> BoundTeam:
         """Give every agent its policy. An unknown key, and an agent without a policy, are errors."""
         names = set(roles) | {role.name for role in roles.values()} | {"*"}
         for seat in self.seats:
@@ -97,11 +101,9 @@ class Team:
         seated: dict[str, Policy] = {}
         labels: dict[str, str] = {}
         for agent, role in roles.items():
-            key = next((k for k in (agent, role.name, "*") if k in self.seats), None)
-            if key is None:
-                choice = " or ".join(map(repr, dict.fromkeys([agent, role.name, "*"])))
-                raise TeamError(f"nobody plays {agent!r}; add {choice} to the team")
-            policy = self.seats[key]
+            policy = entry_of(self.seats, agent, role.name)
+            if policy is None:
+                raise TeamError(f"{nobody_plays(agent, role.name)} to the team")
             if isinstance(policy, str):
                 if policy not in PLAYERS:
                     shared[policy] = self._load(policy)
@@ -119,6 +121,10 @@ class Team:
 
     def __repr__(self) -> str:
         return f"Team({self.seats!r})"
+
+
+TeamLike = Team | Mapping[str, Player] | Player
+"""A team, or what one is made of: a player for everybody, or players by agent, role or `"*"`."""
 
 
 class BoundTeam:
@@ -168,7 +174,7 @@ async def _wait(answer: Awaitable[str | Answer]) -> str | Answer:
     return await answer
 
 
-def _check_seat(seat: str, policy: Any) -> None:
+def _check_seat(seat: str, policy: Player) -> None:
     if not isinstance(policy, str):
         as_policy(policy)
         return
@@ -178,7 +184,7 @@ def _check_seat(seat: str, policy: Any) -> None:
     raise TeamError(f"seat {seat!r}: unknown policy {policy!r}; {hint}")
 
 
-def _prompts_of(given: Any) -> Any:
+def _prompts_of(given: Player) -> Any:
     """The prompt set of one player: chance, experts and functions have none."""
     if not isinstance(given, str):
         return getattr(given, "prompts", None)
@@ -189,7 +195,7 @@ def _prompts_of(given: Any) -> Any:
     return "short" if given == "tiny" else "full"
 
 
-def _named(name: str, expert: Any, team: Team) -> Policy:
+def _named(name: str, expert: Expert | None, team: Team) -> Policy:
     if name == "scripted":
         if expert is None:
             raise TeamError("this environment has no scripted expert; give each role a policy")

@@ -18,17 +18,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..agents.team import Team
+from ..agents.team import Team, TeamLike
 from .core.arena import Arena
 from .core.branch import Branch, check_forks
-from .core.drivers import arena_of, derive, run_sync, select_tasks, told_to
+from .core.drivers import EnvLike, TaskChoice, arena_of, derive, run_sync, select_tasks, told_to
 from .core.trace import Trace
 
 Score = str | Callable[[Trace], float]
 
 
 def best_of_n(
-    env: Any, team: Any, n: int, score: Score, *, tasks: Any = None, seed: int = 0, **make: Any
+    env: EnvLike,
+    team: TeamLike,
+    n: int,
+    score: Score,
+    *,
+    tasks: TaskChoice = None,
+    seed: int = 0,
+    **make: Any,
 ) -> list[Trace]:
     """The best of `n` episodes per task; of equals the first."""
     if n < 1:
@@ -43,7 +50,14 @@ def best_of_n(
 
 
 def ab_mcts(
-    env: Any, team: Any, budget: int, score: Score, *, tasks: Any = None, seed: int = 0, **make: Any
+    env: EnvLike,
+    team: TeamLike,
+    budget: int,
+    score: Score,
+    *,
+    tasks: TaskChoice = None,
+    seed: int = 0,
+    **make: Any,
 ) -> list[Trace]:
     """The best episode after `budget` of them, grown as a tree with adaptive branching (AB-MCTS-A, 2503.04412).
 
@@ -128,7 +142,14 @@ async def _grow(
 
 
 def _each_task(
-    search: Any, what: str, env: Any, team: Any, score: Score, tasks: Any, seed: int, make: dict[str, Any]
+    search: Any,
+    what: str,
+    env: EnvLike,
+    team: TeamLike,
+    score: Score,
+    tasks: TaskChoice,
+    seed: int,
+    make: dict[str, Any],
 ) -> list[Trace]:
     team = Team.of(team)
     arena = told_to(arena_of(env, **make), team)

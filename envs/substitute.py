@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..agents.failures import Ended, WorkflowError
-from ..agents.team import Team
+from ..agents.team import BoundTeam, Team, TeamLike
 from .core.arena import Arena
 from .core.branch import Branch
-from .core.drivers import arena_of, run_sync, take
+from .core.drivers import EnvLike, arena_of, run_sync, take
 from .core.execution import Execution
 from .core.records import Credit, Node
 from .core.tasks import Task
@@ -28,7 +28,7 @@ _number = itertools.count()
 
 def reward_of(trace: Trace, node: str, text: str | Sequence[str], **how: Any) -> float | list[float]:
     """Result of `Trace.reward_of`."""
-    paid: list[float] = run_sync(areward_of(trace, node, [text] if isinstance(text, str) else text, **how))
+    paid = run_sync(areward_of(trace, node, [text] if isinstance(text, str) else text, **how))
     return paid[0] if isinstance(text, str) else paid
 
 
@@ -37,8 +37,8 @@ async def areward_of(
     node: str,
     texts: Sequence[str],
     *,
-    team: Any = None,
-    env: Any = None,
+    team: TeamLike | None = None,
+    env: EnvLike | None = None,
     of: Of = "node",
     component: str | None = None,
 ) -> list[float]:
@@ -64,7 +64,7 @@ async def areward_of(
         return list(await asyncio.gather(*map(one, texts)))
 
 
-def _where(trace: Trace, env: Any) -> Arena:
+def _where(trace: Trace, env: EnvLike | None) -> Arena:
     if env is not None:
         return arena_of(env)
     if trace.origin is None:
@@ -75,7 +75,7 @@ def _where(trace: Trace, env: Any) -> Arena:
     return arena
 
 
-def _who(trace: Trace, team: Any) -> Team:
+def _who(trace: Trace, team: TeamLike | None) -> Team:
     if team is None and trace.origin is None:
         raise ValueError("say who plays on after the substitute: reward_of(…, team=…)")
     return Team.of(trace.origin[1] if team is None else team)
@@ -87,7 +87,7 @@ def _counts(credit: Credit, asked: Node, trace: Trace, of: Of) -> bool:
     return of == "team" or credit.node == asked.id
 
 
-async def _played(trace: Trace, asked: Node, text: str, arena: Arena, bound: Any) -> Branch:
+async def _played(trace: Trace, asked: Node, text: str, arena: Arena, bound: BoundTeam) -> Branch:
     """The episode with `text` in the node's place, played to its end."""
     task = _task(trace, arena)
     play = arena.start(task, trace.seed)

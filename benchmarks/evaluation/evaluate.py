@@ -12,12 +12,14 @@ With ``out``, episodes are written as they end under a key that hashes all they 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...agents.team import Team
+from ...agents.roles import Role, entry_of, nobody_plays
+from ...agents.team import Player, Team, TeamLike
+from ...envs.core.drivers import EnvLike, TaskChoice
 from .episode_files import Store
 from .playing import Evaluation, EvaluationResult, OnEpisode, arena_and_measure
 from .stats import Difference, Estimate
@@ -38,11 +40,11 @@ __all__ = [
 
 
 def evaluate(
-    env: Any,
-    team: Any,
+    env: EnvLike,
+    team: TeamLike,
     *,
     k: int = 4,
-    tasks: int | Iterable[Any] | None = None,
+    tasks: TaskChoice = None,
     seed: int = 0,
     concurrency: int = 256,
     out: str | Path | None = None,
@@ -76,19 +78,21 @@ class RoleEffect:
     difference: Difference
 
 
-def ablate(env: Any, team: Any, baseline: Any, **how: Any) -> list[RoleEffect]:
+def ablate(env: EnvLike, team: TeamLike, baseline: TeamLike, **how: Any) -> list[RoleEffect]:
     """Role ablation: the team with one role at a time played by the baseline. A large loss: that role
     carries."""
     return _exchange(env, team, baseline, "ablate", how)
 
 
-def swap(env: Any, team: Any, baseline: Any, **how: Any) -> list[RoleEffect]:
+def swap(env: EnvLike, team: TeamLike, baseline: TeamLike, **how: Any) -> list[RoleEffect]:
     """Role swap: the baseline with one role at a time played by the team. A large gain: that role is worth
     having."""
     return _exchange(env, baseline, team, "swap", how)
 
 
-def _exchange(env: Any, host: Any, guest: Any, name: str, how: dict[str, Any]) -> list[RoleEffect]:
+def _exchange(
+    env: EnvLike, host: TeamLike, guest: TeamLike, name: str, how: dict[str, Any]
+) -> list[RoleEffect]:
     folder = Path(how.pop("out")) if how.get("out") else None
     arena, _ = arena_and_measure(env, {n: how[n] for n in how if n not in _EVALUATION})
     whole = evaluate(env, host, out=folder and folder / f"{name}-host", **how)
@@ -100,7 +104,7 @@ def _exchange(env: Any, host: Any, guest: Any, name: str, how: dict[str, Any]) -
     return effects
 
 
-def exchange(host: Any, guest: Any, role: str, roles: Mapping[str, Any]) -> Team:
+def exchange(host: TeamLike, guest: TeamLike, role: str, roles: Mapping[str, Role]) -> Team:
     """The host's team with one role played by the guest's."""
     host, guest = Team.of(host), Team.of(guest)
     mixed = Team(
@@ -111,11 +115,11 @@ def exchange(host: Any, guest: Any, role: str, roles: Mapping[str, Any]) -> Team
     return mixed
 
 
-def _seat(team: Team, agent: str, role: str) -> Any:
-    for key in (agent, role, "*"):
-        if key in team.seats:
-            return team.seats[key]
-    raise ValueError(f"{team!r} has nobody for {agent!r}")
+def _seat(team: Team, agent: str, role: str) -> Player:
+    player = entry_of(team.seats, agent, role)
+    if player is None:
+        raise ValueError(f"{team!r}: {nobody_plays(agent, role)}")
+    return player
 
 
 _EVALUATION = (

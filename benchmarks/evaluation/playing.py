@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...agents.spending import BudgetSpent
-from ...agents.team import BoundTeam, Team
+from ...agents.team import BoundTeam, Team, TeamLike
 from ...envs.core.arena import Arena
 from ...envs.core.drivers import (
+    EnvLike,
     EpisodeFailures,
+    TaskChoice,
     aplay,
     arena_of,
     derive,
@@ -87,11 +89,11 @@ class Evaluation:
 
     def __init__(
         self,
-        env: Any,
-        team: Any,
+        env: EnvLike,
+        team: TeamLike,
         *,
         k: int = 4,
-        tasks: int | Iterable[Any] | None = None,
+        tasks: TaskChoice = None,
         seed: int = 0,
         out: str | Path | None = None,
         price: tuple[float, float] = (0.0, 0.0),
@@ -250,7 +252,7 @@ class Evaluation:
         return EvaluationResult(plain, rows)
 
 
-def arena_and_measure(env: Any, make: Mapping[str, Any]) -> tuple[Arena, Measure]:
+def arena_and_measure(env: EnvLike, make: Mapping[str, Any]) -> tuple[Arena, Measure]:
     """The arena to play in and what to measure; of an arena or environment that is already made, as it
     stands."""
     if isinstance(env, str):
@@ -275,7 +277,7 @@ def _measured(arena: Arena) -> tuple[Arena, Measure]:
     return arena, Measure.of_spec(known)
 
 
-def _own_rows(tasks: Any) -> bool:
+def _own_rows(tasks: TaskChoice) -> bool:
     """Tell whether tasks are rows of one's own, rather than a number or ids."""
     return (
         isinstance(tasks, Sequence)

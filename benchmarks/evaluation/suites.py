@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...agents.team import Team
+from ...agents.team import Team, TeamLike
+from ...envs.core.drivers import TaskChoice
 from ...envs.core.tasks import DataSet
 from ...envs.registry import list_envs, make_arena, spec
 from ..pages.html import asset
@@ -100,7 +101,7 @@ def _suites() -> tuple[Suite, ...]:
 
 
 def evaluations(
-    name: str, team: Any, *, tasks: Any = None, out: Any = None, **how: Any
+    name: str, team: TeamLike, *, tasks: TaskChoice = None, out: str | Path | None = None, **how: Any
 ) -> dict[str, Evaluation]:
     """The evaluations that a suite is made of, by environment. ``tasks`` may lower their number of tasks."""
     chosen = suite(name)
@@ -119,7 +120,7 @@ def evaluations(
 
 def evaluate_suite(
     name: str,
-    team: Any,
+    team: TeamLike,
     *,
     concurrency: int = 256,
     rescore: bool = False,

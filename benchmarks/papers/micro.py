@@ -16,6 +16,7 @@ import numpy as np
 
 from ...agents.llm import load_policy
 from ...agents.policies import Call
+from ...agents.team import Player
 from ...agents.text.chat import Chat
 from ...envs.core.drivers import rollout
 from ...envs.core.trace import Trace
@@ -69,7 +70,7 @@ def cutter(by: str) -> Any:
 def heard(env: str, roles: tuple[str, ...] | None, by: str, how: Mapping[str, Any], tasks: int = 200) -> Ear:
     """Texts that `roles` (None: all) hear in random play, where the others are played by the expert."""
     ear = Ear(by)
-    team = {"*": ear} if roles is None else {**dict.fromkeys(roles, ear), "*": "scripted"}
+    team: dict[str, Player] = {"*": ear} if roles is None else {**dict.fromkeys(roles, ear), "*": "scripted"}
     sound(rollout(make(env, **{**short(env), **how}), team, tasks=tasks, seed=0))
     return ear
 

@@ -32,6 +32,7 @@ from ...envs.core.trace import Trace
 from ...envs.registry import make_arena
 from ...trainers.config.group_settings import GroupSpec, Learning, PolicySpec, Sampling
 from ...trainers.controller.collect import Collector, Cursor, Seat
+from ...trainers.group.contract import Group
 from ...trainers.group.model_group import ModelGroup
 from ...trainers.group.sample_store import SampleStore
 from .engine import generate
@@ -78,7 +79,7 @@ def rates(moments: Sequence[Moment], slots: int) -> tuple[Rates, Rates, Rates]:
 class Timed(Seat):
     """A seat that notes how many tokens were said by when."""
 
-    def __init__(self, group: Any, policy: str, episodes: int) -> None:
+    def __init__(self, group: Group, policy: str, episodes: int) -> None:
         super().__init__(group, policy)
         self.left, self.tokens = episodes, 0
         self.moments = [Moment.now(0, episodes)]

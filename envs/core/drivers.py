@@ -16,23 +16,39 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ...agents.answers import NOTHING_KNOWN, Answer
 from ...agents.failures import Boundary, Ended
 from ...agents.hints import counted, say_once
 from ...agents.policies import Call
 from ...agents.roles import Reply
-from ...agents.team import BoundTeam, Team
+from ...agents.team import BoundTeam, Team, TeamLike
 from .arena import Arena
 from .execution import Execution
+from .ledger import Scorer
 from .records import Act, Node
 from .tasks import DataSet, Task, fingerprint
 from .trace import Trace
 
 T = TypeVar("T")
 
+TaskChoice = int | Iterable[str | Task | Mapping[str, Any]] | None
+"""The first so many tasks, ids of tasks, tasks, or rows of one's own. None: all."""
+
 LONG_REPLY = 100_000  # characters; longer ones are read in a thread, beside the event loop
+
+
+class Environment(Protocol):
+    """An environment of unitymas, bare or in reward wrappers."""
+
+    @property
+    def unwrapped(self) -> Any:
+        """Environment below all wrappers."""
+
+
+EnvLike = str | Arena | Environment
+"""An environment by its id, the arena behind one, or an environment that is already made."""
 
 
 def call_for(execution: Execution, node: Node, episode: str, *, reference: bool = False) -> Call:
@@ -148,7 +164,7 @@ async def _answer_all(
     team: BoundTeam,
     arena: Arena,
     episode: str,
-    scorer: Any,
+    scorer: Scorer,
     order: Callable[[list[Node]], list[Node]] | None,
 ) -> None:
     while pending := execution.pending:
@@ -234,7 +250,7 @@ def derive(*parts: object) -> int:
     )
 
 
-def select_tasks(arena: Arena, tasks: int | Iterable[Any] | None) -> tuple[Arena, list[Task]]:
+def select_tasks(arena: Arena, tasks: TaskChoice) -> tuple[Arena, list[Task]]:
     """Select tasks by number (the first n), by id, or as rows of one's own; None is all of them."""
     if tasks is None:
         return arena, [arena.task(i) for i in arena.task_ids]
@@ -242,22 +258,23 @@ def select_tasks(arena: Arena, tasks: int | Iterable[Any] | None) -> tuple[Arena
         if tasks < 1:
             raise ValueError(f"tasks must be at least 1 (or None: all), got {tasks}")
         return arena, [arena.task(i) for i in arena.task_ids[:tasks]]
-    given = list(tasks)
-    if given and isinstance(given[0], Mapping):
-        data = DataSet("own", "own", given, fingerprint(given))
+    chosen = list(tasks)
+    rows = [task for task in chosen if isinstance(task, Mapping)]
+    if rows:
+        data = DataSet("own", "own", rows, fingerprint(rows))
         return arena, [Task.of(row, arena.workflow.schema) for row in data.rows]
-    return arena, [t if isinstance(t, Task) else arena.task(str(t)) for t in given]
+    return arena, [t if isinstance(t, Task) else arena.task(str(t)) for t in chosen]
 
 
 async def arollout(
-    env: Any,
-    team: Any,
+    env: EnvLike,
+    team: TeamLike,
     *,
-    tasks: int | Iterable[Any] | None = None,
+    tasks: TaskChoice = None,
     k: int = 1,
     concurrency: int = 256,
     seed: int = 0,
-    on_trace: Callable[[Trace], Any] | None = None,
+    on_trace: Callable[[Trace], object] | None = None,
     keep_tokens: str | None = None,
     **make: Any,
 ) -> list[Trace]:
@@ -273,9 +290,9 @@ async def arollout(
         raise ValueError(f"keep_tokens={keep_tokens!r}: use 'ids', 'text' or None")
     if k < 1 or concurrency < 1:
         raise ValueError(f"k and concurrency must be at least 1, got k={k}, concurrency={concurrency}")
-    team = Team.of(team)
-    arena = told_to(arena_of(env, **make), team)
-    bound = team.bind(arena.roles, expert=arena.expert)
+    whole = Team.of(team)
+    arena = told_to(arena_of(env, **make), whole)
+    bound = whole.bind(arena.roles, expert=arena.expert)
     bound.keep_tokens = keep_tokens or ""
     arena, chosen = select_tasks(arena, tasks)
     gate = asyncio.Semaphore(concurrency)
@@ -286,7 +303,7 @@ async def arollout(
         async with gate:
             execution = arena.start(task, derive(seed, task.id, sample))
             trace = await aplay(execution, bound, arena, f"{task.id}#{sample}")
-            trace.sample, trace.origin = sample, (arena, team, task)
+            trace.sample, trace.origin = sample, (arena, whole, task)
             traces[slot] = trace
             failures.see(trace)
             if on_trace is not None:
@@ -300,26 +317,26 @@ async def arollout(
     return [t for t in traces if t is not None]
 
 
-def rollout(env: Any, team: Any, **how: Any) -> list[Trace]:
+def rollout(env: EnvLike, team: TeamLike, **how: Any) -> list[Trace]:
     """Run `arollout` from ordinary code (inside a notebook's running loop, too)."""
-    traces: list[Trace] = run_sync(arollout(env, team, **how))
-    return traces
+    return run_sync(arollout(env, team, **how))
 
 
-def run_sync(work: Coroutine[Any, Any, Any], interrupted: Callable[[], None] | None = None) -> Any:
+def run_sync(work: Coroutine[Any, Any, T], interrupted: Callable[[], None] | None = None) -> T:
     """Run a coroutine to its end: here, or in a thread of its own where a loop is already running.
 
     A Ctrl-C while that thread runs calls `interrupted`, which makes sure that the work ends.
     """
     if asyncio._get_running_loop() is None:
         return asyncio.run(work)
-    box: list[Any] = []
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def inside() -> None:
         try:
-            box.append((True, asyncio.run(work)))
+            results.append(asyncio.run(work))
         except BaseException as error:
-            box.append((False, error))
+            errors.append(error)
 
     thread = threading.Thread(target=inside)
     thread.start()
@@ -330,10 +347,9 @@ def run_sync(work: Coroutine[Any, Any, Any], interrupted: Callable[[], None] | N
             if interrupted is None:
                 raise
             interrupted()
-    worked, value = box[0]
-    if not worked:
-        raise value
-    return value
+    for error in errors:
+        raise error
+    return results[0]
 
 
 def told_to(arena: Arena, team: Team) -> Arena:
@@ -350,7 +366,7 @@ def told_to(arena: Arena, team: Team) -> Arena:
     return twin
 
 
-def arena_of(env: Any, **make_args: Any) -> Arena:
+def arena_of(env: EnvLike, **make_args: Any) -> Arena:
     """Return the arena behind an id, an arena or an environment. A foreign wrapper is refused by name."""
     if isinstance(env, Arena):
         return env
@@ -360,7 +376,7 @@ def arena_of(env: Any, **make_args: Any) -> Arena:
         return make(env, **make_args).arena
     if make_args:
         raise TypeError(f"{', '.join(make_args)}: these are arguments of make, and env is already made")
-    layer = env
+    layer: Any = env
     while not hasattr(layer, "arena") or layer is not layer.unwrapped:
         if not getattr(type(layer), "keeps_ledger", False):
             raise TypeError(

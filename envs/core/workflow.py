@@ -27,7 +27,7 @@ from typing import Any
 from ...agents.failures import ToolError as ToolError
 from ...agents.failures import WorkflowError as WorkflowError
 from ...agents.frozen import FrozenDict, View, freeze
-from ...agents.roles import Format, Reply, Role
+from ...agents.roles import Format, Reply, Role, entry_of
 from .prompts import PromptSet, choose
 from .records import EMPTY, MADE, PENDING, new_act, new_use
 from .records import Act as Act
@@ -282,7 +282,7 @@ class Workflow:
         table: dict[str, Role] = {}
         words = self.prompt_set or choose(self)
         for role in self.roles:
-            lenient = self.lenient.get(role.name, self.lenient.get("*"))
+            lenient = entry_of(self.lenient, role.name)
             if lenient is not None:
                 role = replace(role, lenient=lenient)
             role = role if words is None else words.told(role)

@@ -14,10 +14,11 @@ from typing import Any
 
 from ...agents.answers import DecisionId
 from ...agents.hints import nearest
+from ...agents.roles import entry_of, nobody_plays
 from ...agents.team import Team, TeamError
 from ...envs.core.arena import Arena
 from ...envs.core.branch import check_anchors, check_forks
-from ...envs.core.drivers import arena_of
+from ...envs.core.drivers import EnvLike, arena_of
 from ...envs.core.execution import Budget
 from ...envs.registry import make_arena, make_rule, spec
 from ..algorithms import Algorithm, make_algorithm
@@ -91,11 +92,10 @@ def plan(config: RunConfig, arena: Arena) -> RunPlan:
 def player(config: RunConfig, agent: str, arena: Arena) -> str:
     """The map's entry of an agent: its own, its role's, or "*"."""
     role = arena.roles[agent].name
-    for key in (agent, role, "*"):
-        if key in config.map:
-            return config.map[key]
-    names = " or ".join(map(repr, dict.fromkeys([agent, role, "*"])))
-    raise TeamError(f"map: nobody plays {agent!r}; add {names}")
+    name = entry_of(config.map, agent, role)
+    if name is None:
+        raise TeamError(f"map: {nobody_plays(agent, role)}")
+    return name
 
 
 def seated(config: RunConfig, arena: Arena) -> set[str]:
@@ -203,7 +203,7 @@ def _arena(config: RunConfig, split: str) -> Arena:
     return arena
 
 
-def env_of(env: Any) -> dict[str, Any]:
+def env_of(env: EnvLike) -> dict[str, Any]:
     """The `env` section for an environment that is made already, with the rules that its reward wrappers added."""
     arena = arena_of(env)
     made = dict(arena.made)

@@ -44,8 +44,7 @@ class Seat:
     async def act(self, call: Call) -> Answer:
         """Ask the group."""
         keep = self.temperature is None
-        answer: Answer = await self.group.generate(self.policy, call, self.temperature, keep)
-        return answer
+        return await self.group.generate(self.policy, call, self.temperature, keep)
 
     def __repr__(self) -> str:
         return f"policy {self.policy!r}"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from ...agents.answers import DecisionId
 from ...agents.failures import Ended
+from ...agents.roles import entry_of
 from ...envs.core.branch import Branch
 from ...envs.core.drivers import derive
 from ...envs.core.trace import Trace
@@ -46,7 +47,7 @@ async def question(
     """Reward what the settings ask for by its difference to what would have been. -> decision id: the difference."""
     jobs = []
     for role in sorted({row.role for row in rows}):
-        how = settings.get(role, settings.get("*"))
+        how = entry_of(settings, role)
         own = [row for row in rows if row.role == role and row.trainable]
         if how is not None:
             chosen = random.Random(derive("counterfactual", seed, role)).sample(own, min(how.limit, len(own)))

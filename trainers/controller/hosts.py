@@ -13,6 +13,7 @@ from ...envs.core.trace import Trace
 from ..config.group_settings import GroupSpec
 from ..config.plan import RunPlan
 from ..config.schema import ConfigError
+from ..group.contract import Group
 from .collect import Seat
 from .progress import Progress
 from .statistics.table import Signal, ValueSummary
@@ -24,12 +25,12 @@ class HostedGroups:
 
     def __init__(self, plan: RunPlan, watchdog: Watchdog, progress: Progress) -> None:
         self.plan, self.watchdog, self.progress = plan, watchdog, progress
-        self.members: dict[str, Any] = {}  # by name
+        self.members: dict[str, Group] = {}  # by name
         self.played: Mapping[str, Trace] = {}  # this step's episodes, for critics of the whole trace
         self.versions: dict[str, int] = {}  # of each policy, as last published
         self.sizes: dict[str, int] = {}  # parameters of each policy
 
-    def of(self, policy: str) -> Any:
+    def of(self, policy: str) -> Group:
         """The group that hosts a policy."""
         return self.members[self.plan.home[policy]]
 
@@ -91,10 +92,7 @@ class HostedGroups:
         needs = self.plan.algorithms[policy].needs
         contexts = seen_by_critic(ids, self.played) if needs.values == "trace" else None
         if critic is None or self.plan.home[critic] == self.plan.home[policy]:
-            summaries: dict[DecisionId, ValueSummary] = await home.values(
-                policy, ids, needs, critic, contexts
-            )
-            return summaries
+            return await home.values(policy, ids, needs, critic, contexts)
         elsewhere = self.of(critic)
         await elsewhere.admit(await home.samples(ids))
         await elsewhere.values(critic, ids, replace(needs, kl_reward=0.0), critic, contexts)
@@ -145,10 +143,7 @@ class HostedGroups:
         self, policy: str, ids: list[DecisionId], signals: list[Signal]
     ) -> list[dict[str, Any]]:
         """What was sampled for these decisions, token by token."""
-        records: list[dict[str, Any]] = await self.of(policy).records(
-            ids, policy, self.plan.algorithms[policy], signals
-        )
-        return records
+        return await self.of(policy).records(ids, policy, self.plan.algorithms[policy], signals)
 
     async def export(self, policy: str, folder: Path) -> None:
         """A policy as a Hugging Face directory."""

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from ...agents.manifest import signed
+from ...agents.policies import Policy
 from ...agents.team import BoundTeam, Team
 from ...envs.core.arena import Arena
-from ...envs.core.drivers import run_sync
+from ...envs.core.drivers import EnvLike, run_sync
 from ...envs.core.trace import Trace, write, write_lines
 from ...rewards.monitors import Watch
 from ..algorithms import Algorithm
@@ -30,6 +31,7 @@ from ..config.group_settings import GroupSpec
 from ..config.plan import described, env_of, make_arenas, placed, plan
 from ..config.resolve import fresh_directory, resolve
 from ..config.schema import ConfigError, RunConfig, dump, merge
+from ..group.contract import Group
 from ..recipes import make_recipe
 from . import checkpoint
 from .collect import Collector, Cursor
@@ -76,7 +78,7 @@ class Run:
         return self.plan.algorithms
 
     @property
-    def groups(self) -> dict[str, Any]:
+    def groups(self) -> dict[str, Group]:
         """The model groups by name, once they have started."""
         return self.hosts.members
 
@@ -100,8 +102,8 @@ class Run:
     ) -> BoundTeam:
         """Everybody at the table, by the map; `players` (agent -> policy) seats some otherwise."""
         arena = arena or self.arena
-        seats: dict[str, Any] = {}
-        made: dict[str, Any] = {}
+        seats: dict[str, Policy] = {}
+        made: dict[str, Policy] = {}
         names = {agent: players.get(agent) or self.player(agent, arena) for agent in arena.roles}
         for agent, player in names.items():
             if player in self.config.policies:
@@ -281,7 +283,7 @@ class Run:
 
 
 def train(
-    id: Any = None,
+    id: EnvLike | None = None,
     *,
     preset: str | None = None,
     file: str | Path | None = None,

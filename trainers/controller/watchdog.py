@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
+from ...envs.core.execution import Execution
 from ..group.contract import Group
 
 POOLS = ("MainThread", "group", "unitymas", "openai", "vllm")
@@ -26,7 +27,7 @@ class Watchdog:
 
     def __init__(self, seconds: float, tell: Callable[[str], None] | None = None) -> None:
         self.seconds, self.tell = seconds, tell or _print
-        self.episodes: dict[str, Any] = {}  # name -> execution, while it is played
+        self.episodes: dict[str, Execution] = {}  # name -> execution, while it is played
         self._calls: dict[int, tuple[float, str, str, tuple[Any, ...]]] = {}
         self._last, self._number = time.monotonic(), 0
         self._over = threading.Event()
@@ -56,7 +57,7 @@ class Watchdog:
             self._last = time.monotonic()
 
     @contextmanager
-    def episode(self, name: str, execution: Any) -> Iterator[None]:
+    def episode(self, name: str, execution: Execution) -> Iterator[None]:
         """The same of an episode."""
         self.episodes[name] = execution
         try:
@@ -119,7 +120,7 @@ def _asked(method: str, arguments: tuple[Any, ...]) -> str:
     return f"{method}{policy}"
 
 
-def _pending(execution: Any) -> Iterator[str]:
+def _pending(execution: Execution) -> Iterator[str]:
     """Describe what an episode waits for: which agent is asked, which tool is used."""
     for node in list(execution.pending):
         what = f"tool {node.tool!r}" if node.kind == "use" else f"agent {node.agent!r}"

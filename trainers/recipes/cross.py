@@ -11,10 +11,10 @@ from __future__ import annotations
 import inspect
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...agents.hints import nearest
-from ...agents.policies import Answer, Call, PolicyWrapper
+from ...agents.policies import Answer, Call, Policy, PolicyWrapper
 from ...agents.team import BoundTeam
 from ..controller.step import Default
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class MixedSeat(PolicyWrapper):
     """A seat that now and then lets another one speak; which, follows from the call's seed."""
 
-    def __init__(self, own: Any, others: list[Any], probability: float) -> None:
+    def __init__(self, own: Policy, others: list[Policy], probability: float) -> None:
         super().__init__(own, *others)
         self.probability = probability
 
@@ -65,7 +65,7 @@ class Cross(Default):
         team = run.team()
         seats = {name: team.policies[agent] for agent, name in team.names.items()}
         pool = self.pool or tuple(dict.fromkeys(team.names.values()))
-        mixed: dict[str, Any] = {}
+        mixed: dict[str, Policy] = {}
         for agent, name in team.names.items():
             others = [seats[other] for other in pool if other != name]
             mixed[agent] = MixedSeat(seats[name], others, self.probability) if others else seats[name]

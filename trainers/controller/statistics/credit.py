@@ -20,6 +20,7 @@ import numpy as np
 
 from ....agents.answers import DecisionId
 from ....agents.hints import nearest
+from ....agents.roles import entry_of
 from ...config.choices import Amount, Settings, Share
 from ...config.reader import build
 from .table import Floats, Table, total
@@ -259,7 +260,7 @@ def apply_credit(table: Table, credit: Mapping[str, Sequence[Transform]], roles:
     changed = table.reward.copy()
     for role in sorted(set(acted.tolist())):
         reward = table.reward
-        for transform in credit.get(role, credit.get("*", ())):
+        for transform in entry_of(credit, role) or ():
             reward = transform(table, reward)
         changed[acted == role] = reward[acted == role]
     for i, row in enumerate(table.rows):
