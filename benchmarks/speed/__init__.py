@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ...agents.hints import nearest
 
-PARTS = ("episode", "retrieval", "sandbox", "engine", "collect", "update", "advantages", "tree")
+PARTS = ("episode", "retrieval", "sandbox", "engine", "collect", "update", "advantages", "tree", "gpu")
 
 
 def bench_main(argv: Sequence[str]) -> int:

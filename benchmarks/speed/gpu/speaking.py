@@ -1,0 +1,106 @@
+"""Decode on a GPU: new tokens per second of our engine and of transformers' `generate`, and the time of a publish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from ....agents.engines.graphs import DecodeGraphs
+from ....agents.engines.sampling import SamplingParams
+from ....agents.engines.torch_engine import Engine
+from .shapes import Bench, Row
+
+
+def decode(bench: Bench, shape: str) -> Iterator[Row]:
+    """Measure decode at every batch size: recorded steps, plain steps, and `generate` with a static cache."""
+    for batch in bench.sizes.batches:
+        what: Row = {"shape": shape, "batch": batch}
+        recorded = "CUDA graphs" if bench.device.type == "cuda" else "fixed sizes"
+        for way, graphs in ((f"engine, {recorded}", True), ("engine, plain steps", False)):
+            yield from bench.measure({"what": way, **what}, partial(_engine, bench, shape, batch, graphs))
+        for cache in ("static", "dynamic"):
+            yield from bench.measure(
+                {"what": f"generate, {cache} cache", **what}, partial(_generate, bench, shape, batch, cache)
+            )
+
+
+def _prompts(bench: Bench, shape: str, batch: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    vocab = bench.config(shape).vocab_size
+    return torch.randint(1, vocab, (batch, bench.sizes.prompt), generator=generator).tolist()
+
+
+def _engine(bench: Bench, shape: str, batch: int, graphs: bool) -> Row:
+    context = bench.sizes.prompt + bench.sizes.reply
+    model = bench.model(shape, bench.dtype)
+    engine = Engine(model, slots=batch, context=context, dtype=bench.dtype, stop_ids=(), share_prefixes=False)
+    del model
+    engine.graphs = DecodeGraphs(engine.model) if graphs else None
+    prompts = _prompts(bench, shape, batch)
+    rates, first = [], 0.0
+    for _ in range(3):  # the first records the steps
+        for i, prompt in enumerate(prompts):
+            engine.submit(prompt, SamplingParams(max_tokens=bench.sizes.reply, seed=i))
+        bench.finish()
+        began = time.perf_counter()
+        while engine.waiting or not engine.running:
+            engine.step()
+        bench.finish()
+        first, spoken, decoding = (
+            time.perf_counter() - began,
+            engine.counts["tokens_spoken"],
+            time.perf_counter(),
+        )
+        while engine.busy:
+            engine.step()
+        bench.finish()
+        rates.append((engine.counts["tokens_spoken"] - spoken) / (time.perf_counter() - decoding))
+    return {
+        "tokens/s": round(max(rates[1:])),
+        "prefill tokens/s": round(batch * bench.sizes.prompt / first),
+        "recorded": len(engine.graphs.recorded) if engine.graphs else 0,
+    }
+
+
+def _generate(bench: Bench, shape: str, batch: int, cache: str) -> Row:
+    model = bench.theirs(bench.config(shape), bench.dtype).eval()
+    ids = torch.tensor(_prompts(bench, shape, batch), device=bench.device)
+    how: dict[str, Any] = {"do_sample": True, "top_k": 0, "attention_mask": torch.ones_like(ids)}
+    if cache == "static":
+        how["cache_implementation"] = "static"
+
+    def speak(new: int) -> None:
+        with torch.inference_mode():
+            model.generate(ids, max_new_tokens=new, min_new_tokens=new, **how)
+
+    new = bench.sizes.reply
+    whole = bench.seconds(lambda: speak(new), warm=2)
+    prefill = bench.seconds(lambda: speak(1), times=1)
+    return {"tokens/s": round(batch * (new - 1) / max(whole - prefill, 1e-9))}
+
+
+def publish(bench: Bench, shape: str) -> Iterator[Row]:
+    """Measure how long new weights take from the learner's parameters into the engine, and until it speaks again."""
+    yield from bench.measure({"what": "publish", "shape": shape}, partial(_publish, bench, shape))
+
+
+def _publish(bench: Bench, shape: str) -> Row:
+    model = bench.model(shape)
+    engine = Engine(model, slots=8, context=128, dtype=bench.dtype, stop_ids=())
+    versions = iter(range(1, 100))
+    seconds = bench.seconds(lambda: engine.publish(model, next(versions)))
+    prompt = _prompts(bench, shape, 1)[0][:32]
+    bench.finish()
+    began = time.perf_counter()
+    engine.generate([prompt], SamplingParams(max_tokens=2))
+    bench.finish()
+    gigabytes = sum(p.numel() * p.element_size() for p in engine.model.parameters()) / 2**30
+    return {
+        "seconds": round(seconds, 4),
+        "GiB": round(gigabytes, 3),
+        "seconds to the next token": round(time.perf_counter() - began, 4),
+    }
