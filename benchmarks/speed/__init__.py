@@ -8,7 +8,18 @@ from collections.abc import Sequence
 
 from ...agents.hints import nearest
 
-PARTS = ("episode", "retrieval", "sandbox", "engine", "collect", "update", "advantages", "tree", "gpu")
+PARTS = (
+    "episode",
+    "retrieval",
+    "sandbox",
+    "engine",
+    "collect",
+    "update",
+    "advantages",
+    "tree",
+    "star",
+    "gpu",
+)
 
 
 def bench_main(argv: Sequence[str]) -> int:

@@ -4,8 +4,8 @@
     answer = await groups["main"].generate("team", call)
     await stop_groups(groups)
 
-With Ray, calls, answers, ids, signals and summaries cross; tensors never do. An actor is asynchronous, so it answers
-any number of calls at once. It computes in threads of its own, so groups update side by side. Ray would give a worker
+With Ray, calls, answers, ids, signals and summaries cross, many in one message (actor.py); tensors never do. An actor is
+asynchronous, so it answers any number of calls at once. It computes in threads of its own, so groups update side by side. Ray would give a worker
 one thread. The actor sets the number of threads from the spec instead. For runs that must be equal bit for bit, the
 spec must fix that number.
 """
@@ -24,6 +24,7 @@ from ...agents.policies import Call
 from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec
 from ..controller.statistics.table import Signal, ValueSummary
+from .actor import ActorLink, GroupActor
 from .contract import METHODS as METHODS
 from .contract import Group
 from .model_group import ModelGroup
@@ -41,9 +42,17 @@ class RayGroup:
 
     def __init__(self, spec: GroupSpec, actor: Any) -> None:
         self.spec, self.actor = spec, actor
+        self._link: ActorLink | None = None
+
+    @property
+    def link(self) -> ActorLink:
+        """The link of the event loop that runs now."""
+        if self._link is None or self._link.loop is not asyncio.get_running_loop():
+            self._link = ActorLink(self.actor)
+        return self._link
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        return await _answer(getattr(self.actor, method).remote(*arguments))
+        return await self.link.ask(method, *arguments)
 
     async def generate(
         self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
@@ -51,12 +60,12 @@ class RayGroup:
         """Generate as the group does. When the caller here is cancelled, the request in the actor is
         cancelled too.
         """
-        reference = self.actor.generate.remote(policy, call, temperature, keep)
+        link = self.link
         try:
-            answer: Answer = await _answer(reference)
+            answer: Answer = await link.ask("generate", policy, call, temperature, keep)
             return answer
         except asyncio.CancelledError:
-            self.actor.cancel.remote(call.episode, call.node)
+            link.tell("cancel", call.episode, call.node)
             raise
 
     async def cancel(self, episode: str, node: str | None = None) -> int:
@@ -150,16 +159,6 @@ class RayGroup:
         ray.kill(self.actor)
 
 
-async def _answer(reference: Any) -> Any:
-    """Return an actor's answer, or raise the very exception that was raised there."""
-    from ray.exceptions import RayTaskError
-
-    try:
-        return await reference
-    except RayTaskError as error:
-        raise error.cause from error
-
-
 async def start_groups(
     specs: Mapping[str, GroupSpec], runtime: Runtime = "local", address: str | None = None
 ) -> dict[str, Group]:
@@ -191,7 +190,7 @@ async def _start_ray(specs: Mapping[str, GroupSpec], address: str | None) -> dic
     import ray
 
     if not ray.is_initialized():
-        _connect(address)
+        connect(address)
     needed, available = sum(spec.gpus for spec in specs.values()), ray.cluster_resources().get("GPU", 0)
     if needed > available:  # Ray would wait for the missing GPUs for ever
         raise ValueError(f"the groups ask for {needed:g} GPUs (groups.*.gpus), and Ray has {available:g}")
@@ -202,7 +201,7 @@ async def _start_ray(specs: Mapping[str, GroupSpec], address: str | None) -> dic
     return groups
 
 
-def _connect(address: str | None) -> None:
+def connect(address: str | None) -> None:
     """Join the cluster of `address`, of RAY_ADDRESS, or of this machine (`ray start --head`). Else start a
     Ray here.
     """
@@ -233,10 +232,10 @@ def _actor(spec: GroupSpec) -> Any:
     import torch
 
     threads = spec.threads or torch.get_num_threads()
-    remote = ray.remote(ModelGroup).options(
+    remote = ray.remote(GroupActor).options(
         num_gpus=spec.gpus,
         num_cpus=0,  # the groups share the cores with the controller
         max_concurrency=CALLS_AT_ONCE,
         runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
     )
-    return remote.remote(replace(spec, threads=threads))
+    return remote.remote(ModelGroup, replace(spec, threads=threads))

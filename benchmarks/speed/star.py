@@ -1,0 +1,114 @@
+"""Calls per second between the controller and groups in Ray actors: batches beside single remote calls.
+
+    python -m unitymas.benchmarks.speed.star [--calls 20000] [--flight 1024] [--groups 1] [--rounds 3] [--words 250]
+
+The groups here answer at once, so the figure is that of the star alone: its messages, pickling and waking up. Prompts
+and answers have the size of real ones (`--words`). `flight` calls are open at any time. Both sides ask the same actors'
+processes, alternate, and medians are printed. Controller time is the processor time of this process for 1,000 calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import pickle
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ...agents.policies import Answer, Call
+from ...trainers.group.actor import ActorLink, GroupActor
+from ...trainers.group.runtime import CALLS_AT_ONCE, connect
+
+
+class Instant:
+    """A group that answers at once, with as much beside its text as an engine gives."""
+
+    async def generate(
+        self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
+    ) -> Answer:
+        """Answer."""
+        meta = {"tokens_in": 400, "tokens_out": 40, "finish": "stop", "version": 3, "seconds": 0.5}
+        return Answer(
+            "<search>who designed the Elmar bridge</search>",
+            {**meta, "sample": f"{call.episode}/{call.node}"},
+        )
+
+
+def example(number: int, words: int) -> Call:
+    """A call as a workflow makes it."""
+    text = " ".join(f"word{(number + i) % 997}" for i in range(words))
+    messages = ({"role": "system", "content": "You plan."}, {"role": "user", "content": text})
+    return Call(
+        agent="planner", role="planner", messages=messages, episode=f"e{number}", node="0", seed=number
+    )
+
+
+async def timed(
+    ask: Callable[[int, Call], Awaitable[Any]], calls: list[Call], flight: int
+) -> tuple[float, float]:
+    """Put all calls with `flight` open at once. Return calls per second, and controller seconds per 1,000."""
+    rest = enumerate(calls)
+
+    async def caller() -> None:
+        for number, call in rest:
+            await ask(number, call)
+
+    wall, own = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(caller() for _ in range(flight)))
+    wall, own = time.perf_counter() - wall, time.process_time() - own
+    return len(calls) / wall, own / len(calls) * 1000
+
+
+async def measure(args: argparse.Namespace) -> None:
+    """Measure both sides in turn, and print them."""
+    import ray
+
+    connect(None)
+    options = {"num_cpus": 0, "max_concurrency": CALLS_AT_ONCE}
+    singles = [ray.remote(Instant).options(**options).remote() for _ in range(args.groups)]
+    links = [ActorLink(ray.remote(GroupActor).options(**options).remote(Instant)) for _ in range(args.groups)]
+
+    async def single(number: int, call: Call) -> Any:
+        return await singles[number % args.groups].generate.remote("team", call)
+
+    async def batched(number: int, call: Call) -> Any:
+        return await links[number % args.groups].ask("generate", "team", call, None, True)
+
+    calls = [example(i, args.words) for i in range(args.calls)]
+    sides = {"single remote calls": single, "batches": batched}
+    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for ask in sides.values():
+        await timed(ask, calls[: 2 * args.groups], 1)  # the actors are there
+    for _ in range(args.rounds):
+        for name, ask in sides.items():
+            figures[name].append(await timed(ask, calls, args.flight))
+    size = len(pickle.dumps(("generate", ("team", calls[0], None, True)), protocol=5))
+    print(
+        f"{args.calls:,} calls of {size:,} bytes, {args.flight} open, {args.groups} groups, medians of {args.rounds}"
+    )
+    rates = {}
+    for name, rounds in figures.items():
+        rates[name] = statistics.median(rate for rate, _ in rounds)
+        own = statistics.median(seconds for _, seconds in rounds)
+        print(f"{name:>20}  {rates[name]:>9,.0f} calls/s   controller {own:.3f} s per 1,000 calls")
+    print(f"{'ratio':>20}  {rates['batches'] / rates['single remote calls']:>9.1f}")
+    ray.shutdown()
+
+
+def main() -> None:
+    """Read the arguments and measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--calls", type=int, default=20_000)
+    parser.add_argument("--flight", type=int, default=1024)
+    parser.add_argument("--groups", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--words", type=int, default=250)
+    asyncio.run(measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
