@@ -8,11 +8,11 @@ import torch
 
 from unitymas.benchmarks.speed.gpu import __main__ as kit
 from unitymas.benchmarks.speed.gpu.learning import TOLERANCE
-from unitymas.benchmarks.speed.gpu.shapes import TINY, Bench, Sizes
+from unitymas.benchmarks.speed.gpu.shapes import TINY, Sizes, Stand
 
 
 def bench(seconds=600.0):
-    return Bench(torch.device("cpu"), TINY, time.monotonic() + seconds)
+    return Stand(torch.device("cpu"), TINY, time.monotonic() + seconds)
 
 
 @pytest.mark.parametrize("name", kit.sections(TINY))

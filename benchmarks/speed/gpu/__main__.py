@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from . import learning, speaking
-from .shapes import TINY, Bench, Row, Sizes
+from .shapes import TINY, Row, Sizes, Stand
 
-Section = Callable[[Bench], Iterator[Row]]
+Section = Callable[[Stand], Iterator[Row]]
 
 
 def sections(sizes: Sizes) -> dict[str, tuple[float, Section]]:
@@ -142,7 +142,7 @@ def line(row: Row) -> str:
 def section(name: str, device: str, seconds: float, tiny: bool, out: Path) -> None:
     """Run one section here, and write each row as soon as it is measured."""
     sizes = TINY if tiny else Sizes()
-    bench = Bench(torch.device(device), sizes, time.monotonic() + seconds)
+    bench = Stand(torch.device(device), sizes, time.monotonic() + seconds)
     with out.open("w") as file:
         for row in sections(sizes)[name][1](bench):
             file.write(json.dumps(row) + "\n")

@@ -32,7 +32,7 @@ from ....trainers.group.packing import lay
 from ....trainers.group.parameters import Parameters
 from ....trainers.group.sample_store import Sample
 from ....trainers.group.update import Learner
-from .shapes import Bench, Row, n_tokens, samples_of
+from .shapes import Row, Stand, n_tokens, samples_of
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "H20": 148e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12, "L4": 121e12,
          "4090": 165e12, "A10": 125e12}  # fmt: skip
@@ -42,7 +42,7 @@ TOLERANCE = {"loss": 1e-3, "grad_norm": 1e-3, "weights": 1e-5}
 """Largest relative difference of a float32 step on the GPU from the same step on the CPU."""
 
 
-def product(bench: Bench) -> Iterator[Row]:
+def product(bench: Stand) -> Iterator[Row]:
     """Measure one large matrix product: the peak that programs see here."""
 
     def work() -> Row:
@@ -54,7 +54,7 @@ def product(bench: Bench) -> Iterator[Row]:
     yield from bench.measure({"what": "matrix product"}, work)
 
 
-def published(bench: Bench) -> float | None:
+def published(bench: Stand) -> float | None:
     """Peak of the device in TFLOP/s as published; None where it is not known here."""
     if bench.device.type != "cuda":
         return None
@@ -66,7 +66,7 @@ def published(bench: Bench) -> float | None:
 # the update ----------------------------------------------------------------------------------------------
 
 
-def update(bench: Bench, shape: str) -> Iterator[Row]:
+def update(bench: Stand, shape: str) -> Iterator[Row]:
     """Measure a shape at every context, with and without activation checkpointing, in three ways."""
     vocab = bench.config(shape).vocab_size
     for context in bench.sizes.contexts:
@@ -80,7 +80,7 @@ def update(bench: Bench, shape: str) -> Iterator[Row]:
 
 
 def _timed(
-    bench: Bench,
+    bench: Stand,
     make: Callable[..., Any],
     shape: str,
     samples: list[Sample],
@@ -99,7 +99,7 @@ def _timed(
 
 
 def ours(
-    bench: Bench, shape: str, samples: list[Sample], checkpointing: bool, budget: int
+    bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
 ) -> tuple[Callable[[], Any], float]:
     """Our update: packing, loss, backward, clipping, AdamW with float32 masters."""
     learner = Learner(
@@ -115,7 +115,7 @@ def ours(
 
 
 def bare(
-    bench: Bench, shape: str, samples: list[Sample], checkpointing: bool, budget: int
+    bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
 ) -> tuple[Callable[[], Any], float]:
     """Forward and backward of the same packed row alone: no loss but the sum of log-probs, no optimizer."""
     parameters = Parameters(bench.model(shape))
@@ -130,7 +130,7 @@ def bare(
 
 
 def padded(
-    bench: Bench, shape: str, samples: list[Sample], checkpointing: bool, budget: int
+    bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
 ) -> tuple[Callable[[], Any], float]:
     """Plain transformers: padded rows, full scores, autocast, AdamW with float32 masters."""
     model = bench.theirs(bench.config(shape), torch.float32)
@@ -199,14 +199,14 @@ def _operations(shape: Shape, tokens: int, scored: int, pairs: float) -> float:
     return products + 12.0 * shape.layers * heads * pairs
 
 
-def _precision(bench: Bench) -> Any:
+def _precision(bench: Stand) -> Any:
     return "bfloat16" if bench.dtype == torch.bfloat16 else "float32"
 
 
 # attention alone -----------------------------------------------------------------------------------------
 
 
-def packed_attention(bench: Bench) -> Iterator[Row]:
+def packed_attention(bench: Stand) -> Iterator[Row]:
     """Measure one layer's attention over a packed row with a shared prefix; memory must not grow with the square."""
     for context in bench.sizes.contexts:
         for way in ("fused", "with masks"):
@@ -216,7 +216,7 @@ def packed_attention(bench: Bench) -> Iterator[Row]:
             )
 
 
-def _attention(bench: Bench, context: int, fused: bool) -> Row:
+def _attention(bench: Stand, context: int, fused: bool) -> Row:
     packed = pack([[1] * (context * 3 // 4) + [2 + i] * (context // 4) for i in range(4)])
     plain = attention.fused
     attention.fused = lambda device: fused
@@ -235,7 +235,7 @@ def _attention(bench: Bench, context: int, fused: bool) -> Row:
 # a mixture of experts ------------------------------------------------------------------------------------
 
 
-def mixture(bench: Bench) -> Iterator[Row]:
+def mixture(bench: Stand) -> Iterator[Row]:
     """Measure some layers of Qwen3-30B-A3B in transformers: what a decoder of experts costs here."""
     layers = bench.sizes.mixture_layers
     for context in bench.sizes.contexts[:2]:
@@ -247,7 +247,7 @@ def mixture(bench: Bench) -> Iterator[Row]:
         yield from bench.measure(what, partial(_mixture, bench, context))
 
 
-def _mixture(bench: Bench, context: int) -> Row:
+def _mixture(bench: Stand, context: int) -> Row:
     from transformers import Qwen3MoeConfig
 
     config = Qwen3MoeConfig(**bench.sizes.mixture | {"num_hidden_layers": bench.sizes.mixture_layers})
@@ -265,12 +265,12 @@ def _mixture(bench: Bench, context: int) -> Row:
 # the same step on both devices ---------------------------------------------------------------------------
 
 
-def same_step(bench: Bench) -> Iterator[Row]:
+def same_step(bench: Stand) -> Iterator[Row]:
     """Take one PPO step of the embedded tiny team here and on the CPU, from the same samples, and compare."""
     yield from bench.measure({"what": "tiny PPO step", "tolerance": TOLERANCE}, partial(_same_step, bench))
 
 
-def _same_step(bench: Bench) -> Row:
+def _same_step(bench: Stand) -> Row:
     model = load_model(model_path("tiny"))
     samples = _tiny_samples(model)
     here, there = (_tiny_step(model, samples, device) for device in (bench.device, torch.device("cpu")))

@@ -46,7 +46,7 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large everything is. The defaults are the kit's on a GPU."""
+    """Sizes of everything. The defaults are the kit's on a GPU."""
 
     shapes: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {n: COMMON | own for n, own in PUBLISHED.items()}
@@ -74,8 +74,8 @@ TINY = Sizes(
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Where a section measures, how large, and until when."""
+class Stand:
+    """Device, sizes and deadline of a section."""
 
     device: torch.device
     sizes: Sizes

@@ -12,10 +12,10 @@ import torch
 from ....agents.engines.graphs import DecodeGraphs
 from ....agents.engines.sampling import SamplingParams
 from ....agents.engines.torch_engine import Engine
-from .shapes import Bench, Row
+from .shapes import Row, Stand
 
 
-def decode(bench: Bench, shape: str) -> Iterator[Row]:
+def decode(bench: Stand, shape: str) -> Iterator[Row]:
     """Measure decode at every batch size: recorded steps, plain steps, and `generate` with a static cache."""
     for batch in bench.sizes.batches:
         what: Row = {"shape": shape, "batch": batch}
@@ -28,13 +28,13 @@ def decode(bench: Bench, shape: str) -> Iterator[Row]:
             )
 
 
-def _prompts(bench: Bench, shape: str, batch: int) -> list[list[int]]:
+def _prompts(bench: Stand, shape: str, batch: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(0)
     vocab = bench.config(shape).vocab_size
     return torch.randint(1, vocab, (batch, bench.sizes.prompt), generator=generator).tolist()
 
 
-def _engine(bench: Bench, shape: str, batch: int, graphs: bool) -> Row:
+def _engine(bench: Stand, shape: str, batch: int, graphs: bool) -> Row:
     context = bench.sizes.prompt + bench.sizes.reply
     model = bench.model(shape, bench.dtype)
     engine = Engine(model, slots=batch, context=context, dtype=bench.dtype, stop_ids=(), share_prefixes=False)
@@ -66,7 +66,7 @@ def _engine(bench: Bench, shape: str, batch: int, graphs: bool) -> Row:
     }
 
 
-def _generate(bench: Bench, shape: str, batch: int, cache: str) -> Row:
+def _generate(bench: Stand, shape: str, batch: int, cache: str) -> Row:
     model = bench.theirs(bench.config(shape), bench.dtype).eval()
     ids = torch.tensor(_prompts(bench, shape, batch), device=bench.device)
     how: dict[str, Any] = {"do_sample": True, "top_k": 0, "attention_mask": torch.ones_like(ids)}
@@ -83,12 +83,12 @@ def _generate(bench: Bench, shape: str, batch: int, cache: str) -> Row:
     return {"tokens/s": round(batch * (new - 1) / max(whole - prefill, 1e-9))}
 
 
-def publish(bench: Bench, shape: str) -> Iterator[Row]:
+def publish(bench: Stand, shape: str) -> Iterator[Row]:
     """Measure how long new weights take from the learner's parameters into the engine, and until it speaks again."""
     yield from bench.measure({"what": "publish", "shape": shape}, partial(_publish, bench, shape))
 
 
-def _publish(bench: Bench, shape: str) -> Row:
+def _publish(bench: Stand, shape: str) -> Row:
     model = bench.model(shape)
     engine = Engine(model, slots=8, context=128, dtype=bench.dtype, stop_ids=())
     versions = iter(range(1, 100))
