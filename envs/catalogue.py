@@ -92,19 +92,20 @@ def _rag(register: Register) -> None:
         fields: dict[str, Any] = {**QA, **_flow("rag", name), "description": description}
         register(f"{prefix}-hotpotqa", dataset="hotpotqa", **fields)
         register(f"{prefix}-nq", dataset="nq", **{**fields, "kind": "qa-single"})
+    one_search = {"max_queries": 1, "top_k": 1}  # a question is asked on one paragraph, in its own words
+    rag = {**QA, **_flow("rag", "Rag"), "config": one_search, "kind": "qa-single"}
+    register(
+        "rag-squad", dataset="squad", description="turn the question into one search, read, answer", **rag
+    )
 
 
 def _code_and_math(register: Register) -> None:
-    register(
-        "code-deepcoder",
-        dataset="deepcoder",
-        **{**CODE, **_flow("code", "Code"), "description": "reflective code: plan, code, verify, reflect"},
-    )
-    register(
-        "math-deepscaler",
-        dataset="deepscaler",
-        **{**MATH, **_flow("math", "Math"), "description": "solve, verify, refine, finalise"},
-    )
+    code = {**CODE, **_flow("code", "Code"), "description": "reflective code: plan, code, verify, reflect"}
+    math = {**MATH, **_flow("math", "Math"), "description": "solve, verify, refine, finalise"}
+    register("code-deepcoder", dataset="deepcoder", **code)
+    register("code-mbpp", dataset="mbpp", **code)
+    register("math-deepscaler", dataset="deepscaler", **math)
+    register("math-gsm8k", dataset="gsm8k", **math)
 
 
 def _peers(register: Register) -> None:

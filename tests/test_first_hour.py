@@ -73,7 +73,7 @@ MISTAKES = {
     "list mask-hotpotq-qa": "unitymas list: no environment's id contains 'mask-hotpotq-qa'; did you mean 'mask-hotpotqa'?",
     "list --import broken.py": "unitymas: broken.py cannot be imported: SyntaxError: expected ':' (broken.py:22)",
     "--import": "unitymas: --import needs a file or a module: --import my_team.py",
-    "info zzzz": "unitymas info: unknown environment 'zzzz'; unitymas list shows all 36 (your own: --import FILE.py, or module:id)",
+    "info zzzz": "unitymas info: unknown environment 'zzzz'; unitymas list shows all 39 (your own: --import FILE.py, or module:id)",
     "info good.py:capitls": "unitymas info: unknown environment 'capitls'; did you mean capitals? (good.py registers none of this name)",
     "info mask-hotpotqa --data hotpotq": "unitymas info: no data set is called 'hotpotq'; did you mean hotpotqa?",
     # who plays

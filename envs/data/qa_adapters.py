@@ -8,6 +8,7 @@ A corpus function gives the paragraphs that come with a question.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,6 +51,34 @@ def multihop(record: Record) -> Row | None:
     )
     supporting = list(dict.fromkeys(_supporting(record)))
     return {**row, "supporting": supporting} if supporting else row
+
+
+_SQUAD_QUERY = re.compile(r"Title: .*?\nBackground: (.*)\nQuestion: (.*?)(?:\nAnswer:\s*)?", re.S)
+
+
+def squad(record: Record) -> Row:
+    """SQuAD as published, or as evaluation harnesses pack it: title, paragraph and question in one ``query``."""
+    question = pick(record, "question") or _squad_query(record)[1]
+    answers = pick(record, "answers_text", "answers.text")
+    row = {"question": question, "answers": texts(answers, "answers"), "supporting": [_squad_title(record)]}
+    return {"id": row_id(record, question), **row}
+
+
+def squad_paragraph(record: Record) -> Iterator[dict[str, str]]:
+    """The one paragraph that a question of SQuAD is asked on; a line of passages holds it, so it has no line breaks."""
+    paragraph = pick(record, "context") or _squad_query(record)[0]
+    yield {"title": _squad_title(record), "text": " ".join(paragraph.split())}
+
+
+def _squad_query(record: Record) -> tuple[str, str]:
+    match = _SQUAD_QUERY.fullmatch(text(record, "query"))
+    if match is None:
+        raise FieldError("query", "wanted lines that begin with Title:, Background: and Question:")
+    return match[1].strip(), match[2].strip()
+
+
+def _squad_title(record: Record) -> str:
+    return text(record, "title").replace("_", " ")
 
 
 def paragraphs(record: Record) -> Iterator[dict[str, str]]:

