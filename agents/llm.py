@@ -19,7 +19,7 @@ from .engines.pieces import opens_thinking, pieces
 from .engines.sampling import SamplingParams
 from .hints import say_once
 from .manifest import Damaged, prompts_of_run, read_signed
-from .names import TINY, is_run, model_path, read_name
+from .names import is_run, model_path, prompts_of, read_name
 from .policies import Call
 from .roles import entry_of
 from .text.chat import Chat, Prompt
@@ -51,9 +51,9 @@ class LLMPolicy:
         self._tokens = False
 
     @property
-    def prompts(self) -> str:
+    def prompts(self) -> Any:
         """The prompt set that the model was made with."""
-        return "short" if self.name == "tiny" or self.source == TINY else "full"
+        return prompts_of("tiny" if self.name == "tiny" else str(self.source or ""))
 
     def keep_tokens(self) -> None:
         """Put each reply's tokens and log-probs into `meta["tokens"]` from now on, for the viewer."""

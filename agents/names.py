@@ -17,13 +17,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import yaml
 
 from .fetch import hub, packaged
 from .hints import nearest
+from .manifest import prompts_of_run
 
 TINY = Path(__file__).parent / "tiny"
 """The directory of the embedded model."""
+PROMPTS_FILE = "prompts.yaml"
+"""File in a model's directory that says with which prompts it was fine-tuned: prompts: SET."""
 FORMS = ("hf:ORG/NAME", "PATH", "FILE.gguf", "run:DIR", "vllm:MODEL", "openai:MODEL@URL")
 
 Kind = Literal["tiny", "package", "hub", "path", "run", "vllm", "openai"]
@@ -92,6 +97,20 @@ def model_path(model: str | Path) -> Path:
         return hub.folder(name.rest, name.revision)
     path = Path(name.rest).expanduser()
     return _policy_of(path) if name.kind == "run" else path
+
+
+def prompts_of(name: str) -> Any:
+    """Tell the prompt set that a model was made with: "short" of the tiny one, what a directory or a run says, else "full"."""
+    known = read_name(name)
+    if known is None or known.kind not in ("tiny", "path", "run"):
+        return "full"
+    place = TINY if known.kind == "tiny" else Path(known.rest).expanduser()
+    if place == TINY:
+        return "short"
+    if (file := place / PROMPTS_FILE).is_file():
+        told = yaml.safe_load(file.read_text("utf-8"))
+        return told.get("prompts", "full") if isinstance(told, dict) else "full"
+    return prompts_of_run(place) if known.kind == "run" else "full"
 
 
 def is_run(path: Path) -> bool:

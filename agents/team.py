@@ -12,16 +12,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from ..own import defined
 from .failures import Failures
 from .fetch.packaged import PACKAGES
 from .hints import nearest
-from .manifest import prompts_of_run
 from .model_settings import ModelSettings
-from .names import FORMS, read_name
+from .names import FORMS, prompts_of, read_name
 from .policies import (
     Answer,
     Call,
@@ -190,9 +188,7 @@ def _prompts_of(given: Player) -> Any:
         return getattr(given, "prompts", None)
     if given in NAMED or given == "scripted":
         return None
-    if given.startswith("run:"):
-        return prompts_of_run(Path(given.removeprefix("run:")))
-    return "short" if given == "tiny" else "full"
+    return prompts_of(given)
 
 
 def _named(name: str, expert: Expert | None, team: Team) -> Policy:

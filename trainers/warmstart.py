@@ -1,22 +1,47 @@
-"""A warm start: TRL's `SFTTrainer` on the expert's traces.
+"""A warm start: supervised fine-tuning on the scripted expert's traces, before reinforcement learning.
 
-unitymas warmstart mask-hotpotqa --model tiny --out runs/warm --tasks 512 --epochs 1
+    unitymas warmstart rag-squad --model minimind2 --out runs/warm --epochs 3
+    unitymas train rag-squad --model runs/warm
+
+The replies of episodes that the expert solved are learned by maximum likelihood, through the learner that trains
+policies: packed, with shared prefixes, in bfloat16 where it is faster, as a whole or through an adapter that is merged at the end.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import random
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+import yaml
+
+from ..agents.fetch.packaged import PACKAGES
+from ..agents.hints import counted
+from ..agents.names import PROMPTS_FILE, model_path, prompts_of
 from ..agents.text.chat import Chat
-from ..cli.arguments import COUNT, Parser
+from ..cli.arguments import COUNT, Parser, number
 from ..envs.core.drivers import rollout
 from ..envs.core.trace import Trace
 from ..envs.registry import make_arena, spec
+from .algorithms.algorithm import Algorithm, Metrics
+from .config.presets import WARMSTART_FILE
+from .controller.statistics.table import Ints, Signal, Table
 from .rows import rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .group.batch import Batch
+    from .group.sample_store import Sample
 
 
 def tokenized(
@@ -44,14 +69,133 @@ def tokenized(
 
 
 def expert_traces(
-    id: str, tasks: int | None = None, data: str | None = None, split: str = "train", prompts: Any = None
+    id: str,
+    tasks: int | None = None,
+    data: str | None = None,
+    split: str = "train",
+    prompts: Any = None,
+    **config: Any,
 ) -> list[Trace]:
     """Traces of the scripted expert on an environment's training tasks; only episodes it solved."""
     env_spec = spec(id)
     where: dict[str, Any] = {"split": split, **({} if env_spec.tasks is not None else {"data": data})}
-    arena = make_arena(id, prompts=prompts, **where)
+    arena = make_arena(id, prompts=prompts, **where, **config)
     success = env_spec.success or env_spec.headline
-    return [t for t in rollout(arena, "scripted", tasks=tasks) if t.metrics.get(success, 0.0) >= 1.0]
+    solved = [t for t in rollout(arena, "scripted", tasks=tasks) if t.metrics.get(success, 0.0) >= 1.0]
+    if not solved:
+        raise ValueError(
+            f"{id}: the scripted expert solved none of these tasks, so there is nothing to imitate"
+        )
+    return solved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imitation(Algorithm):
+    """Maximum likelihood of the replies, whoever gave them."""
+
+    name: ClassVar[str] = "imitation"
+
+    def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
+        """Return the same signal for every reply."""
+        return self.signals(table, mine, advantage=np.ones(len(table)))
+
+    def loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
+        """Return the negative log-likelihood of a reply token."""
+        from .group.losses import aggregate
+
+        return aggregate(-batch.logp, batch, "token-mean", denominators), {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """Settings of a warm start."""
+
+    epochs: float = 1.0
+    """Passes over the expert's replies."""
+    lr: float = 0.0
+    """Peak learning rate. It rises over a twentieth of the steps, and falls to a tenth. 0: by what learns."""
+    batch: int = 16
+    """Replies of an optimizer step."""
+    lora: int = 0
+    """Rank of an adapter that learns in place of the whole model, and is merged into it at the end; 0: none."""
+    precision: str = ""
+    """Precision of the computation, float32 or bfloat16. Empty: whichever is faster here."""
+    seed: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Peak learning rate. Adapters take, and need, a higher one than a model's own weights."""
+        return self.lr or (1e-3 if self.lora else 3e-4)
+
+
+@dataclass
+class WarmStartRecord:
+    """Figures of a warm start, written beside the model that it made."""
+
+    model: str
+    traces: int
+    replies: int
+    tokens: int
+    """Tokens of prompts and replies in one pass."""
+    losses: list[float] = field(default_factory=list)
+    """Mean negative log-likelihood of a reply token, by optimizer step."""
+    seconds: float = 0.0
+
+
+def fine_tune(
+    model: Any, samples: Sequence[Sample], how: WarmStart, say: Callable[[int, int, float], None]
+) -> tuple[Any, list[float]]:
+    """Teach a model (agents.model) these replies. Return it, with an adapter merged, and the loss of each step."""
+    import torch
+
+    from .config.group_settings import Learning, faster_precision
+    from .group.hosting import merged
+    from .group.parameters import Parameters
+    from .group.update import Learner
+
+    torch.manual_seed(how.seed)
+    steps = max(1, math.ceil(how.epochs * len(samples) / how.batch))
+    precision: Any = how.precision or faster_precision()
+    learning = Learning(
+        lr=how.rate, schedule="linear", warmup=min(max(1, steps // 20), steps - 1), horizon=steps, precision=precision
+    )  # fmt: skip
+    model.requires_grad_(False)
+    if how.lora:
+        model.add_adapter("warm", how.lora, 2.0 * how.lora)
+    parameters = Parameters(model, "warm" if how.lora else None)
+    learner = Learner("warm start", parameters, learning)
+    signals = {sample.id: Signal(sample.id, 1.0) for sample in samples}
+    chance, left, losses = random.Random(how.seed), list[int](), list[float]()
+    for step in range(steps):
+        while len(left) < how.batch:
+            left += chance.sample(range(len(samples)), len(samples))
+        batch, left = [samples[i] for i in dict.fromkeys(left[: how.batch])], left[how.batch :]
+        losses.append(learner.update(Imitation(), signals, [batch])["loss"])
+        say(step + 1, steps, losses[-1])
+    return merged(parameters), losses
+
+
+def samples_of(traces: Iterable[Trace], tokenizer: Any) -> list[Sample]:
+    """The acts of traces as samples to be learned. A reply ends with the token that ends a turn, as sampled ones do."""
+    from .group.sample_store import Sample
+
+    samples = []
+    data = rows(traces)
+    for number_, (row, tokens) in enumerate(zip(data, tokenized(data, tokenizer, "sft"), strict=True)):
+        ids, begin = tokens["input_ids"], tokens["completion_mask"].index(1)
+        end = (
+            ids.index(tokenizer.eos_token_id, begin) + 1
+            if tokenizer.eos_token_id in ids[begin:]
+            else len(ids)
+        )
+        reply = np.array(ids[begin:end], np.int64)
+        samples.append(
+            Sample(
+                episode=f"{row['task_id']}/{number_}", node=row["node"], policy="expert", version=0, role=row["role"],
+                prompt=np.array(ids[:begin], np.int64), reply=reply, behaviour=np.zeros(len(reply), np.float32),
+            )
+        )  # fmt: skip
+    return samples
 
 
 def warmstart(
@@ -62,50 +206,64 @@ def warmstart(
     tasks: int | None = None,
     data: str | None = None,
     prompts: Any = None,
+    args: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Path:
     """Fine-tune a model on the expert's traces; gives the directory of the new one, to be named in `groups.*.model`.
 
-    Without `prompts` it learns the set that the model was made with: "short" of the tiny one, "full" of all others.
+    `settings` are those of `WarmStart`, `args` the workflow's own. Without `prompts` it learns the set that the model
+    was made with, or "short" where it is one of the small ones that registries carry: what they learned is said by
+    `prompts.yaml` in the new directory, so that teams and runs of it choose the same.
     """
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM
-    from trl import SFTConfig, SFTTrainer
+    from ..agents.model.weights import load_model, load_tokenizer, save_model
 
-    from ..agents import model_path
-    from ..agents.model.weights import load_tokenizer
-
-    traces = expert_traces(
-        id, tasks, data
-    )  # first: what is wrong with the environment is known before a model is loaded
-    path = model_path(model)
+    how = WarmStart(**settings)
+    small = str(model) in PACKAGES  # what is learned needs no long words, and they are a third of the cost
+    told = prompts if prompts is not None else "short" if small else prompts_of(str(model))
+    traces = expert_traces(id, tasks, data, prompts=told, **(args or {}))
+    path = model_path(
+        model
+    )  # after the environment: what is wrong with that is known before anything is fetched
     tokenizer = load_tokenizer(path)
-    gguf = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
-    network = AutoModelForCausalLM.from_pretrained(path.parent if gguf else path, dtype="float32", **gguf)
-    config = SFTConfig(
-        output_dir=str(Path(out) / "trainer"),
-        **{
-            "num_train_epochs": 1, "per_device_train_batch_size": 16, "learning_rate": 2e-4, "logging_steps": 10,
-            "save_strategy": "no", "report_to": [], "use_cpu": True, "bf16": False, "completion_only_loss": True,
-            **settings,
-        },
+    samples = samples_of(traces, tokenizer)
+    count = sum(len(s.prompt) + len(s.reply) for s in samples)
+    record = WarmStartRecord(str(model), len(traces), len(samples), count)
+    print(
+        f"warm start of {model} on {counted(len(traces), 'solved episode')} of {id}: "
+        f"{counted(len(samples), 'reply', 'replies')}, {count:,} tokens a pass, prompts {told}",
+        file=sys.stderr, flush=True,
     )  # fmt: skip
-    told = prompts if prompts is not None or str(model) != "tiny" else "short"
-    traces = expert_traces(id, tasks, data, prompts=told)
-    trainer = SFTTrainer(
-        model=network, args=config, processing_class=tokenizer,
-        train_dataset=Dataset.from_list(tokenized(rows(traces), tokenizer, "sft")),
-    )  # fmt: skip
-    trainer.train()
-    network.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    return Path(out)
+    began, recent = time.monotonic(), list[float]()
+
+    def say(step: int, steps: int, loss: float) -> None:
+        recent.append(loss)
+        if step in (1, steps) or step % 10 == 0:
+            loss = sum(recent[-10:]) / len(recent[-10:])
+            print(
+                f"step {step}/{steps}  loss {loss:.3f}  {time.monotonic() - began:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    learned, record.losses = fine_tune(load_model(path), samples, how, say)
+    record.seconds = round(time.monotonic() - began, 1)
+    out = save_model(learned, out, tokenizer)
+    (out / PROMPTS_FILE).write_text(yaml.safe_dump({"prompts": told}))
+    (out / WARMSTART_FILE).write_text(json.dumps({"env": id, **vars(record), **vars(how)}, indent=1))
+    return out
 
 
 def warmstart_main(argv: Sequence[str]) -> int:
-    """Fine-tune a model on the scripted expert's traces with TRL."""
-    parser = Parser("unitymas warmstart", description=warmstart_main.__doc__)
+    """Fine-tune a model on the scripted expert's traces."""
+    parser = Parser(
+        "unitymas warmstart",
+        description=warmstart_main.__doc__,
+        hint="the environment is configured by name=value",
+    )
     parser.add_argument("id", help="an environment with a scripted expert")
+    parser.add_argument(
+        "args", nargs="*", metavar="name=value", help="the workflow's own arguments (top_k=3)"
+    )
     parser.add_argument("--model", default="tiny", help="a model by name (default: tiny; `unitymas models`)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the fine-tuned model")
     parser.add_argument("--tasks", type=COUNT, default=None, help="only the first so many tasks")
@@ -113,13 +271,36 @@ def warmstart_main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--prompts", default=None, help="full, few-shot, short, or a file (default: by the model)"
     )
-    parser.add_argument("--epochs", type=float, default=1.0, help="passes over the traces (default 1)")
-    parser.add_argument("--lr", type=float, default=2e-4, help="learning rate (default 2e-4)")
-    args = parser.parse_args(argv)
+    more = number(0, kind=float)
+    parser.add_argument("--epochs", type=more, default=1.0, help="passes over the traces (default 1)")
+    parser.add_argument(
+        "--lr", type=more, default=0.0, help="learning rate (default 3e-4; an adapter's 1e-3)"
+    )
+    parser.add_argument("--batch", type=COUNT, default=16, help="replies of an optimizer step (default 16)")
+    parser.add_argument(
+        "--lora", type=number(0), default=0, help="rank of an adapter that learns (default: the whole model)"
+    )
+    parser.add_argument(
+        "--precision", choices=("float32", "bfloat16"), default="", help="default: the faster one here"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the order of the replies, and of an adapter's beginning"
+    )
+    options = parser.parse_intermixed_args(argv)
+    config = {}
+    for word in options.args:
+        name, equals, value = word.partition("=")
+        if not equals:
+            parser.error(parser.unknown(word))
+        config[name] = yaml.safe_load(value)
+    settings = {
+        name: getattr(options, name) for name in ("epochs", "lr", "batch", "lora", "precision", "seed")
+    }
     where = warmstart(
-        args.id, args.model, args.out, tasks=args.tasks, data=args.data, prompts=args.prompts,
-        num_train_epochs=args.epochs, learning_rate=args.lr,
+        options.id, options.model, options.out, tasks=options.tasks, data=options.data, prompts=options.prompts, args=config, **settings
     )  # fmt: skip
-    told = shlex.quote(f"groups.*.model={where}")
-    print(f"warm-started model: {where}   (unitymas train {shlex.quote(args.id)} {told})")
+    name = str(where) if where.is_absolute() else f"./{where}"
+    print(
+        f"warm-started model: {where}   (unitymas train {shlex.quote(options.id)} --model {shlex.quote(name)})"
+    )
     return 0

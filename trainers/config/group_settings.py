@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from .choices import Amount, Count, Positive, Range, Settings, Share, Whole, check_ranges
@@ -153,6 +154,14 @@ class GroupSpec:
     """Seed of whatever begins at random (adapters)."""
     folder: str = ""
     """Folder where batches of failed updates are kept for inspection. Empty: nowhere."""
+
+
+def has_bfloat16(processor: Path = Path("/proc/cpuinfo")) -> bool:
+    """Tell, without torch, whether this processor says that it multiplies bfloat16."""
+    try:
+        return not {"avx512_bf16", "amx_bf16"}.isdisjoint(processor.read_text().split())
+    except OSError:
+        return False
 
 
 def faster_precision(size: int = 512) -> Literal["float32", "bfloat16"]:

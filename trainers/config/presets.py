@@ -14,13 +14,16 @@ carries those of the demo (`tiny_settings`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ...agents.fetch.packaged import PACKAGES
 from ...agents.hints import nearest
 from ...envs.registry import spec
+from .group_settings import has_bfloat16
 from .reader import ConfigError, leaves
 from .schema import merge, read_yaml
 
@@ -32,6 +35,8 @@ KIN: tuple[tuple[str, ...], ...] = (
     ("decomposer", "answerer"),
     ("rewriter", "answerer"),
 )
+WARMSTART_FILE = "warmstart.json"
+"""File in which a warm start says what it did, in the directory of the model that it made."""
 PRESETS = ("shared", "separate", "lora", "partial")
 FOLDER = Path(__file__).parent / "papers"
 PAPERS = ("unitymas-o", "stronger-mas", "dr-mas")
@@ -149,6 +154,26 @@ TINY_ADAPTERS: dict[str, Any] = {"steps": 20, "policies": {"*": {"learning": {"l
 ADAPTERS: dict[str, Any] = {"policies": {"*": {"learning": {"lr": 1e-4}}}}
 """The same of larger models."""
 
+SMALL: dict[str, Any] = {
+    "steps": 30,
+    "tasks_per_step": 8,
+    "k": 8,
+    "concurrency": 64,
+    "eval": {"every": 10, "tasks": 84},
+    "policies": {
+        "*": {
+            "algorithm": {"name": "ppo", "kl_loss": 0.02},
+            "reference": True,
+            "learning": {"lr": 2e-5, "schedule": "linear", "micro_tokens": 4096},
+            "sampling": {"max_tokens": 64, "temperature": 0.8},
+        }
+    },
+    "groups": {"*": {"slots": 64, "context": 1024}},
+}
+"""Settings of a model that a registry package carries (26 to 135 million parameters) on a laptop."""
+WARM: dict[str, float] = {"minimind2": 4.0, "smollm2": 1.0}
+"""Passes of the warm start without which these models never reply in the form that is asked."""
+
 
 def tiny_settings(env: str, preset: str = "shared") -> dict[str, Any]:
     """What the tiny model learns an environment with: the demo's settings."""
@@ -156,9 +181,31 @@ def tiny_settings(env: str, preset: str = "shared") -> dict[str, Any]:
 
 
 def learns_tiny(given: Mapping[str, Any]) -> bool:
-    """Whether all groups of a tree host the tiny model."""
+    """Tell whether all groups of a tree host the tiny model, as it is or after a warm start."""
     groups = given.get("groups") or {}
-    return all((group or {}).get("model", "tiny") == "tiny" for group in groups.values())
+    return all(origin_of(str((group or {}).get("model", "tiny"))) == "tiny" for group in groups.values())
+
+
+def learns_small(tree: Mapping[str, Any]) -> bool:
+    """Tell whether all groups of a tree host a model that a package carries, as it is or after a warm start."""
+    models = [str((group or {}).get("model", "tiny")) for group in (tree.get("groups") or {}).values()]
+    return bool(models) and all(origin_of(model) in PACKAGES for model in models)
+
+
+def origin_of(model: str) -> str:
+    """The model that a warm start began from, where `model` is a directory that one wrote; else `model` itself."""
+    try:
+        origin = json.loads((Path(model).expanduser() / WARMSTART_FILE).read_text("utf-8"))["model"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return model
+    return str(origin)
+
+
+def small_settings(preset: str = "shared") -> dict[str, Any]:
+    """Return the settings of such a model, at the precision that this processor multiplies faster."""
+    learning = {"precision": "bfloat16"} if has_bfloat16() else {}
+    own = merge(SMALL, {"policies": {"*": {"learning": learning}}})
+    return merge(own, ADAPTERS) if preset == "lora" else own
 
 
 def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,9 +217,9 @@ def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         own = paper_settings(paper, env, name)
         mine = own["policies"]["*"]["algorithm"]["name"]
         return without_algorithm(own) if any(_another(p.get("algorithm"), mine) for p in policies) else own
-    if not learns_tiny(given):
+    if not learns_tiny(given) and not learns_small(given):
         return ADAPTERS if name == "lora" else {}
-    own = tiny_settings(env, name)
+    own = tiny_settings(env, name) if learns_tiny(given) else small_settings(name)
     return without_algorithm(own) if any("algorithm" in p for p in policies) else own
 
 
@@ -198,5 +245,7 @@ def note(name: str, given: Mapping[str, Any]) -> str:
     if learns_tiny(given):
         return f"preset {name}: settings of the demo, for the tiny model (trainers/config/presets.py); what is given counts more"
     models = sorted({str(g["model"]) for g in given["groups"].values() if g and "model" in g})
+    if learns_small(given):
+        return f"preset {name}: settings of docs/real-models.md for {', '.join(models)}; what is given counts more"
     rate = ADAPTERS["policies"]["*"]["learning"]["lr"] if name == "lora" else "the default"
     return f"preset {name}: for {', '.join(models)}, learning rate {rate}; not tried with every model: see docs/training.md"

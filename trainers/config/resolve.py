@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...agents.engines.engine import ENGINES
-from ...agents.names import model_name, read_name
+from ...agents.names import model_name, prompts_of, read_name
 from ...agents.team import NAMED
 from ...envs.core.ledger import as_rule
 from ...envs.registry import argument_hints, make_rule, spec
@@ -133,7 +133,9 @@ def with_prompts(config: RunConfig) -> RunConfig:
         if policy.group in config.groups
     }
     models |= {player for player in config.map.values() if player == "tiny" or ":" in player}
-    return replace(config, env=replace(env, prompts="short" if models == {"tiny"} else "full"))
+    wanted = [prompts_of(name) for name in sorted(models)]
+    told = wanted[0] if wanted and all(one == wanted[0] for one in wanted) else "full"
+    return replace(config, env=replace(env, prompts=told))
 
 
 def optimiser_steps(steps: int, epochs: int, minibatches: int) -> int:

@@ -41,7 +41,7 @@ class Malt(Default):
     threshold: float = 0.5
     """Replies worth more than this are good ones."""
     sft: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of TRL's SFTConfig, over those of unitymas warmstart."""
+    """Arguments of TRL's SFTConfig."""
     dpo: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of TRL's DPOConfig."""
 

@@ -25,7 +25,7 @@ COMMANDS = {
     "play": ("cli.environments:play_main", "play an episode, yourself or with a team"),
     "validate": ("cli.environments:validate_main", "check environments: the expert scores 1, the fool 0"),
     "train": ("cli.pages:train_main", "train a team, and write the run's report"),
-    "warmstart": ("trainers.warmstart:warmstart_main", "fine-tune a model on the expert's traces (TRL)"),
+    "warmstart": ("trainers.warmstart:warmstart_main", "fine-tune a model on the expert's traces"),
     "eval": ("cli.evaluation:eval_main", "evaluate a team on an environment or a suite"),
     "submit": (
         "benchmarks.leaderboard.submission:submit_main",

@@ -10,10 +10,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..trainers.config.presets import PAPERS, PRESETS, note
-from .arguments import Parser
+from ..trainers.config.presets import PAPERS, PRESETS, WARM, note
+from ..trainers.config.reader import ConfigError
+from .arguments import Parser, number
 
 if TYPE_CHECKING:
+    from ..trainers.config.schema import RunConfig
     from ..trainers.controller.run import Run
 
 
@@ -35,6 +37,17 @@ def train_main(
         action="append",
         metavar="NAME[,NAME]",
         help=f"how roles map to models ({', '.join(PRESETS)}), and a paper's settings ({', '.join(PAPERS)})",
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", help="model of all groups (`unitymas models`; default: tiny)"
+    )
+    parser.add_argument(
+        "--warm",
+        type=number(0, kind=float),
+        metavar="EPOCHS",
+        help="first fine-tune the model on the expert's traces, so many passes (default: "
+        + ", ".join(f"{name} {epochs:g}" for name, epochs in WARM.items())
+        + ", else 0)",
     )
     parser.add_argument("--config", type=Path, help="a YAML file")
     parser.add_argument("--dir", type=Path, help="the run's directory (default: runs/<env>-<n>)")
@@ -64,9 +77,12 @@ def train_main(
     args, rest = parser.parse_known_intermixed_args(argv)
     if rest:
         parser.error(parser.unknown(rest[0]))
-    args.preset = ",".join(args.preset) if args.preset else None
     if args.id is not None and "=" in args.id:
         args.overrides, args.id = [args.id, *args.overrides], None
+    args.preset = ",".join(args.preset) if args.preset else None
+    if args.model is not None:
+        args.overrides = [f"groups.*.model={args.model}", *args.overrides]
+    args.warm = WARM.get(args.model or "", 0.0) if args.warm is None else args.warm
     from ..trainers.config.resolve import asked, fresh_directory, load_imports, resolve
     from ..trainers.config.schema import dump
     from ..trainers.controller.run import Run, train
@@ -91,9 +107,32 @@ def train_main(
             return 0
         if about:
             print(about, flush=True)
+        if args.warm and not (args.dir / "metrics.jsonl").exists():  # that a run is there is said below
+            told = (tree.get("env") or {}).get("prompts")
+            warm = warmed(config, args.warm, args.dir / "warm-start", told)
+            how["overrides"] = [*how["overrides"], f"groups.*.model={warm}"]
         with watching(args.dir) if args.watch else nullcontext(), pointing(args.dir, report):
             train(args.id, preset=preset, directory=args.dir, **how)
     return 0
+
+
+def warmed(config: RunConfig, epochs: float, folder: Path, prompts: Any = None) -> Path:
+    """The run's one model, fine-tuned on the expert's traces of the run's environment."""
+    from ..trainers.warmstart import warmstart
+
+    models = {group.model for group in config.groups.values()}
+    models |= {policy.init for policy in config.policies.values() if policy.init}
+    if len(models) != 1:
+        raise ConfigError(
+            f"--warm: fine-tunes one model, and this run has {', '.join(sorted(models))}; use unitymas warmstart for each"
+        )
+    env, (model,) = config.env, models
+    if not isinstance(env.data, str | None):
+        raise ConfigError("--warm: takes a data set by its name; use unitymas warmstart")
+    adapters = [policy.adapter.rank for policy in config.policies.values() if policy.adapter]
+    how: dict[str, Any] = {"epochs": epochs, "lora": max(adapters, default=0), "seed": config.seed}
+    where = {"data": env.data, "tasks": env.size, "prompts": prompts, "args": env.args}
+    return warmstart(env.id, model, folder, **where, **how)
 
 
 @contextmanager
