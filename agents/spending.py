@@ -56,6 +56,7 @@ class Spending:
         self.dollars, self.tokens = dollars, tokens
         self.roles: dict[str, Bill] = {}
         self._held = Bill()
+        self._dearest, self._mark = Bill(), Bill()
         self._ended: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     @property
@@ -85,6 +86,18 @@ class Spending:
             self.roles.setdefault(role, Bill()).add(bill)
         if self._ended is not None:
             self._ended[1].set()
+
+    def may_end(self) -> bool:
+        """Tell whether a step that costs twice as much as any before could spend the rest. Ask once before each step."""
+        total = self.total
+        for name in Bill.__slots__:
+            step = getattr(total, name) - getattr(self._mark, name)
+            setattr(self._dearest, name, max(getattr(self._dearest, name), step))
+        self._mark = total
+        twice = Bill()
+        twice.add(self._dearest)
+        twice.add(self._dearest)
+        return not self._fits(twice)
 
     def earlier(self, trace: Mapping[str, Any]) -> None:
         """Count what an episode that was saved has cost: the budget is of all that an evaluation keeps."""
@@ -142,3 +155,4 @@ class Spending:
             role: Bill(**{name: value for name, value in bill.items() if name in known})  # type: ignore[arg-type]
             for role, bill in state.items()
         }
+        self._mark = self.total

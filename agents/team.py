@@ -103,16 +103,17 @@ class Team:
             if policy is None:
                 raise TeamError(f"{nobody_plays(agent, role.name)} to the team")
             if isinstance(policy, str):
-                if policy not in PLAYERS:
-                    shared[policy] = self._load(policy)
-                elif policy not in shared:
-                    shared[policy] = _named(policy, expert, self)
+                if policy not in shared:
+                    shared[policy] = self.player(policy, expert)
                 seated[agent], labels[agent] = shared[policy], policy
             else:
                 seated[agent], labels[agent] = as_policy(policy), repr(policy)
         return BoundTeam(seated, labels)
 
-    def _load(self, name: str) -> Policy:
+    def player(self, name: str, expert: Any = None) -> Policy:
+        """Return the player of a name. A model is loaded once, and an endpoint keeps what it knows."""
+        if name in PLAYERS:
+            return _named(name, expert, self)
         if name not in self._loaded:
             self._loaded[name] = _named(name, None, self)
         return self._loaded[name]

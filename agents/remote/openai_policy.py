@@ -135,8 +135,8 @@ class OpenAIPolicy:
 
     def _billed(self, completion: Completion, guess: Bill, size: int) -> Bill:
         if completion.tokens_in is None or completion.tokens_out is None:
-            said = (len(completion.text) + len(completion.thinking)) // 3 + 1
-            return Bill(1, guess.tokens_in, said, cost(self.price, guess.tokens_in, said), 1)
+            spoken = (len(completion.text) + len(completion.thinking)) // 3 + 1
+            return Bill(1, guess.tokens_in, spoken, cost(self.price, guess.tokens_in, spoken), 1)
         spent, spoken = completion.tokens_in, completion.tokens_out
         self._sent, self._counted_in = self._sent + size, self._counted_in + spent
         self._replies, self._counted_out = self._replies + 1, self._counted_out + spoken

@@ -42,6 +42,8 @@ class RunPlan:
     """Policy -> role -> credit transforms."""
     specs: Mapping[str, GroupSpec]
     """What each group holds, and how it is served."""
+    guests: Team
+    """The map's fixed players, each under its own name."""
 
     @property
     def home(self) -> dict[str, str]:
@@ -86,7 +88,20 @@ def plan(config: RunConfig, arena: Arena) -> RunPlan:
         if config.policies[name].credit
     }
     specs = group_specs(config, policy_specs(config, used, critics))
-    return RunPlan(config, arena, algorithms, critics, credits, specs)
+    return RunPlan(config, arena, algorithms, critics, credits, specs, guests(config))
+
+
+def guests(config: RunConfig) -> Team:
+    """The map's fixed players: who plays and is no policy of the run."""
+    names = dict.fromkeys(name for name in config.map.values() if name not in config.policies)
+    try:
+        team = Team({name: name for name in names} or {"*": "random"}, **config.players.told())
+        for name in names:
+            if name.startswith("openai:"):
+                team.player(name)
+    except ValueError as error:
+        raise ConfigError(f"players: {error}") from error
+    return team
 
 
 def player(config: RunConfig, agent: str, arena: Arena) -> str:

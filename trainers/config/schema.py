@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...agents.model_settings import ModelSettings
 from ...envs.core.tasks import DataSet
 from ..controller.counterfactual import Counterfactual
 from .choices import Amount, Count, Positive, Settings, Whole
@@ -129,6 +130,11 @@ class LogConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlayersConfig(ModelSettings, Settings):
+    """Settings of the models that the map names as fixed players: endpoints and their budget, frozen models (docs/remote.md)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig(Settings):
     """A training run."""
 
@@ -139,6 +145,8 @@ class RunConfig(Settings):
     policies: dict[str, PolicyConfig] = field(default_factory=lambda: {"team": PolicyConfig()})
     map: dict[str, str] = field(default_factory=lambda: {"*": "team"})
     """Agent, else role, else "*" -> a policy of `policies`, or a fixed player ("scripted", "openai:…")."""
+    players: PlayersConfig = PlayersConfig()
+    """Settings of the map's fixed players that are models: sampling, limits, prices, a budget."""
     counterfactual: dict[str, Counterfactual] = field(default_factory=dict)
     """Role (or "*") -> how its acts are questioned by forks (docs/trees-and-recipes.md)."""
     recipe: str = "default"

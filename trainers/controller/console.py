@@ -97,6 +97,9 @@ class Console:
             f"{figures.get('time/rollout_tokens_per_second', 0.0):,.0f} tok/s",
             f"left {left / 60:.1f} min",
         ]
+        if tokens := figures.get("spent/tokens_in", 0.0) + figures.get("spent/tokens_out", 0.0):
+            dollars = figures.get("spent/dollars", 0.0)
+            parts.append(f"endpoints {f'${dollars:.2f}' if dollars else f'{tokens:,.0f} tokens'}")
         if figures.get("failures"):
             parts.append(f"failures {figures['failures']:.0f}")
         return "  ".join(parts)

@@ -30,7 +30,7 @@ KEPT = (
 """Keys that what was learned so far stands on."""
 
 
-LATER = {"imports"}
+LATER = {"imports", "players"}
 """Keys that runs of older versions do not write."""
 
 

@@ -10,6 +10,7 @@ the newest whole checkpoint. The controller here is one asyncio loop; model grou
 from __future__ import annotations
 
 import asyncio
+import json
 import shlex
 import sys
 import time
@@ -21,7 +22,8 @@ from typing import Any
 
 from ...agents.manifest import signed
 from ...agents.policies import Policy
-from ...agents.team import BoundTeam, Team
+from ...agents.spending import BudgetSpent
+from ...agents.team import BoundTeam
 from ...envs.core.arena import Arena
 from ...envs.core.drivers import EnvLike, run_sync
 from ...envs.core.trace import Trace, write, write_lines
@@ -65,7 +67,8 @@ class Run:
         self.stops, self.interrupts = StopRules(config), Interrupts()
         self.hosts = HostedGroups(self.plan, self.watchdog, self.progress)
         self.recipe: Default = make_recipe(config.recipe, config.recipe_args)
-        self._resume = resume
+        self._resume, self._saved = resume, -1
+        self.spending = self.plan.guests.spending
         try:
             self.recipe.check(self)
             self.recipe.plan(self)
@@ -111,9 +114,7 @@ class Run:
                     made[player] = self.hosts.seat(player, temperature)
                 seats[agent] = made[player]
             else:
-                seats[agent] = (
-                    Team({"*": player}).bind({agent: arena.roles[agent]}, arena.expert).policies[agent]
-                )
+                seats[agent] = self.plan.guests.player(player, arena.expert)
         return BoundTeam(seats, names)
 
     # the loop ----------------------------------------------------------------------------------------
@@ -135,6 +136,11 @@ class Run:
             else:
                 await self.export()
                 book.finish("done")
+        except BudgetSpent as spent:
+            if self.step:
+                await self.export()
+            book.finish(f"stopped: {spent}")
+            raise Stopped(f"{spent} (players.* of the config; --resume goes on)") from spent
         except Stopped as stop:
             book.finish(f"stopped: {stop}")
             raise
@@ -145,9 +151,16 @@ class Run:
             book.finish(f"failed: {type(error).__name__}: {error}")
             raise
         finally:
+            self._note_spending()
             await self.hosts.close()
             self.watchdog.stop()
         return self
+
+    def _note_spending(self) -> None:
+        """What endpoints have cost is spent, whatever checkpoint a resume goes on from."""
+        if self.spending.roles:
+            path = self.dir / "spending.json"
+            checkpoint.write_whole(path, json.dumps(self.spending.state_dict(), indent=1).encode())
 
     async def _start(self) -> Mapping[str, GroupSpec]:
         specs = placed(self.plan, self.dir / "inspection")
@@ -173,6 +186,9 @@ class Run:
         mark = await self._load(newest(self.dir)) if self._resume else None
         self.book.begin(self.step, mark)
         checkpoint.write_whole(self.dir / "config.yaml", signed(dump(self.config)))
+        if (path := self.dir / "spending.json").is_file():
+            with checkpoint.reading(path) as bills:
+                self.spending.load_state_dict(bills)
         if mark is None:
             self.book.validated(self.step, await self.validate())
             if self.interrupts:
@@ -180,10 +196,14 @@ class Run:
 
     async def _advance(self) -> None:
         """One step, with all that is written of it."""
+        if self.spending.may_end() and self._saved != self.step:
+            await self.save()  # a budget that is spent within the step costs no step that is done
         started = time.perf_counter()
         metrics = await self.recipe.step(self)
         self.step += 1
         metrics["time/step"] = time.perf_counter() - started
+        metrics |= self.spending.figures()
+        self._note_spending()
         self.book.stepped(self.step, metrics)
         self.stops.stepped(metrics)
         every, held_out = self.config.eval.every, None
@@ -243,6 +263,7 @@ class Run:
             checkpoint.write_tensors(folder / "state.pt", dict(self.state))
             checkpoint.write_json(folder / "recipe.json", self.recipe.state_dict())
         checkpoint.prune(self.dir / "checkpoints", self.config.checkpoints)
+        self._saved = self.step
         return target
 
     def _state(self) -> dict[str, Any]:
