@@ -157,7 +157,7 @@ class Run:
         return self
 
     def _note_spending(self) -> None:
-        """What endpoints have cost is spent, whatever checkpoint a resume goes on from."""
+        """Write what endpoints have cost. It stays spent, whatever checkpoint a resume goes on from."""
         if self.spending.roles:
             path = self.dir / "spending.json"
             checkpoint.write_whole(path, json.dumps(self.spending.state_dict(), indent=1).encode())
