@@ -163,20 +163,20 @@ def innermost(policies: Iterable[Policy]) -> list[Policy]:
     return list(players.values())
 
 
-def as_policy(given: Policy | PlainPolicy) -> Policy:
+def as_policy(player: Policy | PlainPolicy) -> Policy:
     """Make a policy of a policy or a plain callable. The error for anything else says what fits."""
-    if isinstance(given, Policy):
-        return given
-    if callable(given):
+    if isinstance(player, Policy):
+        return player
+    if callable(player):
         try:
-            inspect.signature(given).bind("agent", ())
+            inspect.signature(player).bind("agent", ())
         except TypeError as error:
             raise TypeError(
-                f"a plain policy is called as policy(agent, messages); {given!r}: {error}"
+                f"a plain policy is called as policy(agent, messages); {player!r}: {error}"
             ) from None
         except ValueError:  # built-ins without a signature
             pass
-        return FunctionPolicy(given)
+        return FunctionPolicy(player)
     raise TypeError(
-        f"{given!r} is no policy: give an object with act(call), or a function (agent, messages) -> str"
+        f"{player!r} is no policy: give an object with act(call), or a function (agent, messages) -> str"
     )

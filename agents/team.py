@@ -76,14 +76,14 @@ class Team:
                 raise TeamError(f"price of {model!r}: no endpoint of the team has this model; {hint}")
 
     @classmethod
-    def of(cls, given: TeamLike) -> Team:
+    def of(cls, team: TeamLike) -> Team:
         """Make a team of a team, of a mapping, or of one policy for all."""
-        return given if isinstance(given, Team) else cls(given)
+        return team if isinstance(team, Team) else cls(team)
 
     @property
     def prompts(self) -> Any:
         """The prompt set that its models were made with, where all have the same; None where nobody minds."""
-        wanted = [one for given in self.seats.values() if (one := _prompts_of(given)) is not None]
+        wanted = [one for player in self.seats.values() if (one := _prompts_of(player)) is not None]
         return wanted[0] if wanted and all(one == wanted[0] for one in wanted) else None
 
     def bind(self, roles: Mapping[str, Role], expert: Expert | None = None) -> BoundTeam:
@@ -183,13 +183,13 @@ def _check_seat(seat: str, policy: Player) -> None:
     raise TeamError(f"seat {seat!r}: unknown policy {policy!r}; {hint}")
 
 
-def _prompts_of(given: Player) -> Any:
+def _prompts_of(player: Player) -> Any:
     """The prompt set of one player: chance, experts and functions have none."""
-    if not isinstance(given, str):
-        return getattr(given, "prompts", None)
-    if given in NAMED or given == "scripted":
+    if not isinstance(player, str):
+        return getattr(player, "prompts", None)
+    if player in NAMED or player == "scripted":
         return None
-    return prompts_of(given)
+    return prompts_of(player)
 
 
 def _named(name: str, expert: Expert | None, team: Team) -> Policy:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..envs.core.ledger import Credit
+from ..envs.core.ledger import Credit, Rule
 from ..envs.core.tasks import Task
 from ..envs.core.trace import Trace
 from ..envs.core.workflow import Node
@@ -55,7 +55,7 @@ SCALES = {
 }
 
 
-class GameCredit:
+class GameCredit(Rule):
     """Team rewards by turn, each act's own waste, and the metrics `solved`, `steps` and `optimal_ratio`."""
 
     name = "game"

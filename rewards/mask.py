@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from ..envs.core.ledger import Credit
+from ..envs.core.ledger import Credit, Rule
 from ..envs.core.tasks import Task
 from ..envs.core.trace import Trace
 from ..envs.core.workflow import Node
 from .metrics import exact_match, f1
 
 
-class MaskCredit:
+class MaskCredit(Rule):
     """Rule with the allocation of the module's docstring. It pays as soon as each answer is known."""
 
     name = "mask"
@@ -40,9 +40,6 @@ class MaskCredit:
                 if other.turn == turn and other.role in ("searcher", "summarizer", "updater"):
                     credits.append(Credit(other.id, "gain", gain))
         return credits
-
-    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        return ()
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
         gold = task.reference["answers"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..envs.core.ledger import Credit
+from ..envs.core.ledger import Credit, Rule
 from ..envs.core.tasks import Task
 from ..envs.core.trace import Trace
 from ..envs.core.workflow import Node
@@ -101,7 +101,7 @@ class SearchFormat(FormatReward):
         super().__init__(0.01)
 
 
-class CodeCredit:
+class CodeCredit(Rule):
     """Reflective code's allocation, on the share R_t of *hidden* tests passed at turn t.
 
     planner_t, coder_t    R_0 at first, then R_t − R_{t−1}
@@ -121,9 +121,6 @@ class CodeCredit:
             paid = t - 1 if other.role == "reflector" else t  # its advice shows in the next program
             if other.kind == "act" and other.turn == paid:
                 yield Credit(other.id, "progress", gain)
-
-    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        return ()
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
         rates = [pass_rate(n) for n in trace.uses("verify")]

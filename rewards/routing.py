@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..envs.core.ledger import Credit
+from ..envs.core.ledger import Credit, Rule
 from ..envs.core.tasks import Task
 from ..envs.core.trace import Trace
 from ..envs.core.workflow import Node
@@ -17,16 +17,13 @@ from .metrics import exact_match, f1
 from .outcome import answer_of
 
 
-class RoutedF1:
+class RoutedF1(Rule):
     """F1 of the answer: paid to the router's last act, and in full to every act of the other roles."""
 
     name = "outcome"
 
     def __init__(self, role: str = "router") -> None:
         self.role = role
-
-    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        return ()
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
         score = f1(answer_of(trace), task.reference["answers"])
@@ -38,7 +35,7 @@ class RoutedF1:
         return {"f1": f1(said, gold), "em": exact_match(said, gold)}
 
 
-class CallCost:
+class CallCost(Rule):
     """Cost of calls, paid to the router's act before the call: `each` for a call of another role or a tool, `own` for its own.
 
     Metrics: `calls` are those of other roles and of tools, `router_calls` the router's.
@@ -58,9 +55,6 @@ class CallCost:
         before = [act for act in trace.acts(self.role) if act.round < node.round]
         if before:
             yield Credit(before[-1].id, self.name, -self.each)
-
-    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        return ()
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
         own = len(trace.acts(self.role))

@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-from ..envs.core.ledger import Credit
+from ..agents.roles import entry_of
+from ..envs.core.ledger import Credit, Rule
 from ..envs.core.tasks import Task
 from ..envs.core.trace import Trace
 from ..envs.core.workflow import Node
 
 
-class FormatReward:
+def weight_of(weight: float | Mapping[str, float], role: str | None, otherwise: float) -> float:
+    """Return the weight of a role: one for all, or the role's own, else that of `"*"`, else `otherwise`."""
+    if not isinstance(weight, Mapping):
+        return weight
+    own = entry_of(weight, role or "*")
+    return otherwise if own is None else own
+
+
+class FormatReward(Rule):
     """Reward of the format: 0 for a legal reply, −1 × weight for a malformed one. The weight may differ by
     role.
     """
@@ -30,20 +39,15 @@ class FormatReward:
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
         if node.kind != "act":
             return ()
-        weight = self.weight
-        if isinstance(weight, Mapping):
-            weight = weight.get(node.role or "", 0.0)
+        weight = weight_of(self.weight, node.role, 0.0)
         return (Credit(node.id, self.name, weight * (self.legal if node.ok else self.illegal)),)
-
-    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        return ()
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
         acts = trace.acts()
         return {"format_ok": sum(bool(n.ok) for n in acts) / len(acts)} if acts else {}
 
 
-class TrajectoryReward:
+class TrajectoryReward(Rule):
     """One number for the whole episode, paid to every act in full, or split among them.
 
     `share="full"` pays each act the whole number; `"split"` divides it by the number of acts. `roles` restricts it.
@@ -61,9 +65,6 @@ class TrajectoryReward:
             raise ValueError(f"share={share!r}: use 'full' or 'split'")
         self.score, self.name, self.share, self.weight, self.roles = score, name, share, weight, roles
 
-    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        return ()
-
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
         acts = [n for n in trace.acts() if self.roles is None or n.role in self.roles]
         amount = self.weight * self.score(trace, task)
@@ -71,14 +72,11 @@ class TrajectoryReward:
         return [Credit(n.id, self.name, part) for n in acts]
 
 
-class RoleReward:
+class RoleReward(Rule):
     """A score per role: `{"planner": score, …}`, each given to every act of its role at the end."""
 
     def __init__(self, scores: Mapping[str, Callable[[Trace, Task], float]], name: str = "role") -> None:
         self.scores, self.name = dict(scores), name
-
-    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        return ()
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
         credits = []
@@ -90,7 +88,7 @@ class RoleReward:
         return credits
 
 
-class TurnReward:
+class TurnReward(Rule):
     """Score of each act as soon as its reply is known: `score(trace, node, task)`. None gives nothing."""
 
     def __init__(
@@ -106,6 +104,3 @@ class TurnReward:
             return ()
         amount = self.score(trace, node, task)
         return () if amount is None else (Credit(node.id, self.name, amount),)
-
-    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        return ()

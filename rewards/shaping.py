@@ -5,18 +5,39 @@ graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from itertools import chain
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from ..envs.core.ledger import Credit, Rule, as_rule
+from ..envs.core.records import totals_by_node
 from ..envs.core.tasks import Task
 from ..envs.core.trace import Trace
 from ..envs.core.workflow import Node
+from .rules import weight_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Score = Callable[[Trace, Task], float]
 NodeScore = Callable[[Trace, Node, Task], "float | None"]
 
 
-class TurnDelta:
+InfluenceKind = Literal["quality", "margin"]
+INFLUENCE_KIND: InfluenceKind = "margin"
+INFLUENCE_ALPHA = 0.5
+X = TypeVar("X", float, "NDArray[np.float64]")
+
+
+def influence(own: X, earlier: X, kind: InfluenceKind = INFLUENCE_KIND) -> X:
+    """Measure what an act changed, from its score R and the mean score Q of the acts before it, both in 0 … 1.
+
+    `margin`: R − Q. `quality`: QR − (1−Q)(1−R), which is positive where both were right (MAPoRL, MARTI).
+    """
+    return own - earlier if kind == "margin" else earlier * own - (1.0 - earlier) * (1.0 - own)
+
+
+class TurnDelta(Rule):
     """Change of a score from turn to turn: `score(trace, node, task)` of the measuring acts, as differences.
 
     `measure` is the role whose acts are scored. The difference to its previous act (for the first act: its score
@@ -39,11 +60,8 @@ class TurnDelta:
             if other.role in self.roles and since < other.round <= node.round:
                 yield Credit(other.id, self.name, change)
 
-    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        return ()
 
-
-class Mixed:
+class Mixed(Rule):
     """α × team + β × local, per role: `Mixed(team, local, alpha={"planner": 1.0}, beta=1.0)`."""
 
     def __init__(
@@ -59,29 +77,31 @@ class Mixed:
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
         own = self.local(trace, node, task) if node.kind == "act" else None
         if own is not None:
-            yield Credit(node.id, f"{self.name}/local", _of(self.beta, node.role) * own)
+            yield Credit(node.id, f"{self.name}/local", weight_of(self.beta, node.role, 1.0) * own)
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
         shared = self.team(trace, task)
-        return [Credit(n.id, f"{self.name}/team", _of(self.alpha, n.role) * shared) for n in trace.acts()]
+        return [
+            Credit(n.id, f"{self.name}/team", weight_of(self.alpha, n.role, 1.0) * shared)
+            for n in trace.acts()
+        ]
 
 
-class Influence:
-    """Shaping as in MAPoRL: an act's own score against what earlier acts had reached.
+class Influence(Rule):
+    """Shaping as in MAPoRL: `influence` of an act's own score, against the mean of the earlier acts (of `roles`).
 
-    Q is the mean score of the earlier acts (of `roles`), R the act's own. `quality`: QR − (1−Q)(1−R);
-    `margin`: R − Q. The result is paid times `alpha`. An act without earlier acts gets nothing.
+    It is paid times `alpha`. An act without earlier acts gets nothing.
     """
 
     def __init__(
         self,
         score: NodeScore,
-        kind: Literal["quality", "margin"] = "quality",
-        alpha: float = 0.5,
+        kind: InfluenceKind = INFLUENCE_KIND,
+        alpha: float = INFLUENCE_ALPHA,
         roles: tuple[str, ...] | None = None,
         name: str = "influence",
     ) -> None:
-        if kind not in ("quality", "margin"):
+        if kind not in get_args(InfluenceKind):
             raise ValueError(f"kind={kind!r}: use 'quality' or 'margin'")
         self.score, self.kind, self.alpha, self.roles, self.name = score, kind, alpha, roles, name
 
@@ -93,18 +113,13 @@ class Influence:
         scores = [s for s in (self.score(trace, n, task) for n in earlier) if s is not None]
         if own is None or not scores:
             return
-        q = sum(scores) / len(scores)
-        change = q * own - (1 - q) * (1 - own) if self.kind == "quality" else own - q
-        yield Credit(node.id, self.name, self.alpha * change)
-
-    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        return ()
+        yield Credit(node.id, self.name, self.alpha * influence(own, sum(scores) / len(scores), self.kind))
 
     def _counts(self, node: Node) -> bool:
         return self.roles is None or node.role in self.roles
 
 
-class Propagated:
+class Propagated(Rule):
     """Propagation of a rule's credits backwards along the graph's edges, with a discount.
 
     A node's amount is shared among its parents (tools are passed through). Each gets `discount` × amount / number of
@@ -118,16 +133,9 @@ class Propagated:
             raise ValueError(f"discount={discount}: must lie between 0 and 1")
         self.rule, self.discount, self.name = as_rule(rule), discount, name
 
-    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        return ()
-
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        amount: dict[str, float] = {}
-        for node in trace.nodes:
-            for credit in self.rule.on_node(trace.until(node.round), node, task):
-                amount[credit.node] = amount.get(credit.node, 0.0) + credit.amount
-        for credit in self.rule.on_end(trace, task):
-            amount[credit.node] = amount.get(credit.node, 0.0) + credit.amount
+        early = (self.rule.on_node(trace.until(node.round), node, task) for node in trace.nodes)
+        amount = totals_by_node(chain(chain.from_iterable(early), self.rule.on_end(trace, task)))
         kinds = {n.id: n.kind for n in trace.nodes}
         for node in sorted(trace.nodes, key=lambda n: -n.round):
             have, parents = amount.get(node.id, 0.0), [p for p in node.parents if p in kinds]
@@ -137,7 +145,3 @@ class Propagated:
         return [
             Credit(id, self.name, value) for id, value in amount.items() if kinds.get(id) == "act" and value
         ]
-
-
-def _of(weight: float | Mapping[str, float], role: str | None) -> float:
-    return weight.get(role or "", 1.0) if isinstance(weight, Mapping) else weight

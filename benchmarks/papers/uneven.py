@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...agents.roles import Choice, Role
-from ...envs.core.ledger import Credit
+from ...envs.core.ledger import Credit, Rule
 from ...envs.core.tasks import Schema, Task
 from ...envs.core.trace import Trace
-from ...envs.core.workflow import Episode, Node, Outcome, Workflow
+from ...envs.core.workflow import Episode, Outcome, Workflow
 from ...envs.registry import register
 
 WORDS = ("ash", "bay", "cup", "dew", "elm", "fog", "gum", "hay")
@@ -57,13 +57,10 @@ class Uneven(Workflow):
         return Outcome()
 
 
-class UnevenCredit:
+class UnevenCredit(Rule):
     """Each role's own pay, and the metrics."""
 
     name = "pay"
-
-    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        return ()
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
         for role, pay in PAY.items():

@@ -89,10 +89,10 @@ class Arena:
         check_names(rules)
         self.rules = rules
 
-    def with_prompts(self, given: Any) -> Arena:
+    def with_prompts(self, prompts: Any) -> Arena:
         """The same arena, its roles told by another prompt set."""
         twin = copy.copy(self)
-        twin.workflow = self.workflow.with_prompts(given).seal()
+        twin.workflow = self.workflow.with_prompts(prompts).seal()
         twin.roles = twin.workflow.agents()
         twin.config = {**self.config, **_provenance(twin.workflow)}
         return twin
@@ -104,13 +104,13 @@ class Arena:
 
     def task(self, id: str) -> Task:
         """Return a task by id, checked against the schema. The error for an unknown id names the nearest."""
-        found = self._tasks.get(id)
-        if found is None:
+        task = self._tasks.get(id)
+        if task is None:
             if id not in self._index:
                 where = f"{self.data.name!r} ({self.data.split}, {counted(len(self._index), 'task')})"
                 raise UnknownTask(f"{where}: {unknown('task', id, self._index)}")
-            found = self._tasks[id] = Task.of(self.data.rows[self._index[id]], self.workflow.schema)
-        return found
+            task = self._tasks[id] = Task.of(self.data.rows[self._index[id]], self.workflow.schema)
+        return task
 
     def start(self, task: Task, seed: int) -> Execution:
         """Begin an episode."""
@@ -146,7 +146,7 @@ class Arena:
 
 
 def _provenance(workflow: Workflow) -> dict[str, Any]:
-    """Which words the roles are told."""
+    """Prompt set that the roles are told, for the record."""
     told = workflow.prompt_set
     return {} if told is None else {"prompts": told.given, "prompts_hash": told.hash}
 

@@ -121,8 +121,9 @@ class Branch:
     def _as_sampled(self, call: Call) -> Sequence[Mapping[str, Any]]:
         """Earlier words of the speaker's own under the names of their samples, so that its tokens go on exactly."""
         return tuple(
-            {**m, "content": Spoken(said, self.names[said.node])}
-            if isinstance(said := m["content"], Spoken) and self.names.get(said.node, said.node) != said.node
+            {**m, "content": Spoken(words, self.names[words.node])}
+            if isinstance(words := m["content"], Spoken)
+            and self.names.get(words.node, words.node) != words.node
             else m
             for m in call.messages
         )
@@ -131,8 +132,8 @@ class Branch:
 def check_forks(arena: Arena, what: str) -> None:
     """Refuse an environment one of whose tools forbids forks, before anything is played."""
     for name in arena.workflow.tools:
-        found = arena.toolbox.tools.get(name)
-        if found is not None and found.kind == "unforkable":
+        entry = arena.toolbox.tools.get(name)
+        if entry is not None and entry.kind == "unforkable":
             raise WorkflowError(
                 f"{what} forks episodes, and {arena.env_id} uses the tool {name!r}, which cannot be forked; "
                 "give it a tool of kind 'pure' (its result depends on its arguments alone) or 'session'"

@@ -62,9 +62,9 @@ def call_for(execution: Execution, node: Node, episode: str, *, reference: bool 
     )  # fmt: skip
 
 
-def take(execution: Execution, node: Node, said: str | Answer, reply: Reply | None = None) -> None:
+def take(execution: Execution, node: Node, answer: str | Answer, reply: Reply | None = None) -> None:
     """Give a policy's answer to the execution, with its parsed form where that is known."""
-    text, meta = (said.text, said.meta) if isinstance(said, Answer) else (said, NOTHING_KNOWN)
+    text, meta = (answer.text, answer.meta) if isinstance(answer, Answer) else (answer, NOTHING_KNOWN)
     if not isinstance(text, str):
         raise TypeError(f"{node.agent}: a reply must be a string, got {type(text).__name__} {text!r:.60}")
     execution.answer(node, text, meta, reply)
@@ -190,12 +190,12 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
     A failure that all other calls would meet too raises `Outage`.
     """
     try:
-        said = team.ask_any(call)
-        if inspect.isawaitable(said):
-            said = await said
-        if not isinstance(said, str | Answer):
+        answer = team.ask_any(call)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if not isinstance(answer, str | Answer):
             wrong = TypeError(
-                f"{node.agent}: a reply must be a string, got {type(said).__name__} {said!r:.60}"
+                f"{node.agent}: a reply must be a string, got {type(answer).__name__} {answer!r:.60}"
             )
             wrong.where = team.place(node.agent)
             raise wrong
@@ -204,16 +204,16 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
         team.failures.failed(team.names.get(call.agent), error)
         return
     team.failures.answered(team.names.get(call.agent))
-    text = said if isinstance(said, str) else said.text
+    text = answer if isinstance(answer, str) else answer.text
     reply = None
     if (
         isinstance(text, str) and len(text) > LONG_REPLY
     ):  # up to a quarter of a second, which others need not wait
         reply = await asyncio.to_thread(
-            execution.read, node, text, said.meta if isinstance(said, Answer) else NOTHING_KNOWN
+            execution.read, node, text, answer.meta if isinstance(answer, Answer) else NOTHING_KNOWN
         )
     if execution.ended is Ended.NO:
-        take(execution, node, said, reply)
+        take(execution, node, answer, reply)
 
 
 class EpisodeFailures:

@@ -16,14 +16,14 @@ from typing import Any, Protocol, runtime_checkable
 from ...agents.failures import RewardError as RewardError
 from ...own import at, defined
 from .records import Credit as Credit
-from .records import Node
+from .records import Node, totals_by_node
 from .tasks import Task
 from .trace import Trace
 
 
 @runtime_checkable
 class Rule(Protocol):
-    """Interface of a reward: a name, and credits while the episode runs or when it is over.
+    """Reward: a name, and credits while the episode runs or when it is over. A subclass writes the half that it needs.
 
     A rule may also have `metrics(trace, task) -> dict[str, float]`: figures to report, not to learn from. A rule without it
     has one metric of its own name: the mean, over the agents that it paid, of what an act was paid.
@@ -31,12 +31,16 @@ class Rule(Protocol):
 
     name: str
 
-    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]: ...
+    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known once the node's round is answered."""
+        return ()
 
-    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]: ...
+    def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known when the episode is over."""
+        return ()
 
 
-class FunctionRule:
+class FunctionRule(Rule):
     """A plain function `(trace, task)` as a rule.
 
     It may give credits, a mapping from node id (or agent) to amount, or one number for every act.
@@ -59,42 +63,40 @@ class FunctionRule:
         except ValueError:  # a built-in without a signature
             pass
 
-    def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        return ()
-
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        given = self.fn(trace, task)
+        """Give what the function gave, as credits."""
+        payment = self.fn(trace, task)
         acts = trace.acts()
-        if isinstance(given, bool | int | float):
-            return [Credit(n.id, self.name, float(given)) for n in acts]
-        if isinstance(given, Mapping):
+        if isinstance(payment, bool | int | float):
+            return [Credit(n.id, self.name, float(payment)) for n in acts]
+        if isinstance(payment, Mapping):
             names = {n.id for n in acts} | {n.agent for n in acts} | {n.role for n in acts}
-            odd = [key for key in given if key not in names]
+            odd = [key for key in payment if key not in names]
             if odd:
                 raise RewardError(
                     f"reward {self.name!r} names {odd[0]!r}, which is no act, agent or role of the trace{at(defined(self.fn))}"
                 )
             return [
-                Credit(n.id, self.name, given[key])
+                Credit(n.id, self.name, payment[key])
                 for n in acts
                 for key in dict.fromkeys((n.id, n.agent, n.role))
-                if key in given
+                if key in payment
             ]
-        if given is None or isinstance(given, str) or not isinstance(given, Iterable):
+        if payment is None or isinstance(payment, str) or not isinstance(payment, Iterable):
             raise RewardError(
-                f"reward {self.name!r} gave {given!r:.80}; give a number, a dict by node, agent or role, or Credits{at(defined(self.fn))}"
+                f"reward {self.name!r} gave {payment!r:.80}; give a number, a dict by node, agent or role, or Credits{at(defined(self.fn))}"
             )
-        return given
+        return payment
 
 
-def as_rule(given: Any) -> Rule:
+def as_rule(reward: Any) -> Rule:
     """Make a rule of a rule or a plain function. The error for anything else says what fits."""
-    if hasattr(given, "on_end") or hasattr(given, "on_node"):
-        return given  # type: ignore[no-any-return]
-    if callable(given):
-        return FunctionRule(given)
+    if hasattr(reward, "on_end") or hasattr(reward, "on_node"):
+        return reward  # type: ignore[no-any-return]
+    if callable(reward):
+        return FunctionRule(reward)
     raise RewardError(
-        f"{given!r} is no reward: give a function (trace, task), or an object with on_node / on_end"
+        f"{reward!r} is no reward: give a function (trace, task), or an object with on_node / on_end"
     )
 
 
@@ -151,8 +153,8 @@ class Scorer:
         self.show(trace)
         for node in nodes:
             for rule in self.rules:
-                if hasattr(rule, "on_node") and (given := rule.on_node(trace, node, self.task)):
-                    self._book(rule, given, fresh)
+                if hasattr(rule, "on_node") and (credits := rule.on_node(trace, node, self.task)):
+                    self._book(rule, credits, fresh)
         self.booked.extend(fresh)
 
     def _end(self, trace: Trace) -> None:
@@ -174,9 +176,9 @@ class Scorer:
         trace.credits, trace.metrics = self.booked, self.metrics
         return trace
 
-    def _book(self, rule: Rule, given: Iterable[Credit] | None, fresh: list[Credit]) -> None:
+    def _book(self, rule: Rule, credits: Iterable[Credit] | None, fresh: list[Credit]) -> None:
         before = len(fresh)
-        for credit in given or ():
+        for credit in credits or ():
             if not isinstance(credit, tuple) or len(credit) != 3:
                 raise RewardError(
                     f"reward {rule.name!r} gave {credit!r:.80}, which is no Credit(node, component, amount){_at(rule)}"
@@ -201,19 +203,18 @@ class Scorer:
 
 def _at(rule: Any) -> str:
     """Place of a rule in its file."""
-    told_by = getattr(rule, "fn", None) or getattr(type(rule), "on_end", None) or type(rule).on_node
-    return at(defined(told_by))
+    methods = (getattr(type(rule), name, None) for name in ("on_end", "on_node"))
+    own = (method for method in methods if method not in (None, Rule.on_end, Rule.on_node))
+    return at(defined(getattr(rule, "fn", None) or next(own, type(rule))))
 
 
 def _per_agent(trace: Trace, paid: Iterable[Credit]) -> float:
     """Mean payment of an act: the mean over the agents that were paid, each of its own acts' mean."""
-    by_node: dict[str, float] = {}
-    for credit in paid:
-        by_node[credit.node] = by_node.get(credit.node, 0.0) + credit.amount
+    totals = totals_by_node(paid)
     by_agent: dict[str | None, list[float]] = {}
     for node in trace.nodes:
-        if node.id in by_node:
-            by_agent.setdefault(node.agent, []).append(by_node[node.id])
+        if node.id in totals:
+            by_agent.setdefault(node.agent, []).append(totals[node.id])
     means = [math.fsum(amounts) / len(amounts) for amounts in by_agent.values()]
     return math.fsum(means) / len(means) if means else 0.0
 

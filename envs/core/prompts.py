@@ -31,12 +31,12 @@ DEFAULT, WITH_EXAMPLES, OWN = "full", "few-shot", "own"
 KEYS: dict[str, type] = {
     "system": str, "prompt": str, "example": str, "shots": list, "when": Mapping, "unless": Mapping, "cut": Mapping,
 }  # fmt: skip
-"""What a set may say of a role."""
+"""Entries that a set may have for a role."""
 MOST = 200_000  # characters of a whole set
 
 
 class PromptError(ValueError):
-    """A prompt set does not fit its workflow; the message names role, key and field."""
+    """Raised when a prompt set does not fit its workflow. The message names role, key and field."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PromptSet:
     name: str
     """One of the workflow's sets, or "own"."""
     given: str | Mapping[str, Any]
-    """What `make` takes to choose it again: the name, or the texts of one's own."""
+    """Argument of `make` that chooses it again: the name, or the texts of one's own."""
     wordings: Mapping[str, Wording]
     hash: str
 

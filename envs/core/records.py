@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ...agents.answers import NOTHING_KNOWN, ReplyMeta
@@ -20,6 +20,23 @@ class Credit(NamedTuple):
     node: str
     component: str
     amount: float
+
+
+def rewards_by_node(credits: Iterable[Credit]) -> dict[str, dict[str, float]]:
+    """Sum each node's credits by component."""
+    table: dict[str, dict[str, float]] = {}
+    for node, component, amount in credits:
+        row = table.setdefault(node, {})
+        row[component] = row.get(component, 0.0) + amount
+    return table
+
+
+def totals_by_node(credits: Iterable[Credit]) -> dict[str, float]:
+    """Sum each node's credits, in the order in which they were booked."""
+    totals: dict[str, float] = {}
+    for node, _, amount in credits:
+        totals[node] = totals.get(node, 0.0) + amount
+    return totals
 
 
 class Node:

@@ -110,8 +110,8 @@ class Rounds:
         blank = format.parse("", node.id)
         if meta.thinking == "open":  # its prompt had begun it
             return blank._replace(text="", ok=False, thinking=text)
-        thinking, said, _ = split_thinking(text[:MAX_REPLY])
-        return blank._replace(text=said, ok=False, thinking=thinking)
+        thinking, words, _ = split_thinking(text[:MAX_REPLY])
+        return blank._replace(text=words, ok=False, thinking=thinking)
 
     def _settle(self, node: Node) -> None:
         """A request is answered; after the round's last one, `run` goes on."""

@@ -16,7 +16,7 @@ from ...agents.answers import ReplyMeta
 from ...agents.roles import Reply
 from ...own import find
 from ..untrusted import Refused, json_value, open_regular, packed_lines
-from .records import ANSWERED, Credit, Node, new_act, new_use
+from .records import ANSWERED, Credit, Node, new_act, new_use, rewards_by_node
 
 SCHEMA = "unitymas.trace/1"
 SUBSTITUTE = f"{__package__.rpartition('.')[0]}.substitute:reward_of"
@@ -83,11 +83,7 @@ class Trace:
 
     def rewards(self, id: str) -> dict[str, float]:
         """Sum a node's credits by component."""
-        table: dict[str, float] = {}
-        for credit in self.credits:
-            if credit.node == id:
-                table[credit.component] = table.get(credit.component, 0.0) + credit.amount
-        return table
+        return rewards_by_node(credit for credit in self.credits if credit.node == id).get(id, {})
 
     def reward_of(self, node: str, text: str | Sequence[str], **how: Any) -> Any:
         """Compute what a node would have earned with this text as its reply. The episode is played on from there.
@@ -100,10 +96,7 @@ class Trace:
 
     def to_dict(self, *, volatile: bool = True) -> dict[str, Any]:
         """Return plain JSON. Without `volatile`, it holds only what two runs of the same episode must share."""
-        by_node: dict[str, dict[str, float]] = {}
-        for credit in self.credits:
-            row = by_node.setdefault(credit.node, {})
-            row[credit.component] = row.get(credit.component, 0.0) + credit.amount
+        rewards = rewards_by_node(self.credits)
         plain: dict[str, Any] = {
             "schema": SCHEMA,
             "env_id": self.env_id,
@@ -119,7 +112,7 @@ class Trace:
             "outcome": jsonable(self.outcome),
             "grade": jsonable(self.grade),
             "metrics": dict(self.metrics),
-            "nodes": [_node_dict(n, by_node.get(n.id, {}), volatile) for n in self.nodes],
+            "nodes": [_node_dict(n, rewards.get(n.id, {}), volatile) for n in self.nodes],
         }
         if volatile:
             plain["tags"] = jsonable(self.tags)
@@ -200,11 +193,11 @@ def _node_from(row: Mapping[str, Any]) -> Node:
     node: Node
     if row["kind"] == "act":
         node = new_act(row["agent"], row["role"], tuple(row["messages"]), None)  # type: ignore[arg-type]
-        said, thinking = (
+        words, thinking = (
             row["reply"] or "",
             row.get("thinking", 0),
         )  # of the reply's characters, the first so many
-        node.reply = Reply(said[thinking:], row["ok"], row["value"], row["id"], said[:thinking])
+        node.reply = Reply(words[thinking:], row["ok"], row["value"], row["id"], words[:thinking])
         node.turn, node.anchor = row["turn"], row.get("anchor")
     else:
         node = new_use(row["tool"], row["args"])

@@ -224,7 +224,7 @@ class Workflow:
     tools: tuple[str, ...] = ()
     schema: Schema = QA
     prompts: Any = None
-    """What the roles are told, in sets by name, or the YAML file (or files) that hold them (`prompts.py`)."""
+    """Texts for the roles, in sets by name, or the YAML file (or files) that hold them (`prompts.py`)."""
     prompt_set: PromptSet | None = None
     """The set that was chosen; without a choice the default one."""
     lenient: Mapping[str, bool] = EMPTY
@@ -239,14 +239,14 @@ class Workflow:
         return tuple({role.name: role for role in self.agents().values()}.values())
 
     def terms(self) -> Mapping[str, Any]:
-        """What of this configuration the roles' texts may tell, by name."""
+        """Values of this configuration that the roles' texts may tell, by name."""
         return {}
 
-    def with_prompts(self, given: Any) -> Workflow:
-        """This workflow, told by another prompt set."""
+    def with_prompts(self, prompts: Any) -> Workflow:
+        """Return this workflow with another prompt set."""
         twin = copy.copy(self)
         twin.__dict__.pop("_sealed", None)
-        twin.prompt_set = choose(twin, given)
+        twin.prompt_set = choose(twin, prompts)
         return twin
 
     async def grade(self, ep: Episode, trace: Trace, task: Task) -> Mapping[str, Any] | None:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from ...agents.roles import Choice, Custom, FormatError, Role
 from ...agents.team import Team
 from ..core.drivers import call_for, derive
-from ..core.ledger import Credit
+from ..core.ledger import Credit, Rule
 from ..core.tasks import Schema, Task
 from ..core.trace import Trace
 from ..core.workflow import Episode, Node, Outcome, Workflow, WorkflowError
@@ -144,7 +144,7 @@ class _Game:
         self.env.close()
 
 
-class AECRewards:
+class AECRewards(Rule):
     """The wrapped game's own rewards: component `env`, on the agent's latest act."""
 
     name = "env"
@@ -155,9 +155,6 @@ class AECRewards:
         latest = {n.agent: n.id for n in trace.acts()}
         rewards = node.result["rewards"].items()
         return [Credit(latest[agent], self.name, amount) for agent, amount in rewards if agent in latest]
-
-    def on_end(self, trace: Trace, task: Task) -> list[Credit]:
-        return []
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
         return {

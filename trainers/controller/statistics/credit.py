@@ -21,6 +21,7 @@ import numpy as np
 from ....agents.answers import DecisionId
 from ....agents.hints import nearest
 from ....agents.roles import entry_of
+from ....rewards.shaping import INFLUENCE_ALPHA, INFLUENCE_KIND, InfluenceKind, influence
 from ...config.choices import Amount, Settings, Share
 from ...config.reader import build
 from .table import Floats, Table, total
@@ -103,14 +104,14 @@ def shaping(table: Table, potential: Floats, gamma: float) -> Floats:
 class InfluenceCredit(Settings):
     """Reward for making the team better than it was (MARTI, after MAPoRL): + alpha * delta.
 
-    Q is the mean correctness of all acts of the episode's earlier turns (any agent's), R this act's.
-    quality: Q * R - (1 - Q) * (1 - R).   margin: R - Q.   Nothing is added in the first turn.
+    Delta is the `influence` of rewards/shaping.py. Q is the mean correctness of all acts of the episode's earlier turns (any
+    agent's), R this act's. Nothing is added in the first turn.
     """
 
     component: str
     """Name of the component that holds the correctness of an act, in 0 … 1."""
-    kind: Literal["quality", "margin"] = "margin"
-    alpha: Amount = 0.5
+    kind: InfluenceKind = INFLUENCE_KIND
+    alpha: Amount = INFLUENCE_ALPHA
     """Factor on delta. Usual 0.5."""
     outcome: Amount = 0.0
     """Factor (beta) on the episode's mean correctness in its last turn, which is also added. Usual 0 or 0.5."""
@@ -125,10 +126,7 @@ class InfluenceCredit(Settings):
             sums = np.append(0.0, np.cumsum(correct[rows]))[starts]
             before[rows] = np.divide(sums, starts, out=np.full(len(rows), np.nan), where=starts > 0)
             final[rows] = correct[rows[turn[rows] == turn[rows[-1]]]].mean()
-        if self.kind == "margin":
-            delta = correct - before
-        else:
-            delta = before * correct - (1.0 - before) * (1.0 - correct)
+        delta = influence(correct, before, self.kind)
         shaped: Floats = reward + self.alpha * np.nan_to_num(delta, nan=0.0) + self.outcome * final
         return shaped
 

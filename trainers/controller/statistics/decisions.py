@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from math import fsum
 
 from ....agents.answers import DecisionId
+from ....envs.core.records import rewards_by_node
 from ....envs.core.trace import Trace, jsonable
 from ....envs.core.workflow import Node
 from .table import Decision
@@ -56,11 +57,7 @@ def row_of(
 
 def credits_by_node(trace: Trace) -> dict[str, dict[str, float]]:
     """Sum each node's credits by component."""
-    table: dict[str, dict[str, float]] = {}
-    for node, component, amount in trace.credits:
-        row = table.setdefault(node, {})
-        row[component] = row.get(component, 0.0) + amount
-    return table
+    return rewards_by_node(trace.credits)
 
 
 def prompt_hash(node: Node) -> str:
