@@ -35,7 +35,7 @@ from .index_files import (
     read_array,
     read_manifest,
 )
-from .postings import UNIT, Postings, PostingsBuilder
+from .postings import LENGTHS, PROGRESS, TERMS, UNIT, Postings, PostingsBuilder, restored, save
 from .retriever import Hit, Index, IntArray, Passage, RetrievalError, best_first, check_k, check_queries
 from .terms import Analyzer
 
@@ -93,10 +93,12 @@ class Bm25Index(Index):
         k1: float = 1.5,
         b: float = 0.75,
         overwrite: bool = False,
+        resumable: bool = False,
     ) -> Bm25Index:
         """Index `passages`, in memory or as a directory at `path`.
 
         An index of the same passages and settings that is already at `path` is opened and left as it is.
+        `resumable`: after a kill the same call goes on where it was, if `passages` begin as they did.
         `k1` (usually 0.9-2) says how soon repeating a word stops counting, `b` (0-1) how much length counts.
         """
         analyze = analyze or Analyzer()
@@ -109,7 +111,7 @@ class Bm25Index(Index):
             check_same(path, Fingerprint("bm25", settings), lines)
             return cls.open(path)
         manifest: dict[str, Any] = {"kind": "bm25", "settings": settings}
-        with new_index(path, manifest, overwrite=overwrite) as draft:
+        with new_index(path, manifest, overwrite=overwrite, resumable=resumable) as draft:
             manifest["fingerprint"], manifest["passages"] = _write(passages, draft, analyze, settings)
         return cls.open(path, verify=False)
 
@@ -308,14 +310,24 @@ class _TermFile(Mapping[str, int]):
 def _write(
     passages: Iterable[Passage], draft: Draft, analyze: Analyzer, settings: dict[str, Any]
 ) -> tuple[str, int]:
-    """Write all files of an index; its fingerprint and number of passages."""
+    """Write all files of an index. Return its fingerprint and its number of passages."""
     builder, fingerprint = PostingsBuilder(draft.directory), Fingerprint("bm25", settings)
-    kept, position = PassageWriter(draft), -1
+    saved = restored(draft.directory, builder, settings)
+    kept, position = PassageWriter(draft, saved.bytes), -1
     for position, raw in enumerate(passages):
         passage, line = encode(raw, position)
         fingerprint.add(line)
+        if position < saved.passages:
+            kept.skip(line)
+            if position + 1 == saved.passages and str(fingerprint) != saved.fingerprint:
+                raise _others(draft)
+            continue
         kept.add(line)
-        builder.add(analyze(f"{passage['title']} {passage['text']}"))
+        ended = builder.add(analyze(f"{passage['title']} {passage['text']}"))
+        if ended and draft.resumable:
+            saved = save(draft.directory, builder, saved, kept.sync(), position + 1, str(fingerprint))
+    if position + 1 < saved.passages:
+        raise _others(draft)
     kept.close()
     terms, _ = builder.finish(draft.array, k1=settings["k1"], b=settings["b"])
     ends = [0]
@@ -323,7 +335,16 @@ def _write(
         for term in terms:
             ends.append(ends[-1] + file.write(term.encode()))
     draft.save("terms.offsets", np.array(ends, np.int64))
+    for part in (PROGRESS, TERMS, LENGTHS):
+        (draft.directory / part).unlink(missing_ok=True)
     return str(fingerprint), position + 1
+
+
+def _others(draft: Draft) -> RetrievalError:
+    return RetrievalError(
+        f"{draft.directory} held part of an index of other passages: the corpus has changed since. It has been removed; "
+        "run the same command again"
+    )
 
 
 def _open_unverified(path: Path, fingerprint: str) -> Bm25Index:

@@ -39,14 +39,15 @@ def index_corpus(
     passages = _some(read_corpus(corpus, split=split, fields=fields, progress=progress), corpus)
     if embedder is not None:
         return DenseIndex.build(passages, embedder, path, overwrite=overwrite)
-    return Bm25Index.build(passages, path, analyze=Analyzer(stem=stem), overwrite=overwrite)
+    return Bm25Index.build(passages, path, analyze=Analyzer(stem=stem), overwrite=overwrite, resumable=True)
 
 
 def index_main(argv: Sequence[str] | None = None) -> int:
     """`unitymas data index`."""
     parser = Parser(prog="unitymas data index", description="Build a retrieval index on disk.")
     parser.add_argument(
-        "corpus", help="a .jsonl or .parquet file, a folder of such, or a folder saved by `datasets`"
+        "corpus",
+        help="a .jsonl, .tsv (also .gz) or .parquet file, a folder of such, or a folder saved by `datasets`",
     )
     parser.add_argument("--out", help="the index directory (default: CORPUS.index)")
     parser.add_argument(

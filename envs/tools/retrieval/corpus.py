@@ -1,4 +1,4 @@
-"""Reading a corpus row by row: JSON lines, Parquet, or a folder saved by `datasets`.
+"""Reading a corpus row by row: JSON lines or tab-separated values, plain or gzipped, Parquet, or a folder saved by `datasets`.
 
 A row needs a text, and may have a title and an id, under the usual names (wire.py) or those given. The reader holds
 a few rows at a time, runs nothing that it finds, and stops at the first bad row, saying where it stands.
@@ -6,11 +6,15 @@ a few rows at a time, runs nothing that it finds, and stops at the first bad row
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
+import zlib
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 
@@ -19,6 +23,8 @@ from .wire import ID_FIELDS, TEXT_FIELDS, BadAnswer, read_passage
 
 LONGEST_LINE = 64 << 20
 JSON_LINES = {".jsonl", ".ndjson", ".json"}
+TABLES = {".tsv"}
+GZIP = ".gz"
 Progress = Callable[[int, int], None]
 """Told how much of how much has been read, in bytes or rows."""
 
@@ -95,40 +101,81 @@ def _rows(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, 
         return
     files = [path]
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in JSON_LINES | {".parquet"})
+        files = sorted(file for file in path.iterdir() if _suffix(file) in JSON_LINES | TABLES | {".parquet"})
         if not files:
             raise CorpusError(
-                f"{path} holds neither .jsonl or .parquet files nor a data set saved by `datasets`"
+                f"{path} holds neither .jsonl, .tsv or .parquet files nor a data set saved by `datasets`"
             )
     total, before = sum(file.stat().st_size for file in files), 0
     for file in files:
-        read = _parquet if file.suffix == ".parquet" else _json_lines
+        suffix = _suffix(file)
+        read = _parquet if suffix == ".parquet" else _table if suffix in TABLES else _json_lines
         for where, row, done in read(file):
             tell(before + done, total)
             yield where, row
         before += file.stat().st_size
 
 
-def _json_lines(file: Path) -> Iterator[tuple[str, Any, int]]:
-    if file.suffix not in JSON_LINES:
-        raise CorpusError(
-            f"{file}: a corpus is a .jsonl or .parquet file, or a folder of such; got {file.suffix!r}"
-        )
-    done, number = 0, 0
-    with open(file, "rb") as handle:
+def _suffix(file: Path) -> str:
+    """The suffix that says how a file is read, behind which `.gz` may stand."""
+    return Path(file.stem).suffix if file.suffix == GZIP else file.suffix
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
+    """The bytes of a file, unpacked, and how many of the file have been read."""
+    with open(file, "rb") as raw:
+        if file.suffix != GZIP:
+            yield raw, raw.tell
+            return
+        try:
+            with gzip.GzipFile(fileobj=raw) as unpacked:
+                yield cast(IO[bytes], unpacked), raw.tell
+        except (EOFError, OSError, zlib.error) as error:
+            raise CorpusError(f"{file}: cannot be unpacked ({error}); was it downloaded whole?") from None
+
+
+def _lines(file: Path) -> Iterator[tuple[str, bytes, int]]:
+    """(where it stands, line, bytes read) for every line that is not blank."""
+    with _opened(file) as (handle, done):
+        number = 0
         while line := handle.readline(LONGEST_LINE + 1):
-            number, done = number + 1, done + len(line)
+            number += 1
             where = f"{file}, line {number}"
             if len(line) > LONGEST_LINE:
-                raise CorpusError(
-                    f"{where}: longer than {LONGEST_LINE >> 20} MB; is this one JSON object per line?"
-                )
-            if not line.strip():
-                continue
-            try:
-                yield where, json.loads(line), done
-            except (ValueError, RecursionError) as error:
-                raise CorpusError(f"{where}: not a JSON object ({error})") from None
+                raise CorpusError(f"{where}: longer than {LONGEST_LINE >> 20} MB; is this one row per line?")
+            if line.strip():
+                yield where, line, done()
+
+
+def _json_lines(file: Path) -> Iterator[tuple[str, Any, int]]:
+    if _suffix(file) not in JSON_LINES:
+        raise CorpusError(
+            f"{file}: a corpus is a .jsonl, .tsv or .parquet file, or a folder of such; got {file.suffix!r}"
+        )
+    for where, line, done in _lines(file):
+        try:
+            yield where, json.loads(line), done
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(f"{where}: not a JSON object ({error})") from None
+
+
+def _table(file: Path) -> Iterator[tuple[str, Any, int]]:
+    """Rows under a line of column names, in quotes or not, as DPR's `psgs_w100.tsv` has them; a row is one line."""
+    columns: list[str] = []
+    for where, line, done in _lines(file):
+        try:
+            (cells,) = csv.reader([line.decode().rstrip("\r\n")], delimiter="\t", strict=True)
+        except (UnicodeDecodeError, csv.Error, ValueError) as error:
+            raise CorpusError(f"{where}: not a row of tab-separated values ({error})") from None
+        if not columns:
+            columns = cells
+            continue
+        if len(cells) != len(columns):
+            raise CorpusError(
+                f"{where}: has {len(cells)} cells, and the first line names {len(columns)} columns"
+            )
+        yield where, dict(zip(columns, cells, strict=True)), done
 
 
 def _parquet(file: Path) -> Iterator[tuple[str, Any, int]]:

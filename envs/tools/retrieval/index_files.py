@@ -6,7 +6,7 @@
       …                  what the kind of index needs
 
 A build writes into a hidden sibling directory, syncs it, and renames it into place last: a crash or a full disk
-leaves nothing at the path. Files are read through memory maps, so processes on one machine share one copy.
+leaves nothing at the path. A build that may be resumed always takes the same sibling, and a kill leaves it. Files are read through memory maps, so processes on one machine share one copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,11 +41,12 @@ _DISK_TROUBLE = {
 class Draft:
     """An index directory being written."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, resumable: bool = False) -> None:
+        self.directory, self.resumable = directory, resumable
 
-    def file(self, name: str) -> BinaryIO:
-        return open(self.directory / name, "wb", buffering=1 << 20)
+    def file(self, name: str, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
+        """Open a file of the draft, to be written anew or at its end."""
+        return open(self.directory / name, mode, buffering=1 << 20)
 
     def array(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """A writable array in file `name`. Its disk space is reserved now: a full disk is an error here,
@@ -57,6 +58,7 @@ class Draft:
         return np.memmap(path, kind, "r+", shape=shape)
 
     def save(self, name: str, values: npt.NDArray[Any]) -> None:
+        """Write an array as a file of the draft."""
         with self.file(name) as file:
             file.write(np.ascontiguousarray(values).data)
 
@@ -69,15 +71,23 @@ def _reserve(file: BinaryIO, size: int) -> None:
 
 
 @contextmanager
-def new_index(path: Path, manifest: dict[str, Any], *, overwrite: bool = False) -> Iterator[Draft]:
-    """A draft that becomes the index at `path` when the block ends well, and vanishes when it does not.
+def new_index(
+    path: Path, manifest: dict[str, Any], *, overwrite: bool = False, resumable: bool = False
+) -> Iterator[Draft]:
+    """A draft that becomes the index at `path` when the block ends well, and vanishes when it fails.
 
-    The block may still add to `manifest` (its fingerprint is known last).
+    A `resumable` one is what a killed or interrupted build left, and stays when this one is. The block may still add
+    to `manifest` (its fingerprint is known last).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
+    lock = _taken(path.with_name(f".{path.name}.building")) if resumable else None
+    if lock is None:
+        draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.building-", dir=path.parent))
+    else:
+        draft = path.with_name(f".{path.name}.building")
+    kept = False
     try:
-        yield Draft(draft)
+        yield Draft(draft, resumable=lock is not None)
         _seal(draft, manifest)
         _move_into_place(draft, path, str(manifest["fingerprint"]), overwrite)
     except OSError as error:
@@ -87,8 +97,28 @@ def new_index(path: Path, manifest: dict[str, Any], *, overwrite: bool = False) 
             f"cannot write the index {path}: {_DISK_TROUBLE[error.errno]}. What was written has been "
             "removed; free some space, or choose a path on another disk."
         ) from error
+    except (KeyboardInterrupt, SystemExit):
+        kept = lock is not None
+        raise
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        if not kept:
+            shutil.rmtree(draft, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _taken(folder: Path) -> int | None:
+    """A lock on a folder, as a descriptor to close; None where another process builds in it."""
+    import fcntl
+
+    folder.mkdir(exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock
+    except OSError:
+        os.close(lock)
+        return None
 
 
 def _seal(draft: Path, manifest: dict[str, Any]) -> None:
@@ -188,6 +218,7 @@ class Fingerprint:
         self._digest = hashlib.sha256(json.dumps([kind, FORMAT, settings], sort_keys=True).encode())
 
     def add(self, line: bytes) -> None:
+        """Take in the line of the next passage."""
         self._digest.update(line)
 
     def __str__(self) -> str:
@@ -219,16 +250,31 @@ def encode(passage: object, position: int) -> tuple[Passage, bytes]:
 class PassageWriter:
     """Appends passages to a draft's passages.jsonl."""
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: Draft, kept: int = 0) -> None:
+        """Begin behind the first `kept` bytes, which are there already."""
         self._draft = draft
-        self._file = draft.file("passages.jsonl")
+        if kept:
+            os.truncate(draft.directory / "passages.jsonl", kept)
+        self._file = draft.file("passages.jsonl", "ab" if kept else "wb")
         self._ends = array("q", [0])
 
     def add(self, line: bytes) -> None:
+        """Append the line of a passage."""
         self._file.write(line)
+        self.skip(line)
+
+    def skip(self, line: bytes) -> None:
+        """Count a line that is there already."""
         self._ends.append(self._ends[-1] + len(line))
 
+    def sync(self) -> int:
+        """Bring what was added to the disk. Return the size of the file."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._ends[-1]
+
     def close(self) -> None:
+        """Write where each passage begins."""
         self._file.close()
         self._draft.save("passages.offsets", np.frombuffer(self._ends, np.int64))
 

@@ -4,14 +4,20 @@ Terms are collected in runs; a full run is sorted, counted and, for an index on 
 are dealt into place: they are in corpus order, so every list comes out sorted. An impact is what a term adds to a
 passage's BM25 score, known at indexing time and kept as a fixed-point integer: integer sums are the same in any
 order, which makes scores and ties exact whatever the search skips.
+
+Whenever a run has been spilled, `save` writes down how far everything is. A build that finds this (`restored`) reads the
+passages up to there again, checks that they are the same, and indexes the rest.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +29,9 @@ UNIT = 1 << 16
 
 RUN = 8_000_000
 """Words in a run; sorting one takes about 40 bytes each."""
+
+PROGRESS, TERMS, LENGTHS = "progress.json", "terms.part", "lengths.part"
+"""Files of a build that is not finished."""
 
 Run = npt.NDArray[np.int32]  # rows: term, passage, count; sorted by term, then passage
 Allocate = Callable[[str, npt.DTypeLike, tuple[int, ...]], npt.NDArray[Any]]
@@ -50,12 +59,28 @@ class PostingsBuilder:
         self._run_start = 0  # the first passage of the current run
         self._runs: list[Run | Path] = []
 
-    def add(self, terms: list[str]) -> None:
-        """The terms of the next passage."""
+    def add(self, terms: list[str]) -> bool:
+        """Take the terms of the next passage. Return whether a run ended with it."""
         self._words.extend(map(self._numbers.__getitem__, terms))
         self._lengths.append(len(terms))
-        if len(self._words) >= self._run:
-            self._end_run()
+        if len(self._words) < self._run:
+            return False
+        self._end_run()
+        return True
+
+    def since(self, terms: int, passages: int) -> tuple[list[str], array[int]]:
+        """The terms and the lengths of passages that came after the first so many of each."""
+        return list(islice(self._numbers, terms, None)), self._lengths[passages:]
+
+    def restore(self, terms: list[str], lengths: array[int], runs: list[Path]) -> None:
+        """Take up what was spilled when a run had ended: it holds the passages of these lengths."""
+        self._numbers.update({term: number for number, term in enumerate(terms)})
+        self._lengths, self._run_start, self._runs = lengths, len(lengths), [*runs]
+
+    @property
+    def runs(self) -> int:
+        """Number of runs that have ended."""
+        return len(self._runs)
 
     def finish(self, allocate: Allocate, *, k1: float, b: float) -> tuple[list[str], Postings]:
         """The terms, sorted, and their postings in arrays from `allocate(name, dtype, shape)`."""
@@ -96,7 +121,7 @@ class PostingsBuilder:
         if self._spill is None:
             self._runs.append(run)
         else:
-            file = self._spill / f"run-{len(self._runs)}.npy"
+            file = run_file(self._spill, len(self._runs))
             with open(
                 file, "wb"
             ) as handle:  # not np.save(path): a full disk must be an OSError with its errno
@@ -123,6 +148,11 @@ class PostingsBuilder:
                 run_file.unlink()
 
 
+def run_file(folder: Path, number: int) -> Path:
+    """Place of a spilled run."""
+    return folder / f"run-{number}.npy"
+
+
 def _bm25(frequency: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], k1: float, b: float) -> Any:
     """Lucene's BM25: idf * tf / (tf + k1 * (1 - b + b * length / mean length)), in units of 1 / UNIT."""
     idf = np.log1p((len(lengths) - frequency + 0.5) / (frequency + 0.5))
@@ -133,3 +163,77 @@ def _bm25(frequency: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], k1: 
         return np.maximum(np.rint(impact * UNIT), 1)  # a match never counts for nothing
 
     return weigh
+
+
+@dataclass(frozen=True)
+class Saved:
+    """State of a build at the end of a run."""
+
+    settings: dict[str, Any]
+    fingerprint: str = ""
+    """Fingerprint of the passages so far."""
+    passages: int = 0
+    bytes: int = 0
+    """Size of these passages' lines."""
+    runs: int = 0
+    terms: int = 0
+    term_bytes: int = 0
+
+
+def save(
+    folder: Path, builder: PostingsBuilder, before: Saved, size: int, passages: int, fingerprint: str
+) -> Saved:
+    """Append what is new since `before`, bring it to the disk, then say so."""
+    terms, lengths = builder.since(before.terms, before.passages)
+    words = "".join(f"{term}\n" for term in terms).encode()
+    _append(folder / TERMS, before.term_bytes, words)
+    _append(folder / LENGTHS, before.passages * lengths.itemsize, lengths.tobytes())
+    _sync(run_file(folder, builder.runs - 1))
+    saved = Saved(
+        before.settings, fingerprint, passages, size, builder.runs, before.terms + len(terms), before.term_bytes + len(words)
+    )  # fmt: skip
+    part = folder / f"{PROGRESS}.part"
+    part.write_text(json.dumps(asdict(saved)))
+    _sync(part)
+    part.replace(folder / PROGRESS)
+    return saved
+
+
+def _append(file: Path, size: int, more: bytes) -> None:
+    """Write behind the first `size` bytes; what an unfinished save left there goes."""
+    with open(file, "r+b" if size else "wb") as handle:
+        handle.truncate(size)
+        handle.seek(size)
+        handle.write(more)
+    _sync(file)
+
+
+def _sync(file: Path) -> None:
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def restored(folder: Path, builder: PostingsBuilder, settings: dict[str, Any]) -> Saved:
+    """State that a killed build left, put into the builder; a fresh one where there is none, or of other settings."""
+    fresh = Saved(settings)
+    try:
+        saved = Saved(**json.loads((folder / PROGRESS).read_text()))
+        runs = [run_file(folder, number) for number in range(saved.runs)]
+        words = (folder / TERMS).read_bytes()[: saved.term_bytes].decode().split("\n")[:-1]
+        lengths = array("i")
+        lengths.frombytes((folder / LENGTHS).read_bytes()[: saved.passages * lengths.itemsize])
+        whole = (folder / "passages.jsonl").stat().st_size >= saved.bytes and all(
+            run.is_file() for run in runs
+        )
+        whole = whole and (len(words), len(lengths)) == (saved.terms, saved.passages)
+    except (OSError, ValueError, TypeError):
+        whole = False
+    if whole and saved.settings == settings:
+        builder.restore(words, lengths, runs)
+        return saved
+    for file in folder.iterdir():
+        file.unlink()
+    return fresh
