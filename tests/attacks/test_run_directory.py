@@ -29,7 +29,7 @@ from unitymas.envs.core import trace as traces
 from unitymas.envs.registry import unregister
 from unitymas.trainers.config.schema import ConfigError
 from unitymas.trainers.controller import checkpoint
-from unitymas.trainers.controller.loggers import Logbook
+from unitymas.trainers.controller.reporting.loggers import Logbook
 from unitymas.trainers.controller.resume import newest, resumed
 from unitymas.trainers.controller.run import Run, train
 

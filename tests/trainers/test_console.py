@@ -9,8 +9,8 @@ import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.envs.registry import unregister
 from unitymas.trainers.config.schema import RunConfig
-from unitymas.trainers.controller.console import Console
-from unitymas.trainers.controller.progress import Progress
+from unitymas.trainers.controller.reporting.console import Console
+from unitymas.trainers.controller.reporting.progress import Progress
 from unitymas.trainers.controller.run import train
 
 

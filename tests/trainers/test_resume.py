@@ -27,7 +27,7 @@ from unitymas.rewards.monitors import Watch
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.config.schema import ConfigError
 from unitymas.trainers.controller import checkpoint
-from unitymas.trainers.controller.loggers import Logbook
+from unitymas.trainers.controller.reporting.loggers import Logbook
 from unitymas.trainers.controller.resume import NothingToResume, read_config, resumed
 from unitymas.trainers.controller.run import Run, train
 from unitymas.trainers.controller.step import Default

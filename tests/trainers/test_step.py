@@ -18,7 +18,7 @@ from unitymas.envs.registry import unregister
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.controller import checkpoint
 from unitymas.trainers.controller.collect import Harvest
-from unitymas.trainers.controller.loggers import Logbook
+from unitymas.trainers.controller.reporting.loggers import Logbook
 from unitymas.trainers.controller.run import Run
 from unitymas.trainers.controller.step import collected
 

@@ -15,8 +15,8 @@ from unitymas.envs.tools import Tool
 from unitymas.trainers.algorithms import PolicyGradient, register_algorithm
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.config.schema import ConfigError
+from unitymas.trainers.controller.reporting.watchdog import Watchdog
 from unitymas.trainers.controller.run import Run
-from unitymas.trainers.controller.watchdog import Watchdog
 
 WORDS = ("w1", "w2", "w3", "w4")
 

@@ -127,6 +127,8 @@ class LogConfig(Settings):
     """Project of trackio. Empty or off: none."""
     traces_every: Whole = 10
     """Steps between those whose traces are kept; 0: none but validation's."""
+    timeline: bool = True
+    """Flag: `timeline.json` shows what groups and controller did when (https://ui.perfetto.dev opens it)."""
 
 
 @dataclass(frozen=True, kw_only=True)

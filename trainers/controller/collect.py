@@ -28,11 +28,11 @@ from ...envs.core.trace import Trace
 from ..algorithms.algorithm import Tree
 from ..group.contract import Group
 from .counterfactual import Counterfactual, question
-from .progress import Progress
+from .reporting.progress import Progress
+from .reporting.watchdog import Watchdog
 from .statistics.decisions import decisions_of
 from .statistics.table import Decision
 from .tree import Grown, Judge, TreeSampler, Worth
-from .watchdog import Watchdog
 
 
 class Seat:

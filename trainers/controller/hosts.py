@@ -15,9 +15,9 @@ from ..config.plan import RunPlan
 from ..config.schema import ConfigError
 from ..group.contract import Group
 from .collect import Seat
-from .progress import Progress
+from .reporting.progress import Progress
+from .reporting.watchdog import Watchdog
 from .statistics.table import Signal, ValueSummary
-from .watchdog import Watchdog
 
 
 class HostedGroups:

@@ -21,7 +21,7 @@ from ..config.reader import ConfigError, build, leaves, merge, parse_yaml, to_di
 from ..config.resolve import asked, load_imports, optimiser_steps, settled
 from ..config.schema import RunConfig
 from . import checkpoint
-from .loggers import rows_of
+from .reporting.loggers import rows_of
 
 KEPT = (
     "env.id", "env.data", "env.split", "env.size", "seed", "recipe", "groups.*.model", "policies.*.init",

@@ -39,13 +39,14 @@ from . import checkpoint
 from .collect import Collector, Cursor
 from .hosts import HostedGroups
 from .interrupt import Interrupts
-from .loggers import Logbook, rows_of
-from .progress import Progress
+from .reporting.loggers import Logbook, rows_of
+from .reporting.progress import Progress
+from .reporting.timeline import Timeline
+from .reporting.watchdog import Watchdog
 from .resume import check_unfinished, newest, resumed
 from .statistics.table import Signal, Table
 from .step import Default
 from .stop_rules import Stopped, StopRules
-from .watchdog import Watchdog
 
 __all__ = ["Run", "Stopped", "train"]
 
@@ -125,6 +126,8 @@ class Run:
         self.watchdog.start()
         self.book = book = Logbook(self.dir, self.config, self.arena)
         self.progress.show = book.progressed
+        self.timeline = Timeline(self.dir / "timeline.json" if self.config.log.timeline else None)
+        self.progress.entered, self.watchdog.answered = self.timeline.phase, self.timeline.call
         book.say(described(self.plan, self.dir, self.hosts.sizes, specs))
         try:
             with self.interrupts.heeded(self._abandon):
@@ -204,6 +207,7 @@ class Run:
         metrics["time/step"] = time.perf_counter() - started
         metrics |= self.spending.figures()
         self._note_spending()
+        metrics |= self.timeline.stepped(self.step, started)
         self.book.stepped(self.step, metrics)
         self.stops.stepped(metrics)
         every, held_out = self.config.eval.every, None

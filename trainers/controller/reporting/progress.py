@@ -11,12 +11,15 @@ class Progress:
 
     def __init__(self) -> None:
         self.show: Callable[[Progress], None] = lambda progress: None
+        self.entered: Callable[[str], None] = lambda phase: None
+        """Told of each phase that begins."""
         self.begin("starting")
 
     def begin(self, phase: str, total: int = 0) -> None:
         """The next phase; `total` is how many things it will end, 0 where that is not known."""
         self.phase, self.total, self.done, self.tokens = phase, total, 0, 0
         self.began = time.perf_counter()
+        self.entered(phase)
         self.show(self)
 
     def ended(self, tokens: int = 0) -> None:

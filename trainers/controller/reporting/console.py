@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..config.schema import RunConfig
+from ...config.schema import RunConfig
 from .progress import Progress
 
 BARS = " ▁▂▃▄▅▆▇█"

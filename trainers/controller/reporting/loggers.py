@@ -15,13 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...agents.manifest import Damaged, checksum
-from ...rewards.monitors import Alarm
-from ..config.reader import to_dict, written
-from ..config.schema import RunConfig
+from ....agents.manifest import Damaged, checksum
+from ....rewards.monitors import Alarm
+from ...config.reader import to_dict, written
+from ...config.schema import RunConfig
 
 if TYPE_CHECKING:
-    from ...envs.core.arena import Arena
+    from ....envs.core.arena import Arena
     from .console import Console
     from .progress import Progress
 

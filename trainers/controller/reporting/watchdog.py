@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
-from ...envs.core.execution import Execution
-from ..group.contract import Group
+from ....envs.core.execution import Execution
+from ...group.contract import Group
 
 POOLS = ("MainThread", "group", "unitymas", "openai", "vllm")
 """Beginnings of the names of threads whose place is told."""
+NO_POLICY = ("save", "load", "seal", "drop", "cancel", "phase")
+"""Calls whose first argument is text, but no policy's name."""
 
 
 class Watchdog:
@@ -28,6 +30,8 @@ class Watchdog:
     def __init__(self, seconds: float, tell: Callable[[str], None] | None = None) -> None:
         self.seconds, self.tell = seconds, tell or _print
         self.episodes: dict[str, Execution] = {}  # name -> execution, while it is played
+        self.answered: Callable[[str, str, str, float, float], None] | None = None
+        """Told of each call that has ended: group, method, policy, its beginning and end."""
         self._calls: dict[int, tuple[float, str, str, tuple[Any, ...]]] = {}
         self._last, self._number = time.monotonic(), 0
         self._over = threading.Event()
@@ -50,11 +54,17 @@ class Watchdog:
         """On the list until the block ends."""
         self._number = number = self._number + 1
         self._calls[number] = (time.monotonic(), group, method, arguments)
+        began = time.perf_counter()
         try:
             yield
         finally:
             del self._calls[number]
             self._last = time.monotonic()
+            if self.answered is not None:
+                policy = arguments[0] if method not in NO_POLICY and arguments else ""
+                self.answered(
+                    group, method, policy if isinstance(policy, str) else "", began, time.perf_counter()
+                )
 
     @contextmanager
     def episode(self, name: str, execution: Execution) -> Iterator[None]:
