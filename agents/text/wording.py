@@ -9,7 +9,7 @@ for all of it can leave out the oldest steps or the last passages (`shortened`),
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ class Told(str):
 
     def __new__(cls, pieces: Iterable[Piece], cut: Sequence[tuple[str, str]]) -> Told:
         pieces = tuple(pieces)
-        told = super().__new__(cls, "".join(text for _, text in pieces))
+        told = super().__new__(cls, _joined(pieces))
         told.pieces, told.cut = pieces, tuple(cut)
         return told
 
@@ -49,7 +49,7 @@ class Told(str):
                 characters -= len(text) - len(kept)
                 gone[name] = gone.get(name, 0) + len(text) - len(kept)
                 pieces[i] = (name, kept)
-        return "".join(text for _, text in pieces), {name: n for name, n in gone.items() if n > 0}
+        return _joined(pieces), {name: n for name, n in gone.items() if n > 0}
 
 
 def shortened(
@@ -129,6 +129,8 @@ class Wording:
     cut: tuple[tuple[str, str], ...] = ()
     terms: Mapping[str, str] = field(default_factory=dict)
     """Fields that are the same in every act."""
+    ask: Callable[[Mapping[str, Any]], str] = field(init=False, repr=False, compare=False)
+    """Function that fills the prompt."""
 
     @property
     def source(self) -> str:
@@ -140,13 +142,26 @@ class Wording:
         ]
         return "\n".join([str(self.prompt), *around])
 
-    def ask(self, fields: Mapping[str, Any]) -> str:
-        """The prompt, filled; a `Told` where it may be cut."""
+    def __post_init__(self) -> None:
+        texts = (self.prompt, *self.when.values(), *self.unless.values())
+        shown = set[str]().union(*(text.fields for text in texts))
+        plain = shown.isdisjoint((*self.when, *self.unless, *self.terms))
+        # a rollout fills thousands of prompts a second, and nearly all of them have nothing to choose
+        ask = _format(self.prompt).__mod__ if plain else self._chosen
+        object.__setattr__(self, "ask", ask)
+
+    def _chosen(self, fields: Mapping[str, Any]) -> str:
+        return _joined(self.pieces(fields))
+
+    def told(self, fields: Mapping[str, Any]) -> str:
+        """Return the prompt, filled; a `Told` where it may be cut."""
+        return Told(self.pieces(fields), self.cut) if self.cut else self.ask(fields)
+
+    def pieces(self, fields: Mapping[str, Any]) -> list[Piece]:
+        """Return the parts of the filled prompt, in order."""
         pieces: list[Piece] = []
         self._fill(self.prompt, fields, pieces)
-        if self.cut:
-            return Told(pieces, self.cut)
-        return "".join([text for _, text in pieces])
+        return pieces
 
     def _fill(
         self, template: FieldText, fields: Mapping[str, Any], pieces: list[Piece], inside: str = ""
@@ -169,4 +184,15 @@ def filled(text: str, wording: Wording, fields: Mapping[str, Any]) -> str:
     """Another text of the same role, filled by the same rules."""
     pieces: list[Piece] = []
     wording._fill(FieldText.of(text), fields, pieces)
-    return "".join(part for _, part in pieces)
+    return _joined(pieces)
+
+
+def _format(text: FieldText) -> str:
+    """Write a text for the operator `%`."""
+    return "".join(
+        literal.replace("%", "%%") + (f"%({name})s" if name else "") for literal, name in text.parts
+    )
+
+
+def _joined(pieces: Iterable[Piece]) -> str:
+    return "".join([text for _, text in pieces])

@@ -55,11 +55,21 @@ def call_for(execution: Execution, node: Node, episode: str, *, reference: bool 
     """Make the call to a policy that a node asks for."""
     assert isinstance(node, Act)
     return Call(
-        agent=node.agent or "", role=node.role or "", messages=node.messages,
+        agent=node.agent or "", role=node.role or "", messages=_messages(execution, node),
         choices=node.format.choices, stop=node.format.stop, max_tokens=node.max_tokens,
         seed=execution.call_seed(node), episode=episode, node=node.id,
         task=execution.task if reference else None, fields=node.fields if reference else {},
     )  # fmt: skip
+
+
+def _messages(execution: Execution, node: Act) -> tuple[Mapping[str, Any], ...]:
+    """The prompt of an act; where it may be cut, it knows how, for a model without the room."""
+    role = execution.roles.get(node.agent or "")
+    if not node.fields or role is None or role.wording is None or not role.wording.cut:
+        return node.messages
+    *before, last = node.messages
+    told = role.wording.told(node.fields)
+    return (*before, {**last, "content": told}) if told == last["content"] else node.messages
 
 
 def take(execution: Execution, node: Node, answer: str | Answer, reply: Reply | None = None) -> None:

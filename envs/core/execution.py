@@ -51,7 +51,13 @@ class Execution(Rounds):
             self.tokens += node.meta.tokens_used
         if len(text) > MAX_REPLY:
             node.meta = node.meta.but(cut=len(text))
-        node.reply = reply = reply or self.read(node, text, node.meta)
+        if reply is None:
+            meta, role = node.meta, self.roles[node.agent or ""]
+            if meta is NOTHING_KNOWN and node.format is role.reply and "think>" not in text.lower():  # type: ignore[attr-defined]
+                reply = role.read(text, node.id)  # nearly always; `read` decides the other cases
+            else:
+                reply = self.read(node, text, meta)
+        node.reply = reply
         self._settle(node)
         return reply
 

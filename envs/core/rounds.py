@@ -25,7 +25,9 @@ from .tasks import Task
 from .trace import Trace
 from .workflow import Episode, Join, Outcome, Workflow
 
-GOES_ON = Ended.NO  # looked up once: every request compares with it, and an enum's members are slow to find
+# every request uses these: an enum's members are slow to find, and numbers slow to write
+GOES_ON = Ended.NO
+_NUMBERS = tuple(map(str, range(64)))
 
 
 class ReplayDivergence(WorkflowError):
@@ -58,6 +60,7 @@ class Rounds:
     ) -> None:
         self.workflow, self.task, self.budget = workflow, task, budget
         self.roles = workflow.agents() if roles is None else roles
+        self._most = budget.requests
         self.seeds = seeds or ((0, seed),)  # (from this round on, this seed)
         self._reseeds = self.seeds[1:]
         self.nodes: list[Node] = []
@@ -142,7 +145,8 @@ class Rounds:
                         continue
                     node = branch.node
                     if node.error is None:
-                        self._run(branch, node.reply or node.result)  # an act's, or a tool's
+                        reply = node.reply
+                        self._run(branch, node.result if reply is None else reply)  # an act's, or a tool's
                     else:
                         self._run(branch, None, ToolError(node.error))
                     if self.ended is not GOES_ON:
@@ -176,12 +180,12 @@ class Rounds:
                 self._refuse(branch, node)
             return
         nodes = self.nodes
-        if len(nodes) >= self.budget.requests:
+        if len(nodes) >= self._most:
             self._end(Ended.TRUNCATED, f"more than {counted(self.budget.requests, 'request', form='d')}")
             return
         count = branch.count
         branch.count = count + 1
-        node.id = id = branch.prefix + str(count)
+        node.id = id = branch.prefix + (_NUMBERS[count] if count < 64 else str(count))
         node.parents, node.round = branch.tails, self.round
         branch.tails = (id,)
         if kind is Act:

@@ -140,7 +140,13 @@ class Episode:
             messages = role.opening + ({"role": "user", "content": prompt},)
         elif type(prompt) is dict:
             fields = prompt
-            messages = role.opening + ({"role": "user", "content": _worded(agent, role, prompt)},)
+            if role.wording is None:
+                raise _unworded(agent, prompt)
+            try:
+                text = role.wording.ask(prompt)
+            except KeyError as error:
+                raise _unfilled(agent, prompt, error) from None
+            messages = role.opening + ({"role": "user", "content": text},)
         else:
             messages = _checked_messages(agent, prompt)
             if messages[0]["role"] != "system":
@@ -153,7 +159,13 @@ class Episode:
 
     def told(self, agent: str, fields: Mapping[str, Any]) -> str:
         """The prompt of an agent's role, filled: what `act` makes of fields."""
-        return _worded(agent, self.role(agent), fields)
+        words = self.role(agent).wording
+        if words is None:
+            raise _unworded(agent, fields)
+        try:
+            return words.told(fields)
+        except KeyError as error:
+            raise _unfilled(agent, fields, error) from None
 
     def use(self, tool: str, /, **args: Any) -> Use:
         """Use a tool; awaited, gives its (public) result, or raises the `ToolError` it failed with."""
@@ -302,19 +314,17 @@ def unknown(what: str, name: object, known: Any) -> WorkflowError:
     return WorkflowError(f"unknown {what} {name!r}; {hint}")
 
 
-def _worded(agent: str, role: Role, fields: Mapping[str, Any]) -> str:
-    """A role's prompt, filled."""
-    if role.wording is None:
-        raise WorkflowError(
-            f"{agent!r} is asked by fields ({', '.join(fields)}), but has no prompt: give its workflow `prompts`, or ask "
-            "with a text"
-        )
-    try:
-        return role.wording.ask(fields)
-    except KeyError as error:
-        raise WorkflowError(
-            f"the prompt of {agent!r} has the field {error.args[0]!r}, which `run` did not fill; it filled {', '.join(fields)}"
-        ) from None
+def _unworded(agent: str, fields: Mapping[str, Any]) -> WorkflowError:
+    return WorkflowError(
+        f"{agent!r} is asked by fields ({', '.join(fields)}), but has no prompt: give its workflow `prompts`, or ask "
+        "with a text"
+    )
+
+
+def _unfilled(agent: str, fields: Mapping[str, Any], error: KeyError) -> WorkflowError:
+    return WorkflowError(
+        f"the prompt of {agent!r} has the field {error.args[0]!r}, which `run` did not fill; it filled {', '.join(fields)}"
+    )
 
 
 def _checked_messages(agent: str, prompt: Any) -> tuple[Mapping[str, Any], ...]:

@@ -34,11 +34,22 @@ class Step(NamedTuple):
 
 _END = re.compile(r"\s*<end\s*/?>(\s*</end>)?\s*", re.IGNORECASE)
 _FILED = re.compile(r"(?:(?:next )?step ?:? ?)?t?([0-9]{1,4})(?: ?[:.|].*)?", re.IGNORECASE)
+_PLAIN_FILING = re.compile(r"\s*<(update|add)>\s*t([0-9]{1,4})\s*</\1>\s*")
+_PLAIN_PLAN = re.compile("(?:".join(
+    rf"\s*<q{n}>([^<]*)</q{n}>\s*<a{n}>([^<]*)</a{n}>" for n in range(1, 6)
+) + ")?" * 4 + r"\s*<final_answer>([^<]*)</final_answer>\s*")  # fmt: skip
 _STEP = re.compile(r"^t\d+: (.*) \| (.*)$", re.MULTILINE)
 
 
 def read_plan(text: str) -> FrozenDict:
     """Read a plan: <q1>…</q1><a1>…</a1> up to five times, then <final_answer>…</final_answer>"""
+    plain = _PLAIN_PLAN.fullmatch(text)
+    if plain is not None:  # nearly always; the code below decides the other cases
+        *parts, last = [part.strip() for part in plain.groups() if part is not None]
+        asked = parts[::2]
+        if last and "" not in asked and len(set(asked)) == len(asked):
+            answers = [part or UNKNOWN for part in parts[1::2]]
+            return FrozenDict({"steps": tuple(map(Step, asked, answers)), "final": last})
     tags, around = tag_split(text, "[qa][0-9]", "final_answer")
     steps: list[Step] = []
     at, numbered = 0, True
@@ -69,7 +80,7 @@ def read_search(text: str) -> FrozenDict:
     """Read a search: <search>query</search> or <end>"""
     query = tagged(text, "search")
     if query and "<" not in query:
-        return FrozenDict(search=query)
+        return FrozenDict({"search": query})
     if _END.fullmatch(text):
         return FrozenDict(end=True)
     query = "" if _END.match(text) else first_line(text)
@@ -92,6 +103,9 @@ def read_filing(text: str) -> FrozenDict:
     The prompt asks for a step, so "2", "step 2" and the step's whole line "t2: … | …" name it as well as "t2" does;
     what is added needs no number.
     """
+    plain = _PLAIN_FILING.fullmatch(text)
+    if plain is not None:  # nearly always
+        return FrozenDict({"kind": plain[1], "step": int(plain[2])})
     for kind in ("update", "add"):
         place = " ".join((tagged(text, kind) or "")[:400].split())
         number = _FILED.fullmatch(place)
@@ -128,16 +142,11 @@ def steps_in(text: str) -> list[Step]:
     return [Step(question, answer) for question, answer in _STEP.findall(text)]
 
 
-def queries_text(queries: Sequence[str]) -> str:
-    """What was searched so far, numbered."""
-    return "\n".join(f"{i}. {query}" for i, query in enumerate(queries, 1))
-
-
-def filing(question: str, steps: Sequence[Step], new: Step, prediction: str) -> dict[str, str]:
+def filing(known: Mapping[str, str], steps: Sequence[Step], new: Step, prediction: str) -> dict[str, str]:
     """What the updater sees: what is known, the new piece, and its number as a step of its own."""
     return {
-        "question": question, "steps": told(steps), "query": new.question, "evidence": new.answer,
-        "next": str(len(steps) + 1), "prediction": prediction,
+        **known, "query": new.question, "evidence": new.answer, "next": str(len(steps) + 1),
+        "prediction": prediction,
     }  # fmt: skip
 
 
@@ -174,21 +183,21 @@ class Mask(Workflow):
         return {"searches": self.max_turns}
 
     async def run(self, ep: Episode) -> Outcome:
-        question, queries = ep.task["question"], list[str]()
+        question, queries = ep.task["question"], ""
         plan = (await ep.act("planner", {"question": question}, turn=0)).value
         steps = plan["steps"] or (Step(question, UNKNOWN),)
         known = {"question": question, "steps": told(steps)}
         answer = await ep.act("answerer", known, turn=0)
         for t in range(1, self.max_turns + 1):
-            search = (await ep.act("searcher", {**known, "queries": queries_text(queries)}, turn=t)).value
+            search = (await ep.act("searcher", {**known, "queries": queries}, turn=t)).value
             if "end" in search:
                 return Outcome(answer=answer.value, turns=t, ended_by_searcher=True)
             query = search["search"]
-            queries.append(query)
+            queries += f"\n{t}. {query}" if queries else f"{t}. {query}"
             docs = await ep.use("retrieve", query=query, k=self.top_k)
             seen = {"passages": passages_text(docs), "query": query}
             new = Step(query, (await ep.act("summarizer", seen, turn=t)).value)
-            place = (await ep.act("updater", filing(question, steps, new, answer.value), turn=t)).value
+            place = (await ep.act("updater", filing(known, steps, new, answer.value), turn=t)).value
             steps = filed(steps, place, new)
             known = {"question": question, "steps": told(steps)}
             answer = await ep.act("answerer", known, turn=t)

@@ -17,7 +17,7 @@ from ...agents.policies import Call
 from ...agents.roles import Choice, Role
 from ..core.workflow import Episode, Outcome, Workflow
 from . import mask
-from .mask import ROLES, Step, filed, filing, queries_text, told
+from .mask import ROLES, Step, filed, filing, told
 from .parts import PROMPTS, UNKNOWN, passages_text
 
 STOP = "stop"
@@ -93,7 +93,8 @@ class MaskRouter(Workflow):
             plan = (await ep.act(who, {"question": desk.question}, turn=turn)).value
             desk.steps = list(plan["steps"]) or desk.steps
         elif who == "searcher":
-            seen = {**known, "queries": queries_text(desk.queries)}
+            queries = "\n".join(f"{i}. {query}" for i, query in enumerate(desk.queries, 1))
+            seen = {**known, "queries": queries}
             found = (await ep.act(who, seen, turn=turn)).value
             desk.query, desk.complete = found.get("search", ""), "end" in found
             desk.queries += [desk.query] if desk.query else []
@@ -105,7 +106,7 @@ class MaskRouter(Workflow):
             desk.evidence = (await ep.act(who, seen, turn=turn)).value
         elif who == "updater":
             new = Step(desk.query, desk.evidence)
-            seen = filing(desk.question, desk.steps, new, desk.answer or UNKNOWN)
+            seen = filing(known, desk.steps, new, desk.answer or UNKNOWN)
             desk.steps = filed(desk.steps, (await ep.act(who, seen, turn=turn)).value, new)
             desk.query, desk.passages, desk.evidence = "", (), ""
         else:

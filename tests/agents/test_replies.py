@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 
 import pytest
 from hypothesis import given
@@ -162,6 +163,34 @@ def test_the_updater_may_say_what_its_prompt_says(text, filing):
 )  # fmt: skip
 def test_what_names_no_step_is_malformed(text):
     assert UPDATER.parse(text)[1:3] == (False, {"kind": "add", "step": 0})
+
+
+WORDS = st.sampled_from(["", " ", "a", "b\n", "unknown", "<", "<1>", "x > y", "\u2003", "t1", "7"])
+PLANS = st.integers(0, 6).flatmap(
+    lambda pairs: st.tuples(
+        *(
+            st.tuples(WORDS, WORDS, st.integers(1, 6).map(lambda n, i=i, c=c: f"{c}{i if n > 1 else n}")).map(
+                lambda part: f"{part[0] if not part[0].strip('ab') else ''}<{part[2]}>{part[1]}</{part[2]}>"
+            )
+            for i in range(1, pairs + 1)
+            for c in "qa"
+        ),
+        WORDS.map(lambda word: f"<final_answer>{word}</final_answer>"),
+    ).map("".join)
+)
+FILINGS = st.tuples(
+    WORDS,
+    st.sampled_from(["update", "add"]),
+    st.sampled_from(["t1", "12", " t3 ", "T4", "t٣", "t12345", "step 2", "t"]),
+).map(lambda part: f"{part[0]}<{part[1]}>{part[2]}</{part[1]}>")
+
+
+@given(st.one_of(PLANS, FILINGS))
+def test_the_quick_reading_of_a_plain_reply_is_the_careful_one(text):
+    """Tags in capitals are read by the careful code alone."""
+    careful = re.sub(r"</?[a-z_]+\d?>", lambda tag: tag[0].upper(), text)
+    for form in (PLANNER, UPDATER):
+        assert form.parse(text)[1:3] == form.parse(careful)[1:3]
 
 
 def test_a_malformed_plan_keeps_what_can_be_read():

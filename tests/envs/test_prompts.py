@@ -1,5 +1,6 @@
 """Prompts in sets: every set of every environment, one's own over them, mistakes in them, and prompts that are cut."""
 
+import copy
 import hashlib
 import json
 import pickle
@@ -14,8 +15,8 @@ import unitymas
 from unitymas.agents.policies import ExpertPolicy
 from unitymas.agents.roles import read_reply
 from unitymas.agents.team import Team
-from unitymas.agents.text.wording import LEFT_OUT, FieldText, Told
-from unitymas.envs.core.drivers import derive, play
+from unitymas.agents.text.wording import LEFT_OUT, FieldText, Told, Wording
+from unitymas.envs.core.drivers import call_for, derive, play
 from unitymas.envs.core.prompts import PromptError, sets_of
 from unitymas.envs.registry import list_envs, make_arena, spec
 from unitymas.trainers.config.resolve import resolve
@@ -263,10 +264,40 @@ def test_what_is_cut_is_counted_and_the_rest_stays(text: str, by: int, end: str)
     assert again == told and again.shortened(by) == (kept, gone)
 
 
+@given(st.data())
+def test_a_prompt_is_its_pieces_whichever_way_it_is_filled(data: Any) -> None:
+    """The quick way to fill a prompt, and the pieces that a cut goes by."""
+    text = st.lists(st.sampled_from(["{a}", "{b}", "%", "%(a)s", "{{a}}", "{", " "])).map("".join)
+    prompt, when, unless = (data.draw(text) for _ in range(3))
+    terms, tables = data.draw(
+        st.sampled_from([({}, False), ({"b": "100%"}, False), ({}, True), ({"b": ""}, True)])
+    )
+    around = ({"a": FieldText.of(when)}, {"a": FieldText.of(unless)}) if tables else ({}, {})
+    words = Wording("", FieldText.of(prompt), *around, terms=terms)
+    fields = {name: data.draw(st.sampled_from(["", "x", "100% {a}", 7])) for name in "ab"}
+    whole = "".join(part for _, part in words.pieces(fields))
+    assert words.ask(fields) == whole == words.told(fields)
+    again = pickle.loads(pickle.dumps(words))
+    assert again == words and again.ask(fields) == copy.deepcopy(words).ask(fields) == whole
+    if "a" in words.prompt.fields:
+        with pytest.raises(KeyError, match="a"):
+            words.ask({"b": ""})
+
+
+def test_a_call_knows_how_its_prompt_may_be_cut_and_a_node_holds_plain_text() -> None:
+    arena = arena_of("mask-hotpotqa", "full")
+    execution = arena.start(arena.task(arena.task_ids[0]), 0)
+    execution.answer(execution.pending[0], "<final_answer>x</final_answer>")
+    node = execution.pending[0]
+    content = call_for(execution, node, "").messages[-1]["content"]
+    assert isinstance(content, Told) and content.cut == (("steps", "first"),)
+    assert type(node.messages[-1]["content"]) is str and content == node.messages[-1]["content"]
+
+
 def test_the_oldest_steps_and_the_last_passages_go_first() -> None:
     lines = "\n".join(f"t{i}: question {i} | answer {i}" for i in range(1, 9))
     role = arena_of("mask-hotpotqa", "full").roles["answerer"]
-    told = role.wording.ask({"question": "Who?", "steps": lines})
+    told = role.wording.told({"question": "Who?", "steps": lines})
     assert isinstance(told, Told)
     kept, gone = told.shortened(60)
     assert (
@@ -276,7 +307,7 @@ def test_the_oldest_steps_and_the_last_passages_go_first() -> None:
         and gone["steps"] >= 60
     )
     reader = arena_of("mask-hotpotqa", "full").roles["summarizer"]
-    told = reader.wording.ask({"query": "q", "passages": "A: one\nB: two\nC: three three three"})
+    told = reader.wording.told({"query": "q", "passages": "A: one\nB: two\nC: three three three"})
     kept, _ = told.shortened(12)
     assert "A: one\n" in kept and "C: three" not in kept
 
