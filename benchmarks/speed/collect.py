@@ -2,7 +2,7 @@
 
     python -m unitymas.benchmarks.speed.collect [--episodes 256] [--slots 64] [--threads 1] [--rounds 2]
 
-The embedded tiny model plays all five roles, float32, at temperature 1. The collector plays `--episodes` episodes at
+The embedded tiny model, or `--model NAME`, plays all five roles, float32, at temperature 1. The collector plays `--episodes` episodes at
 once, each of which asks one thing after the other: workflow, retrieval, prompts, chat template, parsing and sealing
 included. Then the very requests that it made, in the order in which it made them, are put to
 
@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ...agents import TINY
 from ...agents.engines.sampling import SamplingParams
 from ...agents.engines.torch_engine import Engine
+from ...agents.names import model_path
 from ...agents.policies import Answer, Call
 from ...agents.team import BoundTeam
 from ...envs.core.arena import Arena
@@ -155,6 +155,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=64, help="the engine's slots, and generate's batch")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--model", default="tiny", help="a model by its name (default: tiny)")
     args = parser.parse_args()
     from transformers import AutoModelForCausalLM
 
@@ -163,10 +164,11 @@ def main() -> None:
     policy = PolicySpec(learning=Learning(), sampling=Sampling(max_tokens=40))
     group = ModelGroup(
         GroupSpec(
-            name="main", model="tiny", policies={"team": policy}, slots=args.slots, threads=args.threads
+            name="main", model=args.model, policies={"team": policy}, slots=args.slots, threads=args.threads
         )
     )
-    engine, theirs = group.hosted["team"].engine, AutoModelForCausalLM.from_pretrained(TINY).float().eval()
+    path = model_path(args.model)
+    engine, theirs = group.hosted["team"].engine, AutoModelForCausalLM.from_pretrained(path).float().eval()
     assert isinstance(engine, Engine)
     _, asked = asyncio.run(play(arena, group, tasks, 8))  # warm, and what is asked of the others
     waiting = [engine.submit(prompt, params) for prompt, params in asked]

@@ -1,16 +1,17 @@
 """Speed of the engine, against transformers' own `model.generate` on the same requests.
 
     python -m unitymas.benchmarks.speed.engine [--dtype bfloat16] [--batch 64] [--threads 1] [--repeat 3]
+    python -m unitymas.benchmarks.speed.engine --model smollm2 --requests 32
 
-One Llama of 2.4M parameters with random weights. `generate` gets the requests sorted by length, in batches padded on
+One Llama of 2.4M parameters with random weights, or a model by its name. `generate` gets the requests sorted by length, in batches padded on
 the left, and each batch as many new tokens as its longest reply wants; what it says beyond a row's own length does not
 count. Both sides run in turns, and the best of each counts. Processor time is printed beside wall time, because it
 holds better on a machine that others use too.
 
     alike    prompts of 60-200 random tokens, 32 new ones each, nothing in common: the best case for `generate`
     uneven   the same prompts, 4 to 32 new tokens
-    samples  32 of those prompts, 8 samples of each, 4 to 32 new tokens
-    team     5 roles with a text of 60 tokens each, 32 questions of 40-120 tokens, 2 samples, 4 to 32 new tokens
+    samples  an eighth of those prompts, 8 samples of each, 4 to 32 new tokens
+    team     5 roles with a text of 60 tokens each, questions of 40-120 tokens, 2 samples, 4 to 32 new tokens
 """
 
 from __future__ import annotations
@@ -26,15 +27,20 @@ import torch
 
 from ...agents.engines.sampling import SamplingParams
 from ...agents.engines.torch_engine import Engine
-from ...agents.model.weights import from_config, to_hf
+from ...agents.model.weights import from_config, load_model, to_hf
+from ...agents.names import model_path
 
 VOCAB = 2048
 Asked = list[tuple[list[int], int]]  # prompts, and how many new tokens each wants
 
 
-def models(dtype: torch.dtype) -> tuple[Any, Any]:
-    """Our decoder and transformers' model with the same random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def models(dtype: torch.dtype, name: str = "") -> tuple[Any, Any]:
+    """Our decoder and transformers' model with the same weights: those of a model by its name, else random ones."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    if name:
+        path = model_path(name)
+        return load_model(path), AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
 
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=192, intermediate_size=512, num_hidden_layers=5, num_attention_heads=6,
@@ -47,22 +53,22 @@ def models(dtype: torch.dtype) -> tuple[Any, Any]:
     return ours, theirs.to(dtype).eval()
 
 
-def requests() -> dict[str, Asked]:
-    """The four kinds of work, as the module's text describes them."""
+def requests(vocab: int = VOCAB, count: int = 256) -> dict[str, Asked]:
+    """The four kinds of work, as the module's text describes them, of about `count` requests each."""
     rng = random.Random(0)
 
     def words(low: int, high: int) -> list[int]:
-        return [rng.randrange(1, VOCAB) for _ in range(rng.randint(low, high))]
+        return [rng.randrange(1, vocab) for _ in range(rng.randint(low, high))]
 
     def reply() -> int:
         return rng.choice((4, 8, 12, 16, 32))
 
-    prompts = [words(60, 200) for _ in range(256)]
-    roles, questions = [words(60, 60) for _ in range(5)], [words(40, 120) for _ in range(32)]
+    prompts = [words(60, 200) for _ in range(count)]
+    roles, questions = [words(60, 60) for _ in range(5)], [words(40, 120) for _ in range(max(1, count // 8))]
     return {
         "alike": [(p, 32) for p in prompts],
         "uneven": [(p, reply()) for p in prompts],
-        "samples": [(p, reply()) for p in prompts[:32] for _ in range(8)],
+        "samples": [(p, reply()) for p in prompts[: max(1, count // 8)] for _ in range(8)],
         "team": [(role + question, reply()) for question in questions for role in roles for _ in range(2)],
     }
 
@@ -110,15 +116,19 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="generate's batch, and the engine's slots")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument(
+        "--model", default="", help="a model by its name (default: a small one with random weights)"
+    )
+    parser.add_argument("--requests", type=int, default=256, help="of each kind, about (a multiple of 8)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     dtype = getattr(torch, args.dtype)
-    ours, theirs = models(dtype)
+    ours, theirs = models(dtype, args.model)
     engine = Engine(ours, slots=args.batch, context=256, dtype=dtype, stop_ids=())
     print(
-        f"{args.dtype}, batch and slots {args.batch}, {args.threads} threads; new tokens/s by the clock (by cpu)"
+        f"{args.model or 'random weights'}, {args.dtype}, batch and slots {args.batch}, {args.threads} threads; new tokens/s by the clock (by cpu)"
     )
-    for name, asked in requests().items():
+    for name, asked in requests(ours.shape.vocab, args.requests).items():
         works = [partial(generate, theirs, asked, args.batch), partial(serve, engine, ours, asked)]
         (their_clock, their_cpu), (clock, cpu) = in_turns(works, args.repeat)
         n = sum(new for _, new in asked)

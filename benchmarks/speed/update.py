@@ -2,8 +2,9 @@
 
     python -m unitymas.benchmarks.speed.update                 # tokens/s, and the ratio
     python -m unitymas.benchmarks.speed.update --memory        # peak memory as the vocabulary grows
+    python -m unitymas.benchmarks.speed.update --model minimind2 --samples 64 --rounds 1
 
-Both sides train the same 2.6M-parameter Llama on the same 256 samples (32 prompts of 100 to 200 tokens, 8 replies of
+Both sides train the same 2.6M-parameter Llama, or the same model by its name, on the same 256 samples (32 prompts of 100 to 200 tokens, 8 replies of
 32 tokens each): forward, loss, backward, clipping, AdamW. TRL runs its own `train()` with generation and scoring
 replaced by the ready batch, so that only its update is timed, in several settings of which the fastest counts.
 A sample's tokens are its prompt and its reply on both sides, whether a side computes a shared prompt once or 8 times;
@@ -27,7 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...agents.model.weights import from_config, save_model
+from ...agents.model.weights import from_config, load_model, load_tokenizer, save_model
+from ...agents.names import model_path
 from ...trainers.algorithms import make_algorithm
 from ...trainers.config.group_settings import Learning
 from ...trainers.controller.statistics.table import Signal
@@ -71,6 +73,11 @@ SETTINGS = (
 )
 
 
+def start_of(model: str, vocab: int) -> Any:
+    """What both sides begin from: a model by its name, else a small one with random weights."""
+    return load_model(model_path(model)) if model else from_config(llama_config(vocab))
+
+
 def llama_config(vocab: int) -> Any:
     from transformers import LlamaConfig
 
@@ -107,9 +114,11 @@ def n_tokens(samples: list[Sample]) -> int:
     return sum(len(sample.prompt) + sample.n_tokens for sample in samples)
 
 
-def ours(samples: list[Sample], vocab: int, precision: str, micro_tokens: int) -> Callable[[], Seconds]:
+def ours(
+    samples: list[Sample], vocab: int, precision: str, micro_tokens: int, model: str = ""
+) -> Callable[[], Seconds]:
     """A function that makes one update and says how long it took."""
-    parameters = Parameters(from_config(llama_config(vocab)))
+    parameters = Parameters(start_of(model, vocab).requires_grad_(True))
     learner = Learner("shared", parameters, Learning(micro_tokens=micro_tokens, precision=precision))  # type: ignore[arg-type]
     algorithm = make_algorithm("grpo", dual_clip=None)
     signals = {s.id: Signal(s.id, float(i % 3 - 1)) for i, s in enumerate(samples)}
@@ -122,7 +131,9 @@ def ours(samples: list[Sample], vocab: int, precision: str, micro_tokens: int) -
     return step
 
 
-def theirs(samples: list[Sample], vocab: int, setting: Setting, rounds: int) -> list[Seconds]:
+def theirs(
+    samples: list[Sample], vocab: int, setting: Setting, rounds: int, model: str = ""
+) -> list[Seconds]:
     """Time of each optimiser step of TRL's own training loop."""
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -143,7 +154,7 @@ def theirs(samples: list[Sample], vocab: int, setting: Setting, rounds: int) -> 
 
     ready, clock = trl_batch(samples), Clock()
     with tempfile.TemporaryDirectory() as folder:
-        save_model(from_config(llama_config(vocab)), folder, small_tokenizer(vocab))
+        save_model(start_of(model, vocab), folder, tokenizer_of(model, vocab))
         config = GRPOConfig(
             output_dir=folder,
             per_device_train_batch_size=setting.batch,
@@ -192,6 +203,11 @@ def trl_batch(samples: list[Sample]) -> dict[str, torch.Tensor]:
     }
 
 
+def tokenizer_of(model: str, vocab: int) -> Any:
+    """The model's own, else any: nothing is tokenised."""
+    return load_tokenizer(model_path(model)) if model else small_tokenizer(vocab)
+
+
 def small_tokenizer(vocab: int) -> Any:
     """Any tokenizer will do: nothing is tokenised, but TRL wants one."""
     from tokenizers import Tokenizer, models
@@ -210,10 +226,11 @@ def prompts_of_words(n: int) -> Any:
     return Dataset.from_dict({"prompt": ["w3"] * n})
 
 
-def speed(rounds: int, vocab: int, n: int) -> None:
+def speed(rounds: int, vocab: int, n: int, model: str = "") -> None:
+    vocab = start_of(model, vocab).shape.vocab
     shared, different = draw(vocab, n), draw(vocab, n, k=1)
     variants = {
-        f"ours {precision}, {what}": (ours(samples, vocab, precision, 4096), n_tokens(samples))
+        f"ours {precision}, {what}": (ours(samples, vocab, precision, 4096, model), n_tokens(samples))
         for precision in ("float32", "bfloat16")
         for what, samples in (("8 replies to a prompt", shared), ("prompts all different", different))
     }
@@ -221,7 +238,7 @@ def speed(rounds: int, vocab: int, n: int) -> None:
     for setting in SETTINGS:
         for name, (step, _) in variants.items():
             times[name].append(step())
-        times[setting.name] += theirs(shared, vocab, setting, rounds + 1)[1:]
+        times[setting.name] += theirs(shared, vocab, setting, rounds + 1, model)[1:]
         print(f"measured: {setting.name}", flush=True)
     for kind in ("wall", "processor"):
         print(
@@ -275,13 +292,16 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--samples", type=int, default=256, help="a multiple of 64")
+    parser.add_argument(
+        "--model", default="", help="a model by its name (default: a small one with random weights)"
+    )
     parser.add_argument("--memory", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.memory:
         memory([1024, 8192, 32768, 131072], arguments.samples)
     else:
-        speed(arguments.rounds, arguments.vocab, arguments.samples)
+        speed(arguments.rounds, arguments.vocab, arguments.samples, arguments.model)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ def parser() -> Parser:
     made.add_argument("env", help="environment id, or suite:mini | qa | code | math | planning")
     made.add_argument(
         "--team",
+        "--model",
         default="tiny",
         help="a model by name (`unitymas models`), scripted, random, or role=player,*=player",
     )

@@ -1,0 +1,65 @@
+"""The benchmarks of speed take a model by its name, and hold both sides to the same weights and the same work."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from unitymas.benchmarks.speed import collect, engine, update
+from unitymas.cli.evaluation import parser
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_both_sides_of_the_engine_have_the_named_models_weights() -> None:
+    ours, theirs = engine.models(torch.float32, "tiny")
+    assert torch.equal(ours.embed, theirs.get_input_embeddings().weight)
+    assert ours.shape.vocab == theirs.config.vocab_size != engine.VOCAB
+    kinds = engine.requests(ours.shape.vocab, 16)
+    assert {name: len(asked) for name, asked in kinds.items()} == {
+        "alike": 16,
+        "uneven": 16,
+        "samples": 16,
+        "team": 20,
+    }
+    assert max(max(prompt) for asked in kinds.values() for prompt, _ in asked) < ours.shape.vocab
+    plain = engine.requests()
+    assert [len(asked) for asked in plain.values()] == [256, 256, 256, 320]
+
+
+@pytest.mark.parametrize(
+    ("part", "words", "says"),
+    [
+        (engine, ["--requests", "8", "--repeat", "1", "--batch", "8"], "tiny, bfloat16, batch and slots 8"),
+        (collect, ["--episodes", "8", "--rounds", "1", "--slots", "8"], "8 episodes, "),
+    ],
+)
+def test_a_benchmark_of_a_named_model_runs(
+    part: object,
+    words: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--model", "tiny", "--threads", "1", *words])
+    part.main()  # type: ignore[attr-defined]
+    assert says in capsys.readouterr().out
+
+
+def test_the_update_of_a_named_model() -> None:
+    model = update.start_of("tiny", 64)
+    samples = update.draw(model.shape.vocab, 8)
+    step = update.ours(samples, model.shape.vocab, "float32", 4096, "tiny")
+    assert step().processor > 0
+    assert update.tokenizer_of("tiny", 64).chat_template and update.tokenizer_of("", 64).vocab_size == 64
+
+
+def test_eval_takes_a_model_by_either_name() -> None:
+    assert parser().parse_args(["rag-nq", "--model", "smollm2"]).team == "smollm2"
+    assert parser().parse_args(["rag-nq", "--team", "smollm2"]).team == "smollm2"
