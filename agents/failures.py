@@ -41,6 +41,8 @@ class Failure(RuntimeError):
     """Something failed at a boundary."""
 
     boundary: ClassVar[Boundary]
+    title: ClassVar[str] = ""
+    """Name in messages, where it is not the class's own."""
     transient: ClassVar[bool] = False
     """True if nobody in the team caused it, so that the same episode may go well when it is played again."""
 
@@ -53,9 +55,21 @@ class WorkflowError(Failure):
 
 
 class ToolError(Failure):
-    """A tool failed. It is journalled: `run` may catch it, and a replay raises it again."""
+    """Raised where a tool could not do what it was asked: `run` may catch it, and a replay raises it again.
+
+    Uncaught, it ends the episode, which is rewarded: whoever used the tool so is to learn from it.
+    """
 
     boundary = Boundary.TOOL
+
+
+class ToolFault(ToolError):
+    """Raised where a tool itself was at fault: its code raised something else, or its server did not answer in time.
+
+    Uncaught, it is an error of the episode, which never trains.
+    """
+
+    title = "ToolError"  # as traces have always told it
 
 
 class Infrastructure(Failure):

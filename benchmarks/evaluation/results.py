@@ -215,9 +215,9 @@ def _number(trace: Mapping[str, Any], metric: str) -> float:
 def _cause(trace: Mapping[str, Any]) -> str:
     """Cause of an episode that did not end as it should, in words that many episodes share; empty where it did."""
     ended = str(trace["ended"])
-    if ended == "terminal":
+    if ended == "terminal" and not trace.get("error"):
         return ""
-    if ended == "error":
+    if ended in ("error", "terminal"):  # an error, or a tool used wrongly
         kind = str(trace.get("error") or "").split(":", 1)[0]
         return f"{trace.get('reason') or 'error'}: {kind}" if kind else str(trace.get("reason") or "error")
     return f"{ended}: {trace.get('reason')}" if trace.get("reason") else ended

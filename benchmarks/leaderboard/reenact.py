@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...agents.answers import ReplyMeta
 from ...agents.failures import Ended, Infrastructure
 from ...agents.roles import MAX_REPLY
 from ...envs.core.arena import Arena
@@ -114,6 +115,7 @@ def _answer(
     elif tools_again:
         arena.toolbox.call(execution, node)
     elif row["error"] is not None:
+        node.meta = ReplyMeta(raised=ReplyMeta.of(row.get("meta")).raised)  # whether the tool was at fault
         execution.fail(node, row["error"])
     else:
         execution.give(node, row["result"], row["private"])

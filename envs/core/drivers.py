@@ -238,7 +238,7 @@ class EpisodeFailures:
     def see(self, trace: Trace) -> None:
         """Count an episode's failures."""
         self.episodes += 1
-        if str(trace.ended) == "error":
+        if trace.error is not None:  # a tool used wrongly is an outcome, and told as well
             self.causes[f"{trace.reason}: {trace.error}"] += 1
         for node in trace.nodes:
             if node.kind == "use" and node.meta.raised is not None:

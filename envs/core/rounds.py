@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...agents.answers import NOTHING_KNOWN, ReplyMeta
-from ...agents.failures import Boundary, Ended, ToolError, WorkflowError
+from ...agents.failures import Boundary, Ended, ToolError, ToolFault, WorkflowError
 from ...agents.frozen import freeze
 from ...agents.hints import counted
 from ...agents.roles import Format, Reply, read_reply
@@ -148,7 +148,8 @@ class Rounds:
                         reply = node.reply
                         self._run(branch, node.result if reply is None else reply)  # an act's, or a tool's
                     else:
-                        self._run(branch, None, ToolError(node.error))
+                        fault = ToolError if node.meta.raised is None else ToolFault
+                        self._run(branch, None, fault(node.error))
                     if self.ended is not GOES_ON:
                         return
                 if self.pending:
@@ -293,19 +294,20 @@ class Rounds:
         join = branch.join
         if join is None:
             self.exception = error
-            self._end(
-                Ended.ERROR,
-                Boundary.JUDGE
-                if self._grading
-                else Boundary.TOOL
-                if isinstance(error, ToolError)
-                else Boundary.ENVIRONMENT,
-            )
+            self._end(*self._ending_of(error))
             return
         join.left = -1
         for arm in join.arms:
             self._cancel(arm)
         self._run(join.parent, None, error)
+
+    def _ending_of(self, error: Exception) -> tuple[Ended, Boundary]:
+        """Tell by its type whether an uncaught error is the team's doing, an outcome, or somebody else's."""
+        if self._grading:
+            return Ended.ERROR, Boundary.JUDGE
+        if not isinstance(error, ToolError):
+            return Ended.ERROR, Boundary.ENVIRONMENT
+        return Ended.ERROR if isinstance(error, ToolFault) else Ended.TERMINAL, Boundary.TOOL
 
     def _cancel(self, arm: Line) -> None:
         """Close an arm and all that runs below it; what it asked in this round is asked no more."""

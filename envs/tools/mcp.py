@@ -23,8 +23,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...agents.failures import ToolError, ToolFault
 from ...agents.text.reading import is_shallow
-from ..core.workflow import ToolError
 from .tool import Infrastructure, Kind, Tool, background
 
 START_SECONDS = 60.0  # a server may have to be installed first
@@ -74,7 +74,7 @@ class McpServer:
             answer.cancel()
             if connection.ended in done:
                 raise Infrastructure(f"{self.name} died while it answered {tool!r}")
-            raise ToolError(f"{self.name}/{tool}: no answer within {self.deadline:g} s")
+            raise ToolFault(f"{self.name}/{tool}: no answer within {self.deadline:g} s")
         try:
             return _content(answer.result(), tool)
         except ToolError:

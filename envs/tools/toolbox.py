@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...agents.answers import ReplyMeta
-from ...agents.failures import Boundary, Infrastructure, ToolError, WorkflowError
+from ...agents.failures import Boundary, Infrastructure, ToolError, ToolFault, WorkflowError
 from ...agents.threads import contained
 from ...own import told
 from ..core.execution import Execution
@@ -136,10 +136,13 @@ def _fail(entry: Tool, execution: Execution, node: Node, error: Exception) -> No
     """Handle a failure: one that nobody in the team caused ends the episode; every other failure is the tool's answer."""
     if isinstance(error, Infrastructure):
         execution.abort(error, Boundary.TOOL)
-    else:
-        if not isinstance(error, ToolError | TimeoutError | asyncio.TimeoutError):
-            node.meta = ReplyMeta(raised=told(error))
-        execution.fail(node, _message(entry, error))
+        return
+    message = _message(entry, error)
+    if isinstance(error, ToolFault | TimeoutError | asyncio.TimeoutError):
+        node.meta = ReplyMeta(raised=message)
+    elif not isinstance(error, ToolError):
+        node.meta = ReplyMeta(raised=told(error))
+    execution.fail(node, message)
 
 
 def _message(entry: Tool, error: BaseException) -> str:

@@ -220,6 +220,7 @@ def collected(harvest: Harvest) -> Metrics:
     tokens = 0
     for trace in traces:
         sums["truncated"].append(float(str(trace.ended) == "truncated"))
+        sums["tool_misused"].append(float(trace.ended == "terminal" and trace.error is not None))
         tokens += sum(n.meta.tokens_out or 0 for n in trace.acts())
     figures |= {name: math.fsum(values) / len(values) for name, values in sums.items()}
     figures |= {f"train/{name}": value for name, value in harvest.means().items()}
