@@ -1,7 +1,7 @@
 """A warm start: supervised fine-tuning on the scripted expert's traces, before reinforcement learning.
 
-    unitymas warmstart rag-squad --model minimind2 --out runs/warm --epochs 3
-    unitymas train rag-squad --model runs/warm
+    unitymas warmstart rag-squad --model minimind2 --out runs/warm
+    unitymas train rag-squad --model ./runs/warm
 
 The replies of episodes that the expert solved are learned by maximum likelihood, through the learner that trains
 policies: packed, with shared prefixes, in bfloat16 where it is faster, as a whole or through an adapter that is merged at the end.

@@ -133,7 +133,8 @@ def test_a_warm_started_small_model_learns_with_the_settings_of_small_models(tmp
             "rag-nq", preset_name="shared", overrides=[f"groups.*.model={model}", "env.data=mini"]
         )
         assert (
-            config.tasks_per_step == small_settings()["tasks_per_step"] and config.policies["team"].reference
+            config.tasks_per_step == small_settings()["tasks_per_step"]
+            and config.policies["team"].algorithm["name"] == "grpo"
         )
     plain = resolve("rag-nq", preset_name="shared", overrides=["groups.*.model=./elsewhere", "env.data=mini"])
     assert plain.tasks_per_step != config.tasks_per_step
