@@ -108,8 +108,13 @@ def prompts_of(name: str) -> Any:
     if place == TINY:
         return "short"
     if (file := place / PROMPTS_FILE).is_file():
-        told = yaml.safe_load(file.read_text("utf-8"))
-        return told.get("prompts", "full") if isinstance(told, dict) else "full"
+        try:
+            tree = yaml.safe_load(file.read_text("utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(
+                f"{file}: says which prompts the model learned, and cannot be read: {error}"
+            ) from error
+        return tree.get("prompts", "full") if isinstance(tree, dict) else "full"
     return prompts_of_run(place) if known.kind == "run" else "full"
 
 

@@ -25,6 +25,7 @@ import numpy as np
 import yaml
 
 from ..agents.fetch.packaged import PACKAGES
+from ..agents.frozen import thaw
 from ..agents.hints import counted
 from ..agents.names import PROMPTS_FILE, model_path, prompts_of
 from ..agents.text.chat import Chat
@@ -218,12 +219,9 @@ def warmstart(
     from ..agents.model.weights import load_model, load_tokenizer, save_model
 
     how = WarmStart(**settings)
-    small = str(model) in PACKAGES  # what is learned needs no long words, and they are a third of the cost
-    told = prompts if prompts is not None else "short" if small else prompts_of(str(model))
+    told = _prompts(id, str(model), prompts, args or {})
     traces = expert_traces(id, tasks, data, prompts=told, **(args or {}))
-    path = model_path(
-        model
-    )  # after the environment: what is wrong with that is known before anything is fetched
+    path = model_path(model)  # what is wrong with the environment is known before anything is fetched
     tokenizer = load_tokenizer(path)
     samples = samples_of(traces, tokenizer)
     count = sum(len(s.prompt) + len(s.reply) for s in samples)
@@ -248,9 +246,20 @@ def warmstart(
     learned, record.losses = fine_tune(load_model(path), samples, how, say)
     record.seconds = round(time.monotonic() - began, 1)
     out = save_model(learned, out, tokenizer)
-    (out / PROMPTS_FILE).write_text(yaml.safe_dump({"prompts": told}))
+    if told is not None:
+        (out / PROMPTS_FILE).write_text(yaml.safe_dump({"prompts": told}))
     (out / WARMSTART_FILE).write_text(json.dumps({"env": id, **vars(record), **vars(how)}, indent=1))
     return out
+
+
+def _prompts(id: str, model: str, prompts: Any, args: Mapping[str, Any]) -> Any:
+    """The set that is learned, as `make` takes it; None of a workflow without sets."""
+    if prompts is None and spec(id).make_workflow(**args).prompt_set is None:
+        return None
+    small = model in PACKAGES  # what is learned needs no long words, and they are a third of the cost
+    wanted = prompts if prompts is not None else "short" if small else prompts_of(model)
+    chosen = spec(id).make_workflow(**args, prompts=wanted).prompt_set
+    return None if chosen is None else thaw(chosen.given)
 
 
 def warmstart_main(argv: Sequence[str]) -> int:

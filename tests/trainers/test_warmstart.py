@@ -11,9 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import unitymas.agents
 from unitymas.agents.model.weights import load_model, save_model
 from unitymas.agents.names import prompts_of
+from unitymas.agents.roles import Role
 from unitymas.agents.team import Team
 from unitymas.cli import main
 from unitymas.cli.training import train_main
+from unitymas.envs.core.workflow import Outcome, Workflow
+from unitymas.envs.registry import make_arena, register, unregister
 from unitymas.trainers.config.presets import origin_of, small_settings
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.warmstart import WarmStart, expert_traces, fine_tune, samples_of, tokenized, warmstart
@@ -124,6 +127,39 @@ def test_teams_and_runs_of_it_choose_the_prompts_that_it_learned(tmp_path):
     assert config.env.prompts == "short" and origin_of(str(out)) == "tiny"
     mixed = ["env.data=mini", f"groups.decomposer.model={out}", "groups.answerer.model=./nowhere"]
     assert resolve("rag-nq", preset_name="separate", overrides=mixed).env.prompts == "full"
+
+
+def test_prompts_of_ones_own_travel_with_the_model(tmp_path):
+    (tmp_path / "mine.yaml").write_text("base: short\nanswerer:\n  system: Be brief.\n")
+    settings = {"tasks": 2, "data": "mini", "precision": "float32"}
+    out = warmstart("rag-nq", "tiny", tmp_path / "warm", prompts=str(tmp_path / "mine.yaml"), **settings)
+    (tmp_path / "mine.yaml").unlink()
+    config = resolve("rag-nq", preset_name="shared", overrides=[f"groups.*.model={out}", "env.data=mini"])
+    arena = make_arena("rag-nq", data="mini", prompts=config.env.prompts)
+    assert arena.roles["answerer"].system == "Be brief."
+    (out / "prompts.yaml").write_text("prompts: [")
+    with pytest.raises(
+        ValueError, match="prompts.yaml: says which prompts the model learned, and cannot be read"
+    ):
+        prompts_of(str(out))
+
+
+def test_a_workflow_whose_roles_say_themselves_what_they_are_told(tmp_path):
+    class Echo(Workflow):
+        roles = (Role("speaker", system="Repeat."),)
+
+        async def run(self, ep):
+            return Outcome(answer=(await ep.act("speaker", ep.task.question)).value)
+
+    rows = [{"id": str(n), "question": f"{n}?", "answers": [f"{n}?"]} for n in range(3)]
+    register("warm-echo", workflow=Echo, tasks=rows, reward="unitymas.rewards.outcome:AnswerF1", headline="f1",
+             expert=lambda call: call.task.view["question"])  # fmt: skip
+    try:
+        out = warmstart("warm-echo", "tiny", tmp_path / "warm", precision="float32")
+    finally:
+        unregister("warm-echo")
+    assert json.loads((out / "warmstart.json").read_text())["replies"] == 3
+    assert not (out / "prompts.yaml").exists() and prompts_of(str(out)) == "full"
 
 
 def test_a_warm_started_small_model_learns_with_the_settings_of_small_models(tmp_path):
