@@ -125,7 +125,7 @@ def steps_of(directory):
 
 PASSING = {
     "arena", "validation", "collector", "evaluator", "specs", "config", "dir", "changes", "book", "watchdog", "interrupts",
-    "_resume", "on_trace", "hosts", "progress",
+    "_resume", "on_trace", "hosts", "progress", "timeline",
 }  # fmt: skip
 """What a run makes anew from its config, or forgets with each step; groups are looked at by themselves."""
 HOSTED = {"speaker", "spec", "name", "parameters", "learner"}

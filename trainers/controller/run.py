@@ -65,6 +65,7 @@ class Run:
         self.cursor = Cursor(list(self.arena.task_ids), config.seed)
         self.on_trace: Callable[[Trace], None] | None = None
         self.watch, self.watchdog, self.progress = Watch(), Watchdog(config.watchdog), Progress()
+        self.timeline = Timeline(None)
         self.stops, self.interrupts = StopRules(config), Interrupts()
         self.hosts = HostedGroups(self.plan, self.watchdog, self.progress)
         self.recipe: Default = make_recipe(config.recipe, config.recipe_args)
@@ -187,6 +188,8 @@ class Run:
     async def _begin(self) -> None:
         """From the newest checkpoint, or from the first validation."""
         mark = await self._load(newest(self.dir)) if self._resume else None
+        if mark is not None:  # a kill may have come between the last checkpoint and the removal of older ones
+            checkpoint.prune(self.dir / "checkpoints", self.config.checkpoints)
         self.book.begin(self.step, mark)
         checkpoint.write_whole(self.dir / "config.yaml", signed(dump(self.config)))
         if (path := self.dir / "spending.json").is_file():
@@ -281,7 +284,7 @@ class Run:
     async def _load(self, folder: Path) -> Mapping[str, Any]:
         """Go on from a checkpoint. -> the mark of the book as it was then."""
         with checkpoint.reading(folder / "controller.json") as state:
-            self.step = state["step"]
+            self.step = self._saved = state["step"]
             self.stops.load_state_dict(state)
             self.cursor.load_state_dict(state["cursor"])
             self.watch.load_state_dict(state["watch"])
