@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from ..text.reading import split_thinking
@@ -34,7 +35,12 @@ def opens_thinking(tokenizer: Any, prompt: Sequence[int]) -> bool:
     """Tell whether a prompt ends in an open thinking block, as some chat templates write it. The reply then
     begins inside it.
     """
-    return _decoded(tokenizer, prompt[-16:]).rstrip().lower().endswith("<think>")
+    return _opens_thinking(tokenizer, tuple(prompt[-16:]))
+
+
+@lru_cache(maxsize=4096)  # asked twice of each prompt, and siblings and samples of a group share theirs
+def _opens_thinking(tokenizer: Any, tail: tuple[int, ...]) -> bool:
+    return _decoded(tokenizer, tail).rstrip().lower().endswith("<think>")
 
 
 def thinking_tokens(tokenizer: Any, ids: Sequence[int], text: str) -> int:

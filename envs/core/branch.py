@@ -43,6 +43,7 @@ class Branch:
         self.arena, self.team, self.play, self.scorer = arena, team, play, scorer
         self.episode, self.label = episode, label
         self.names: dict[str, str] = dict(names or {})  # node id -> the name its sample is kept under
+        self._booked: tuple[int, Ended] | None = None  # round and ending up to which all is booked
 
     @classmethod
     def begin(cls, arena: Arena, team: BoundTeam, task: Task, seed: int, episode: str = "") -> Branch:
@@ -73,7 +74,11 @@ class Branch:
 
     def credits(self, node: str) -> dict[str, float]:
         """Amounts that a node has earned so far, by component."""
-        return self.trace.rewards(node)
+        amounts: dict[str, float] = {}
+        for credit in self.scorer.booked:
+            if credit.node == node:
+                amounts[credit.component] = amounts.get(credit.component, 0.0) + credit.amount
+        return amounts
 
     async def tools(self) -> None:
         """Use all tools that are waited for, until somebody must speak or the episode is over."""
@@ -107,8 +112,11 @@ class Branch:
         self._book()
 
     def _book(self) -> None:
-        if self.scorer.rules or self.over:
+        """Book what is new: nothing is, unless a round was completed or the episode ended since."""
+        now = self.play.round, self.play.ended
+        if now != self._booked and (self.scorer.rules or self.over):
             self.scorer.advance(self.play.trace, self.play.round)
+        self._booked = now
 
     async def _say(self, node: Node) -> None:
         call = call_for(self.play, node, self.episode, reference=self.team.sees(node.agent))

@@ -149,6 +149,29 @@ def test_the_winners_state_is_the_replay_of_its_journal(tree, seed):
     assert trace.to_dict() == grown.trace.to_dict()
 
 
+@pytest.mark.parametrize("continuation", ["greedy", "all"])
+def test_every_simulator_of_a_tree_is_closed(continuation):
+    """The line that is left behind is one of the candidates: nothing of it stays open."""
+    opened = []
+
+    class Echo:
+        def __init__(self, task, seed):
+            opened.append(self)
+
+        def call(self, word):
+            return word + "!"
+
+        def close(self):
+            opened.remove(self)
+
+    rows = [{"id": "t0", "question": "q", "answers": ["a"]}]
+    look = {"look": Tool(Echo, "look", kind="session")}
+    where = Arena(Team(), DataSet("d", "train", rows, "f"), tools=look, rules=[Pay()])
+    root = Branch.begin(where, team(where, Speaker()), where.task("t0"), 1, "e")
+    grown = asyncio.run(TreeSampler(root, Tree(3, continuation=continuation), {"team"}, 1).grow())
+    assert any(n.kind == "use" for n in grown.line.play.nodes) and opened == []
+
+
 def test_greedy_goes_on_with_the_best_and_siblings_are_compared_alike():
     """The chosen candidate's credit is what was known when it was scored, as its siblings' is."""
     grown, _, _ = grow(Tree(4), seed=3)

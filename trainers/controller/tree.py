@@ -24,15 +24,19 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ...agents.answers import DecisionId
 from ...agents.failures import Ended
 from ...envs.core.branch import Branch
 from ...envs.core.drivers import derive
+from ...envs.core.execution import path_key
+from ...envs.core.ledger import Credit
+from ...envs.core.records import ANSWERED
 from ...envs.core.trace import Trace
 from ...envs.core.workflow import Node
 from ..algorithms.algorithm import Tree
-from .statistics.decisions import row_of
+from .statistics.decisions import prompt_hash, row_of
 from .statistics.table import Decision
 
 EXPECTED = "value"
@@ -110,7 +114,8 @@ class TreeSampler:
 
     async def _extend(self, line: Branch, first: _Candidate | None = None) -> Branch:
         """Continue a line to its leaf; lines that part from it are extended beside it."""
-        chains = _Chains(self.root.episode, line.label)
+        label = line.label
+        chains = _Chains(self.root.episode, label)
         mine: list[Decision] = []
         if first is not None:  # the candidate that this line began with
             mine += map(chains.add, first.rows)
@@ -126,11 +131,12 @@ class TreeSampler:
                 alone = _Candidate(line, asked, credit={n: line.credits(n) for n in asked})
                 mine += map(chains.add, self._rows(alone))
                 continue
+            state = label, line.play.round
             candidates = await self._candidates(line)
             if not candidates:  # all failed alike: the episode did
                 break
             await self._score(candidates, mine)
-            ranked = self._ranked(candidates, line)
+            ranked = self._ranked(candidates, *state)
             kept = self._kept(len(ranked))
             mine += map(chains.add, ranked[0].rows)
             beside += [asyncio.create_task(self._extend(other.branch, other)) for other in ranked[1:kept]]
@@ -140,8 +146,8 @@ class TreeSampler:
                 if lost.branch.over:
                     self._look_back(lost.rows, lost.branch)
                 lost.branch.close()
-            ranked[0].branch.label = line.label
             line = ranked[0].branch
+            line.label = label
         line.close()
         self.grown.rows += chains.end(mine, line)
         self._look_back(mine, line)
@@ -154,11 +160,13 @@ class TreeSampler:
         return any(line.team.names.get(node.agent or "") in self.trained for node in line.asked)
 
     async def _candidates(self, line: Branch) -> list[_Candidate]:
-        """K forks of the line, each one round on."""
-        asked = [node.id for node in line.asked]
-        at = f"{line.label}-" if line.label else ""
-        labels = [f"{at}{line.play.round}.{i}" for i in range(self.tree.width)]
-        drawn = [_Candidate(line.fork(label), asked, line.label) for label in labels]
+        """K times the line, each one round on: forks, and the line itself, to whose state nobody returns."""
+        asked, own = [node.id for node in line.asked], line.label
+        at = f"{own}-" if own else ""
+        *labels, last = [f"{at}{line.play.round}.{i}" for i in range(self.tree.width)]
+        drawn = [_Candidate(line.fork(label), asked, own) for label in labels]
+        line.label = last
+        drawn.append(_Candidate(line, asked, own))
         await asyncio.gather(*(c.branch.round() for c in drawn))
         sound = [c for c in drawn if c.branch.play.ended is not Ended.ERROR]
         for failed in drawn:
@@ -179,7 +187,7 @@ class TreeSampler:
         else:
             for c in candidates:
                 c.credit = {node: c.branch.credits(node) for node in c.asked}
-        asked: dict[str, str] = {}  # siblings answer the same prompt: it is hashed once
+        asked: dict[str, _Place] = {}  # siblings answer the same prompt in the same place: told once
         for c in candidates:
             c.rows = self._rows(c, asked)
             self.grown.candidates.append(Candidate(_round_of(c), dict(c.branch.names)))
@@ -239,9 +247,9 @@ class TreeSampler:
         for id, expected in (await self.judge(asked)).items():
             rows[id].credit = {**rows[id].credit, EXPECTED: expected}
 
-    def _ranked(self, candidates: list[_Candidate], line: Branch) -> list[_Candidate]:
-        """The candidates, the one to go on with first."""
-        chance = random.Random(derive("tree", self.seed, line.label, line.play.round))
+    def _ranked(self, candidates: list[_Candidate], label: str, round: int) -> list[_Candidate]:
+        """The candidates, the one to go on with first; `label` and `round` are those of the state they share."""
+        chance = random.Random(derive("tree", self.seed, label, round))
         how = self.tree.continuation
         if how in ("softmax", "random"):
             best = max(c.score for c in candidates)
@@ -260,22 +268,20 @@ class TreeSampler:
 
     # rows --------------------------------------------------------------------------------------------------
 
-    def _rows(self, c: _Candidate, asked: dict[str, str] | None = None) -> list[Decision]:
+    def _rows(self, c: _Candidate, asked: dict[str, _Place] | None = None) -> list[Decision]:
         """The decisions of a candidate's round; which chain they belong to is still to be said.
 
-        `asked`: node -> its prompt's hash, filled in by the first candidate of a set."""
+        `asked`: node -> its place, filled in by the first candidate of a set."""
         asked = {} if asked is None else asked
         branch, rows = c.branch, []
-        acts = [n for n in branch.play.canonical() if n.kind == "act" and n.agent]
         for id in c.asked:
             node = branch.play.node(id)
             if node.reply is None:  # the episode ended before it was answered
                 continue
+            place = asked.get(id) or asked.setdefault(id, _place_of(node, branch))
             task, name = branch.play.task.id, branch.names[id]
-            row = row_of(node, task, self.root.episode, name, self.trained, asked.get(id, ""))
-            asked[id] = row.prompt_hash
-            row.turn = sum(n.agent == node.agent and n.round < node.round for n in acts)
-            row.parents = tuple(branch.names.get(parent, parent) for parent in node.parents)
+            row = row_of(node, task, self.root.episode, name, self.trained, place.prompt_hash)
+            row.turn, row.parents = place.turn, place.parents
             row.credit, row.env_id = c.credit.get(id, {}), branch.arena.env_id
             if c.line is not None:
                 row.sibling_set = f"{self.root.episode}/{id}~{c.line}"
@@ -304,13 +310,25 @@ class _Chains:
         return rows
 
 
+class _Place(NamedTuple):
+    """What all siblings at a node have in common."""
+
+    prompt_hash: str
+    turn: int
+    parents: tuple[str, ...]
+
+
+def _place_of(node: Node, branch: Branch) -> _Place:
+    earlier = [n for n in branch.play.nodes if n.kind == "act" and n.round < node.round]
+    turn = sum(n.agent == node.agent for n in earlier)
+    return _Place(prompt_hash(node), turn, tuple(branch.names.get(parent, parent) for parent in node.parents))
+
+
 def _round_of(c: _Candidate) -> Trace:
     """A candidate's round as a trace of its own."""
-    from ...envs.core.ledger import Credit
-
-    whole = c.branch.trace
-    nodes: list[Node] = [n for n in whole.nodes if n.id in c.asked]
-    part = Trace(whole.env_id, whole.task_id, whole.seed, nodes=nodes, ended="truncated", data=whole.data)
+    play, nodes = c.branch.play, [c.branch.play.node(id) for id in c.asked]
+    part = c.branch.arena.label(Trace(task_id=play.task.id, seed=play.seeds[-1][1], ended="truncated"))
+    part.nodes = sorted((n for n in nodes if n.state == ANSWERED), key=path_key)
     part.credits = [
         Credit(node, name, x) for node, amounts in c.credit.items() for name, x in amounts.items()
     ]
