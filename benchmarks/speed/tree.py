@@ -1,6 +1,6 @@
 """Cost of tree sampling, beside the generation of the same candidates with a real model.
 
-    OMP_NUM_THREADS=1 python -m unitymas.benchmarks.speed.tree [--env mask-nq] [--width 8] [--tasks 8] [--rounds 3]
+    OMP_NUM_THREADS=1 python -m unitymas.benchmarks.speed.tree [--env mask-nq] [--width 8] [--tasks 8] [--rounds 7]
 
 The embedded tiny model plays every role of trees with `width` candidates an act. Every call is written down and then
 put to the same model again, flat: the same prompts, seeds and choices, so the very same tokens. In a tree a round waits
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--env", default="mask-nq")
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--tasks", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     arena = make_arena(options.env, data="mini", prompts="short")
     tasks = [arena.task(id) for id in list(arena.task_ids)[: options.tasks]]

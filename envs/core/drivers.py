@@ -341,18 +341,23 @@ def run_sync(work: Coroutine[Any, Any, T], interrupted: Callable[[], None] | Non
         return asyncio.run(work)
     results: list[T] = []
     errors: list[BaseException] = []
+    done = threading.Event()  # a `join` that is interrupted takes the thread for ended (CPython before 3.13)
 
     def inside() -> None:
         try:
             results.append(asyncio.run(work))
         except BaseException as error:
             errors.append(error)
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=inside)
-    thread.start()
-    while thread.is_alive():
+    thread, started = threading.Thread(target=inside), False
+    while not done.is_set():
         try:
-            thread.join()
+            if not started:  # it may come while the thread begins
+                started = True
+                thread.start()
+            done.wait()
         except KeyboardInterrupt:
             if interrupted is None:
                 raise

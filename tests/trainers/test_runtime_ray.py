@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import os
 import shutil
-import socket
+import signal
 import subprocess
 import sys
 import tempfile
@@ -136,7 +136,7 @@ def test_errors_and_cancelling_cross(tiny_llama: str, tmp_path: Path, cluster: N
 
 
 JOIN = """
-import asyncio, sys
+import asyncio, os, sys
 import ray
 from unitymas.trainers.group.runtime import start_groups, stop_groups
 from unitymas.trainers.config.group_settings import GroupSpec, PolicySpec
@@ -145,11 +145,13 @@ async def run():
     specs = {n: GroupSpec(name=n, model=sys.argv[1], policies={"p": PolicySpec()}, slots=2, threads=1) for n in "a"}
     groups = await start_groups(specs, "ray")
     reports = [await group.report() for group in groups.values()]
-    print("resources", ray.cluster_resources().get("mark"), "versions", [r["versions"] for r in reports])
+    print(how, ray.cluster_resources().get("mark"), [r["versions"] for r in reports], flush=True)
     await stop_groups(groups)
 
-asyncio.run(run())
-ray.shutdown()
+for how in ("by address", "by itself"):
+    asyncio.run(run())
+    ray.shutdown()
+    os.environ.pop("RAY_ADDRESS", None)
 """
 
 
@@ -159,44 +161,36 @@ def head() -> Iterator[dict[str, str]]:
     folder = tempfile.mkdtemp(prefix="rh", dir="/tmp")  # a short path: sockets lie under it
     own = {**os.environ, "RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled"}
     own.pop("RAY_ADDRESS", None)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}", "--num-cpus=1",
+    command = [  # port 0: Ray takes a free one, and no other test can take it before
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0", "--num-cpus=1",
         "--include-dashboard=false", "--object-store-memory=100000000", "--resources={\"mark\": 7}",
     ]  # fmt: skip
-    log = Path(folder, "log")
+    log, address = Path(folder, "log"), Path(folder, "ray", "ray_current_cluster")
     with log.open("w") as out:
         process = subprocess.Popen(command, env=own, stdout=out, stderr=out, start_new_session=True)
-    for _ in range(900):
-        if "Ray runtime started" in log.read_text() or process.poll() is not None:
-            break
-        time.sleep(0.1)
-    cluster_file = Path(folder, "ray", "ray_current_cluster")
-    yield {**own, "HEAD": cluster_file.read_text().strip()}
-    process.terminate()
-    process.wait(30)
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        limit = time.monotonic() + 600
+        while not ("Ray runtime started" in log.read_text() and address.exists()):
+            assert process.poll() is None and time.monotonic() < limit, log.read_text()[-3000:]
+            time.sleep(0.1)
+        yield {**own, "RAY_ADDRESS": address.read_text().strip()}
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.ray
 def test_a_running_cluster_is_joined(head: dict[str, str], tiny_llama: str) -> None:
     """A real second head: by its address, and because it was started on this machine."""
-    drivers = [
-        subprocess.Popen(
-            [sys.executable, "-c", JOIN, tiny_llama],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for env in ({**head, "RAY_ADDRESS": head["HEAD"]}, head)
-    ]
-    for driver in drivers:
-        said, errors = driver.communicate(timeout=180)
-        assert driver.returncode == 0, errors[:3000]
-        assert "resources 7.0 versions [{'p': 0}]" in said
+    command = [sys.executable, "-c", JOIN, tiny_llama]
+    joined = subprocess.run(command, env=head, capture_output=True, text=True, timeout=900)
+    assert joined.returncode == 0, joined.stderr[-3000:]
+    assert joined.stdout.splitlines() == ["by address 7.0 [{'p': 0}]", "by itself 7.0 [{'p': 0}]"]
 
 
 def test_a_group_is_asked_the_same_wherever_it_runs() -> None:

@@ -108,6 +108,18 @@ def newest(directory: str | Path) -> Path:
     return found
 
 
+def way_on(directory: str | Path) -> str:
+    """How far an interrupted run came, and the command that goes on with it or begins it again."""
+    where = Path(directory)
+    if not (where / "metrics.jsonl").exists():
+        return "nothing had begun and nothing is left behind; the same command begins the run"
+    command = shlex.join(["unitymas", "train", "--resume", str(where)])
+    mark = checkpoint.latest(where / "checkpoints")
+    if mark is None:
+        return f"{where} holds no checkpoint yet; begin it again with: {command} --anew"
+    return f"{where} stands at step {int(mark.name.rpartition('-')[2])}; go on with: {command}"
+
+
 def check_unfinished(directory: str | Path, mark: Path, steps: int) -> None:
     """Refuse to go on with a run that has done all of its steps, and said so."""
     book = Path(directory) / "metrics.jsonl"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shlex
 import sys
 import time
 from collections import defaultdict
@@ -43,7 +42,7 @@ from .reporting.loggers import Logbook, rows_of
 from .reporting.progress import Progress
 from .reporting.timeline import Timeline
 from .reporting.watchdog import Watchdog
-from .resume import check_unfinished, newest, resumed
+from .resume import check_unfinished, newest, resumed, way_on
 from .statistics.table import Signal, Table
 from .step import Default
 from .stop_rules import Stopped, StopRules
@@ -123,6 +122,7 @@ class Run:
 
     async def train(self) -> Run:
         """Run all steps, or until interrupted; the directory says how it went."""
+        self.interrupts.cancels()
         specs = await self._start()
         self.watchdog.start()
         self.book = book = Logbook(self.dir, self.config, self.arena)
@@ -135,11 +135,9 @@ class Run:
                 await self._begin()
                 while self.step < self.config.steps and not self.interrupts:
                     await self._advance()
-            if self.step < self.config.steps:
-                book.finish(f"interrupted after step {self.step}")
-            else:
-                await self.export()
-                book.finish("done")
+                if self.step >= self.config.steps:
+                    await self.export()
+            book.finish("done" if self.step >= self.config.steps else f"interrupted after step {self.step}")
         except BudgetSpent as spent:
             if self.step:
                 await self.export()
@@ -350,9 +348,12 @@ def train(
     if not resume and (where / "metrics.jsonl").exists():
         raise ConfigError(f"{where} already holds a run; resume it (--resume), or name another directory")
     run = Run(config, where, resume=resume and not anew, changes=changes)
-    run_sync(run.train(), interrupted=run.interrupts)
+    try:
+        run_sync(run.train(), interrupted=run.interrupts)
+    except (KeyboardInterrupt, asyncio.CancelledError) as end:
+        if not (run.interrupts or isinstance(end, KeyboardInterrupt)):
+            raise
+        raise KeyboardInterrupt(way_on(where)) from None
     if run.step < config.steps:
-        raise KeyboardInterrupt(
-            f"{where} stands at step {run.step}; go on with: unitymas train --resume {shlex.quote(str(where))}"
-        )
+        raise KeyboardInterrupt(way_on(where))
     return run

@@ -79,11 +79,12 @@ class Console:
             print(self._line(step, figures), flush=True)
 
     def close(self, ending: str) -> None:
-        """Say how it ended."""
+        """Say how it ended. What an error says, whoever gets it says."""
         if self.live is not None:
             self.live.stop()
         self.rich.print(
-            Text(f"run {ending}, {time.perf_counter() - self.began:.0f} s: {self.dir}"), soft_wrap=True
+            Text(f"run {ending.partition(':')[0]}, {time.perf_counter() - self.began:.0f} s: {self.dir}"),
+            soft_wrap=True,
         )
 
     def _line(self, step: int, figures: Mapping[str, float]) -> str:
