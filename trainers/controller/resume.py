@@ -109,7 +109,7 @@ def newest(directory: str | Path) -> Path:
 
 
 def way_on(directory: str | Path) -> str:
-    """How far an interrupted run came, and the command that goes on with it or begins it again."""
+    """Tell how far an interrupted run came, and the command that goes on with it or begins it again."""
     where = Path(directory)
     if not (where / "metrics.jsonl").exists():
         return "nothing had begun and nothing is left behind; the same command begins the run"

@@ -311,7 +311,7 @@ class _Chains:
 
 
 class _Place(NamedTuple):
-    """What all siblings at a node have in common."""
+    """Facts that all siblings at a node share."""
 
     prompt_hash: str
     turn: int
