@@ -183,7 +183,7 @@ class OpenAIPolicy:
         }
         meta = ReplyMeta(
             policy=f"openai:{self.model}", finish_reason=completion.reason,
-            tokens_in=completion.tokens_in or 0, tokens_out=completion.tokens_out or 0,
+            tokens_in=completion.tokens_in, tokens_out=completion.tokens_out,
             cost=None if self.price is None else dollars, tokens=tokens if completion.tokens else None,
         )  # fmt: skip
         return Answer(thinking + text, meta)

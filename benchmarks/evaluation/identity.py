@@ -150,13 +150,13 @@ def _code_of(callable_: Any) -> Any:
 
 
 def _source_hash(kind: Any) -> str:
-    """A hash of a function's or class's source; of a function also what tells two on one line apart, and
-    what they have caught from around them."""
+    """A hash of a function's or class's source, the same under every Python; of a function also what it has caught
+    from around it. Only lambdas, of which two may stand on one line, are told apart by their bytecode."""
     try:
         source = inspect.getsource(kind)
     except (OSError, TypeError):  # made at a prompt, or built in
         source = getattr(kind, "__qualname__", repr(type(kind)))
-    code = getattr(kind, "__code__", None)
+    code = getattr(kind, "__code__", None) if getattr(kind, "__name__", "") == "<lambda>" else None
     caught = [_cell(cell) for cell in getattr(kind, "__closure__", None) or ()]
     defaults = [_plain(value) for value in getattr(kind, "__defaults__", None) or ()]
     return digest([source, _code(code) if code is not None else None, caught, defaults])

@@ -17,7 +17,8 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,13 @@ from ...cli.arguments import Parser
 from ..evaluation.identity import digest
 from ..pages.html import escape, page, printable, write_page
 from . import rerun
+from .copies import Told, marks
 from .guard import MEMORY_MB, SECONDS, Guard
 
+MOST_ENTRIES = 2000
+"""Entries of one board; its page stays within some 10 kB for each, whatever they hold."""
+_MOST_NAMED = 200  # rejected entries that the page names
+_MOST_ROLES = 30  # roles and failures of an entry that the page shows
 _DEEPEST = 4  # folders between the board's and an entry's
 _WIDTH = 180  # of the drawn interval, in its own units
 
@@ -43,6 +49,8 @@ class Entry:
     unverified: tuple[str, ...] = ()
     """Reasons why the entry could not be played again here."""
     notes: tuple[str, ...] = ()
+    same: str = ""
+    """Other entries that have the same episodes."""
 
     @property
     def verified(self) -> bool:
@@ -79,8 +87,12 @@ def build(
     entries: list[Entry] = []
     rejected: dict[str, list[str]] = {}
     with Guard(seconds=seconds, memory_mb=memory_mb) as guard:
+        told: dict[str, Told] = {}
         for path in found_in(folder):
             name = str(path.relative_to(folder))
+            if len(entries) >= MOST_ENTRIES:
+                rejected[name] = [f"the board is full: it lists {MOST_ENTRIES:,} entries"]
+                continue
             page_of = out / "traces" / f"{_slug(name)}.html"
             verdict = guard.check(path, verify=True, page=page_of)
             if verdict.problems:
@@ -89,6 +101,12 @@ def build(
                 entries.append(
                     Entry(_slug(name), verdict.metadata, verdict.results, tuple(verdict.unverified), tuple(verdict.notes))
                 )  # fmt: skip
+                date = verdict.results["run"]["date"]
+                told[_slug(name)] = Told(
+                    printable(verdict.metadata["name"]), date, verdict.said, verdict.scripted
+                )
+    same = marks(told)
+    entries = [replace(entry, same=same.get(entry.slug, "")) for entry in entries]
     groups = _grouped(entries)
     write_page(
         out / "index.html",
@@ -131,10 +149,20 @@ def _summary(entry: Entry) -> dict[str, Any]:
         "name": entry.metadata["name"], "authors": entry.metadata["authors"], "env_id": entry.results["env_id"],
         "data": entry.results["provenance"]["data"], "score": figures["score"], "headline": figures["headline"],
         "success": figures["success"], "parameters": parameters(entry), "pass_at": figures["pass_at"], "pass_hat": figures["pass_hat"], "k": figures["k"],
-        "roles": entry.results["provenance"]["roles"], "per_episode": figures["per_episode"], "verified": entry.verified,
-        "unverified": list(entry.unverified), "notes": list(entry.notes),
+        "roles": _seats(entry), "per_episode": figures["per_episode"], "verified": entry.verified,
+        "unverified": list(entry.unverified), "notes": list(entry.notes), "same": entry.same,
         "date": entry.results["run"]["date"], "traces": f"traces/{entry.slug}.html",
     }  # fmt: skip
+
+
+def _seats(entry: Entry) -> dict[str, Any]:
+    """The players of an entry; of one who tells a novel about itself, the name."""
+    seats = islice(entry.results["provenance"]["roles"].items(), _MOST_ROLES)
+    short = ("role", "player", "prompt_sha")
+    return {
+        agent: seat if len(json.dumps(seat)) < 4000 else {k: seat[k][:200] for k in short}
+        for agent, seat in seats
+    }
 
 
 _SIZE = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)\s?([BbMm])(?![A-Za-z0-9])")
@@ -179,6 +207,7 @@ def _body(title: str, groups: Sequence[Sequence[Entry]], rejected: Mapping[str, 
 <p class="soft">{count} {"entry" if count == 1 else "entries"}. Every figure here was recomputed from the entry's own episodes when this page was built;
 <b class="good">verified</b> entries were also played again from their replies. That proves what the environment makes of these replies,
 not which model wrote them, nor that they were its first: for that the board's keeper plays a tenth again (<code>unitymas leaderboard rerun</code>).
+Tokens are the entry's word, held against the lengths of its messages and replies; cost, date, libraries and Python are its word alone.
 Lines show the score with its 95% interval over tasks.</p>
 <p class="soft">These figures differ from the README's and the training pages': entries here are sampled (ours at temperature 1) on <em>test</em> tasks,
 k times each; a training run is followed by greedy replies to <em>validation</em> tasks, which score higher.</p>
@@ -211,7 +240,7 @@ def _table(group: Sequence[Entry]) -> str:
     facts = [
         f"ranked by {figures['headline']}", f"success is {figures['success']}",
         f"tasks {data['tasks_hash']}", f"code {env['code_hash']}",
-        *([f"modified: {', '.join(map(str, modified))}"] if modified else []),
+        *([f"modified: {', '.join(map(str, modified)):.300}"] if modified else []),
     ]  # fmt: skip
     columns = (("", ""), ("team", ""), ("size", "n"), (f"{figures['headline']} avg@k", "n"), ("k", "n"), ("pass@1", "n"), ("pass@k", "n"),
                ("pass^k", "n"), ("failed", "n"), ("acts", "n"), ("tokens", "n"), ("cost", "n"), ("date", "n"), ("episodes", ""))  # fmt: skip
@@ -227,8 +256,8 @@ _COLUMNS = {
     "size": "parameters of the models that play",
     "failed": "share of episodes that ended in an error",
     "acts": "replies an episode",
-    "tokens": "generated tokens an episode",
-    "cost": "dollars an episode, where the endpoint has a price",
+    "tokens": "generated tokens an episode, as the entry tells",
+    "cost": "dollars an episode, as the entry tells",
     "pass@k": "at least one of k samples succeeds",
     "pass^k": "all of k samples succeed",
 }
@@ -252,6 +281,8 @@ def _row(rank: int, entry: Entry, columns: Sequence[str]) -> str:
         if entry.verified
         else f'<span class="bad">{escape("; ".join(entry.unverified), 300)}</span>'
     )
+    if entry.same:
+        mark += f' <span class="bad">{escape(entry.same, 300)}</span>'
     if entry.notes:
         mark += f' <span class="faint">{escape("; ".join(entry.notes), 300)}</span>'
     cells = [
@@ -299,9 +330,9 @@ def _interval(score: Mapping[str, Any]) -> str:
 
 def _detail(entry: Entry) -> str:
     roles = "".join(
-        f"<tr><td>{escape(role)}</td><td>{escape(', '.join(_players(entry, role)), 80)}</td><td class='n'>{did['calls_per_episode']:.2f}</td>"
+        f"<tr><td>{escape(role, 60)}</td><td>{escape(', '.join(_players(entry, role)), 80)}</td><td class='n'>{did['calls_per_episode']:.2f}</td>"
         f"<td class='n'>{did['format_validity']:.1%}</td><td class='n'>{did['mean_credit']:+.3f}</td><td class='n'>{did['tokens_out']:.0f}</td></tr>"
-        for role, did in entry.figures["roles"].items()
+        for role, did in islice(entry.figures["roles"].items(), _MOST_ROLES)
     )
     failures = "".join(
         f"<li>{count} × {escape(cause, 160)}</li>"
@@ -318,7 +349,7 @@ def _detail(entry: Entry) -> str:
     )
     return f"""<div class="sheet"><div><p>{escape(entry.metadata["description"], 2000)}</p>{link}
 <p class="soft">{escape(entry.metadata["authors"], 300)}</p><p class="soft mono">{escape(entry.results["run"]["command"], 500)}</p>
-<p class="faint">{escape(libraries)}</p>{f"<ul class='soft'>{failures}</ul>" if failures else ""}</div>
+<p class="faint">{escape(libraries, 500)}</p>{f"<ul class='soft'>{failures}</ul>" if failures else ""}</div>
 <table class="roles"><thead><tr><th>role</th><th>played by</th><th class="n">calls</th><th class="n">legal</th><th class="n">credit</th><th class="n">tokens</th></tr></thead><tbody>{roles}</tbody></table></div>"""
 
 
@@ -330,8 +361,10 @@ def _players(entry: Entry, role: str | None = None) -> list[str]:
 def _rejections(rejected: Mapping[str, list[str]]) -> str:
     if not rejected:
         return ""
-    items = "".join(f"<li><b>{escape(name)}</b>: {escape(problems[0], 300)}{f' (and {len(problems) - 1} more)' if len(problems) > 1 else ''}</li>"
-                    for name, problems in rejected.items())  # fmt: skip
+    items = "".join(f"<li><b>{escape(name, 200)}</b>: {escape(problems[0], 300)}{f' (and {len(problems) - 1} more)' if len(problems) > 1 else ''}</li>"
+                    for name, problems in islice(rejected.items(), _MOST_NAMED))  # fmt: skip
+    if len(rejected) > _MOST_NAMED:
+        items += f"<li>and {len(rejected) - _MOST_NAMED:,} more</li>"
     return f'<section id="rejected"><h2>Not listed</h2><p class="facts">What they claim is not what the harness would have written.</p><ul>{items}</ul></section>'
 
 

@@ -42,6 +42,8 @@ MOST_CLAIMED = 1_000_000
 MAX_LINE = 40_000_000
 """Bytes of one episode, unpacked."""
 MOST_PROBLEMS = 200
+SKETCH = 2000
+"""Episodes of an entry that are compared with those of others: the first by their hash, so that copies agree."""
 _DEEPEST = {"results.json": 32, "metadata.yaml": 8}
 
 
@@ -56,6 +58,10 @@ class Inspection:
     metadata: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     """Results as claimed, without the list of episodes."""
+    said: list[str] = field(default_factory=list)
+    """Sketch of its episodes, which two entries share where their replies are the same."""
+    scripted: bool = False
+    """True if all its players came with unitymas and were asked again."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -271,6 +277,10 @@ class Check:
             yield f"figures: they cannot be computed ({error})"
             return
         yield from _compare("figures", self.results["figures"], numbers)
+        if self.arena is not None:
+            self.verdict.unverified += self.team.strangers(self.again)
+        self.verdict.said = sorted(self.team.said)[:SKETCH]
+        self.verdict.scripted = self.told["roles"].keys() == self.again.keys()
         yield from self.team.copies(self.verdict.notes)
         if self.seed != 0:
             self.verdict.notes.append(f"seed {self.seed}, chosen by its makers")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ from ..pages import viewer
 
 SHOWN_EPISODES = 2_000
 """Episodes of an entry that its page of traces carries."""
+SHOWN_BYTES = 40_000_000
+"""Bytes of them, unpacked; the page packs them."""
 
 
 def write_traces(
@@ -19,8 +20,18 @@ def write_traces(
 ) -> None:
     """The page of an entry's episodes."""
     with open_regular(folder / "traces.jsonl.zst") as file:
-        lines = islice(packed_lines(file, "traces.jsonl.zst", whole=True), SHOWN_EPISODES)
+        lines = _first(packed_lines(file, "traces.jsonl.zst", whole=True))
         viewer.build(
             (json_value(line, "traces.jsonl.zst") for line in lines), page_of,
             title=f"{metadata['name']} on {results['env_id']}", headline=results["figures"]["headline"],
         )  # fmt: skip
+
+
+def _first(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """As many episodes as a page carries."""
+    size = 0
+    for number, line in enumerate(lines):
+        size += len(line)
+        if number >= SHOWN_EPISODES or size > SHOWN_BYTES:
+            return
+        yield line

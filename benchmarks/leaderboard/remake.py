@@ -8,7 +8,6 @@ cannot be made again so is *own code: not verified*; that is no accusation, and 
 from __future__ import annotations
 
 import inspect
-import platform
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -135,7 +134,6 @@ def untrue(arena: Arena, tasks: list[Task], results: Mapping[str, Any]) -> Itera
     pairs: list[tuple[str, Any, Any]] = [
         (f"provenance.env.{name}", told["env"].get(name), value)
         for name, value in jsonable(identity.world(arena)).items()
-        if name != "tools" or _same_python(results)
     ]
     data = told["data"]
     pairs += [
@@ -166,7 +164,7 @@ def players(arena: Arena, results: Mapping[str, Any]) -> dict[str, Policy]:
         policy, identity_of = ours.get(str(seat.get("name")), (None, {}))
         if policy is None:
             continue
-        if _same_python(results) and seat.get("code") != identity_of["code"]:
+        if seat.get("code") != identity_of["code"]:
             raise NotVerified(
                 f"not verified: {agent} is played by {seat['name']}, whose code is {identity_of['code']} here, "
                 f"and was {seat.get('code')!r:.40}"
@@ -182,12 +180,6 @@ def mislabelled(again: Mapping[str, Policy], results: Mapping[str, Any]) -> Iter
         seat = results["provenance"]["roles"][agent]
         if seat["player"] not in (word := words[type(policy)], seat["name"]):
             yield f"provenance.roles.{agent}.player: {seat['player']!r:.60}, but {seat['name']} is called {word!r}"
-
-
-def _same_python(results: Mapping[str, Any]) -> bool:
-    """Hashes of functions hold their bytecode, which differs between minor versions of Python."""
-    told = str(results["run"].get("python"))
-    return told.split(".")[:2] == platform.python_version().split(".")[:2]
 
 
 def _generated(known: EnvSpec, name: str) -> bool:

@@ -6,7 +6,8 @@ is sampled does not say the same again and again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,9 @@ from ..evaluation import identity
 
 _LONGEST_TOKEN = 512
 """Bytes: no vocabulary in use holds a longer one."""
+_LONGEST_WORD = 128
+"""Bytes of a token that does not repeat a few characters: the long ones are rows of blanks, dashes and the like."""
+_REPEATED = re.compile(rb"(.{1,4}?)\1{3,}", re.S)
 _CLOSING = 32
 """Tokens that a reply may have beyond its bytes: what ended it, and a stop word that was cut off."""
 _ENOUGH = 6
@@ -27,6 +31,8 @@ class SeatModel:
 
     names: frozenset[str]
     max_tokens: int | None
+    local: bool
+    """True if the model ran beside the harness, which then knows its tokens to the last."""
 
 
 class SeatedTeam:
@@ -35,15 +41,31 @@ class SeatedTeam:
     def __init__(self, seats: Mapping[str, Mapping[str, Any]]) -> None:
         self.seats = seats
         self.voices = {agent: voice for agent, seat in seats.items() if (voice := _voice(seat))}
+        self.uncounted: set[str] = set()
         told = {agent: list(temperatures(seat)) for agent, seat in seats.items()}
         self.sampled = {agent for agent, found in told.items() if max(found, default=0) > 0}
         self.silent = {agent for agent, found in told.items() if not found and agent not in _scripts(seats)}
         self.heard: dict[str, list[str]] = {}
+        self.said: set[str] = set()
 
     def claims(self) -> Iterator[str]:
         """Facts that players of ours always tell, and that are missing here."""
-        for agent in sorted(self.silent & self.voices.keys()):
+        for agent in sorted(agent for agent in self.silent & self.voices.keys() if self.voices[agent].local):
             yield f"provenance.roles.{agent:.60}: a model of ours always tells its temperature, a number"
+
+    def strangers(self, known: Iterable[str]) -> Iterator[str]:
+        """List why a team is not verified: seats that are neither a player of ours nor a model that says who it is."""
+        for agent in sorted(self.seats.keys() - self.voices.keys() - set(known)):
+            seat = self.seats[agent]
+            if seat.get("model") is None:
+                yield f"own code: not verified: {agent:.60} is played by {seat.get('name') or seat['player']!s:.60}, which is no model"
+            else:
+                yield (
+                    f"not verified: {agent:.60} is played by {seat['model']!s:.60}, which tells neither template_sha and "
+                    "sampling, as a local model does, nor endpoint and options"
+                )
+        for agent in sorted(self.uncounted):
+            yield f"not verified: {agent:.60} does not say the number of tokens of every prompt and reply"
 
     def labels(self, team: Any) -> Iterator[str]:
         """Check whether an episode was played by the players that the provenance names."""
@@ -57,7 +79,7 @@ class SeatedTeam:
             yield f"tags.team names {odd[0]:.60}, whom the provenance lacks"
 
     def reply(self, node: Mapping[str, Any]) -> Iterator[str]:
-        """Check whether a model of ours can have given this reply with these tokens."""
+        """Check whether a model can have given this reply with these tokens."""
         if node["kind"] != "act":
             return
         agent, text, meta = node["agent"], node["reply"], node.get("meta") or {}
@@ -65,34 +87,35 @@ class SeatedTeam:
         if not isinstance(text, str):
             yield f"{name}: an act without a reply"
             return
-        tokens, size = meta.get("tokens_out"), len(text.encode("utf-8", "surrogatepass"))
         if "cut" in meta and len(text) != MAX_REPLY:
             yield f"{name}: a reply of {len(text)} characters is said to be cut"
-        if isinstance(tokens, int) and size > tokens * _LONGEST_TOKEN:
-            yield f"{name}: a reply of {size} bytes is too long for {tokens} tokens"
-        voice = self.voices.get(agent)
-        if voice is None:
+        yield from (f"{name}: {problem}" for problem in _impossible(node, meta, text))
+        if (voice := self.voices.get(agent)) is None:
             return
         if meta.get("policy") not in voice.names:
             yield f"{name}, meta.policy: {meta.get('policy')!r:.60}, but {agent} is {', '.join(sorted(voice.names))}"
+        tokens, size = meta.get("tokens_out"), _size(text)
         if not isinstance(tokens, int) or not isinstance(meta.get("tokens_in"), int):
-            yield f"{name}: a model's reply without the number of its tokens"
+            if voice.local:
+                yield f"{name}: a model's reply without the number of its tokens"
+            self.uncounted.add(agent)
             return
         if "cut" in meta:
             return  # it was too long to be kept, and counts as malformed
         if voice.max_tokens is not None and tokens > voice.max_tokens:
             yield f"{name}: {tokens} tokens, more than the {voice.max_tokens} that {agent} may say"
-        if tokens > size + _CLOSING:
+        if voice.local and tokens > size + _CLOSING:  # an endpoint may think where nobody sees it
             yield f"{name}: {tokens} tokens are more than a reply of {size} bytes can hold"
 
     def remember(self, trace: Mapping[str, Any]) -> None:
-        """Keep what players said whose samples differ, to look for copies; blanks and cases do not make another reply."""
-        replies = [
-            [n["id"], " ".join(str(n["reply"]).split()).casefold()]
-            for n in trace["nodes"]
-            if n["kind"] == "act" and n["agent"] in self.sampled | self.silent
-        ]
-        if replies:
+        """Keep what players said, to look for copies; blanks and cases do not make another reply, nor, between
+        entries, points and quotes."""
+        acts = [n for n in trace["nodes"] if n["kind"] == "act"]
+        plain = {n["id"]: " ".join(str(n["reply"]).split()).casefold() for n in acts}
+        letters = [[id, "".join(filter(str.isalnum, text)) or text] for id, text in sorted(plain.items())]
+        self.said.add(identity.digest([trace["task_id"], trace["sample"], letters]))
+        sampled = self.sampled | self.silent
+        if replies := [[n["id"], plain[n["id"]]] for n in acts if n["agent"] in sampled]:
             self.heard.setdefault(trace["task_id"], []).append(identity.digest(replies))
 
     def copies(self, notes: list[str]) -> Iterator[str]:
@@ -123,14 +146,49 @@ def _scripts(seats: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 
 def _voice(seat: Mapping[str, Any]) -> SeatModel | None:
-    """The models behind a seat; only ours say their template, and with it always their tokens."""
+    """The models behind a seat: local ones tell their template and sampling, endpoints their place and options."""
     several = seat.get("policies")
     voices = list(several.values()) if isinstance(several, Mapping) else [seat]
-    if not voices or not all(isinstance(v, Mapping) and "template_sha" in v for v in voices):
+    if not voices or not all(isinstance(v, Mapping) and isinstance(v.get("model"), str) for v in voices):
         return None
-    limits = [v["sampling"].get("max_tokens") for v in voices if isinstance(v.get("sampling"), Mapping)]
+    local = all("template_sha" in v for v in voices)
+    if not local and not all(
+        isinstance(v.get("endpoint"), str) and isinstance(v.get("options"), Mapping) for v in voices
+    ):
+        return None
+    settings = [v.get("sampling") if local else v["options"] for v in voices]
+    limits = [s.get("max_tokens") for s in settings if isinstance(s, Mapping)]
     known = [limit for limit in limits if isinstance(limit, int) and not isinstance(limit, bool)]
-    return SeatModel(frozenset(str(v.get("model")) for v in voices), max(known, default=None))
+    most = max(known, default=None) if len(known) == len(voices) else None
+    names = {str(v["model"]) for v in voices}
+    return SeatModel(frozenset(names if local else {f"openai:{name}" for name in names}), most, local)
+
+
+def _impossible(node: Mapping[str, Any], meta: Mapping[str, Any], text: str) -> Iterator[str]:
+    """Numbers of tokens that no tokenizer makes of these texts."""
+    asked = [m["content"] for m in node.get("messages") or () if isinstance(m.get("content"), str)]
+    cut = meta.get("prompt_cut")
+    gone = 4 * sum(n for n in cut.values() if isinstance(n, int) and n > 0) if isinstance(cut, Mapping) else 0
+    tokens_in, tokens_out = meta.get("tokens_in"), meta.get("tokens_out")
+    if isinstance(tokens_out, int) and tokens_out < fewest_tokens([text]):
+        yield f"a reply of {_size(text)} bytes is too long for {tokens_out} tokens"
+    if isinstance(tokens_in, int) and tokens_in < fewest_tokens(asked, gone):
+        yield f"messages of {sum(map(_size, asked))} bytes are too long for {tokens_in} tokens"
+
+
+def fewest_tokens(texts: Iterable[str], without: int = 0) -> int:
+    """The fewest tokens that any tokenizer makes of these texts when `without` bytes of them are left out."""
+    whole = plain = 0
+    for text in texts:
+        raw = text.encode("utf-8", "surrogatepass")
+        whole += len(raw)
+        plain += len(_REPEATED.sub(rb"\1", raw))
+    tokens = max(-(-(whole - without) // _LONGEST_TOKEN), -(-(plain - without) // _LONGEST_WORD))
+    return max(0, tokens)
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def temperatures(value: Any, levels: int = 4) -> Iterator[float]:

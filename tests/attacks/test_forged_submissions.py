@@ -343,6 +343,81 @@ def endpoint_without_tokens(e: Entry) -> None:
     e.node()["meta"]["tokens_out"] = 0
 
 
+def few_tokens_in(e: Entry) -> None:
+    """A prompt of some thousand characters that is said to have been one token."""
+    e.node()["meta"]["tokens_in"] = 1
+
+
+def no_tokens_in(e: Entry) -> None:
+    del e.node()["meta"]["tokens_in"]
+
+
+def words_in_one_token(e: Entry) -> None:
+    """Some two hundred different letters: no vocabulary holds such a token."""
+    e.node()["reply"] = "".join(chr(97 + n * n % 26) + chr(97 + n % 23) for n in range(200))
+    e.node()["meta"]["tokens_out"] = 2
+
+
+def cut_prompt(e: Entry) -> None:
+    """Prompts that were cut are shorter than they read; not by less than nothing."""
+    e.node()["meta"].update(tokens_in=1, prompt_cut={"passages": -50_000})
+
+
+def endpoint(e: Entry) -> None:
+    seat = e.roles["answerer"]
+    del seat["template_sha"], seat["sampling"]
+    seat.update(model="model", endpoint="http://host/v1", options={"temperature": 1.0, "max_tokens": 256})
+    for t in e.traces:
+        for n in t["nodes"]:
+            if n["role"] == "answerer":
+                n["meta"]["policy"] = "openai:model"
+
+
+def endpoint_of_another_name(e: Entry) -> None:
+    endpoint(e)
+    e.node()["meta"]["policy"] = "openai:famous"
+
+
+def endpoint_over_its_limit(e: Entry) -> None:
+    endpoint(e)
+    e.node()["meta"]["tokens_out"] = 257
+
+
+def endpoint_that_counts_nothing(e: Entry) -> None:
+    endpoint(e)
+    del e.node()["meta"]["tokens_out"]
+
+
+def own_player(e: Entry) -> None:
+    """A function of its makers, under whatever name."""
+    for name in ("model", "template_sha", "sampling", "weights", "adapter"):
+        e.roles["answerer"].pop(name, None)
+    e.roles["answerer"].update(name="theirs.player", code="f" * 16)
+
+
+def model_without_template(e: Entry) -> None:
+    del e.roles["answerer"]["template_sha"]
+
+
+def other_python(e: Entry) -> None:
+    """Another Python is no reason to compare less."""
+    e.results["run"]["python"] = "3.12.1"
+    e.env["tools"]["retrieve"] = "f" * 16
+
+
+def old_python(e: Entry) -> None:
+    e.results["run"]["python"] = "2.7"
+
+
+def no_python(e: Entry) -> None:
+    del e.results["run"]["python"]
+
+
+def expert_of_other_code(e: Entry) -> None:
+    e.results["run"]["python"] = "3.13.0"
+    e.roles["decomposer"]["code"] = "f" * 16
+
+
 def much_beside(e: Entry) -> None:
     """Sixty entries of this size would fill the memory of whoever builds the board."""
     e.results["more"] = "x" * 2_000_000
@@ -419,6 +494,19 @@ SIGNED: list[tuple[Forge, str]] = [
     (address_for_a_name, "its trace 'gpt-7 at 0x1'"),
     (cut_for_nothing, "is said to be cut"),
     (endpoint_without_tokens, "is too long for 0 tokens"),
+    (few_tokens_in, "bytes are too long for 1 tokens"),
+    (no_tokens_in, "without the number of its tokens"),
+    (words_in_one_token, "is too long for 2 tokens"),
+    (cut_prompt, "bytes are too long for 1 tokens"),
+    (endpoint_of_another_name, "meta.policy: 'openai:famous'"),
+    (endpoint_over_its_limit, "more than the 256 that answerer may say"),
+    (endpoint_that_counts_nothing, "not verified: answerer does not say the number of tokens"),
+    (own_player, "own code: not verified: answerer is played by theirs.player"),
+    (model_without_template, "tells neither template_sha and sampling"),
+    (other_python, "provenance.env.tools"),
+    (old_python, "results.run.python must match"),
+    (no_python, "lacks 'python'"),
+    (expert_of_other_code, "not verified: decomposer is played by"),
     (much_beside, "characters beside its episodes"),
 ]
 
@@ -497,6 +585,12 @@ def forged(source: Path, folder: Path, forge: Forge, sign: bool) -> Path:
 
 def test_what_nobody_forged_is_verified(source: Path, tmp_path: Path) -> None:
     assert submission.check(forged(source, tmp_path / "signed", lambda e: None, True), verify=True) == []
+
+
+@pytest.mark.parametrize("how", [endpoint, lambda e: e.results["run"].update(python="3.14.0rc2")])
+def test_honest_entries_of_other_kinds_are_verified(source: Path, tmp_path: Path, how: Forge) -> None:
+    """A model behind an endpoint that counts its tokens, and another Python than ours."""
+    assert submission.check(forged(source, tmp_path / "other", how, True), verify=True) == []
 
 
 @pytest.mark.parametrize(("forge", "sentence", "sign"), FORGERIES, ids=[f.__name__ for f, *_ in FORGERIES])

@@ -6,6 +6,7 @@ with a sentence, never with an exception; and what is still verified must have t
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
@@ -60,14 +61,14 @@ def mutate(value: Any, rng: random.Random) -> None:
         if how < 0.15:
             del at[key]
         elif how < 0.25 and isinstance(at, list):
-            at.append(at[key])
+            at.append(copy.deepcopy(at[key]))
         elif how < 0.4:
             other, place = rng.choice(spots)
             at[key] = json.loads(json.dumps(other[place]))
         elif isinstance(at[key], (int, float)) and how < 0.7:
             at[key] = at[key] + rng.choice((-1, 1, 0.25, 1e-6))
         else:
-            at[key] = rng.choice(VALUES)
+            at[key] = copy.deepcopy(rng.choice(VALUES))
 
 
 def garbled(content: bytes, rng: random.Random) -> bytes:
