@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..model.decoder import Decoder
 from ..model.llama import Llama
 from .generation import Request
 from .kv_cache import Cache, Speaking
@@ -44,9 +45,9 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     @classmethod
-    def of(cls, model: Llama) -> DecodeGraphs | None:
-        """Return graphs for a model on a GPU; None elsewhere."""
-        return cls(model) if model.embed.device.type == "cuda" else None
+    def of(cls, model: Decoder) -> DecodeGraphs | None:
+        """Return graphs for our own decoder on a GPU; None elsewhere (layers of others may wait for the GPU)."""
+        return cls(model) if isinstance(model, Llama) and model.embed.device.type == "cuda" else None
 
     def decode(self, requests: Sequence[Request], cache: Cache) -> Tensor:
         """Hidden states [n, d] of the last tokens of the requests in the first n slots."""

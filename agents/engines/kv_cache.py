@@ -20,9 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..model.attention import Buckets, Span
-from ..model.llama import Attention
-from ..model.shape import Shape
+from ..model.attention import PLAIN, Buckets, Span, Weighing, attend, narrowed
+from ..model.decoder import Attention, Sizes
 from .memory import available
 from .prefill import Piece
 
@@ -33,7 +32,7 @@ class Cache:
     grain = 64  # slots grow by whole multiples of this many tokens
     share = 0.5  # of the free memory: while slots grow, the old and the new ones exist together
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shape: Sizes, dtype: torch.dtype, device: torch.device) -> None:
         self.both = torch.zeros(
             2, shape.layers, 0, shape.kv_heads, 0, shape.head_width, dtype=dtype, device=device
         )
@@ -222,7 +221,7 @@ class Reading:
             torch.tensor([pieces[i].slots[0] for i in group], device=device) for group in self.buckets.groups
         ]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
         self.cache.write(layer, self.rows, k[self.source], v[self.source])
         # written first, so that tokens of the same pass see each other through the cache
         both = self.cache.both[:, layer].unbind()  # keys and values: [S, K, C, D] each
@@ -230,7 +229,7 @@ class Reading:
             [cached[:, :, :width].index_select(0, seats) for cached in both]
             for seats, width in zip(self.seats, self.buckets.widths, strict=True)
         )
-        out = self.buckets.attend(q, seen)
+        out = self.buckets.attend(q, seen, how)
         if len(q) == self.n:
             return out
         return torch.cat(
@@ -247,10 +246,16 @@ class Speaking:
         hidden = torch.arange(width, device=position.device) > position[:, None]
         mask = torch.zeros(hidden.shape, dtype=cache.both.dtype, device=position.device)
         self.mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None]  # [n, 1, 1, width]
+        self.position = position
+        self.seen: dict[object, Tensor] = {None: self.mask[:, 0]}  # masks by what a layer sees: [n, 1, width]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
         self.cache.write(layer, self.rows, k, v)
         keys, values = self.cache.both[:, layer, : len(q), :, : self.width]  # [n, K, width, D] each, no copy
+        if how is not PLAIN:
+            if how.sees not in self.seen:
+                self.seen[how.sees] = narrowed(self.seen[None], self.position[:, None], how.sees)
+            return attend(q[:, :, None], keys, values, self.seen[how.sees], how)[:, :, 0]
         grouped = q.unflatten(
             1, (k.shape[1], -1)
         )  # query heads that share a key head become that head's queries: [S, K, H / K, D]
@@ -263,6 +268,6 @@ class Beside:
     def __init__(self, n: int, speaking: Attention, reading: Attention) -> None:
         self.n, self.speaking, self.reading = n, speaking, reading
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
         (q1, q2), (k1, k2), (v1, v2) = (x.tensor_split([self.n]) for x in (q, k, v))
-        return torch.cat((self.speaking(layer, q1, k1, v1), self.reading(layer, q2, k2, v2)))
+        return torch.cat((self.speaking(layer, q1, k1, v1, how), self.reading(layer, q2, k2, v2, how)))

@@ -11,7 +11,7 @@ Shapes: T packed tokens, B segments of a bucket, Q queries and S keys of its lon
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -114,6 +114,23 @@ class Span:
     context: int
 
 
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """How one layer weighs the tokens before a token. The default: softmax(q k' / sqrt(D)) over all of them."""
+
+    scale: float | None = None
+    """Factor of the scores. None: 1 / sqrt(D)."""
+    softcap: float | None = None
+    """Bound of the scores, which are squeezed into it by tanh."""
+    sinks: Tensor | None = None
+    """A score [H] that each head gives to nothing at all."""
+    sees: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Tells whether a query at a position sees a key at an earlier one (a window). None: it always does."""
+
+
+PLAIN = Weighing()
+
+
 class Buckets:
     """Spans of similar sizes, gathered into dense batches and padded on the right.
 
@@ -134,6 +151,7 @@ class Buckets:
         """Build the buckets. With `alone` each span has its own bucket, so no result depends on what else is
         in the row.
         """
+        self.spans, self.dtype, self.device = spans, dtype, device
         kernels = fused(device)
         most = self.pairs_fused if kernels else self.pairs
         self.groups = [[i] for i in range(len(spans))] if alone else self._cut(spans, most)
@@ -158,7 +176,8 @@ class Buckets:
             if kernels and len(group) == 1:
                 self.masks.append(causal_lower_right(longest, width))
             else:
-                self.masks.append(self._mask([spans[i] for i in group], longest, dtype).to(device))
+                self.masks.append(self._mask(group, longest))
+        self.seen: dict[object, list[Tensor]] = {}  # masks with all that is hidden, by what a layer sees
         places = torch.cat(landed, 1)
         self.rows = torch.cat(rows).to(device)
         self.back = places[1][places[0].argsort()].to(device)  # token -> its row in the buckets' outputs
@@ -180,22 +199,54 @@ class Buckets:
             real, n_max, k_max = n * k, n, k
         return groups
 
-    @staticmethod
-    def _mask(spans: list[Span], longest: int, dtype: torch.dtype) -> Tensor:
-        last_seen = torch.tensor([s.context for s in spans])[:, None] + torch.arange(
-            longest
-        )  # [B, Q]: last key that each query may see
-        hidden = torch.arange(max(s.context + s.n for s in spans)) > last_seen[:, :, None]
-        return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    def _mask(self, group: Sequence[int], longest: int) -> Tensor:
+        """An additive mask [B, Q, S] that hides later keys."""
+        last_seen = self._positions(group, longest)  # last key that each query may see
+        width = max(self.spans[i].context + self.spans[i].n for i in group)
+        hidden = torch.arange(width) > last_seen[:, :, None]
+        mask = torch.zeros(hidden.shape, dtype=self.dtype).masked_fill_(hidden, float("-inf"))
+        return mask.to(self.device)
 
-    def attend(self, q: Tensor, keys_values: Iterable[Sequence[Tensor]]) -> Tensor:
+    def _positions(self, group: Sequence[int], longest: int) -> Tensor:
+        """Positions of a bucket's queries in their sequences: [B, Q]."""
+        return torch.tensor([self.spans[i].context for i in group])[:, None] + torch.arange(longest)
+
+    def _masks(self, how: Weighing) -> Sequence[Mask]:
+        """Masks of a layer that weighs in its own way. Layers that see alike share them."""
+        if how.sees is None and how.softcap is None and how.sinks is None:
+            return self.masks
+        if how.sees not in self.seen:
+            self.seen[how.sees] = [
+                narrowed(
+                    self._mask(group, longest) if isinstance(mask, CausalBias) else mask,
+                    self._positions(group, longest).to(self.device),
+                    how.sees,
+                )
+                for group, (_, longest), mask in zip(self.groups, self.shapes, self.masks, strict=True)
+            ]
+        return self.seen[how.sees]
+
+    def attend(self, q: Tensor, keys_values: Iterable[Sequence[Tensor]], how: Weighing = PLAIN) -> Tensor:
         """Attend from q [T, H, D] to k and v [B, K, S, D] of each bucket. Return [T, H, D]."""
         gathered = _gather(q, self.rows, self.shapes)
         parts = [
-            attend(own.transpose(1, 2), k, v, mask).transpose(1, 2).flatten(0, 1)
-            for own, (k, v), mask in zip(gathered, keys_values, self.masks, strict=True)
+            attend(own.transpose(1, 2), k, v, mask, how).transpose(1, 2).flatten(0, 1)
+            for own, (k, v), mask in zip(gathered, keys_values, self._masks(how), strict=True)
         ]
         return torch.cat(parts).index_select(0, self.back)
+
+
+def narrowed(mask: Tensor, position: Tensor, sees: Callable[[Tensor, Tensor], Tensor] | None) -> Tensor:
+    """Hide in an additive mask [B, Q, S] what a layer does not see from queries at `position` [B, Q].
+
+    A padded query may see nothing at all. It gets its first key, because a softmax over nothing is no number.
+    """
+    if sees is None:
+        return mask
+    keys = torch.arange(mask.shape[-1], device=mask.device)
+    mask = mask.masked_fill(~sees(position[:, :, None], keys[None, None]), float("-inf"))
+    first = mask[..., 0].masked_fill((mask == float("-inf")).all(-1), 0.0)
+    return torch.cat((first[..., None], mask[..., 1:]), -1)
 
 
 class PackedAttention:
@@ -212,10 +263,10 @@ class PackedAttention:
         self.shapes = [(len(own), own.shape[1]) for own in keys]
         self.keys = torch.cat([own.flatten() for own in keys]).to(device)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
         """Attend from q [T, H, D] to k and v [T, K, D]. Return [T, H, D]."""
         both = _gather(torch.cat((k, v), 1), self.keys, self.shapes)
-        return self.buckets.attend(q, (own.transpose(1, 2).chunk(2, 1) for own in both))
+        return self.buckets.attend(q, (own.transpose(1, 2).chunk(2, 1) for own in both), how)
 
 
 def _gather(x: Tensor, rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
@@ -242,21 +293,27 @@ def fused(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, how: Weighing = PLAIN) -> Tensor:
     """Grouped-query attention: q [B, H, Q, D], k and v [B, K, S, D], mask of [B, Q, S].
 
     Torch's fused kernel is faster in float32 and on long sequences. In bfloat16 on a CPU, up to some hundred tokens, two
     plain batched products are several times faster, above all in the backward pass (docs/engine.md).
     """
+    if how.softcap is not None or how.sinks is not None:
+        assert not isinstance(mask, CausalBias)
+        return plain_attend(q, k, v, mask, how)
     if fused(q.device) or isinstance(mask, CausalBias):
-        return _fused_attend(q, k, v, mask)
-    if q.dtype == torch.float32 or q.device.type != "cpu" or q.shape[2] * k.shape[2] > 1 << 18:
+        return _fused_attend(q, k, v, mask, how.scale)
+    exact = q.dtype in (torch.float32, torch.float64)
+    if exact or q.device.type != "cpu" or q.shape[2] * k.shape[2] > 1 << 18:
         shared = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], enable_gqa=shared)
-    return plain_attend(q, k, v, mask)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask[:, None], enable_gqa=shared, scale=how.scale
+        )
+    return plain_attend(q, k, v, mask, how)
 
 
-def _fused_attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+def _fused_attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Tensor:
     """Compute `attend` in a kernel that never holds [Q, S] scores.
 
     FlashAttention knows causality and shared key heads, in 16 bits. The kernel for float32 and for masks knows neither
@@ -266,17 +323,26 @@ def _fused_attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     if not flash and (share := q.shape[1] // k.shape[1]) > 1:
         k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
     own = mask if isinstance(mask, CausalBias) else mask[:, None]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=own, enable_gqa=q.shape[1] != k.shape[1])
+    shared = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=own, enable_gqa=shared, scale=scale)
 
 
-def plain_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def plain_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: Weighing = PLAIN) -> Tensor:
     """Compute `attend` in plain products: the query heads that share a key head are rows of one matrix."""
     batch, heads, queries, width = q.shape
     groups = heads // k.shape[1]
-    grouped = (q * width**-0.5).reshape(batch, -1, groups * queries, width)  # [B, K, H / K * Q, D]
+    scaled = q * (width**-0.5 if how.scale is None else how.scale)
+    grouped = scaled.reshape(batch, -1, groups * queries, width)  # [B, K, H / K * Q, D]
     scores = (grouped @ k.transpose(-1, -2)).view(
         batch, -1, groups, queries, k.shape[2]
     )  # [B, K, H / K, Q, S]
-    weights = (scores + mask[:, None, None]).softmax(-1)
+    if how.softcap is not None:
+        scores = (scores / how.softcap).tanh() * how.softcap
+    scores = scores + mask[:, None, None]
+    if how.sinks is not None:
+        sink = how.sinks.to(scores.dtype).view(1, -1, groups, 1, 1).expand(batch, -1, -1, queries, 1)
+        weights = torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
     mixed: Tensor = weights.view(batch, -1, groups * queries, k.shape[2]) @ v
     return mixed.view(batch, heads, queries, width)

@@ -15,26 +15,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .attention import Packed, PackedAttention
+from .decoder import Attention, Decoder, Route
+from .logprobs import Support, logprobs_entropy
 from .shape import Shape
-
-# Which adapter answers for which rows: (name, mask of rows), None meaning all. () is the base model alone. An adapter
-# is computed for every row and masked: it is cheap, and a product of fixed shape does not depend on who else is there.
-Route = Sequence[tuple[str, "Tensor | None"]]
-
-
-class Attention(Protocol):
-    """Attention of one layer: q [T, H, D], k and v [T, K, D] -> [T, H, D]. It decides which tokens see which."""
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
-
 
 class Linear(nn.Module):
     """A matrix product to which named low-rank adapters can be added. Each row of the batch may use its own
@@ -127,9 +117,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
-class Llama(nn.Module):
-    """The decoder. `hf_config` (a transformers configuration) is kept, so that the model saves as it loaded."""
+class Llama(Decoder):
+    """The decoder of the Llama family."""
 
+    shape: Shape
     cos: Tensor
     sin: Tensor
 
@@ -184,41 +175,25 @@ class Llama(nn.Module):
                 x = layer(x, cos, sin, attention, route, rows)
         return self.norm(x)  # type: ignore[no-any-return]
 
-    def forward_packed(
-        self,
-        packed: Packed,
-        *,
-        dtype: torch.dtype | None = None,
-        adapter: str | None = None,
-        checkpointing: bool = False,
-        keep: Tensor | None = None,
-    ) -> Tensor:
-        """Compute hidden states [T, d] of packed sequences. Those of sequence i are `hidden[packed.rows[i]]`.
-
-        With `keep` (rows; for example those that predict a trained token) only their states are computed and returned, in
-        its order. `dtype` is that of the computation (default: the parameters' own). `checkpointing` keeps only each layer's
-        input for the backward pass and computes the rest again.
-        """
-        if int(packed.position.max()) >= self.shape.context:
-            raise ValueError(
-                f"a sequence of {int(packed.position.max()) + 1} tokens is longer than the model's context of "
-                f"{self.shape.context}; drop it, or cut it where it was made"
-            )
-        attention = PackedAttention(packed.segments, dtype or self.embed.dtype, self.embed.device)
-        route: Route = () if adapter is None else ((adapter, None),)
-        ids, position = packed.ids.to(self.embed.device), packed.position.to(self.embed.device)
-        return self.forward(
-            ids, position, attention, dtype=dtype, route=route, checkpointing=checkpointing, keep=keep
-        )
-
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores [T, V] in float32. For training use `logprobs.logprobs_entropy`, which never holds all of
-        them.
-        """
         return F.linear(hidden, self.head.to(hidden.dtype)).float()
 
-    def add_adapter(self, name: str, rank: int = 8, alpha: float = 16.0) -> list[nn.Parameter]:
-        """Add a low-rank adapter to every matrix of every layer. Return its parameters, for an optimizer."""
+    def logprobs(
+        self, hidden: Tensor, targets: Tensor, temperature: float | Tensor = 1.0, support: Support | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return logprobs_entropy(hidden, self.head, targets, temperature, support)
+
+    def learnable(self, adapter: str | None, critic: bool = False) -> dict[str, nn.Parameter]:
+        if adapter is not None:
+            return {n: p for n, p in self.named_parameters() if f".adapters.{adapter}." in n}
+        unused = "untied_head" if critic else ""
+        return {n: p for n, p in self.named_parameters() if ".adapters." not in n and n != unused}
+
+    def add_adapter(
+        self, name: str, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = (), tokens: int = 0
+    ) -> list[nn.Parameter]:
+        if targets or tokens:
+            raise ValueError("an adapter with targets or tokens needs a model that transformers computes")
         added: list[nn.Parameter] = []
         for module in self.modules():
             if isinstance(module, Linear):
@@ -228,9 +203,6 @@ class Llama(nn.Module):
         return added
 
     def with_adapter_of(self, other: Llama, name: str) -> Llama:
-        """Return a model that shares these tensors, except for one adapter: a copy of another model's, which
-        does not learn.
-        """
         mixed = copy.deepcopy(self, {id(t): t for t in (*self.parameters(), *self.buffers())})
         for place, module in other.named_modules():
             ours = mixed.get_submodule(place)
@@ -239,3 +211,15 @@ class Llama(nn.Module):
                     copy.deepcopy(module.adapters[name]).to(self.embed).requires_grad_(False)
                 )
         return mixed
+
+    @torch.no_grad()
+    def merged(self, adapter: str | None = None) -> Llama:
+        plain = copy.deepcopy(self)
+        for module in plain.modules():
+            if isinstance(module, Linear):
+                if adapter is not None:
+                    low = module.adapters[adapter]
+                    assert isinstance(low, LowRank)
+                    module.weight.add_(low.up @ low.down * low.scale)
+                module.adapters.clear()
+        return plain

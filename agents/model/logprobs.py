@@ -80,8 +80,21 @@ def _scores(hidden: Tensor, head: Tensor, heat: Tensor, support: Support | None,
     return scores.log_softmax(-1)
 
 
-def _rows_of_chunk(head: Tensor) -> int:
+def rows_of_chunk(head: Tensor) -> int:
+    """Number of rows whose scores are held at once."""
     return max(1, (CHUNK_GPU if head.device.type == "cuda" else CHUNK) // len(head))
+
+
+def plain_logprobs_entropy(
+    scores: Tensor, targets: Tensor, support: Support | None = None, start: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Compute log-probs [n] and entropies [n] from the scores [n, V] of places `start …`, held as a whole."""
+    if support is not None:
+        scores = support.forbid(scores, start)
+    logprobs = scores.log_softmax(-1)
+    allowed = logprobs.masked_fill(logprobs == float("-inf"), 0.0)  # where p is 0, p log p is 0 and has no gradient
+    p_log_p = (allowed.exp() * allowed).masked_fill(logprobs == float("-inf"), 0.0)
+    return logprobs.gather(1, targets[:, None]).squeeze(1), -p_log_p.sum(-1)
 
 
 class _Chunked(torch.autograd.Function):
@@ -90,7 +103,7 @@ class _Chunked(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.support = support
         cast = head.to(hidden.dtype)
-        step = _rows_of_chunk(head)
+        step = rows_of_chunk(head)
         logprobs, entropy = torch.empty_like(heat), torch.empty_like(heat)
         for i in range(0, len(hidden), step):
             part = slice(i, i + step)
@@ -106,7 +119,7 @@ class _Chunked(torch.autograd.Function):
         if g_logprobs is None and g_entropy is None:
             return (None,) * 5
         cast = head.to(hidden.dtype)
-        step = _rows_of_chunk(head)
+        step = rows_of_chunk(head)
         d_hidden = torch.empty_like(hidden)
         # with adapters the head is frozen, and needs no gradient; chunks add up in float32, whatever the head is
         d_head = torch.zeros_like(head, dtype=torch.float32) if ctx.needs_input_grad[1] else None

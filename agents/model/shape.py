@@ -36,6 +36,15 @@ class Shape:
     qk_norm: bool = False
 
 
+def computes(config: Any) -> bool:
+    """Tell whether the decoder of `llama.py` computes a model with this configuration."""
+    try:
+        shape_of(config)
+    except UnsupportedArchitecture:
+        return False
+    return True
+
+
 def shape_of(config: Any) -> Shape:
     """Read the shape of a transformers configuration (LlamaConfig, Qwen2Config, Qwen3Config, MistralConfig)."""
     _refuse_unless_known(config)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..manifest import MANIFEST, Damaged, check
+from .decoder import Decoder
 from .llama import Linear, Llama, LowRank
-from .shape import Shape, shape_of
+from .shape import Shape, UnsupportedArchitecture, computes, shape_of
 
 # our name of a layer's part -> its name in a Hugging Face file; several names are stacked in that order
 _LAYER = {
@@ -32,8 +33,27 @@ _TOP = {
 }
 
 
+def load_decoder(path: str | Path, auto: bool = False) -> Decoder:
+    """Load a model: by our decoder where it can compute it and `auto` is off, else as transformers does."""
+    path, where, config = _opened(path, None)
+    if auto or not computes(config):
+        from .auto import load_auto
+
+        return load_auto(path, config, **where)
+    return load_model(path, where.get("gguf_file"))
+
+
 def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtype = torch.float32) -> Llama:
-    """Load the model of a Hugging Face directory, of a GGUF file inside it, or of a `.gguf` path."""
+    """Load the Llama of a Hugging Face directory, of a GGUF file inside it, or of a `.gguf` path."""
+    path, where, config = _opened(path, gguf_file)
+    shape = shape_of(config)  # refuses an unsupported model before anything large is read
+    model = Llama(shape, config)
+    model.load_state_dict(from_hf(_read(path, where.get("gguf_file")), shape), strict=True)
+    return model.to(dtype)
+
+
+def _opened(path: str | Path, gguf_file: str | None) -> tuple[Path, dict[str, str], Any]:
+    """Find a model. Return its directory, the GGUF file in it, and its configuration."""
     path = Path(path)
     if path.suffix == ".gguf":
         path, gguf_file = path.parent, path.name
@@ -48,11 +68,26 @@ def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtyp
         check(path, others=True)  # a model card may be put beside the files
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(path, **({"gguf_file": gguf_file} if gguf_file else {}))
-    shape = shape_of(config)  # refuses an unsupported model before anything large is read
-    model = Llama(shape, config)
-    model.load_state_dict(from_hf(_read(path, gguf_file), shape), strict=True)
-    return model.to(dtype)
+    where = {"gguf_file": gguf_file} if gguf_file else {}
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, **where)
+    except (ValueError, KeyError) as error:
+        raise UnsupportedArchitecture(_unknown(path, error)) from error
+    return path, where, config
+
+
+def _unknown(path: Path, error: Exception) -> str:
+    """Error text for a configuration that transformers does not know."""
+    import transformers
+
+    try:
+        kind = json.loads((path / "config.json").read_text()).get("model_type")
+    except (OSError, ValueError):
+        return f"{path}: transformers cannot read its configuration ({error})"
+    return (
+        f"{path}: transformers {transformers.__version__} knows no architecture {kind!r}; install a version that does. "
+        "Code that comes with a model is never run."
+    )
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -69,7 +104,7 @@ def from_config(config: Any, seed: int = 0) -> Llama:
     return Llama(shape_of(config), config).init_weights(seed, getattr(config, "initializer_range", 0.02))
 
 
-def save_model(model: Llama, path: str | Path, tokenizer: Any = None) -> Path:
+def save_model(model: Decoder, path: str | Path, tokenizer: Any = None) -> Path:
     """Write a Hugging Face directory (config, safetensors and, if given, the tokenizer) that transformers
     loads.
     """
@@ -81,6 +116,9 @@ def save_model(model: Llama, path: str | Path, tokenizer: Any = None) -> Path:
         )
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
+    if not isinstance(model, Llama):
+        model.save(path, tokenizer)
+        return path
     model.hf_config.save_pretrained(path)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in to_hf(model)}
     save_file(state, path / "model.safetensors", metadata={"format": "pt"})
@@ -89,7 +127,7 @@ def save_model(model: Llama, path: str | Path, tokenizer: Any = None) -> Path:
     return path
 
 
-def save_adapter(model: Llama, adapter: str, path: str | Path) -> Path:
+def save_adapter(model: Decoder, adapter: str, path: str | Path) -> Path:
     """Write one low-rank adapter as peft's `save_pretrained` does. peft, transformers and vLLM load it on the base.
 
     Several matrices of the file may be one matrix here. Each then gets its rows of `up`, and they share `down`.
@@ -98,6 +136,9 @@ def save_adapter(model: Llama, adapter: str, path: str | Path) -> Path:
 
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
+    if not isinstance(model, Llama):
+        model.save_adapter(adapter, path)
+        return path
     state: dict[str, Tensor] = {}
     targets: set[str] = set()
     for ours, names, sizes in _layer_names(model.shape):

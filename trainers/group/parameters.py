@@ -13,15 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...agents.model.llama import Llama
-from ...agents.model.logprobs import logprobs_entropy
+from ...agents.model.decoder import Decoder
 from .packing import Rows
 
 
 class Parameters:
     """The parameters that one policy's learner may change, and the forward passes that learning needs."""
 
-    def __init__(self, model: Llama, adapter: str | None = None, critic: bool = False) -> None:
+    def __init__(self, model: Decoder, adapter: str | None = None, critic: bool = False) -> None:
         self.model, self.adapter = model, adapter
         self.head: nn.Linear | None = None
         if critic:
@@ -41,18 +40,10 @@ class Parameters:
         """Return the trainable parameters by name. The names are a checkpoint's keys, their order is the
         optimizer's.
         """
-        mark = f".adapters.{self.adapter}."
-        trainable = {n: p for n, p in self.model.named_parameters() if self._owns(n, mark)}
+        trainable = self.model.learnable(self.adapter, self.is_critic)
         if self.head is not None:
             trainable |= {f"value_head.{name}": p for name, p in self.head.named_parameters()}
         return trainable
-
-    def _owns(self, name: str, mark: str) -> bool:
-        if self.adapter is not None:
-            return mark in name
-        if name == "untied_head" and self.is_critic:
-            return False  # no value of a critic depends on it
-        return ".adapters." not in name
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: parameter.detach().to("cpu", copy=True) for name, parameter in self.named().items()}
@@ -75,7 +66,7 @@ class Parameters:
         hidden = self._hidden(rows, rows.places, dtype, checkpointing)
         targets, heat = rows.targets.to(self.device), rows.temperature.to(self.device)
         support = rows.support.to(self.device) if rows.support is not None else None
-        logp, entropy = logprobs_entropy(hidden, self.model.head, targets, heat, support)
+        logp, entropy = self.model.logprobs(hidden, targets, heat, support)
         return logp.cpu(), entropy.cpu()
 
     def values(self, rows: Rows, dtype: torch.dtype, checkpointing: bool = False) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,205 @@
+"""Adapters of models that transformers computes, made, named and saved as peft does: LoRA and prefix tuning.
+
+peft makes the layers. Which adapter a row uses is told by the pass that runs (interface.py), not by a switch in the
+model: so one pass serves several adapters, and passes run side by side.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from .attention import PLAIN, Weighing
+from .decoder import Attention, Route, Sizes
+from .interface import Unpackable, route_now
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+
+class PeftAdapters(nn.Module):
+    """The adapters of one model: low-rank changes stand in its layers, prefixes stand here."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.configs: dict[str, PeftConfig] = {}
+        self.prefixes = nn.ModuleDict()
+        self.matrices = _matrices(net)
+
+    def __bool__(self) -> bool:
+        return bool(self.configs)
+
+    def add(
+        self, net: Any, name: str, rank: int, alpha: float, targets: Sequence[str], tokens: int, sizes: Sizes
+    ) -> list[nn.Parameter]:
+        """Add an adapter, and return its parameters."""
+        learned = {id(p): p.requires_grad for p in net.parameters()}
+        if tokens:
+            self._prefix(net, name, tokens, sizes)
+        else:
+            self._low_rank(net, name, rank, alpha, list(targets) or self.matrices)
+        for parameter in net.parameters():  # peft freezes all others
+            parameter.requires_grad_(learned.get(id(parameter), True))
+        self.configs[name].base_model_name_or_path = getattr(net.config, "_name_or_path", "")
+        own = [*net.named_parameters(), *self.named_parameters()]
+        return [parameter for place, parameter in own if self.owns(name, place)]
+
+    def _low_rank(self, net: Any, name: str, rank: int, alpha: float, targets: list[str]) -> None:
+        from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.lora import Linear
+
+        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
+        inject_adapter_in_model(config, net, adapter_name=name)
+        for module in _layers(net):
+            if type(module) is Linear:
+                module.__class__ = _routed()
+            elif not isinstance(module, _routed()):
+                raise ValueError(f"adapter {name!r}: targets are matrices, and {type(module).__name__} is none")
+        self.configs[name] = config
+
+    def _prefix(self, net: Any, name: str, tokens: int, sizes: Sizes) -> None:
+        from peft import PrefixTuningConfig
+        from peft.tuners import PrefixEncoder
+
+        config = PrefixTuningConfig(
+            task_type="CAUSAL_LM", num_virtual_tokens=tokens, num_layers=sizes.layers,
+            num_attention_heads=sizes.kv_heads, token_dim=sizes.kv_heads * sizes.head_width,
+            num_transformer_submodules=1,
+        )  # fmt: skip
+        encoder = PrefixEncoder(config).to(next(net.parameters()).device)
+        nn.init.zeros_(encoder.embedding.weight)  # it begins as a little more to look away at, and no noise
+        self.prefixes[name], self.configs[name] = encoder, config
+
+    def owns(self, adapter: str | None, parameter: str) -> bool:
+        """Tell whether a parameter is this adapter's, or (None) any adapter's."""
+        parts = parameter.split(".")
+        for kind in ("lora_A", "lora_B", "prefixes"):
+            if kind in parts[:-1]:
+                return adapter is None or parts[parts.index(kind) + 1] == adapter
+        return False
+
+    def tokens(self, adapter: str | None) -> int:
+        """Number of virtual tokens of an adapter."""
+        return self.configs[adapter].num_virtual_tokens if adapter in self.prefixes else 0  # type: ignore[index, attr-defined]
+
+    def before(self, attention: Attention, position: Tensor, route: Route) -> Attention:
+        """The attention in which the first keys and values of rows are their adapter's prefix."""
+        prefixed = [(name, rows) for name, rows in route if name in self.prefixes]
+        return _Prefixed(attention, position, [(self._keys(n), r) for n, r in prefixed]) if prefixed else attention
+
+    def _keys(self, name: str) -> Tensor:
+        """Keys and values of a prefix: [P, layers, 2, K, D]."""
+        config: Any = self.configs[name]
+        weight: Tensor = self.prefixes[name].embedding.weight  # type: ignore[union-attr, assignment]
+        heads = config.num_attention_heads
+        return weight.view(len(weight), config.num_layers, 2, heads, config.token_dim // heads)
+
+    def take(self, net: Any, other: Any, theirs: PeftAdapters, name: str, like: Tensor) -> None:
+        """Put a copy of another model's adapter in place of ours."""
+        if name in self.prefixes:
+            self.prefixes[name] = copy.deepcopy(theirs.prefixes[name]).to(like).requires_grad_(False)
+        for place, module in other.named_modules():
+            if isinstance(module, _routed()) and name in module.lora_A:
+                ours = net.get_submodule(place)
+                for kind in ("lora_A", "lora_B"):
+                    low = copy.deepcopy(getattr(module, kind)[name])
+                    getattr(ours, kind)[name] = low.to(like).requires_grad_(False)
+
+    def merge(self, net: Any, adapter: str | None) -> None:
+        """Add one adapter into the matrices, and remove all. A prefix is no part of any matrix."""
+        for place, module in list(net.named_modules()):
+            if hasattr(module, "lora_A") and hasattr(module, "get_base_layer"):
+                if adapter is not None and adapter in module.lora_A:
+                    module.merge(adapter_names=[adapter])
+                parent, _, own = place.rpartition(".")
+                setattr(net.get_submodule(parent), own, module.get_base_layer())
+        self.configs.clear()
+        self.prefixes.clear()
+        if hasattr(net, "peft_config"):
+            del net.peft_config
+
+    def save(self, net: Any, name: str, path: Path) -> None:
+        """Write one adapter as peft's `save_pretrained` does."""
+        from safetensors.torch import save_file
+
+        config = copy.copy(self.configs[name])
+        config.inference_mode = True
+        if name in self.prefixes:
+            state = {"prompt_embeddings": self.prefixes[name].embedding.weight}  # type: ignore[union-attr]
+        else:
+            state = {
+                f"base_model.model.{place.replace(f'.{name}.', '.')}": p
+                for place, p in net.named_parameters()
+                if self.owns(name, place)
+            }
+        plain = {place: tensor.detach().cpu().contiguous().clone() for place, tensor in state.items()}
+        save_file(plain, path / "adapter_model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(path)
+
+
+class _Prefixed:
+    """Attention whose keys and values are a learned prefix, at the first positions of the rows that use it."""
+
+    def __init__(
+        self, attention: Attention, position: Tensor, prefixes: Sequence[tuple[Tensor, Tensor | None]]
+    ) -> None:
+        self.attention = attention
+        self.places: list[tuple[Tensor, Tensor, Tensor]] = []  # prefix, rows, and the prefix's token at each
+        for prefix, rows in prefixes:
+            first = position < len(prefix)
+            row = (first if rows is None else first & rows).nonzero().squeeze(1)
+            self.places.append((prefix, row, position[row]))
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
+        for prefix, row, token in self.places:
+            own = prefix[token, layer].to(k.dtype)  # [rows, 2, K, D]
+            k, v = k.index_copy(0, row, own[:, 0]), v.index_copy(0, row, own[:, 1])
+        return self.attention(layer, q, k, v, how)
+
+
+def _matrices(net: Any) -> list[str]:
+    """Names of the matrices of the layers, as peft's targets: all but the head's and the experts' own."""
+    head, kinds = net.get_output_embeddings(), (nn.Linear, Conv1D)
+    every = [name for name, module in net.named_modules() if isinstance(module, kinds) and module is not head]
+    wanted = [name for name in every if ".experts." not in name]
+    short = {name.rpartition(".")[2] for name in wanted}
+    meant = [name for name in every if name.rpartition(".")[2] in short]
+    return sorted(short if len(meant) == len(wanted) else wanted)
+
+
+def _layers(net: Any) -> list[Any]:
+    """The layers that peft put in place of matrices."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return [module for module in net.modules() if isinstance(module, BaseTunerLayer)]
+
+
+_ROUTED: list[type] = []
+
+
+def _routed() -> Any:
+    """The class of peft's linear layers here; made at first use, because peft is imported with it."""
+    if not _ROUTED:
+        from peft.tuners.lora import Linear
+
+        class Routed(Linear):  # type: ignore[misc]
+            """A linear layer of peft in which each row uses the adapter that the pass gives it."""
+
+            def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+                y: Tensor = self.base_layer(x, *args, **kwargs)
+                for name, rows in route_now():
+                    if name not in self.lora_A:
+                        continue
+                    change = self.lora_B[name](self.lora_A[name](x)) * self.scaling[name]
+                    if rows is not None and x.shape[-2] != len(rows):
+                        raise Unpackable("an adapted matrix sees some of the rows only")
+                    y = y + (change if rows is None else change * rows[:, None])
+                return y
+
+        _ROUTED.append(Routed)
+    return _ROUTED[0]

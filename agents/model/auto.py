@@ -1,0 +1,381 @@
+"""Any causal language model that transformers knows, as a decoder: Gemma, Phi, OLMo, Granite, Qwen3-MoE and others.
+
+The layers are transformers' own (`AutoModelForCausalLM`). Their attention is ours (interface.py), so one packing and one
+engine serve them and our decoder alike. Whether that is exact is not believed but tried: when a model is loaded, a few
+tokens are computed packed, and alone by transformers' own attention. A model that packs wrongly (its layers carry a
+state from token to token, or make their masks by themselves) takes whole sequences in padded batches, or alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from ..hints import say_once
+from .adapters import PeftAdapters
+from .attention import PLAIN, Packed, PackedAttention, Segment, Weighing, pack
+from .decoder import Attention, Decoder, Route
+from .interface import NAME, Pass, Recomputed, running
+from .logprobs import Support, plain_logprobs_entropy, rows_of_chunk
+
+ENDLESS = 1 << 17
+"""Context of a model that has no positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutoShape:
+    """The sizes of a model. Two models of equal sizes can take each other's weights."""
+
+    kind: str
+    vocab: int
+    d: int
+    context: int
+    layers: int
+    kv_heads: int
+    head_width: int
+    tensors: int
+    """Hash of the names and shapes of all parameters."""
+
+
+class AutoDecoder(Decoder):
+    """A model of transformers, computed by rows of tokens."""
+
+    shape: AutoShape
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net, self.hf_config = net.eval(), net.config
+        self.adapters = PeftAdapters(net)
+        self.alone = False
+        for module in net.modules():
+            if isinstance(module, GradientCheckpointingLayer) and not isinstance(module, Recomputed):
+                kind = type(module)
+                module.__class__ = type(kind.__name__, (Recomputed, kind), {"__module__": kind.__module__})
+        config = net.config.get_text_config()
+        names = "".join(f"{name}{tuple(p.shape)}" for name, p in net.named_parameters())
+        self.shape = AutoShape(
+            config.model_type, len(self.embed), config.hidden_size, context_of(config), *self._try(), zlib.crc32(names.encode())
+        )
+        if any("experts" in name for name, _ in net.named_modules()):
+            self.unfixed = "routes tokens to experts, in products whose sizes depend on all tokens beside them"
+
+    @property
+    def embed(self) -> Tensor:  # type: ignore[override]
+        return self.net.get_input_embeddings().weight  # type: ignore[no-any-return]
+
+    # -- forward passes -------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        ids: Tensor,
+        position: Tensor,
+        attention: Attention,
+        *,
+        dtype: torch.dtype | None = None,
+        route: Route = (),
+        checkpointing: bool = False,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        attention = self.adapters.before(attention, position, route)
+        hidden = self._states(
+            Pass(attention, route, checkpointing),
+            dtype,
+            input_ids=ids[None],
+            position_ids=position[None],
+            attention_mask=torch.ones_like(ids)[None],
+        )[0]
+        return hidden if keep is None else hidden[keep]
+
+    def forward_packed(
+        self,
+        packed: Packed,
+        *,
+        dtype: torch.dtype | None = None,
+        adapter: str | None = None,
+        checkpointing: bool = False,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        if self.unpackable:
+            route: Route = () if adapter is None else ((adapter, None),)
+            return self._padded(packed, Pass(None, route, checkpointing), dtype, keep)
+        before = self.virtual(adapter)
+        if not before:
+            return super().forward_packed(
+                packed, dtype=dtype, adapter=adapter, checkpointing=checkpointing, keep=keep
+            )
+        rows = torch.arange(len(packed), device=self.embed.device) if keep is None else keep
+        return super().forward_packed(
+            _after(packed, before), dtype=dtype, adapter=adapter, checkpointing=checkpointing, keep=rows + before
+        )
+
+    def _padded(self, packed: Packed, now: Pass, dtype: torch.dtype | None, keep: Tensor | None) -> Tensor:
+        """States of packed rows, from whole sequences in batches that are padded on the right."""
+        device = self.embed.device
+        lengths = [len(rows) for rows in packed.rows]
+        states: list[Tensor] = []
+        places: list[Tensor] = []
+        for batch in _batches(lengths, len(packed), self.alone):
+            longest = max(lengths[i] for i in batch)
+            ids = torch.zeros(len(batch), longest, dtype=torch.long)
+            real = torch.zeros_like(ids)
+            for b, i in enumerate(batch):
+                ids[b, : lengths[i]], real[b, : lengths[i]] = packed.ids[packed.rows[i]], 1
+            hidden = self._states(now, dtype, input_ids=ids.to(device), attention_mask=real.to(device))
+            states += [hidden[b, : lengths[i]] for b, i in enumerate(batch)]
+            places += [packed.rows[i] for i in batch]
+        # a row that several sequences share was computed for each: one of its copies stands for it
+        place = torch.cat(places)
+        source = torch.zeros(len(packed), dtype=torch.long).index_copy_(0, place, torch.arange(len(place)))
+        source = source.to(device)
+        return torch.cat(states).index_select(0, source if keep is None else source[keep])
+
+    def _states(self, now: Pass, dtype: torch.dtype | None, **inputs: Any) -> Tensor:
+        """Hidden states after the last norm, of a batch: [B, T, d]."""
+        body = self.net.base_model
+        known = inspect.signature(body.forward).parameters
+        if now.attention is None:
+            inputs = {name: given for name, given in inputs.items() if name in known}
+        with running(now), self._computed_in(dtype):
+            hidden: Tensor = body(**inputs, **({"use_cache": False} if "use_cache" in known else {}))[0]
+        return hidden.to(dtype or self.embed.dtype)
+
+    def _computed_in(self, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+        if dtype in (torch.bfloat16, torch.float16) and dtype != self.embed.dtype:
+            return torch.autocast(self.embed.device.type, dtype=dtype)
+        return nullcontext()
+
+    # -- scores ---------------------------------------------------------------------------------------------------
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        scores = self._scores(hidden)
+        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """Scores [T, V] as the architecture makes them (scaled, capped, with a bias), from states [T, d]."""
+        head = copy.copy(self.net)
+        head.__dict__["_modules"] = {**self.net._modules, self.net.base_model_prefix: _Given()}
+        with self._computed_in(hidden.dtype):
+            return head(inputs_embeds=hidden[None]).logits[0]  # type: ignore[no-any-return]
+
+    def logprobs(
+        self, hidden: Tensor, targets: Tensor, temperature: float | Tensor = 1.0, support: Support | None = None
+    ) -> tuple[Tensor, Tensor]:
+        heat = torch.as_tensor(temperature, dtype=torch.float32, device=hidden.device).expand(len(hidden))
+        heat = torch.where(heat == 0, 1.0, heat)
+        step = rows_of_chunk(self.embed)
+
+        def chunk(states: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+            part = slice(begin, begin + step)
+            scores = self.logits(states) / heat[part, None]
+            return plain_logprobs_entropy(scores, targets[part], support, begin)
+
+        parts = [
+            checkpoint(chunk, hidden[i : i + step], i, use_reentrant=False) for i in range(0, len(hidden), step)
+        ]
+        if not parts:
+            return heat, heat
+        return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
+
+    # -- adapters -------------------------------------------------------------------------------------------------
+
+    def add_adapter(
+        self, name: str, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = (), tokens: int = 0
+    ) -> list[nn.Parameter]:
+        if tokens and self.unpackable:
+            raise ValueError(f"no prefix can be learned for {self.shape.kind}: {self.unpackable}")
+        return self.adapters.add(self.net, name, rank, alpha, targets, tokens, self.shape)
+
+    def learnable(self, adapter: str | None, critic: bool = False) -> dict[str, nn.Parameter]:
+        if adapter is not None:
+            return {n: p for n, p in self.named_parameters() if self.adapters.owns(adapter, n)}
+        unused = self._head() if critic else set()
+        return {
+            n: p
+            for n, p in self.named_parameters()
+            if not self.adapters.owns(None, n) and id(p) not in unused
+        }
+
+    def _head(self) -> set[int]:
+        """Parameters that only the scores depend on."""
+        head, embed = self.net.get_output_embeddings(), self.embed
+        return {id(p) for p in (head.parameters() if head is not None else ()) if p is not embed}
+
+    def with_adapter_of(self, other: AutoDecoder, name: str) -> AutoDecoder:
+        mixed = copy.deepcopy(self, {id(t): t for t in (*self.parameters(), *self.buffers())})
+        mixed.adapters.take(mixed.net, other.net, other.adapters, name, self.embed)
+        return mixed
+
+    @torch.no_grad()
+    def merged(self, adapter: str | None = None) -> AutoDecoder:
+        plain = copy.deepcopy(self)
+        plain.adapters.merge(plain.net, adapter)
+        return plain
+
+    def virtual(self, adapter: str | None) -> int:
+        return self.adapters.tokens(adapter)
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path, tokenizer: Any = None) -> None:
+        """Write a Hugging Face directory. Adapters are left out."""
+        plain = self.merged() if self.adapters else self
+        plain.net.save_pretrained(path)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(path)
+
+    def save_adapter(self, name: str, path: Path) -> None:
+        self.adapters.save(self.net, name, path)
+
+    def to(self, where: Any) -> AutoDecoder:  # type: ignore[override]
+        """Move to a device, or cast parameters to a type. Buffers (frequencies of positions) keep theirs."""
+        if isinstance(where, Tensor):
+            return self.to(where.device).to(where.dtype)
+        if not isinstance(where, torch.dtype):
+            return super().to(where)
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(where)
+        return self
+
+    # -- at start -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _try(self) -> tuple[int, int, int]:
+        """Compute a few tokens in every way. Say so where rows cannot be packed. Return layers, key heads and
+        their width, as far as they are known.
+        """
+        chance = torch.Generator().manual_seed(0)
+        draw = lambda n: torch.randint(0, len(self.embed), (n,), generator=chance).tolist()  # noqa: E731
+        begin = draw(24)
+        sequences = [begin + draw(12), begin + draw(17), draw(20)]
+        with _own_attention(self.net):
+            expected = [
+                self._states(Pass(), None, input_ids=torch.tensor([s], device=self.embed.device))[0]
+                for s in sequences
+            ]
+        packed = pack(sequences, share=4)
+        shapes = _Shapes()
+        try:
+            self.net.set_attn_implementation(NAME)
+            attention = PackedAttention(packed.segments, self.embed.dtype, self.embed.device)
+            ids, position = packed.ids.to(self.embed.device), packed.position.to(self.embed.device)
+            hidden = self(ids, position, shapes.of(attention))
+            if not _alike([hidden[rows] for rows in packed.rows], expected):
+                self.unpackable = "its layers mix tokens in other ways than by attention"
+        except Exception as error:  # whatever a model of others does with what it does not expect
+            self.unpackable = str(error).strip().partition("\n")[0] or type(error).__name__
+        if not self.unpackable:
+            return shapes.sizes()
+        with _own_attention(self.net, keep=True):
+            padded = self._padded(packed, Pass(), None, None)
+        self.alone = not _alike([padded[rows] for rows in packed.rows], expected)
+        how = "one by one" if self.alone else "in padded batches"
+        say_once(f"{self.net.config.model_type}: no packed rows ({self.unpackable}); sequences are computed {how}")
+        return 0, 1, 1
+
+
+class _Given(nn.Module):
+    """Stands where the layers stood, when scores are made from states that are known."""
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> BaseModelOutputWithPast:
+        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)  # type: ignore[arg-type]
+
+
+class _Shapes:
+    """An attention that notes the shapes of its keys, by layer."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[int, int]] = {}
+
+    def of(self, attention: Attention) -> Attention:
+        def noted(layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
+            self.seen[layer] = (k.shape[1], k.shape[2])
+            return attention(layer, q, k, v, how)
+
+        return noted
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Layers, heads, width: the largest, where layers differ."""
+        return max(self.seen) + 1, *map(max, zip(*self.seen.values(), strict=True))  # type: ignore[return-value]
+
+
+def context_of(config: Any) -> int:
+    """Longest sequence of a model.
+
+    Some rotary positions change with the longest sequence of a batch, beyond the length that they were made for. There
+    a token's state would depend on what it is computed beside, so the context ends at that length.
+    """
+    context = getattr(config, "max_position_embeddings", None) or ENDLESS
+    ropes = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for rope in [ropes, *(inner for inner in ropes.values() if isinstance(inner, dict))]:
+        if rope.get("rope_type") in ("dynamic", "longrope"):
+            made = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            if made and made < context:
+                say_once(
+                    f"{config.model_type}: sequences of up to {made} tokens (its positions beyond depend on the longest "
+                    "sequence of a batch)"
+                )
+                context = made
+    return int(context)
+
+
+@contextmanager
+def _own_attention(net: Any, keep: bool = False) -> Iterator[None]:
+    """Compute with transformers' own attention, which every model has in plain products; with `keep` for good."""
+    net.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        if not keep:
+            net.set_attn_implementation(NAME)
+
+
+def _alike(states: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Tell whether states are equal up to rounding."""
+    return all(
+        bool(((a - b).abs().max() <= 1e-3 * b.abs().max()).item()) for a, b in zip(states, expected, strict=True)
+    )
+
+
+def _after(packed: Packed, before: int) -> Packed:
+    """The same row behind `before` tokens that all its sequences begin with."""
+    segments = [Segment(s.start + before, s.stop + before, s.parent + 1) for s in packed.segments]
+    return Packed(
+        ids=torch.cat((packed.ids.new_zeros(before), packed.ids)),
+        position=torch.cat((torch.arange(before), packed.position + before)),
+        segments=(Segment(0, before, -1), *segments),
+        rows=packed.rows,
+    )
+
+
+def _batches(lengths: Sequence[int], tokens: int, alone: bool) -> Iterator[list[int]]:
+    """Cut sequences into batches of similar lengths, of at most about `tokens` with their padding."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        if batch and (alone or (len(batch) + 1) * lengths[i] > tokens):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def load_auto(path: Path, config: Any, **where: Any) -> AutoDecoder:
+    """Load a model that transformers computes, in float32."""
+    from transformers import AutoModelForCausalLM
+
+    net = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32, local_files_only=True, **where)
+    return AutoDecoder(net)

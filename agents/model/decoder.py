@@ -1,0 +1,147 @@
+"""A decoder: what engines and learners ask of a model. There are two, chosen by the model's configuration.
+
+    Llama          our own, for the Llama family: the fast path                          llama.py
+    AutoDecoder    any other causal language model, through transformers                  auto.py
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .attention import PLAIN, Packed, PackedAttention, Weighing
+
+if TYPE_CHECKING:
+    from .logprobs import Support
+
+# Which adapter answers for which rows: (name, mask of rows), None meaning all. () is the base model alone. An adapter
+# is computed for every row and masked: it is cheap, and a product of fixed shape does not depend on who else is there.
+Route = Sequence[tuple[str, "Tensor | None"]]
+
+
+class Attention(Protocol):
+    """Attention of one layer: q [T, H, D], k and v [T, K, D] -> [T, H, D]. It decides which tokens see which."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor: ...
+
+
+class Sizes(Protocol):
+    """The sizes of a decoder that others need. Models of equal sizes can take each other's weights."""
+
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def d(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_width(self) -> int: ...
+
+
+class Decoder(nn.Module):
+    """A causal language model over rows of tokens.
+
+    `unpackable` says why it takes whole sequences alone; it is empty where rows can be packed. `unfixed` says why the
+    same row may give other bits beside other rows; empty where it does not.
+    """
+
+    shape: Sizes
+    hf_config: Any
+    """Its transformers configuration, so that it saves as it loaded."""
+    embed: Tensor
+    """The input embedding [V, d]. Its device and type are the model's."""
+    unpackable = ""
+    unfixed = ""
+
+    @abstractmethod
+    def forward(
+        self,
+        ids: Tensor,
+        position: Tensor,
+        attention: Attention,
+        *,
+        dtype: torch.dtype | None = None,
+        route: Route = (),
+        checkpointing: bool = False,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """Compute hidden states [T, d] from ids [T] at `position` [T]; with `keep`, those of these rows."""
+
+    def forward_packed(
+        self,
+        packed: Packed,
+        *,
+        dtype: torch.dtype | None = None,
+        adapter: str | None = None,
+        checkpointing: bool = False,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """Compute hidden states [T, d] of packed sequences. Those of sequence i are `hidden[packed.rows[i]]`.
+
+        With `keep` (rows; for example those that predict a trained token) only their states are computed and returned, in
+        its order. `dtype` is that of the computation (default: the parameters' own). `checkpointing` keeps only each layer's
+        input for the backward pass and computes the rest again.
+        """
+        if int(packed.position.max()) >= self.shape.context:
+            raise ValueError(
+                f"a sequence of {int(packed.position.max()) + 1} tokens is longer than the model's context of "
+                f"{self.shape.context}; drop it, or cut it where it was made"
+            )
+        device = self.embed.device
+        attention = PackedAttention(packed.segments, dtype or self.embed.dtype, device)
+        route: Route = () if adapter is None else ((adapter, None),)
+        ids, position = packed.ids.to(device), packed.position.to(device)
+        return self(ids, position, attention, dtype=dtype, route=route, checkpointing=checkpointing, keep=keep)  # type: ignore[no-any-return]
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores [T, V] in float32. For training use `logprobs`, which never holds all of them."""
+
+    @abstractmethod
+    def logprobs(
+        self, hidden: Tensor, targets: Tensor, temperature: float | Tensor = 1.0, support: Support | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs [N] and entropies [N] of `targets`, from hidden states [N, d]; see `logprobs_entropy`."""
+
+    @abstractmethod
+    def add_adapter(
+        self, name: str, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = (), tokens: int = 0
+    ) -> list[nn.Parameter]:
+        """Add a low-rank adapter to `targets` (names of matrices; (): all of every layer), or with `tokens` a
+        learned prefix of every layer. Return its parameters, for an optimizer.
+        """
+
+    @abstractmethod
+    def learnable(self, adapter: str | None, critic: bool = False) -> dict[str, nn.Parameter]:
+        """Parameters of one adapter, or (None) of the model itself, by name. A critic does not need the head."""
+
+    @abstractmethod
+    def with_adapter_of(self, other: Any, name: str) -> Decoder:
+        """Return a model that shares these tensors, except for one adapter: a copy of another model's, which
+        does not learn.
+        """
+
+    @abstractmethod
+    def merged(self, adapter: str | None = None) -> Decoder:
+        """Return a copy without adapters; one of them may be added into the matrices."""
+
+    def virtual(self, adapter: str | None) -> int:
+        """Number of tokens that an adapter lays before every prompt. Their ids do not matter."""
+        return 0
+
+    def save(self, path: Path, tokenizer: Any = None) -> None:
+        """Write a Hugging Face directory without adapters (`weights.save_model` does so for every decoder)."""
+        raise NotImplementedError
+
+    def save_adapter(self, name: str, path: Path) -> None:
+        """Write one adapter as peft does (`weights.save_adapter` does so for every decoder)."""
+        raise NotImplementedError

@@ -1,0 +1,158 @@
+"""Our attention inside transformers' models: registered under the name "unitymas".
+
+A model of transformers asks two things of an attention implementation: a mask, made from a function of positions
+(causal, sliding window, chunks), and the attention itself. Here the mask stays that function, and whoever runs the
+model says which rows see which (`attention.PackedAttention`, or the engine's cache). So one packing serves our decoder
+and every model whose layers mix tokens by attention alone.
+
+    with running(Pass(attention, route)):
+        model(input_ids=row, position_ids=position, …)
+
+Without a pass, or with one that has no attention, the model computes what transformers would: batches and caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+from .attention import Weighing, attend
+from .decoder import Attention, Route
+
+NAME = "unitymas"
+
+
+class Unpackable(ValueError):
+    """Raised when layers of a model do something that a packed row cannot give them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one forward pass needs beside its inputs. It belongs to a thread, so passes can run side by side."""
+
+    attention: Attention | None = None
+    """Who sees whom in a packed row. None: the model's own masks and cache."""
+    route: Route = ()
+    """Low-rank adapters, and the rows that use each."""
+    checkpointing: bool = False
+    """Keep only each layer's input for the backward pass."""
+
+
+_PASS: ContextVar[Pass] = ContextVar("pass", default=Pass())
+
+
+@contextmanager
+def running(now: Pass) -> Iterator[None]:
+    """Set the pass of this thread."""
+    token = _PASS.set(now)
+    try:
+        yield
+    finally:
+        _PASS.reset(token)
+
+
+class Sees:
+    """What a layer's mask shows, as a function of positions. It stands where transformers' layers expect a mask."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.all = function is causal_mask_function
+        self.function = function
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        """Tell which keys each query sees, by positions that broadcast."""
+        return self.function(0, 0, query, key)
+
+
+def _mask(*, mask_function: Callable[..., Any] = causal_mask_function, use_vmap: bool = False, **shape: Any) -> Any:
+    if _PASS.get().attention is None:
+        shape["allow_is_causal_skip"] = False
+        return sdpa_mask(mask_function=mask_function, use_vmap=use_vmap, **shape)
+    if use_vmap:
+        raise Unpackable("its masks are more than functions of positions")
+    return Sees(mask_function)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of transformers' interface: q [B, H, Q, D], k and v [B, K, S, D] -> [B, Q, H, D]."""
+    attention = _PASS.get().attention
+    how = Weighing(scaling, softcap, s_aux, _sees(attention_mask) if attention else None)
+    width, narrow = query.shape[-1], query.shape[-1] - value.shape[-1]
+    if narrow > 0:  # values narrower than keys: zeros change no sum
+        value = F.pad(value, (0, narrow))
+    if attention is None:
+        out = attend(query, key, value, _added(attention_mask, query, key), how).transpose(1, 2)
+    else:
+        odd = sorted(name for name, given in others.items() if isinstance(given, Tensor) and name not in _KNOWN)
+        if odd or query.shape[0] != 1 or narrow < 0:
+            raise Unpackable(f"its attention takes {', '.join(odd) or 'values wider than keys'}")
+        layer = getattr(module, "layer_idx", None)
+        if layer is None:
+            raise Unpackable("its attention layers have no number")
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        out = attention(layer, q, k, v, how)[None]
+    return out[..., : width - max(narrow, 0)].contiguous(), None
+
+
+_KNOWN = ("position_ids", "cache_position", "attention_mask")
+
+
+def _sees(mask: Any) -> Sees | None:
+    if not isinstance(mask, Sees):
+        raise Unpackable("it makes its masks by itself")
+    return None if mask.all else mask
+
+
+def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+    """An additive mask [B, Q, S] from a boolean one [B, 1, Q, S], or from none."""
+    size = (len(query), query.shape[2], key.shape[2])
+    if mask is None:
+        return query.new_zeros(size)
+    if mask.dtype != torch.bool:
+        return mask[:, 0, :, : size[2]].to(query.dtype).expand(size)
+    hidden = ~mask[:, 0, :, : size[2]].expand(size)
+    return query.new_zeros(size).masked_fill_(hidden, float("-inf"))
+
+
+class Recomputed:
+    """Mixed into a model's layers: in a pass with checkpointing, the backward pass computes them again."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        now = _PASS.get()
+        forward = super().forward  # type: ignore[misc]
+        if not now.checkpointing or not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), running(now)
+
+        return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, context_fn=contexts)
+
+
+def route_now() -> Route:
+    """The adapters of this thread's pass."""
+    return _PASS.get().route
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _mask)

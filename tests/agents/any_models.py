@@ -1,0 +1,51 @@
+"""Small random models of many architectures, for the tests."""
+
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+SIZES = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LAYERS = ["sliding_attention", "full_attention"]
+EXPERTS = {"num_experts_per_tok": 2}
+PACKED: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"head_dim": 16, "sliding_window": 8, "layer_types": LAYERS, "query_pre_attn_scalar": 16},
+    "gemma2": {"head_dim": 16, "sliding_window": 8, "layer_types": LAYERS, "query_pre_attn_scalar": 16,
+               "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "qwen3": {"head_dim": 16},
+    "qwen3_moe": {"head_dim": 16, "moe_intermediate_size": 16, "num_experts": 4, **EXPERTS},
+    "phi3": {},
+    "phi": {},
+    "olmo2": {},
+    "granite": {"attention_multiplier": 0.3, "logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.7},
+    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, **EXPERTS, "sliding_window": 8, "layer_types": LAYERS,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "mistral": {"sliding_window": 8},
+    "llama4_text": {"head_dim": 16, "attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 48},
+    "deepseek_v3": {"num_key_value_heads": 4, "n_routed_experts": 4, **EXPERTS, "moe_intermediate_size": 16, "n_group": 1,
+                    "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+                    "v_head_dim": 12, "first_k_dense_replace": 1},
+    "gpt2": {"n_positions": 128, "n_embd": 32, "n_head": 4, "n_layer": 2},
+}  # fmt: skip
+WHOLE: dict[str, dict[str, Any]] = {
+    "mamba": {"state_size": 8},
+    "rwkv": {"attention_hidden_size": 32},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8},
+    "recurrent_gemma": {"lru_width": 32, "attention_window_size": 8, "block_types": ["recurrent", "attention"]},
+    "bloom": {"n_head": 4, "n_layer": 2},
+}
+KINDS = {**PACKED, **WHOLE}
+
+
+def network(kind: str, seed: int = 0, spread: float = 0.1, **sizes: Any) -> Any:
+    """A model of transformers with random weights, biases and norms."""
+    torch.manual_seed(seed)
+    config = CONFIG_MAPPING[kind](**{**SIZES, **KINDS[kind], **sizes})
+    net = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(spread * torch.randn_like(parameter))
+    return net

@@ -1,0 +1,78 @@
+"""Models of transformers as decoders: packed rows against transformers' own forward pass, sequence by sequence."""
+
+import copy
+
+import pytest
+import torch
+from .any_models import KINDS, PACKED, WHOLE, network
+
+from unitymas.agents.model.attention import pack
+from unitymas.agents.model.auto import AutoDecoder
+from unitymas.agents.model.logprobs import Support
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def ragged(seed: int = 1) -> list[list[int]]:
+    """Sequences that share a system prompt, a prompt, or nothing; longer than the windows of the models here."""
+    chance = torch.Generator().manual_seed(seed)
+    draw = lambda n: torch.randint(3, 97, (n,), generator=chance).tolist()  # noqa: E731
+    system, prompt = draw(19), draw(8)
+    begun = [system + prompt + draw(n) for n in (1, 9, 9, 14)]
+    return [*begun, system + draw(5), begun[1], draw(21), system]
+
+
+def theirs(net, sequences, heat, allowed):
+    """Log-probs and entropies by transformers' own forward pass, one sequence at a time."""
+    logps, entropies = [], []
+    for ids in sequences:
+        scores = net(torch.tensor([ids]), use_cache=False).logits[0, :-1] / heat
+        if allowed is not None:
+            mask = torch.full_like(scores, -1e30)
+            mask[:, allowed] = 0
+            scores = scores + mask
+        logp = scores.log_softmax(-1)
+        logps.append(logp.gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1))
+        entropies.append(-(logp.exp() * logp).sum(-1))
+    return torch.cat(logps), torch.cat(entropies)
+
+
+def ours(decoder, sequences, heat, allowed, **how):
+    share = how.pop("share", 4)
+    packed = pack(sequences, share)
+    keep = torch.cat([rows[:-1] for rows in packed.rows])
+    targets = torch.cat([torch.tensor(s[1:]) for s in sequences])
+    hidden = decoder.forward_packed(packed, keep=keep, dtype=torch.float64, **how)
+    support = None if allowed is None else Support.of([allowed] * len(targets))
+    return decoder.logprobs(hidden, targets, heat, support)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_probs_and_gradients_are_those_of_transformers(kind, monkeypatch):
+    """In float64: packed with shared prefixes, packed one by one, and computed again in the backward pass."""
+    monkeypatch.setattr("unitymas.agents.model.logprobs.CHUNK", 97 * 7)  # several chunks of scores
+    net = network(kind)
+    decoder = AutoDecoder(copy.deepcopy(net)).to(torch.float64)
+    assert bool(decoder.unpackable) == (kind in WHOLE)
+    net = net.double()
+    sequences = ragged()
+    allowed = sorted({t for s in sequences for t in s} | {3, 50})
+    weights = torch.randn(2, sum(len(s) - 1 for s in sequences), dtype=torch.float64)
+    # transformers' attention in plain products rounds its softmax to float32
+    close = {"rtol": 2e-5, "atol": 2e-6}
+    for support in (None, allowed):
+        net.zero_grad()
+        expected = theirs(net, sequences, 0.7, support)
+        sum((w * x).sum() for w, x in zip(weights, expected, strict=True)).backward()
+        gradients = {n: p.grad for n, p in net.named_parameters()}
+        for how in ({}, {"share": None}, {"checkpointing": True}):
+            decoder.zero_grad()
+            mine = ours(decoder, sequences, 0.7, support, **how)
+            sum((w * x).sum() for w, x in zip(weights, mine, strict=True)).backward()
+            for a, b in zip(mine, expected, strict=True):
+                assert a.dtype == torch.float64
+                torch.testing.assert_close(a, b, **close)
+            for name, parameter in decoder.net.named_parameters():
+                if gradients[name] is not None:
+                    size = gradients[name].abs().max()
+                    assert (parameter.grad - gradients[name]).abs().max() <= 2e-5 * size + 2e-6, (name, how)
