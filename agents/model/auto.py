@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ..hints import say_once
 from .adapters import PeftAdapters
@@ -29,6 +28,7 @@ from .attention import PLAIN, Packed, PackedAttention, Segment, Weighing, pack
 from .decoder import Attention, Decoder, Route
 from .interface import NAME, Pass, Recomputed, running
 from .logprobs import Support, plain_logprobs_entropy, rows_of_chunk
+from .shape import UnsupportedArchitecture
 
 ENDLESS = 1 << 17
 """Context of a model that has no positions."""
@@ -57,6 +57,7 @@ class AutoDecoder(Decoder):
     def __init__(self, net: Any) -> None:
         super().__init__()
         self.net, self.hf_config = net.eval(), net.config
+        self.body = _body(net)
         self.adapters = PeftAdapters(net)
         self.alone = False
         for module in net.modules():
@@ -120,13 +121,17 @@ class AutoDecoder(Decoder):
             _after(packed, before), dtype=dtype, adapter=adapter, checkpointing=checkpointing, keep=rows + before
         )
 
-    def _padded(self, packed: Packed, now: Pass, dtype: torch.dtype | None, keep: Tensor | None) -> Tensor:
-        """States of packed rows, from whole sequences in batches that are padded on the right."""
+    def _padded(
+        self, packed: Packed, now: Pass, dtype: torch.dtype | None, keep: Tensor | None, most: int = 0
+    ) -> Tensor:
+        """States of packed rows, from whole sequences in batches of at most about `most` tokens (0: as many as
+        the row has), padded on the right.
+        """
         device = self.embed.device
         lengths = [len(rows) for rows in packed.rows]
         states: list[Tensor] = []
         places: list[Tensor] = []
-        for batch in _batches(lengths, len(packed), self.alone):
+        for batch in _batches(lengths, most or len(packed), self.alone):
             longest = max(lengths[i] for i in batch)
             ids = torch.zeros(len(batch), longest, dtype=torch.long)
             real = torch.zeros_like(ids)
@@ -143,7 +148,7 @@ class AutoDecoder(Decoder):
 
     def _states(self, now: Pass, dtype: torch.dtype | None, **inputs: Any) -> Tensor:
         """Hidden states after the last norm, of a batch: [B, T, d]."""
-        body = self.net.base_model
+        body = getattr(self.net, self.body)
         known = inspect.signature(body.forward).parameters
         if now.attention is None:
             inputs = {name: given for name, given in inputs.items() if name in known}
@@ -165,7 +170,7 @@ class AutoDecoder(Decoder):
     def _scores(self, hidden: Tensor) -> Tensor:
         """Scores [T, V] as the architecture makes them (scaled, capped, with a bias), from states [T, d]."""
         head = copy.copy(self.net)
-        head.__dict__["_modules"] = {**self.net._modules, self.net.base_model_prefix: _Given()}
+        head.__dict__["_modules"] = {**self.net._modules, self.body: _Given()}
         with self._computed_in(hidden.dtype):
             return head(inputs_embeds=hidden[None]).logits[0]  # type: ignore[no-any-return]
 
@@ -250,27 +255,26 @@ class AutoDecoder(Decoder):
 
     # -- at start -------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def _try(self) -> tuple[int, int, int]:
         """Compute a few tokens in every way. Say so where rows cannot be packed. Return layers, key heads and
         their width, as far as they are known.
         """
         chance = torch.Generator().manual_seed(0)
-        draw = lambda n: torch.randint(0, len(self.embed), (n,), generator=chance).tolist()  # noqa: E731
-        begin = draw(24)
-        sequences = [begin + draw(12), begin + draw(17), draw(20)]
-        with _own_attention(self.net):
-            expected = [
-                self._states(Pass(), None, input_ids=torch.tensor([s], device=self.embed.device))[0]
-                for s in sequences
-            ]
-        packed = pack(sequences, share=4)
-        shapes = _Shapes()
+        begin, *ends, other = (torch.randint(0, len(self.embed), (n,), generator=chance).tolist() for n in (24, 12, 17, 20))
+        sequences = [begin + ends[0], begin + ends[1], other]
+        with torch.no_grad(), _own_attention(self.net):
+            expected = [self._alone(ids) for ids in sequences]
+            scores = self.net(torch.tensor([other], device=self.embed.device), use_cache=False).logits[0]
+            if not _alike([self._scores(expected[-1])], [scores]):
+                kind = self.net.config.model_type
+                raise UnsupportedArchitecture(f"{kind}: its scores are made from more than the states of its last layer")
+        packed, shapes = pack(sequences, share=4), _Shapes()
         try:
             self.net.set_attn_implementation(NAME)
             attention = PackedAttention(packed.segments, self.embed.dtype, self.embed.device)
             ids, position = packed.ids.to(self.embed.device), packed.position.to(self.embed.device)
-            hidden = self(ids, position, shapes.of(attention))
+            with torch.no_grad():
+                hidden = self(ids, position, shapes.of(attention))
             if not _alike([hidden[rows] for rows in packed.rows], expected):
                 self.unpackable = "its layers mix tokens in other ways than by attention"
         except Exception as error:  # whatever a model of others does with what it does not expect
@@ -278,18 +282,51 @@ class AutoDecoder(Decoder):
         if not self.unpackable:
             return shapes.sizes()
         with _own_attention(self.net, keep=True):
-            padded = self._padded(packed, Pass(), None, None)
-        self.alone = not _alike([padded[rows] for rows in packed.rows], expected)
+            self.alone = not self._pads(packed, sequences)
         how = "one by one" if self.alone else "in padded batches"
         say_once(f"{self.net.config.model_type}: no packed rows ({self.unpackable}); sequences are computed {how}")
         return 0, 1, 1
+
+    def _alone(self, ids: list[int]) -> Tensor:
+        return self._states(Pass(), None, input_ids=torch.tensor([ids], device=self.embed.device))[0]
+
+    def _pads(self, packed: Packed, sequences: Sequence[list[int]]) -> bool:
+        """Tell whether padding changes neither states nor gradients."""
+        with torch.enable_grad():
+            padded = self._padded(packed, Pass(), None, None, most=3 * len(packed))
+            ways = [[padded[rows] for rows in packed.rows], [self._alone(ids) for ids in sequences]]
+            learned = [p for p in self.net.parameters() if p.requires_grad]
+            slopes = [
+                torch.autograd.grad(sum((x * x.detach()).sum() for x in way), learned, allow_unused=True) for way in ways
+            ]
+        used = [(a, b) for a, b in zip(*slopes, strict=True) if a is not None and b is not None and b.any()]
+        return _alike(*ways) and _alike([a for a, _ in used], [b for _, b in used])
+
+
+def _body(net: Any) -> str:
+    """Name of the part of a model that makes states from tokens: all but the head."""
+    embed = net.get_input_embeddings()
+    for name, part in net.named_children():
+        if part is not embed and any(module is embed for module in part.modules()):
+            return str(name)
+    raise UnsupportedArchitecture(f"{net.config.model_type}: its layers are no part of their own, apart from its scores")
+
+
+class _States(dict[str, Any]):
+    """An output of layers that has states and nothing else, by name and by place."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.get(name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self["last_hidden_state"] if key == 0 else super().__getitem__(key)
 
 
 class _Given(nn.Module):
     """Stands where the layers stood, when scores are made from states that are known."""
 
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)  # type: ignore[arg-type]
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
+        return _States(last_hidden_state=inputs_embeds)
 
 
 class _Shapes:

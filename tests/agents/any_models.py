@@ -44,7 +44,7 @@ def network(kind: str, seed: int = 0, spread: float = 0.1, **sizes: Any) -> Any:
     """A model of transformers with random weights, biases and norms."""
     torch.manual_seed(seed)
     config = CONFIG_MAPPING[kind](**{**SIZES, **KINDS[kind], **sizes})
-    net = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    net = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(spread * torch.randn_like(parameter))
