@@ -180,15 +180,15 @@ def load_model_policy(
     """
     import torch
 
-    from .engines.torch_engine import TorchEngine
+    from .engines.makers import engine_kind
     from .machine import device_of, use_threads
-    from .model.weights import load_model, load_tokenizer
+    from .model.weights import load_decoder, load_tokenizer
 
     place = device_of(device)
-    model, tokenizer = load_model(path), load_tokenizer(path)
+    model, tokenizer = load_decoder(path), load_tokenizer(path)
     use_threads(threads, sum(p.numel() for p in model.parameters()))
     context = min(model.shape.context, 4096)
-    engine = TorchEngine(
+    engine = engine_kind(model)(
         model.to(place), tokenizer, slots=concurrency or slots, context=context, dtype=getattr(torch, dtype)
     )
     return LLMPolicy(

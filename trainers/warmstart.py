@@ -150,7 +150,6 @@ def fine_tune(
     import torch
 
     from .config.group_settings import Learning, faster_precision
-    from .group.hosting import merged
     from .group.parameters import Parameters
     from .group.update import Learner
 
@@ -173,7 +172,7 @@ def fine_tune(
         batch, left = [samples[i] for i in dict.fromkeys(left[: how.batch])], left[how.batch :]
         losses.append(learner.update(Imitation(), signals, [batch])["loss"])
         say(step + 1, steps, losses[-1])
-    return merged(parameters), losses
+    return model.merged(parameters.adapter), losses
 
 
 def samples_of(traces: Iterable[Trace], tokenizer: Any) -> list[Sample]:
@@ -216,7 +215,7 @@ def warmstart(
     was made with, or "short" where it is one of the small ones that registries carry: what they learned is said by
     `prompts.yaml` in the new directory, so that teams and runs of it choose the same.
     """
-    from ..agents.model.weights import load_model, load_tokenizer, save_model
+    from ..agents.model.weights import load_decoder, load_tokenizer, save_model
 
     how = WarmStart(**settings)
     told = _prompts(id, str(model), prompts, args or {})
@@ -243,7 +242,7 @@ def warmstart(
                 flush=True,
             )
 
-    learned, record.losses = fine_tune(load_model(path), samples, how, say)
+    learned, record.losses = fine_tune(load_decoder(path), samples, how, say)
     record.seconds = round(time.monotonic() - began, 1)
     out = save_model(learned, out, tokenizer)
     if told is not None:

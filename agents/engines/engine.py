@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from ..named_parts import Registry
 
 if TYPE_CHECKING:
-    from ..model.llama import Llama
+    from ..model.decoder import Decoder
     from .generation import Generation
     from .sampling import SamplingParams
 
@@ -47,7 +47,7 @@ class Engine(Protocol):
         """Answer one prompt among all others. Cancelling the task cancels the request."""
         ...
 
-    def publish(self, model: Llama, version: int, adapter: str | None = None) -> None:
+    def publish(self, model: Decoder, version: int, adapter: str | None = None) -> None:
         """Take over a copy of a model's weights, or of one adapter's alone."""
         ...
 
@@ -64,7 +64,7 @@ class Engine(Protocol):
 class EngineOrder:
     """Order of a model group that needs an engine."""
 
-    model: Llama
+    model: Decoder
     tokenizer: Any
     slots: int = 64
     """Most requests at once."""

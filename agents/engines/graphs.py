@@ -38,7 +38,7 @@ class Recorded:
 class DecodeGraphs:
     """The recorded steps of one model by (rows, width)."""
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: Decoder) -> None:
         self.model, self.device = model, model.embed.device
         self.recorded: dict[tuple[int, int], Recorded] = {}
         self.place: tuple[object, ...] = ()  # address and shape of the cache that the graphs read

@@ -6,15 +6,29 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from ..model.decoder import Decoder
 from ..model.weights import save_model
 from .engine import Engine, EngineOrder
 from .torch_engine import TorchEngine
 from .vllm_engine import VLLMEngine
 
 
+def engine_kind(model: Decoder) -> type[TorchEngine]:
+    """The class of the torch engine for a model."""
+    if not model.unpackable:
+        return TorchEngine
+    from .whole_engine import WholeEngine
+
+    return WholeEngine
+
+
 def torch_engine(order: EngineOrder) -> Engine:
     """Our own engine, in this process."""
-    return TorchEngine(
+    if why := order.deterministic and order.model.unfixed:
+        raise ValueError(
+            f"deterministic runs need a model whose products keep their shapes, and this one {why}"
+        )
+    return engine_kind(order.model)(
         order.model,
         order.tokenizer,
         slots=order.slots,

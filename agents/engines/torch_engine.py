@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..model.llama import Llama, Route
+from ..model.decoder import Decoder, Route
 from .engine import Ability
 from .generation import Generation as Generation
 from .generation import Request as Request
@@ -52,7 +52,7 @@ class TorchEngine(Versioned):
 
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         tokenizer: Any = None,
         *,
         slots: int = 64,
@@ -121,13 +121,13 @@ class TorchEngine(Versioned):
 
     # -- weights
 
-    def publish(self, model: Llama, version: int, adapter: str | None = None) -> None:
+    def publish(self, model: Decoder, version: int, adapter: str | None = None) -> None:
         """Copy the model's weights, or one adapter's weights alone.
 
         A running request continues with the new weights. Its result keeps the version that it began with.
         """
         if adapter is None:
-            self.model = copy.deepcopy(model).to(self.dtype).requires_grad_(False).eval()
+            self.model: Decoder = copy.deepcopy(model).to(self.dtype).requires_grad_(False).eval()
         else:
             self.model = self.model.with_adapter_of(model, adapter)
         self.graphs = DecodeGraphs.of(self.model)
@@ -143,13 +143,14 @@ class TorchEngine(Versioned):
         """Queue a request. `key` is the caller's own name for it; `adapter` names a low-rank adapter of the
         model.
         """
-        request = Request(list(prompt), params, key, adapter)
-        if not request.prompt:
+        if not prompt:
             raise ValueError("a prompt needs at least one token")
-        if not 0 <= min(request.prompt) <= max(request.prompt) < self.model.shape.vocab:
+        if not 0 <= min(prompt) <= max(prompt) < self.model.shape.vocab:
             raise ValueError(
                 f"token ids must be in 0..{self.model.shape.vocab - 1}; is this another model's tokenizer?"
             )
+        # tokens that an adapter lays before every prompt have places in the cache like all others
+        request = Request([0] * self.model.virtual(adapter) + list(prompt), params, key, adapter)
         request.node = self._trie(params.choices) if params.choices else None
         request.stopper = self._stopper(params.stop, request.prompt) if params.stop else None
         request.version = self.version_of(adapter)
@@ -387,7 +388,7 @@ class TorchEngine(Versioned):
     def _finish(self, request: Request, reason: str) -> None:
         self.counts[f"finish_{reason}"] += 1
         result = Generation(
-            prompt_ids=request.prompt,
+            prompt_ids=request.prompt[self.model.virtual(request.adapter) :],
             ids=request.ids,
             logprobs=request.logprobs,
             finish_reason=reason,

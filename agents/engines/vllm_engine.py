@@ -35,7 +35,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, TypeVar
 
 from ..hints import nearest
-from ..model.llama import Llama
+from ..model.decoder import Decoder
 from ..model.weights import load_tokenizer, save_adapter, save_model
 from ..threads import contained_async
 from .engine import Ability
@@ -246,7 +246,7 @@ class VLLMEngine(Versioned):
             hint = nearest(adapter, self._adapters, "it has")
             raise KeyError(f"this engine has no adapter {adapter!r}; {hint} (VLLMEngine(…, adapters={{…}}))")
 
-    def publish(self, model: Llama, version: int, adapter: str | None = None) -> None:
+    def publish(self, model: Decoder, version: int, adapter: str | None = None) -> None:
         """Load new weights in all workers. They travel as files: a model directory, or an adapter as peft saves it.
 
         Before a whole model is loaded, running requests finish and new requests wait; the calling thread waits too. A new

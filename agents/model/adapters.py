@@ -59,7 +59,9 @@ class PeftAdapters(nn.Module):
             if type(module) is Linear:
                 module.__class__ = _routed()
             elif not isinstance(module, _routed()):
-                raise ValueError(f"adapter {name!r}: targets are matrices, and {type(module).__name__} is none")
+                raise ValueError(
+                    f"adapter {name!r}: targets are matrices, and {type(module).__name__} is none"
+                )
         self.configs[name] = config
 
     def _prefix(self, net: Any, name: str, tokens: int, sizes: Sizes) -> None:
@@ -85,19 +87,27 @@ class PeftAdapters(nn.Module):
 
     def tokens(self, adapter: str | None) -> int:
         """Number of virtual tokens of an adapter."""
-        return self.configs[adapter].num_virtual_tokens if adapter in self.prefixes else 0  # type: ignore[index, attr-defined]
+        if adapter is None or adapter not in self.prefixes:
+            return 0
+        return int(self.configs[adapter].num_virtual_tokens)
 
     def before(self, attention: Attention, position: Tensor, route: Route) -> Attention:
         """The attention in which the first keys and values of rows are their adapter's prefix."""
         prefixed = [(name, rows) for name, rows in route if name in self.prefixes]
-        return _Prefixed(attention, position, [(self._keys(n), r) for n, r in prefixed]) if prefixed else attention
+        return (
+            _Prefixed(attention, position, [(self._keys(n), r) for n, r in prefixed])
+            if prefixed
+            else attention
+        )
 
     def _keys(self, name: str) -> Tensor:
         """Keys and values of a prefix: [P, layers, 2, K, D]."""
         config: Any = self.configs[name]
-        weight: Tensor = self.prefixes[name].embedding.weight  # type: ignore[union-attr, assignment]
+        encoder: Any = self.prefixes[name]
+        weight = encoder.embedding.weight
         heads = config.num_attention_heads
-        return weight.view(len(weight), config.num_layers, 2, heads, config.token_dim // heads)
+        keys: Tensor = weight.view(len(weight), config.num_layers, 2, heads, config.token_dim // heads)
+        return keys
 
     def take(self, net: Any, other: Any, theirs: PeftAdapters, name: str, like: Tensor) -> None:
         """Put a copy of another model's adapter in place of ours."""

@@ -26,7 +26,7 @@ from ..hints import say_once
 from .adapters import PeftAdapters
 from .attention import PLAIN, Packed, PackedAttention, Segment, Weighing, pack
 from .decoder import Attention, Decoder, Route
-from .interface import NAME, Pass, Recomputed, running
+from .interface import NAME, WHOLE, Pass, Recomputed, running
 from .logprobs import Support, plain_logprobs_entropy, rows_of_chunk
 from .shape import UnsupportedArchitecture
 
@@ -60,6 +60,7 @@ class AutoDecoder(Decoder):
         self.body = _body(net)
         self.adapters = PeftAdapters(net)
         self.alone = False
+        self.remembers = True
         for module in net.modules():
             if isinstance(module, GradientCheckpointingLayer) and not isinstance(module, Recomputed):
                 kind = type(module)
@@ -67,10 +68,17 @@ class AutoDecoder(Decoder):
         config = net.config.get_text_config()
         names = "".join(f"{name}{tuple(p.shape)}" for name, p in net.named_parameters())
         self.shape = AutoShape(
-            config.model_type, len(self.embed), config.hidden_size, context_of(config), *self._try(), zlib.crc32(names.encode())
+            config.model_type,
+            len(self.embed),
+            config.hidden_size,
+            context_of(config),
+            *self._try(),
+            zlib.crc32(names.encode()),
         )
         if any("experts" in name for name, _ in net.named_modules()):
-            self.unfixed = "routes tokens to experts, in products whose sizes depend on all tokens beside them"
+            self.unfixed = (
+                "routes tokens to experts, in products whose sizes depend on all tokens beside them"
+            )
 
     @property
     def embed(self) -> Tensor:  # type: ignore[override]
@@ -118,7 +126,11 @@ class AutoDecoder(Decoder):
             )
         rows = torch.arange(len(packed), device=self.embed.device) if keep is None else keep
         return super().forward_packed(
-            _after(packed, before), dtype=dtype, adapter=adapter, checkpointing=checkpointing, keep=rows + before
+            _after(packed, before),
+            dtype=dtype,
+            adapter=adapter,
+            checkpointing=checkpointing,
+            keep=rows + before,
         )
 
     def _padded(
@@ -156,6 +168,23 @@ class AutoDecoder(Decoder):
             hidden: Tensor = body(**inputs, **({"use_cache": False} if "use_cache" in known else {}))[0]
         return hidden.to(dtype or self.embed.dtype)
 
+    def continued(
+        self, ids: Tensor, past: dict[str, Any] | None, route: Route
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """States [B, d] of the last of ids [B, n], which follow what `past` remembers; and what is then remembered."""
+        if not self.remembers:
+            ids = torch.cat((past["ids"], ids), 1) if past else ids
+            return self._states(Pass(None, route), None, input_ids=ids)[:, -1], {"ids": ids}
+        body = getattr(self.net, self.body)
+        with running(Pass(None, route)):
+            out = body(input_ids=ids, **(past or {}), use_cache=True)
+        kept = {
+            name: out[name]
+            for name in ("past_key_values", "cache_params", "state")
+            if out.get(name) is not None
+        }
+        return out[0][:, -1], kept
+
     def _computed_in(self, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
         if dtype in (torch.bfloat16, torch.float16) and dtype != self.embed.dtype:
             return torch.autocast(self.embed.device.type, dtype=dtype)
@@ -175,7 +204,11 @@ class AutoDecoder(Decoder):
             return head(inputs_embeds=hidden[None]).logits[0]  # type: ignore[no-any-return]
 
     def logprobs(
-        self, hidden: Tensor, targets: Tensor, temperature: float | Tensor = 1.0, support: Support | None = None
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float | Tensor = 1.0,
+        support: Support | None = None,
     ) -> tuple[Tensor, Tensor]:
         heat = torch.as_tensor(temperature, dtype=torch.float32, device=hidden.device).expand(len(hidden))
         heat = torch.where(heat == 0, 1.0, heat)
@@ -187,7 +220,8 @@ class AutoDecoder(Decoder):
             return plain_logprobs_entropy(scores, targets[part], support, begin)
 
         parts = [
-            checkpoint(chunk, hidden[i : i + step], i, use_reentrant=False) for i in range(0, len(hidden), step)
+            checkpoint(chunk, hidden[i : i + step], i, use_reentrant=False)
+            for i in range(0, len(hidden), step)
         ]
         if not parts:
             return heat, heat
@@ -260,14 +294,18 @@ class AutoDecoder(Decoder):
         their width, as far as they are known.
         """
         chance = torch.Generator().manual_seed(0)
-        begin, *ends, other = (torch.randint(0, len(self.embed), (n,), generator=chance).tolist() for n in (24, 12, 17, 20))
+        begin, *ends, other = (
+            torch.randint(0, len(self.embed), (n,), generator=chance).tolist() for n in (24, 12, 17, 20)
+        )
         sequences = [begin + ends[0], begin + ends[1], other]
         with torch.no_grad(), _own_attention(self.net):
             expected = [self._alone(ids) for ids in sequences]
             scores = self.net(torch.tensor([other], device=self.embed.device), use_cache=False).logits[0]
             if not _alike([self._scores(expected[-1])], [scores]):
                 kind = self.net.config.model_type
-                raise UnsupportedArchitecture(f"{kind}: its scores are made from more than the states of its last layer")
+                raise UnsupportedArchitecture(
+                    f"{kind}: its scores are made from more than the states of its last layer"
+                )
         packed, shapes = pack(sequences, share=4), _Shapes()
         try:
             self.net.set_attn_implementation(NAME)
@@ -283,21 +321,43 @@ class AutoDecoder(Decoder):
             return shapes.sizes()
         with _own_attention(self.net, keep=True):
             self.alone = not self._pads(packed, sequences)
+            self.remembers = self._continues([begin + other, other + begin])
         how = "one by one" if self.alone else "in padded batches"
-        say_once(f"{self.net.config.model_type}: no packed rows ({self.unpackable}); sequences are computed {how}")
+        again = (
+            ""
+            if self.remembers
+            else ", and all of a sequence again for each new token, as its cache is wrong"
+        )
+        say_once(
+            f"{self.net.config.model_type}: no packed rows ({self.unpackable}); sequences are computed {how}{again}"
+        )
         return 0, 1, 1
 
     def _alone(self, ids: list[int]) -> Tensor:
-        return self._states(Pass(), None, input_ids=torch.tensor([ids], device=self.embed.device))[0]
+        return self._states(WHOLE, None, input_ids=torch.tensor([ids], device=self.embed.device))[0]
+
+    @torch.no_grad()
+    def _continues(self, sequences: list[list[int]]) -> bool:
+        """Tell whether the model's own cache gives the states of whole sequences, in a batch."""
+        whole = torch.tensor(sequences, device=self.embed.device)
+        expected = self._states(WHOLE, None, input_ids=whole)
+        states, past = [], None
+        try:
+            for part in whole.split([30, *[1] * (whole.shape[1] - 30)], 1):
+                state, past = self.continued(part, past, ())
+                states.append(state)
+        except Exception:  # whatever goes wrong in a cache of others
+            return False
+        return _alike([torch.stack(states, 1)], [expected[:, 29:]])
 
     def _pads(self, packed: Packed, sequences: Sequence[list[int]]) -> bool:
         """Tell whether padding changes neither states nor gradients."""
         with torch.enable_grad():
-            padded = self._padded(packed, Pass(), None, None, most=3 * len(packed))
+            padded = self._padded(packed, WHOLE, None, None, most=3 * len(packed))
             ways = [[padded[rows] for rows in packed.rows], [self._alone(ids) for ids in sequences]]
             learned = [p for p in self.net.parameters() if p.requires_grad]
             slopes = [
-                torch.autograd.grad(sum((x * x.detach()).sum() for x in way), learned, allow_unused=True) for way in ways
+                torch.autograd.grad(torch.cat(way).square().sum(), learned, allow_unused=True) for way in ways
             ]
         used = [(a, b) for a, b in zip(*slopes, strict=True) if a is not None and b is not None and b.any()]
         return _alike(*ways) and _alike([a for a, _ in used], [b for _, b in used])
@@ -309,7 +369,9 @@ def _body(net: Any) -> str:
     for name, part in net.named_children():
         if part is not embed and any(module is embed for module in part.modules()):
             return str(name)
-    raise UnsupportedArchitecture(f"{net.config.model_type}: its layers are no part of their own, apart from its scores")
+    raise UnsupportedArchitecture(
+        f"{net.config.model_type}: its layers are no part of their own, apart from its scores"
+    )
 
 
 class _States(dict[str, Any]):
@@ -344,7 +406,7 @@ class _Shapes:
 
     def sizes(self) -> tuple[int, int, int]:
         """Layers, heads, width: the largest, where layers differ."""
-        return max(self.seen) + 1, *map(max, zip(*self.seen.values(), strict=True))  # type: ignore[return-value]
+        return max(self.seen) + 1, *map(max, zip(*self.seen.values(), strict=True))
 
 
 def context_of(config: Any) -> int:
@@ -383,7 +445,8 @@ def _own_attention(net: Any, keep: bool = False) -> Iterator[None]:
 def _alike(states: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     """Tell whether states are equal up to rounding."""
     return all(
-        bool(((a - b).abs().max() <= 1e-3 * b.abs().max()).item()) for a, b in zip(states, expected, strict=True)
+        bool(((a - b).abs().max() <= 1e-3 * b.abs().max()).item())
+        for a, b in zip(states, expected, strict=True)
     )
 
 
@@ -414,5 +477,7 @@ def load_auto(path: Path, config: Any, **where: Any) -> AutoDecoder:
     """Load a model that transformers computes, in float32."""
     from transformers import AutoModelForCausalLM
 
-    net = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32, local_files_only=True, **where)
+    net = AutoModelForCausalLM.from_pretrained(
+        path, config=config, dtype=torch.float32, local_files_only=True, **where
+    )
     return AutoDecoder(net)

@@ -1,7 +1,7 @@
 """A decoder: what engines and learners ask of a model. There are two, chosen by the model's configuration.
 
-    Llama          our own, for the Llama family: the fast path                          llama.py
-    AutoDecoder    any other causal language model, through transformers                  auto.py
+Llama          our own, for the Llama family: the fast path                          llama.py
+AutoDecoder    any other causal language model, through transformers                  auto.py
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ class Decoder(nn.Module):
         attention = PackedAttention(packed.segments, dtype or self.embed.dtype, device)
         route: Route = () if adapter is None else ((adapter, None),)
         ids, position = packed.ids.to(device), packed.position.to(device)
-        return self(ids, position, attention, dtype=dtype, route=route, checkpointing=checkpointing, keep=keep)  # type: ignore[no-any-return]
+        hidden: Tensor = self(
+            ids, position, attention, dtype=dtype, route=route, checkpointing=checkpointing, keep=keep
+        )
+        return hidden
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -108,7 +111,11 @@ class Decoder(nn.Module):
 
     @abstractmethod
     def logprobs(
-        self, hidden: Tensor, targets: Tensor, temperature: float | Tensor = 1.0, support: Support | None = None
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float | Tensor = 1.0,
+        support: Support | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs [N] and entropies [N] of `targets`, from hidden states [N, d]; see `logprobs_entropy`."""
 

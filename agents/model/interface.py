@@ -49,7 +49,9 @@ class Pass:
     """Keep only each layer's input for the backward pass."""
 
 
-_PASS: ContextVar[Pass] = ContextVar("pass", default=Pass())
+WHOLE = Pass()
+"""A pass over whole sequences without adapters."""
+_PASS: ContextVar[Pass] = ContextVar("pass", default=WHOLE)
 
 
 @contextmanager
@@ -74,7 +76,9 @@ class Sees:
         return self.function(0, 0, query, key)
 
 
-def _mask(*, mask_function: Callable[..., Any] = causal_mask_function, use_vmap: bool = False, **shape: Any) -> Any:
+def _mask(
+    *, mask_function: Callable[..., Any] = causal_mask_function, use_vmap: bool = False, **shape: Any
+) -> Any:
     if _PASS.get().attention is None:
         shape["allow_is_causal_skip"] = False
         return sdpa_mask(mask_function=mask_function, use_vmap=use_vmap, **shape)
@@ -103,7 +107,9 @@ def _attention(
     if attention is None:
         out = attend(query, key, value, _added(attention_mask, query, key), how).transpose(1, 2)
     else:
-        odd = sorted(name for name, given in others.items() if isinstance(given, Tensor) and name not in _KNOWN)
+        odd = sorted(
+            name for name, given in others.items() if isinstance(given, Tensor) and name not in _KNOWN
+        )
         if odd or query.shape[0] != 1 or narrow < 0:
             raise Unpackable(f"its attention takes {', '.join(odd) or 'values wider than keys'}")
         layer = getattr(module, "layer_idx", None)

@@ -26,6 +26,7 @@ from .decoder import Attention, Decoder, Route
 from .logprobs import Support, logprobs_entropy
 from .shape import Shape
 
+
 class Linear(nn.Module):
     """A matrix product to which named low-rank adapters can be added. Each row of the batch may use its own
     adapter.
@@ -179,7 +180,11 @@ class Llama(Decoder):
         return F.linear(hidden, self.head.to(hidden.dtype)).float()
 
     def logprobs(
-        self, hidden: Tensor, targets: Tensor, temperature: float | Tensor = 1.0, support: Support | None = None
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float | Tensor = 1.0,
+        support: Support | None = None,
     ) -> tuple[Tensor, Tensor]:
         return logprobs_entropy(hidden, self.head, targets, temperature, support)
 

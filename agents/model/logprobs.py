@@ -92,7 +92,9 @@ def plain_logprobs_entropy(
     if support is not None:
         scores = support.forbid(scores, start)
     logprobs = scores.log_softmax(-1)
-    allowed = logprobs.masked_fill(logprobs == float("-inf"), 0.0)  # where p is 0, p log p is 0 and has no gradient
+    allowed = logprobs.masked_fill(
+        logprobs == float("-inf"), 0.0
+    )  # where p is 0, p log p is 0 and has no gradient
     p_log_p = (allowed.exp() * allowed).masked_fill(logprobs == float("-inf"), 0.0)
     return logprobs.gather(1, targets[:, None]).squeeze(1), -p_log_p.sum(-1)
 

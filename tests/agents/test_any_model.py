@@ -4,11 +4,12 @@ import copy
 
 import pytest
 import torch
-from .any_models import KINDS, PACKED, WHOLE, network
 
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.auto import AutoDecoder
 from unitymas.agents.model.logprobs import Support
+
+from ..any_models import KINDS, WHOLE, network
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -79,13 +79,19 @@ class Learning(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter(Settings):
-    """A policy as a low-rank change to its group's base."""
+    """A policy as a small change to its group's base: low-rank (LoRA), or with `tokens` a learned prefix."""
 
     rank: Count = 8
     alpha: Positive = 16.0
+    targets: tuple[str, ...] = ()
+    """Matrices that change, as peft names them (q_proj, v_proj …). Empty: all of every layer."""
+    tokens: Whole = 0
+    """Tokens of a learned prefix of every layer (prefix tuning), in place of a low-rank change. 0: none."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "adapter.")
+        if self.targets and self.tokens:
+            raise ValueError("adapter: a prefix (tokens) changes no matrices (targets): give one of the two")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +136,7 @@ class GroupSpec:
 
     name: str
     model: str
-    """Model of the Llama family, by its name (agents/names.py): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
+    """A causal language model, by its name (agents/names.py): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
     policies: dict[str, PolicySpec] = field(default_factory=dict)
     slots: int = 64
     """Requests that are generated side by side."""

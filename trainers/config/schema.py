@@ -57,7 +57,7 @@ class GroupConfig(Settings):
     """A model group: one base model, and the policies on it."""
 
     model: str = "tiny"
-    """Model of the Llama family, by its name (agents/names.py): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
+    """A causal language model (docs/models.md), by its name (agents/names.py): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
     slots: Count = 128
     """Requests that are generated side by side, at most; keys and values take the memory that they need."""
     context: Count | None = None

@@ -11,7 +11,6 @@ An engine holds a copy of the weights as last published, so an update never chan
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import zlib
@@ -20,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...agents import model_path
 from ...agents.engines.engine import ENGINES, Engine, EngineOrder
 from ...agents.engines.sampling import SamplingParams
 from ...agents.llm import LLMPolicy
 from ...agents.machine import device_of
-from ...agents.model.llama import Linear, Llama, LowRank
-from ...agents.model.weights import load_model, load_tokenizer
+from ...agents.model.decoder import Decoder
+from ...agents.model.shape import UnsupportedArchitecture
+from ...agents.model.weights import load_decoder, load_tokenizer
 from ..config.group_settings import GroupSpec, PolicySpec
 from .parameters import Parameters
 from .update import Learner
@@ -120,8 +119,12 @@ class _Models:
     def __init__(self, spec: GroupSpec) -> None:
         self.spec = spec
         self.device = _device(spec)
-        self.base = _load(f"groups.{spec.name}.model", spec.model).requires_grad_(False).to(self.device)
-        self.frozen: dict[str, Llama] = {}
+        # our own decoder has low-rank changes of all its matrices; other adapters are peft's, on transformers' layers
+        adapters = [policy.adapter for policy in spec.policies.values() if policy.adapter is not None]
+        auto = any(adapter.targets or adapter.tokens for adapter in adapters)
+        base = _load(f"groups.{spec.name}.model", spec.model, auto)
+        self.base = base.requires_grad_(False).to(self.device)
+        self.frozen: dict[str, Decoder] = {}
 
     def parameters(self, name: str, policy: PolicySpec) -> Parameters:
         if policy.adapter is None:
@@ -129,7 +132,11 @@ class _Models:
         with torch.random.fork_rng(devices=[]):
             # an adapter's start depends on the seed and on its name alone
             torch.manual_seed(self.spec.seed ^ zlib.crc32(name.encode()))
-            added = self.base.add_adapter(name, policy.adapter.rank, policy.adapter.alpha)
+            a = policy.adapter
+            try:
+                added = self.base.add_adapter(name, a.rank, a.alpha, a.targets, a.tokens)
+            except ValueError as error:  # peft's, too
+                raise ValueError(f"policies.{name}.adapter: {error}") from error
         for parameter in added:
             parameter.requires_grad_(False)
         return Parameters(self.base, name, policy.critic)
@@ -144,8 +151,8 @@ class _Models:
             self.frozen[policy.init] = self._fresh(name, policy.init)
         return Parameters(self.frozen[policy.init])
 
-    def _fresh(self, name: str, init: str) -> Llama:
-        model = _load(f"policies.{name}.init", init) if init else without_adapters(self.base)
+    def _fresh(self, name: str, init: str) -> Decoder:
+        model = _load(f"policies.{name}.init", init) if init else self.base.merged()
         return model.requires_grad_(False).to(self.device)
 
 
@@ -157,12 +164,14 @@ def _device(spec: GroupSpec) -> torch.device:
         raise ValueError(f"groups.{spec.name}.device: {error}") from error
 
 
-def _load(key: str, model: str) -> Llama:
+def _load(key: str, model: str, auto: bool = False) -> Decoder:
     """Load the model that a key of the config names. An error names the key."""
     try:
-        return load_model(model_path(model))
+        return load_decoder(model_path(model), auto)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{key}: {error}") from error
+    except UnsupportedArchitecture as error:
+        raise UnsupportedArchitecture(f"{key}: {error}") from error
 
 
 def _engine(spec: GroupSpec, first: Hosted, tokenizer: Any) -> Engine:
@@ -192,34 +201,3 @@ def _speaker(policy: Hosted, engine: Engine, tokenizer: Any) -> LLMPolicy:
     return LLMPolicy(
         engine, tokenizer, name=policy.name, adapter=policy.parameters.adapter, sampling=sampling
     )
-
-
-def without_adapters(model: Llama) -> Llama:
-    """Return a copy of the model without its adapters."""
-    plain = copy.deepcopy(model)
-    for module in plain.modules():
-        if isinstance(module, Linear):
-            module.adapters.clear()
-    return plain
-
-
-@torch.no_grad()
-def merged(parameters: Parameters) -> Llama:
-    """Return a copy of a policy's model with its adapter, if it has one, added into the matrices."""
-    plain = without_adapters(parameters.model)
-    if parameters.adapter is not None:
-        for ours, theirs in zip(plain.modules(), _linears_as(parameters.model, plain), strict=True):
-            if isinstance(ours, Linear) and isinstance(theirs, Linear):
-                ours.weight.add_(_change(theirs.adapters[parameters.adapter]))
-    return plain
-
-
-def _linears_as(model: Llama, plain: Llama) -> list[Any]:
-    """List the modules of `model` in the order of the modules of `plain`."""
-    modules = dict(model.named_modules())
-    return [modules[name] for name, _ in plain.named_modules()]
-
-
-def _change(adapter: Any) -> Tensor:
-    assert isinstance(adapter, LowRank)
-    return adapter.up @ adapter.down * adapter.scale

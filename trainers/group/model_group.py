@@ -36,7 +36,8 @@ from ...agents.engines.pieces import pieces, thinking_tokens
 from ...agents.engines.sampling import SamplingParams
 from ...agents.engines.torch_engine import Generation
 from ...agents.hints import nearest
-from ...agents.model.weights import load_model, save_adapter, save_model
+from ...agents.model.llama import Llama
+from ...agents.model.weights import load_decoder, save_adapter, save_model
 from ...agents.policies import Call
 from ...agents.text.plain import plain_of
 from ...agents.threads import in_thread
@@ -44,7 +45,7 @@ from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec
 from ..controller import checkpoint
 from ..controller.statistics.table import Signal, ValueSummary
-from .hosting import Hosted, host, merged, vocabulary
+from .hosting import Hosted, host, vocabulary
 from .parameters import Parameters
 from .sample_store import Sample, SampleStore
 from .targets import Discount, summaries, targets
@@ -360,7 +361,7 @@ class ModelGroup:
         with checkpoint.writing(path) as folder:
             if parameters.adapter is not None:
                 save_adapter(parameters.model, parameters.adapter, folder / "adapter")
-            save_model(merged(parameters), folder, tokenizer)
+            save_model(parameters.model.merged(parameters.adapter), folder, tokenizer)
         return path
 
     async def adopt(self, policy: str, path: str | Path) -> None:
@@ -375,12 +376,13 @@ class ModelGroup:
             raise ValueError(
                 f"policy {policy!r} is an adapter; only one with full parameters can adopt a model"
             )
-        model = load_model(path)
-        if model.shape != hosted.parameters.model.shape:
+        mine = hosted.parameters.model
+        model = load_decoder(path, auto=not isinstance(mine, Llama))
+        if model.shape != mine.shape:
             raise ValueError(f"{path} is a model of another shape than policy {policy!r}")
         with torch.no_grad():
-            for mine, theirs in zip(hosted.parameters.model.parameters(), model.parameters(), strict=True):
-                mine.copy_(theirs)
+            for ours, theirs in zip(mine.parameters(), model.parameters(), strict=True):
+                ours.copy_(theirs)
         hosted.dirty = True
 
     async def report(self) -> dict[str, Any]:

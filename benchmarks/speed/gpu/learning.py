@@ -102,31 +102,31 @@ def ours(
     bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
 ) -> tuple[Callable[[], Any], float]:
     """Our update: packing, loss, backward, clipping, AdamW with float32 masters."""
+    model = bench.model(shape)
     learner = Learner(
         "team",
-        Parameters(bench.model(shape)),
+        Parameters(model),
         Learning(micro_tokens=budget, precision=_precision(bench), checkpointing=checkpointing),
     )
     algorithm = make_algorithm("grpo", dual_clip=None)
     signals = {s.id: Signal(s.id, float(i % 3 - 1)) for i, s in enumerate(samples)}
-    return lambda: learner.update(algorithm, signals, [samples]), _our_operations(
-        learner.parameters.model, samples
-    )
+    return lambda: learner.update(algorithm, signals, [samples]), _our_operations(model, samples)
 
 
 def bare(
     bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
 ) -> tuple[Callable[[], Any], float]:
     """Forward and backward of the same packed row alone: no loss but the sum of log-probs, no optimizer."""
-    parameters = Parameters(bench.model(shape))
+    model = bench.model(shape)
+    parameters = Parameters(model)
     rows = lay(samples)
 
     def step() -> None:
-        parameters.model.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         logp, _ = parameters.logprobs(rows, bench.dtype, checkpointing)
         logp.sum().backward()
 
-    return step, _our_operations(parameters.model, samples)
+    return step, _our_operations(model, samples)
 
 
 def padded(

@@ -1,5 +1,6 @@
 """Small random models of many architectures, for the tests."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +35,11 @@ WHOLE: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 8},
     "rwkv": {"attention_hidden_size": 32},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8},
-    "recurrent_gemma": {"lru_width": 32, "attention_window_size": 8, "block_types": ["recurrent", "attention"]},
+    "recurrent_gemma": {
+        "lru_width": 32,
+        "attention_window_size": 8,
+        "block_types": ["recurrent", "attention"],
+    },
     "bloom": {"n_head": 4, "n_layer": 2},
 }
 KINDS = {**PACKED, **WHOLE}
@@ -44,8 +49,33 @@ def network(kind: str, seed: int = 0, spread: float = 0.1, **sizes: Any) -> Any:
     """A model of transformers with random weights, biases and norms."""
     torch.manual_seed(seed)
     config = CONFIG_MAPPING[kind](**{**SIZES, **KINDS[kind], **sizes})
-    net = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
+    net = AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(spread * torch.randn_like(parameter))
     return net
+
+
+def tokenizer_of(letter: str = "w", words: int = 60) -> Any:
+    """A tokenizer whose words are w0, w1 …; with another letter or number of words, another tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    known = ["<pad>", "<s>", "</s>", ":", *(f"{letter}{i}" for i in range(words))]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<pad>"
+    )
+    tokenizer.chat_template = "{% for m in messages %}<s> {{ m['content'] }} </s> {% endfor %}{% if add_generation_prompt %}<s> :{% endif %}"
+    return tokenizer
+
+
+def folder(kind: str, path: Path, letter: str = "w", words: int = 60, seed: int = 0, **sizes: Any) -> str:
+    """Write a model of an architecture with its tokenizer, as the hub would hold it."""
+    net = network(kind, seed, 0.2, **{"vocab_size": words + 4, **sizes})
+    net.save_pretrained(path)
+    tokenizer_of(letter, words).save_pretrained(path)
+    return str(path)

@@ -1,0 +1,79 @@
+"""The engine of models whose rows cannot be packed: recurrent and hybrid ones, and those with masks of their own.
+
+Such a model carries more than keys and values from token to token, so our cache cannot hold it. Here transformers'
+own cache does. Prompts of one length make a batch, which decodes in lockstep until its last reply is complete: nothing
+is padded, so the log-probs are exact for every architecture. All else (sampling, stopping, asyncio) is as in the
+torch engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..model.auto import AutoDecoder
+from .engine import Ability
+from .generation import Request
+from .torch_engine import TorchEngine
+
+
+@dataclass(slots=True)
+class Batch:
+    """Requests whose prompts are of one length, and what the model remembers of them."""
+
+    requests: list[Request]
+    adapter: str | None
+    past: dict[str, Any] | None = None
+
+
+class WholeEngine(TorchEngine):
+    """Batches of whole sequences, by transformers' own cache."""
+
+    cannot: Mapping[Ability, str] = {
+        "determinism": "cannot give the same bits whatever else runs: this model decodes in batches of changing size"
+    }
+    model: AutoDecoder
+
+    def _lay_out(self) -> None:
+        self.batches: list[Batch] = []
+
+    def fix_shapes(self) -> None:
+        raise ValueError(f"{type(self).__name__} {self.cannot['determinism']}")
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Let waiting requests in, and give every request a next token."""
+        free = min(self.slots - len(self.running), len(self.waiting))
+        self._admit([self.waiting.popleft() for _ in range(free)])
+        self.batches = [batch for batch in self.batches if not all(r.done for r in batch.requests)]
+        states: dict[int, torch.Tensor] = {}
+        for batch in self.batches:
+            if batch.past is None:
+                ids = [r.prompt for r in batch.requests]
+                self.counts.update(prompts=len(ids), tokens_read=sum(map(len, ids)))
+            else:  # a row whose reply is complete goes on unread
+                ids = [r.ids[-1:] for r in batch.requests]
+                self.counts.update(steps=1, tokens_spoken=len(ids))
+            route = () if batch.adapter is None else ((batch.adapter, None),)
+            row = torch.tensor(ids, device=self.device)
+            hidden, batch.past = self.model.continued(row, batch.past, route)
+            states.update(zip(map(id, batch.requests), hidden, strict=True))
+        if self.running:
+            self._say(torch.stack([states[id(request)] for request in self.running]))
+
+    def _admit(self, requests: list[Request]) -> None:
+        """Make batches of requests with the same adapter and the same number of prompt tokens."""
+        alike: dict[tuple[str, int], Batch] = {}
+        for request in requests:
+            request.version = self.version_of(request.adapter)
+            key = (request.adapter or "", len(request.prompt))
+            batch = alike.setdefault(key, Batch([], request.adapter))
+            batch.requests.append(request)
+            self.running.append(request)
+        self.batches += alike.values()
+
+    def _leave(self, request: Request) -> None:
+        self.running.remove(request)

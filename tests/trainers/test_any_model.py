@@ -1,0 +1,100 @@
+"""A model group on any architecture: it speaks, learns, saves and exports as one on our own decoder does."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unitymas.agents.llm import load_model_policy
+from unitymas.agents.model.auto import AutoDecoder
+from unitymas.agents.policies import Call
+from unitymas.trainers.algorithms import make_algorithm
+from unitymas.trainers.algorithms.algorithm import Needs
+from unitymas.trainers.config.group_settings import GroupSpec, Learning, PolicySpec, Sampling
+from unitymas.trainers.controller.statistics.table import Signal
+from unitymas.trainers.group.model_group import ModelGroup
+
+from ..any_models import folder
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+LEARNING = Learning(lr=1e-2, micro_tokens=64)
+
+
+def spec(model: str, policies: dict[str, PolicySpec], **options: Any) -> GroupSpec:
+    return GroupSpec(name="main", model=model, policies=policies, slots=8, **options)
+
+
+def policy(**options: Any) -> PolicySpec:
+    return PolicySpec(**{"learning": LEARNING, "sampling": Sampling(max_tokens=6), **options})
+
+
+def call(episode: str, node: str = "0", **options: Any) -> Call:
+    words = " ".join(f"w{(7 * len(episode) + i) % 50}" for i in range(12 + sum(map(ord, episode + node)) % 5))
+    return Call(
+        agent="a", role="solver", messages=({"role": "user", "content": words},), episode=episode, node=node,
+        seed=sum(map(ord, episode + node)), **options,
+    )  # fmt: skip
+
+
+async def play(group: ModelGroup, name: str = "team", run: str = "e", **options: Any) -> list[str]:
+    nodes = ("0", "1")
+    await asyncio.gather(
+        *(group.generate(name, call(f"{name}{run}{e}", node, **options)) for e in range(4) for node in nodes)
+    )
+    return [id for e in range(4) for id in await group.seal(f"{name}{run}{e}", nodes)]
+
+
+async def greedy(group: ModelGroup, name: str) -> str:
+    return (await group.generate(name, call("probe"), temperature=0.0, keep=False)).text
+
+
+def signals(ids: list[str]) -> list[Signal]:
+    return [Signal(id, (-1.0) ** i * (1 + i % 3)) for i, id in enumerate(ids)]
+
+
+KINDS = ["gemma3_text", "qwen3_moe", "phi3", "olmo2", "granite", "gpt_oss", "gpt2", "jamba", "rwkv"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_with_a_critic(kind: str, tmp_path: Path) -> None:
+    """The ratio is 1 at zero staleness; an update changes the reply; a checkpoint, and an export, give it again."""
+    path = folder(kind, tmp_path / "model")
+    policies = {
+        "team": policy(reference=True),
+        "judge": policy(critic=True),
+        "cold": policy(sampling=Sampling(max_tokens=6, temperature=0.7, top_k=5)),
+    }
+
+    async def run() -> None:
+        group = ModelGroup(spec(path, policies))
+        before = await greedy(group, "team")
+        ids = await play(group)
+        needs = Needs(values=True, reference=True)
+        assert len(await group.values("team", ids, needs, "judge")) == len(ids)
+        metrics = await group.update("team", make_algorithm("grpo", kl_loss=0.1), signals(ids), [ids])
+        assert metrics["max_mismatch"] < 1e-4
+        judged = [Signal(id, 1.0, target=1.0) for id in ids]
+        assert (await group.update("judge", make_algorithm("ppo"), judged, [ids]))["grad_norm"] > 0
+        cold = await play(group, "cold", choices=("w1 w2", "w1 w3 w4", "w9"))
+        metrics = await group.update("cold", make_algorithm("grpo"), signals(cold), [cold])
+        assert metrics["max_mismatch"] < 1e-4
+        for _ in range(4):
+            await group.update("team", make_algorithm("grpo"), signals(ids), [ids])
+        await group.publish()
+        after = await greedy(group, "team")
+        assert after != before
+        await group.save(tmp_path / "saved")
+        await group.export("team", tmp_path / "exported")
+        again = ModelGroup(spec(path, policies))
+        assert await greedy(again, "team") == before
+        assert await again.load(tmp_path / "saved") == {"team": 1, "judge": 1, "cold": 1}
+        assert await greedy(again, "team") == after
+        ids = await play(again, run="again")
+        metrics = await again.update("team", make_algorithm("grpo"), signals(ids), [ids])
+        assert metrics["max_mismatch"] < 1e-4
+        exported = load_model_policy(tmp_path / "exported", max_tokens=6, temperature=0.0)
+        assert isinstance(exported.engine.model, AutoDecoder)
+        assert (await exported.act(call("probe"))).text == after
+
+    asyncio.run(run())
