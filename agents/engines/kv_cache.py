@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..model.attention import PLAIN, Buckets, Span, Weighing, attend, narrowed
-from ..model.decoder import Attention, Sizes
+from ..model.decoder import Attention
+from ..model.shape import Dimensions
 from .memory import available
 from .prefill import Piece
 
@@ -32,7 +33,7 @@ class Cache:
     grain = 64  # slots grow by whole multiples of this many tokens
     share = 0.5  # of the free memory: while slots grow, the old and the new ones exist together
 
-    def __init__(self, shape: Sizes, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shape: Dimensions, dtype: torch.dtype, device: torch.device) -> None:
         self.both = torch.zeros(
             2, shape.layers, 0, shape.kv_heads, 0, shape.head_width, dtype=dtype, device=device
         )

@@ -140,16 +140,13 @@ class TorchEngine(Versioned):
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, key: Any = None, adapter: str | None = None
     ) -> Request:
-        """Queue a request. `key` is the caller's own name for it; `adapter` names a low-rank adapter of the
-        model.
-        """
+        """Queue a request. `key` is the caller's own name for it; `adapter` names an adapter of the model."""
         if not prompt:
             raise ValueError("a prompt needs at least one token")
         if not 0 <= min(prompt) <= max(prompt) < self.model.shape.vocab:
             raise ValueError(
                 f"token ids must be in 0..{self.model.shape.vocab - 1}; is this another model's tokenizer?"
             )
-        # tokens that an adapter lays before every prompt have places in the cache like all others
         request = Request([0] * self.model.virtual(adapter) + list(prompt), params, key, adapter)
         request.node = self._trie(params.choices) if params.choices else None
         request.stopper = self._stopper(params.stop, request.prompt) if params.stop else None

@@ -21,7 +21,7 @@ from .torch_engine import TorchEngine
 
 
 @dataclass(slots=True)
-class Batch:
+class Lockstep:
     """Requests whose prompts are of one length, and what the model remembers of them."""
 
     requests: list[Request]
@@ -38,9 +38,10 @@ class WholeEngine(TorchEngine):
     model: AutoDecoder
 
     def _lay_out(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[Lockstep] = []
 
     def fix_shapes(self) -> None:
+        """Refuse: shapes change here."""
         raise ValueError(f"{type(self).__name__} {self.cannot['determinism']}")
 
     @torch.inference_mode()
@@ -66,11 +67,11 @@ class WholeEngine(TorchEngine):
 
     def _admit(self, requests: list[Request]) -> None:
         """Make batches of requests with the same adapter and the same number of prompt tokens."""
-        alike: dict[tuple[str, int], Batch] = {}
+        alike: dict[tuple[str, int], Lockstep] = {}
         for request in requests:
             request.version = self.version_of(request.adapter)
             key = (request.adapter or "", len(request.prompt))
-            batch = alike.setdefault(key, Batch([], request.adapter))
+            batch = alike.setdefault(key, Lockstep([], request.adapter))
             batch.requests.append(request)
             self.running.append(request)
         self.batches += alike.values()

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from .attention import PLAIN, Weighing
-from .decoder import Attention, Route, Sizes
+from .decoder import Attention, Route
 from .interface import Unpackable, route_now
+from .shape import Dimensions
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -35,7 +36,14 @@ class PeftAdapters(nn.Module):
         return bool(self.configs)
 
     def add(
-        self, net: Any, name: str, rank: int, alpha: float, targets: Sequence[str], tokens: int, sizes: Sizes
+        self,
+        net: Any,
+        name: str,
+        rank: int,
+        alpha: float,
+        targets: Sequence[str],
+        tokens: int,
+        sizes: Dimensions,
     ) -> list[nn.Parameter]:
         """Add an adapter, and return its parameters."""
         learned = {id(p): p.requires_grad for p in net.parameters()}
@@ -64,7 +72,7 @@ class PeftAdapters(nn.Module):
                 )
         self.configs[name] = config
 
-    def _prefix(self, net: Any, name: str, tokens: int, sizes: Sizes) -> None:
+    def _prefix(self, net: Any, name: str, tokens: int, sizes: Dimensions) -> None:
         from peft import PrefixTuningConfig
         from peft.tuners import PrefixEncoder
 
@@ -73,7 +81,7 @@ class PeftAdapters(nn.Module):
             num_attention_heads=sizes.kv_heads, token_dim=sizes.kv_heads * sizes.head_width,
             num_transformer_submodules=1,
         )  # fmt: skip
-        encoder = PrefixEncoder(config).to(next(net.parameters()).device)
+        encoder: Any = PrefixEncoder(config).to(next(net.parameters()).device)
         nn.init.zeros_(encoder.embedding.weight)  # it begins as a little more to look away at, and no noise
         self.prefixes[name], self.configs[name] = encoder, config
 
@@ -127,7 +135,8 @@ class PeftAdapters(nn.Module):
                 if adapter is not None and adapter in module.lora_A:
                     module.merge(adapter_names=[adapter])
                 parent, _, own = place.rpartition(".")
-                setattr(net.get_submodule(parent), own, module.get_base_layer())
+                plain: Any = module
+                setattr(net.get_submodule(parent), own, plain.get_base_layer())
         self.configs.clear()
         self.prefixes.clear()
         if hasattr(net, "peft_config"):
@@ -140,7 +149,8 @@ class PeftAdapters(nn.Module):
         config = copy.copy(self.configs[name])
         config.inference_mode = True
         if name in self.prefixes:
-            state = {"prompt_embeddings": self.prefixes[name].embedding.weight}  # type: ignore[union-attr]
+            encoder: Any = self.prefixes[name]
+            state: dict[str, Tensor] = {"prompt_embeddings": encoder.embedding.weight}
         else:
             state = {
                 f"base_model.model.{place.replace(f'.{name}.', '.')}": p

@@ -116,7 +116,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """How one layer weighs the tokens before a token. The default: softmax(q k' / sqrt(D)) over all of them."""
+    """Weights that one layer gives to the tokens before a token. The default: softmax(q k' / sqrt(D)) over all of them."""
 
     scale: float | None = None
     """Factor of the scores. None: 1 / sqrt(D)."""

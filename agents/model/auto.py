@@ -12,7 +12,7 @@ import copy
 import inspect
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,27 +24,22 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..hints import say_once
 from .adapters import PeftAdapters
-from .attention import PLAIN, Packed, PackedAttention, Segment, Weighing, pack
+from .attention import Packed, Segment
 from .decoder import Attention, Decoder, Route
-from .interface import NAME, WHOLE, Pass, Recomputed, running
+from .interface import Pass, Recomputed, running
 from .logprobs import Support, plain_logprobs_entropy, rows_of_chunk
-from .shape import UnsupportedArchitecture
+from .shape import Dimensions, UnsupportedArchitecture
+from .trial import Ways, try_out
 
 ENDLESS = 1 << 17
 """Context of a model that has no positions."""
 
 
 @dataclass(frozen=True, slots=True)
-class AutoShape:
-    """The sizes of a model. Two models of equal sizes can take each other's weights."""
+class AutoShape(Dimensions):
+    """The sizes of a model of transformers."""
 
     kind: str
-    vocab: int
-    d: int
-    context: int
-    layers: int
-    kv_heads: int
-    head_width: int
     tensors: int
     """Hash of the names and shapes of all parameters."""
 
@@ -59,29 +54,36 @@ class AutoDecoder(Decoder):
         self.net, self.hf_config = net.eval(), net.config
         self.body = _body(net)
         self.adapters = PeftAdapters(net)
-        self.alone = False
-        self.remembers = True
         for module in net.modules():
             if isinstance(module, GradientCheckpointingLayer) and not isinstance(module, Recomputed):
                 kind = type(module)
                 module.__class__ = type(kind.__name__, (Recomputed, kind), {"__module__": kind.__module__})
+        self.ways = Ways()
+        self.ways = try_out(self)
+        self.unpackable = self.ways.unpackable
         config = net.config.get_text_config()
-        names = "".join(f"{name}{tuple(p.shape)}" for name, p in net.named_parameters())
-        self.shape = AutoShape(
-            config.model_type,
-            len(self.embed),
-            config.hidden_size,
-            context_of(config),
-            *self._try(),
-            zlib.crc32(names.encode()),
-        )
+        if told := self.ways.told():
+            say_once(f"{config.model_type}: {told}")
         if any("experts" in name for name, _ in net.named_modules()):
             self.unfixed = (
                 "routes tokens to experts, in products whose sizes depend on all tokens beside them"
             )
+        heads, width = self.ways.keys.get(0, (1, 1))
+        names = "".join(f"{name}{tuple(p.shape)}" for name, p in net.named_parameters())
+        self.shape = AutoShape(
+            kind=config.model_type,
+            vocab=len(self.embed),
+            d=config.hidden_size,
+            layers=len(self.ways.keys),
+            kv_heads=heads,
+            head_width=width,
+            context=context_of(config),
+            tensors=zlib.crc32(names.encode()),
+        )
 
     @property
     def embed(self) -> Tensor:  # type: ignore[override]
+        """The input embedding [V, d]."""
         return self.net.get_input_embeddings().weight  # type: ignore[no-any-return]
 
     # -- forward passes -------------------------------------------------------------------------------------------
@@ -97,8 +99,9 @@ class AutoDecoder(Decoder):
         checkpointing: bool = False,
         keep: Tensor | None = None,
     ) -> Tensor:
+        """Compute hidden states of a row by the layers of transformers."""
         attention = self.adapters.before(attention, position, route)
-        hidden = self._states(
+        hidden = self.states(
             Pass(attention, route, checkpointing),
             dtype,
             input_ids=ids[None],
@@ -116,9 +119,10 @@ class AutoDecoder(Decoder):
         checkpointing: bool = False,
         keep: Tensor | None = None,
     ) -> Tensor:
+        """Compute hidden states of packed sequences, or of padded batches of them (see `Decoder`)."""
         if self.unpackable:
             route: Route = () if adapter is None else ((adapter, None),)
-            return self._padded(packed, Pass(None, route, checkpointing), dtype, keep)
+            return self.padded(packed, Pass(None, route, checkpointing), dtype, keep)
         before = self.virtual(adapter)
         if not before:
             return super().forward_packed(
@@ -133,7 +137,7 @@ class AutoDecoder(Decoder):
             keep=rows + before,
         )
 
-    def _padded(
+    def padded(
         self, packed: Packed, now: Pass, dtype: torch.dtype | None, keep: Tensor | None, most: int = 0
     ) -> Tensor:
         """States of packed rows, from whole sequences in batches of at most about `most` tokens (0: as many as
@@ -143,13 +147,13 @@ class AutoDecoder(Decoder):
         lengths = [len(rows) for rows in packed.rows]
         states: list[Tensor] = []
         places: list[Tensor] = []
-        for batch in _batches(lengths, most or len(packed), self.alone):
+        for batch in _batches(lengths, most or len(packed), not self.ways.pads):
             longest = max(lengths[i] for i in batch)
             ids = torch.zeros(len(batch), longest, dtype=torch.long)
             real = torch.zeros_like(ids)
             for b, i in enumerate(batch):
                 ids[b, : lengths[i]], real[b, : lengths[i]] = packed.ids[packed.rows[i]], 1
-            hidden = self._states(now, dtype, input_ids=ids.to(device), attention_mask=real.to(device))
+            hidden = self.states(now, dtype, input_ids=ids.to(device), attention_mask=real.to(device))
             states += [hidden[b, : lengths[i]] for b, i in enumerate(batch)]
             places += [packed.rows[i] for i in batch]
         # a row that several sequences share was computed for each: one of its copies stands for it
@@ -158,7 +162,7 @@ class AutoDecoder(Decoder):
         source = source.to(device)
         return torch.cat(states).index_select(0, source if keep is None else source[keep])
 
-    def _states(self, now: Pass, dtype: torch.dtype | None, **inputs: Any) -> Tensor:
+    def states(self, now: Pass, dtype: torch.dtype | None, **inputs: Any) -> Tensor:
         """Hidden states after the last norm, of a batch: [B, T, d]."""
         body = getattr(self.net, self.body)
         known = inspect.signature(body.forward).parameters
@@ -172,9 +176,9 @@ class AutoDecoder(Decoder):
         self, ids: Tensor, past: dict[str, Any] | None, route: Route
     ) -> tuple[Tensor, dict[str, Any]]:
         """States [B, d] of the last of ids [B, n], which follow what `past` remembers; and what is then remembered."""
-        if not self.remembers:
+        if not self.ways.remembers:
             ids = torch.cat((past["ids"], ids), 1) if past else ids
-            return self._states(Pass(None, route), None, input_ids=ids)[:, -1], {"ids": ids}
+            return self.states(Pass(None, route), None, input_ids=ids)[:, -1], {"ids": ids}
         body = getattr(self.net, self.body)
         with running(Pass(None, route)):
             out = body(input_ids=ids, **(past or {}), use_cache=True)
@@ -193,10 +197,11 @@ class AutoDecoder(Decoder):
     # -- scores ---------------------------------------------------------------------------------------------------
 
     def logits(self, hidden: Tensor) -> Tensor:
-        scores = self._scores(hidden)
+        """Scores [T, V], at least in float32."""
+        scores = self.scores(hidden)
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
-    def _scores(self, hidden: Tensor) -> Tensor:
+    def scores(self, hidden: Tensor) -> Tensor:
         """Scores [T, V] as the architecture makes them (scaled, capped, with a bias), from states [T, d]."""
         head = copy.copy(self.net)
         head.__dict__["_modules"] = {**self.net._modules, self.body: _Given()}
@@ -210,6 +215,7 @@ class AutoDecoder(Decoder):
         temperature: float | Tensor = 1.0,
         support: Support | None = None,
     ) -> tuple[Tensor, Tensor]:
+        """Compute log-probs and entropies in chunks, which the backward pass computes again."""
         heat = torch.as_tensor(temperature, dtype=torch.float32, device=hidden.device).expand(len(hidden))
         heat = torch.where(heat == 0, 1.0, heat)
         step = rows_of_chunk(self.embed)
@@ -232,11 +238,13 @@ class AutoDecoder(Decoder):
     def add_adapter(
         self, name: str, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = (), tokens: int = 0
     ) -> list[nn.Parameter]:
+        """Add an adapter, made by peft."""
         if tokens and self.unpackable:
             raise ValueError(f"no prefix can be learned for {self.shape.kind}: {self.unpackable}")
         return self.adapters.add(self.net, name, rank, alpha, targets, tokens, self.shape)
 
     def learnable(self, adapter: str | None, critic: bool = False) -> dict[str, nn.Parameter]:
+        """Parameters of one adapter, or (None) of the model itself, by name."""
         if adapter is not None:
             return {n: p for n, p in self.named_parameters() if self.adapters.owns(adapter, n)}
         unused = self._head() if critic else set()
@@ -252,17 +260,20 @@ class AutoDecoder(Decoder):
         return {id(p) for p in (head.parameters() if head is not None else ()) if p is not embed}
 
     def with_adapter_of(self, other: AutoDecoder, name: str) -> AutoDecoder:
+        """Return a model that shares these tensors, with a copy of another's adapter."""
         mixed = copy.deepcopy(self, {id(t): t for t in (*self.parameters(), *self.buffers())})
         mixed.adapters.take(mixed.net, other.net, other.adapters, name, self.embed)
         return mixed
 
     @torch.no_grad()
     def merged(self, adapter: str | None = None) -> AutoDecoder:
+        """Return a copy without adapters; one of them may be added into the matrices."""
         plain = copy.deepcopy(self)
         plain.adapters.merge(plain.net, adapter)
         return plain
 
     def virtual(self, adapter: str | None) -> int:
+        """Number of tokens that an adapter lays before every prompt."""
         return self.adapters.tokens(adapter)
 
     # -- files ----------------------------------------------------------------------------------------------------
@@ -275,6 +286,7 @@ class AutoDecoder(Decoder):
             tokenizer.save_pretrained(path)
 
     def save_adapter(self, name: str, path: Path) -> None:
+        """Write one adapter as peft does."""
         self.adapters.save(self.net, name, path)
 
     def to(self, where: Any) -> AutoDecoder:  # type: ignore[override]
@@ -286,81 +298,6 @@ class AutoDecoder(Decoder):
         for parameter in self.parameters():
             parameter.data = parameter.data.to(where)
         return self
-
-    # -- at start -------------------------------------------------------------------------------------------------
-
-    def _try(self) -> tuple[int, int, int]:
-        """Compute a few tokens in every way. Say so where rows cannot be packed. Return layers, key heads and
-        their width, as far as they are known.
-        """
-        chance = torch.Generator().manual_seed(0)
-        begin, *ends, other = (
-            torch.randint(0, len(self.embed), (n,), generator=chance).tolist() for n in (24, 12, 17, 20)
-        )
-        sequences = [begin + ends[0], begin + ends[1], other]
-        with torch.no_grad(), _own_attention(self.net):
-            expected = [self._alone(ids) for ids in sequences]
-            scores = self.net(torch.tensor([other], device=self.embed.device), use_cache=False).logits[0]
-            if not _alike([self._scores(expected[-1])], [scores]):
-                kind = self.net.config.model_type
-                raise UnsupportedArchitecture(
-                    f"{kind}: its scores are made from more than the states of its last layer"
-                )
-        packed, shapes = pack(sequences, share=4), _Shapes()
-        try:
-            self.net.set_attn_implementation(NAME)
-            attention = PackedAttention(packed.segments, self.embed.dtype, self.embed.device)
-            ids, position = packed.ids.to(self.embed.device), packed.position.to(self.embed.device)
-            with torch.no_grad():
-                hidden = self(ids, position, shapes.of(attention))
-            if not _alike([hidden[rows] for rows in packed.rows], expected):
-                self.unpackable = "its layers mix tokens in other ways than by attention"
-        except Exception as error:  # whatever a model of others does with what it does not expect
-            self.unpackable = str(error).strip().partition("\n")[0] or type(error).__name__
-        if not self.unpackable:
-            return shapes.sizes()
-        with _own_attention(self.net, keep=True):
-            self.alone = not self._pads(packed, sequences)
-            self.remembers = self._continues([begin + other, other + begin])
-        how = "one by one" if self.alone else "in padded batches"
-        again = (
-            ""
-            if self.remembers
-            else ", and all of a sequence again for each new token, as its cache is wrong"
-        )
-        say_once(
-            f"{self.net.config.model_type}: no packed rows ({self.unpackable}); sequences are computed {how}{again}"
-        )
-        return 0, 1, 1
-
-    def _alone(self, ids: list[int]) -> Tensor:
-        return self._states(WHOLE, None, input_ids=torch.tensor([ids], device=self.embed.device))[0]
-
-    @torch.no_grad()
-    def _continues(self, sequences: list[list[int]]) -> bool:
-        """Tell whether the model's own cache gives the states of whole sequences, in a batch."""
-        whole = torch.tensor(sequences, device=self.embed.device)
-        expected = self._states(WHOLE, None, input_ids=whole)
-        states, past = [], None
-        try:
-            for part in whole.split([30, *[1] * (whole.shape[1] - 30)], 1):
-                state, past = self.continued(part, past, ())
-                states.append(state)
-        except Exception:  # whatever goes wrong in a cache of others
-            return False
-        return _alike([torch.stack(states, 1)], [expected[:, 29:]])
-
-    def _pads(self, packed: Packed, sequences: Sequence[list[int]]) -> bool:
-        """Tell whether padding changes neither states nor gradients."""
-        with torch.enable_grad():
-            padded = self._padded(packed, WHOLE, None, None, most=3 * len(packed))
-            ways = [[padded[rows] for rows in packed.rows], [self._alone(ids) for ids in sequences]]
-            learned = [p for p in self.net.parameters() if p.requires_grad]
-            slopes = [
-                torch.autograd.grad(torch.cat(way).square().sum(), learned, allow_unused=True) for way in ways
-            ]
-        used = [(a, b) for a, b in zip(*slopes, strict=True) if a is not None and b is not None and b.any()]
-        return _alike(*ways) and _alike([a for a, _ in used], [b for _, b in used])
 
 
 def _body(net: Any) -> str:
@@ -391,24 +328,6 @@ class _Given(nn.Module):
         return _States(last_hidden_state=inputs_embeds)
 
 
-class _Shapes:
-    """An attention that notes the shapes of its keys, by layer."""
-
-    def __init__(self) -> None:
-        self.seen: dict[int, tuple[int, int]] = {}
-
-    def of(self, attention: Attention) -> Attention:
-        def noted(layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
-            self.seen[layer] = (k.shape[1], k.shape[2])
-            return attention(layer, q, k, v, how)
-
-        return noted
-
-    def sizes(self) -> tuple[int, int, int]:
-        """Layers, heads, width: the largest, where layers differ."""
-        return max(self.seen) + 1, *map(max, zip(*self.seen.values(), strict=True))
-
-
 def context_of(config: Any) -> int:
     """Longest sequence of a model.
 
@@ -429,25 +348,6 @@ def context_of(config: Any) -> int:
                 )
                 context = made
     return int(context)
-
-
-@contextmanager
-def _own_attention(net: Any, keep: bool = False) -> Iterator[None]:
-    """Compute with transformers' own attention, which every model has in plain products; with `keep` for good."""
-    net.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        if not keep:
-            net.set_attn_implementation(NAME)
-
-
-def _alike(states: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Tell whether states are equal up to rounding."""
-    return all(
-        bool(((a - b).abs().max() <= 1e-3 * b.abs().max()).item())
-        for a, b in zip(states, expected, strict=True)
-    )
 
 
 def _after(packed: Packed, before: int) -> Packed:

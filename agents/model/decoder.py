@@ -1,7 +1,9 @@
 """A decoder: what engines and learners ask of a model. There are two, chosen by the model's configuration.
 
-Llama          our own, for the Llama family: the fast path                          llama.py
-AutoDecoder    any other causal language model, through transformers                  auto.py
+    Llama          our own, for the Llama family: the fast path                          llama.py
+    AutoDecoder    any other causal language model, through transformers                  auto.py
+
+An engine and a learner cannot tell which of the two they have.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import PLAIN, Packed, PackedAttention, Weighing
+from .shape import Dimensions
 
 if TYPE_CHECKING:
     from .logprobs import Support
@@ -30,23 +33,6 @@ class Attention(Protocol):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor: ...
 
 
-class Sizes(Protocol):
-    """The sizes of a decoder that others need. Models of equal sizes can take each other's weights."""
-
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def d(self) -> int: ...
-    @property
-    def context(self) -> int: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_width(self) -> int: ...
-
-
 class Decoder(nn.Module):
     """A causal language model over rows of tokens.
 
@@ -54,9 +40,9 @@ class Decoder(nn.Module):
     same row may give other bits beside other rows; empty where it does not.
     """
 
-    shape: Sizes
+    shape: Dimensions
     hf_config: Any
-    """Its transformers configuration, so that it saves as it loaded."""
+    """Configuration of transformers, with which the model saves as it loaded."""
     embed: Tensor
     """The input embedding [V, d]. Its device and type are the model's."""
     unpackable = ""

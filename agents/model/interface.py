@@ -39,10 +39,10 @@ class Unpackable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one forward pass needs beside its inputs. It belongs to a thread, so passes can run side by side."""
+    """Needs of one forward pass beside its inputs. They belong to a thread, so passes can run side by side."""
 
     attention: Attention | None = None
-    """Who sees whom in a packed row. None: the model's own masks and cache."""
+    """Attention over a packed row. None: the model's own masks and cache."""
     route: Route = ()
     """Low-rank adapters, and the rows that use each."""
     checkpointing: bool = False
@@ -65,7 +65,7 @@ def running(now: Pass) -> Iterator[None]:
 
 
 class Sees:
-    """What a layer's mask shows, as a function of positions. It stands where transformers' layers expect a mask."""
+    """A layer's mask as a function of positions. It stands where transformers' layers expect a mask."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.all = function is causal_mask_function
@@ -144,6 +144,7 @@ class Recomputed:
     """Mixed into a model's layers: in a pass with checkpointing, the backward pass computes them again."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the layer, as the pass says."""
         now = _PASS.get()
         forward = super().forward  # type: ignore[misc]
         if not now.checkpointing or not torch.is_grad_enabled():

@@ -177,6 +177,7 @@ class Llama(Decoder):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Scores [T, V] in float32."""
         return F.linear(hidden, self.head.to(hidden.dtype)).float()
 
     def logprobs(
@@ -186,9 +187,11 @@ class Llama(Decoder):
         temperature: float | Tensor = 1.0,
         support: Support | None = None,
     ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies, by `logprobs_entropy`."""
         return logprobs_entropy(hidden, self.head, targets, temperature, support)
 
     def learnable(self, adapter: str | None, critic: bool = False) -> dict[str, nn.Parameter]:
+        """Parameters of one adapter, or (None) of the model itself, by name."""
         if adapter is not None:
             return {n: p for n, p in self.named_parameters() if f".adapters.{adapter}." in n}
         unused = "untied_head" if critic else ""
@@ -197,6 +200,7 @@ class Llama(Decoder):
     def add_adapter(
         self, name: str, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = (), tokens: int = 0
     ) -> list[nn.Parameter]:
+        """Add a low-rank adapter to every matrix of every layer."""
         if targets or tokens:
             raise ValueError("an adapter with targets or tokens needs a model that transformers computes")
         added: list[nn.Parameter] = []
@@ -208,6 +212,7 @@ class Llama(Decoder):
         return added
 
     def with_adapter_of(self, other: Llama, name: str) -> Llama:
+        """Return a model that shares these tensors, with a copy of another's adapter."""
         mixed = copy.deepcopy(self, {id(t): t for t in (*self.parameters(), *self.buffers())})
         for place, module in other.named_modules():
             ours = mixed.get_submodule(place)
@@ -219,6 +224,7 @@ class Llama(Decoder):
 
     @torch.no_grad()
     def merged(self, adapter: str | None = None) -> Llama:
+        """Return a copy without adapters; one of them may be added into the matrices."""
         plain = copy.deepcopy(self)
         for module in plain.modules():
             if isinstance(module, Linear):

@@ -15,17 +15,23 @@ class UnsupportedArchitecture(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes and switches of one decoder."""
+class Dimensions:
+    """The sizes of a decoder that others need. Models of one shape can take each other's weights."""
 
     vocab: int
     d: int
     layers: int
-    heads: int
     kv_heads: int
     head_width: int
-    ffn: int
     context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape(Dimensions):
+    """The sizes and switches of one decoder of the Llama family."""
+
+    heads: int
+    ffn: int
     eps: float
     inverse_frequencies: tuple[float, ...]
     rope_factor: float = 1.0
