@@ -160,6 +160,7 @@ def head() -> Iterator[dict[str, str]]:
     """A head node of its own, as `ray start --head` makes one; what its drivers need to find it by themselves."""
     folder = tempfile.mkdtemp(prefix="rh", dir="/tmp")  # a short path: sockets lie under it
     own = {**os.environ, "RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled"}
+    own["RAY_raylet_start_wait_time_s"] = "600"  # Ray's own 30 s are too few for a busy machine
     own.pop("RAY_ADDRESS", None)
     command = [  # port 0: Ray takes a free one, and no other test can take it before
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0", "--num-cpus=1",
@@ -185,6 +186,7 @@ def head() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(1200)
 def test_a_running_cluster_is_joined(head: dict[str, str], tiny_llama: str) -> None:
     """A real second head: by its address, and because it was started on this machine."""
     command = [sys.executable, "-c", JOIN, tiny_llama]
