@@ -10,11 +10,24 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str = "choose one of") -> str:
-    """Name the one that was probably meant. Where none is near, list all."""
+def nearest(
+    name: str,
+    known: Iterable[str],
+    otherwise: str = "choose one of",
+    *,
+    most: int = 1,
+    alike: float = 0.5,
+    instead: str | None = None,
+) -> str:
+    """Name the one that was probably meant, or the `most` likely ones.
+
+    Where none is near, list all after the words `otherwise`, or say what `instead` says.
+    """
     known = list(known)
-    near = get_close_matches(name, known, 1, 0.5)
-    return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known) or 'none'}"
+    near = get_close_matches(name, known, most, alike)
+    if near:
+        return f"did you mean {repr(near[0]) if most == 1 else ', '.join(near)}?"
+    return f"{otherwise} {', '.join(known) or 'none'}" if instead is None else instead
 
 
 @cache

@@ -4,6 +4,9 @@
     ENGINES.register("echo", "my_package.echo:Echo")       # the thing itself, or where it is
     ENGINES.find("echo")                                   # by name, or by its place: "my_package.echo:Echo"
 
+The registries: ENVIRONMENTS (envs/registry.py), TOOLS and REWARDS (envs/making.py), PLAYERS (agents/team.py), ENGINES
+(agents/engines/engine.py), ALGORITHMS, RECIPES (trainers/) and LOGGERS (trainers/controller/reporting/loggers.py).
+
 A name stands for a thing, or for the text "package.module:name" that says where the thing is. Nothing is imported
 before it is asked for. Plug-ins come from an entry-point group. They are found without being loaded, so a broken one
 fails, by name, only when it is asked for.
@@ -12,6 +15,7 @@ fails, by name, only when it is asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar, cast
 
 from ..own import find, load_plugin, plugins
@@ -27,11 +31,17 @@ class UnknownName(ValueError, KeyError):
         return str(self.args[0])
 
 
+def is_place(name: str) -> bool:
+    """Tell whether a name says where a thing is: module:name, or file.py:name."""
+    module, colon, attribute = name.rpartition(":")
+    return bool(colon and module) and all(part.isidentifier() for part in attribute.split("."))
+
+
 class Registry(Generic[T]):
     """Things of one kind by name."""
 
     def __init__(
-        self, kind: str, group: str, package: str = "", own: Mapping[str, T | str] | None = None
+        self, kind: str, group: str = "", package: str = "", own: Mapping[str, T | str] | None = None
     ) -> None:
         """`kind` is the noun of error messages, `group` an entry-point group. A place in `own` that begins with
         a dot is relative to `package`.
@@ -39,9 +49,11 @@ class Registry(Generic[T]):
         self.kind, self.group, self.package = kind, group, package or None
         self._named: dict[str, T | str] = dict(own or {})
 
-    def register(self, name: str, thing: T | str) -> None:
-        """Add a thing, or the place where it is. A name that stands for something else already is refused."""
-        if name in self._named and self._named[name] != thing:
+    def register(self, name: str, thing: T | str, *, again: bool = False) -> None:
+        """Add a thing, or the place where it is. A name that stands for something else already is refused,
+        unless it may be given `again`.
+        """
+        if not again and name in self._named and self._named[name] != thing:
             article = "an" if self.kind[0] in "aeiou" else "a"
             raise ValueError(
                 f"{article} {self.kind} named {name!r} is already registered ({self._named[name]}): choose another name"
@@ -54,14 +66,17 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return all names, those of plug-ins included, sorted."""
-        return sorted({*self._named, *plugins(self.group)})
+        return sorted({*self._named, *self._plugins()})
+
+    def _plugins(self) -> Mapping[str, EntryPoint]:
+        return plugins(self.group) if self.group else {}
 
     def find(self, name: str) -> T:
         """Return the thing of a name, or of "module:name" or "file.py:name"."""
         thing: Any = self._named.get(name)
-        if thing is None and name in (points := plugins(self.group)):
+        if thing is None and name in (points := self._plugins()):
             return cast(T, load_plugin(points[name]))
-        if thing is None and ":" in name:
+        if thing is None and is_place(name):
             return cast(T, find(name))
         if thing is None:
             raise self.unknown(name)
@@ -71,8 +86,12 @@ class Registry(Generic[T]):
         """Return the error for a name that nobody registered."""
         return UnknownName(f"unknown {self.kind} {name!r}: {nearest(name, self.names())}")
 
+    def named(self, thing: T | str) -> T:
+        """Return what a text names, and anything else as it is."""
+        return self.find(thing) if isinstance(thing, str) else thing
+
     def __contains__(self, name: object) -> bool:
-        return name in self._named or name in plugins(self.group)
+        return name in self._named or name in self._plugins()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())

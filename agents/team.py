@@ -19,6 +19,7 @@ from .failures import Failures
 from .fetch.packaged import PACKAGES
 from .hints import nearest
 from .model_settings import ModelSettings
+from .named_parts import Registry, is_place
 from .names import FORMS, prompts_of, read_name
 from .policies import (
     Answer,
@@ -38,9 +39,18 @@ from .spending import Spending
 Player = str | Policy | PlainPolicy
 """A player by name, a policy, or a plain function `(agent, messages) -> str`."""
 Expert = Callable[[Call], str]
-NAMED: dict[str, Callable[[], Policy]] = {"random": RandomPolicy, "fool": FoolPolicy, "human": HumanPolicy}
-PLAYERS = (*NAMED, "scripted")
-"""Names of players that are no models."""
+PLAYERS: Registry[Any] = Registry(
+    "player",
+    "unitymas.players",
+    own={"random": RandomPolicy, "fool": FoolPolicy, "human": HumanPolicy, "scripted": ExpertPolicy},
+)
+"""Players that are no models: classes of policies, policies, or functions `(agent, messages) -> str`."""
+
+
+def is_player(name: str) -> bool:
+    """Tell whether a name is a player's that is no model: one of `PLAYERS`, package.module:name or file.py:name."""
+    placed = is_place(name) and "." in name.rpartition(":")[0]
+    return name in PLAYERS or placed and (".py:" in name or read_name(name) is None)
 
 
 class TeamError(ValueError):
@@ -112,7 +122,7 @@ class Team:
 
     def player(self, name: str, expert: Any = None) -> Policy:
         """Return the player of a name. A model is loaded once, and an endpoint keeps what it knows."""
-        if name in PLAYERS:
+        if is_player(name):
             return _named(name, expert, self)
         if name not in self._loaded:
             self._loaded[name] = _named(name, None, self)
@@ -177,7 +187,10 @@ def _check_seat(seat: str, policy: Player) -> None:
     if not isinstance(policy, str):
         as_policy(policy)
         return
-    if policy in PLAYERS or read_name(policy) is not None:
+    if is_player(policy):
+        PLAYERS.find(policy)  # what is not there is said at once
+        return
+    if read_name(policy) is not None:
         return
     hint = nearest(policy, [*PLAYERS, "tiny", *PACKAGES, *FORMS], "known:")
     raise TeamError(f"seat {seat!r}: unknown policy {policy!r}; {hint}")
@@ -187,7 +200,7 @@ def _prompts_of(player: Player) -> Any:
     """The prompt set of one player: chance, experts and functions have none."""
     if not isinstance(player, str):
         return getattr(player, "prompts", None)
-    if player in NAMED or player == "scripted":
+    if is_player(player):
         return None
     return prompts_of(player)
 
@@ -197,8 +210,9 @@ def _named(name: str, expert: Expert | None, team: Team) -> Policy:
         if expert is None:
             raise TeamError("this environment has no scripted expert; give each role a policy")
         return ExpertPolicy(expert)
-    if name in NAMED:
-        return NAMED[name]()
+    if is_player(name):
+        player = PLAYERS.find(name)
+        return as_policy(player() if isinstance(player, type) else player)
     if name.startswith("openai:"):
         from .remote import OpenAIPolicy
 

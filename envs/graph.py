@@ -18,13 +18,13 @@ next, which tool is used, and when to stop are then actions, learned like any ot
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..agents.frozen import FrozenDict
+from ..agents.hints import nearest
 from ..agents.roles import Choice, Format, Raw, Role
 from .core.tasks import QA, Schema
 from .core.trace import jsonable
@@ -154,11 +154,7 @@ class GraphWorkflow(Workflow):
 
     def _known(self, name: str, what: str) -> None:
         if name not in self._draft.nodes:
-            near = difflib.get_close_matches(name, self._draft.nodes, n=1)
-            hint = (
-                f"did you mean {near[0]!r}?" if near else f"nodes: {', '.join(self._draft.nodes) or 'none'}"
-            )
-            raise GraphError(f"{what} {name!r}: no such node; {hint}")
+            raise GraphError(f"{what} {name!r}: no such node; {nearest(name, self._draft.nodes, 'nodes:')}")
 
     def _reachable(self) -> set[str]:
         seen: set[str] = set()

@@ -13,11 +13,11 @@ are told to it, never raised.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..agents.hints import nearest
 from ..agents.roles import Reply
 from ..agents.text.calls import EXAMPLE, ToolCalls
 from ..agents.text.wording import Told
@@ -105,9 +105,7 @@ async def _call(
         return f"error: {call['error']}"
     name, arguments = call["name"], call["arguments"]
     if name not in offer:
-        near = difflib.get_close_matches(name[:60], offer, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(offer)}"
-        return f"error: there is no tool {name[:60]!r}; {hint}"
+        return f"error: there is no tool {name[:60]!r}; {nearest(name[:60], offer, 'there are')}"
     wrong = misfit(offer[name]["parameters"], arguments)
     if wrong:
         return f"error: {name}: {wrong}"

@@ -10,12 +10,12 @@ others must have been prepared (``unitymas data prepare …``); ``suite:mini`` n
 
 from __future__ import annotations
 
-import difflib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...agents.hints import nearest
 from ...agents.team import Team, TeamLike
 from ...envs.core.drivers import TaskChoice
 from ...envs.core.tasks import DataSet
@@ -75,10 +75,8 @@ def suite(name: str) -> Suite:
     by_name = {s.name: s for s in _suites()}
     asked, _, version = name.removeprefix("suite:").partition("-v")
     if asked not in by_name:
-        near = difflib.get_close_matches(asked, by_name, n=1)
         raise KeyError(
-            f"unknown suite {name!r}; "
-            + (f"did you mean 'suite:{near[0]}'?" if near else f"known: {', '.join(by_name)}")
+            f"unknown suite {name!r}; {nearest(f'suite:{asked}', [f'suite:{one}' for one in by_name])}"
         )
     match = by_name[asked]
     if version and version != str(match.version):

@@ -17,7 +17,6 @@ hands it to the driver (`execution.Execution`), which resumes `run` with the ans
 from __future__ import annotations
 
 import copy
-import difflib
 import hashlib
 import random
 from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
@@ -27,6 +26,7 @@ from typing import Any
 from ...agents.failures import ToolError as ToolError
 from ...agents.failures import WorkflowError as WorkflowError
 from ...agents.frozen import FrozenDict, View, freeze
+from ...agents.hints import nearest
 from ...agents.roles import Format, Reply, Role, entry_of
 from .prompts import PromptSet, choose
 from .records import EMPTY, MADE, PENDING, new_act, new_use
@@ -308,9 +308,8 @@ class Workflow:
 def unknown(what: str, name: object, known: Any) -> WorkflowError:
     """An unknown name, answered with the nearest known ones."""
     names = sorted(map(str, known))
-    near = difflib.get_close_matches(str(name).casefold(), names, n=3)
     some = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {some or 'none'}"
+    hint = nearest(str(name).casefold(), names, instead=f"known: {some or 'none'}")
     return WorkflowError(f"unknown {what} {name!r}; {hint}")
 
 

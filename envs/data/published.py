@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...agents.hints import nearest
 from .code_adapters import code, codecontests, humaneval, livecodebench, mbpp
 from .qa_adapters import (
     Adapter,
@@ -220,6 +220,5 @@ def known(name: str) -> Known:
     """The catalogue's entry; an unknown name is answered with the nearest ones."""
     if name in CATALOGUE:
         return CATALOGUE[name]
-    near = difflib.get_close_matches(name, CATALOGUE, n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(CATALOGUE)}"
+    hint = nearest(name, CATALOGUE, "there are", most=3, alike=0.6)
     raise DataError(f"no data set is called {name!r}; {hint}")

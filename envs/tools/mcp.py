@@ -14,7 +14,6 @@ it anew. Needs the package ``mcp``: ``pip install 'unitymas[mcp]'``.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import json
 import os
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...agents.failures import ToolError, ToolFault
+from ...agents.hints import nearest
 from ...agents.text.reading import is_shallow
 from .tool import Infrastructure, Kind, Tool, background
 
@@ -61,9 +61,8 @@ class McpServer:
         """The tool's result: its structured content if it gives any, else its text."""
         connection = await self._connected()
         if tool not in connection.tools:
-            near = difflib.get_close_matches(tool, connection.tools, n=3)
             raise ToolError(
-                f"{self.name} has no tool {tool!r}; it has {', '.join(near or sorted(connection.tools))}"
+                f"{self.name} has no tool {tool!r}; {nearest(tool, sorted(connection.tools), 'it has', most=3)}"
             )
         await self._turn()
         answer = asyncio.ensure_future(connection.session.call_tool(tool, _thawed(arguments)))

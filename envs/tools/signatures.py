@@ -7,13 +7,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...agents.hints import nearest
 from .tool import Tool
 
 About = Mapping[str, Any]
@@ -88,9 +88,7 @@ def misfit(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
         if name not in properties:
             if parameters.get("additionalProperties", True):
                 continue
-            near = difflib.get_close_matches(name, properties, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(properties) or 'none'}"
-            return f"there is no argument {name!r}; {hint}"
+            return f"there is no argument {name!r}; {nearest(name, properties, 'it takes')}"
         wrong = _wrong(properties[name], value)
         if wrong:
             return f"the argument {name!r} must be {wrong}"

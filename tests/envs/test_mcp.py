@@ -100,7 +100,7 @@ def test_tools_are_listed_with_their_parameters(server: McpServer) -> None:
 def test_what_the_tool_or_the_caller_did_wrong_is_a_tool_error(server: McpServer) -> None:
     with pytest.raises(ToolError, match="no such file|broken"):
         call(server, "broken")
-    with pytest.raises(ToolError, match="it has greet"):
+    with pytest.raises(ToolError, match="did you mean greet"):
         call(server, "greeet", name="x")
     with pytest.raises(ToolError):
         call(server, "add", a="not a number", b=1)

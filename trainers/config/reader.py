@@ -7,7 +7,6 @@ read as it is meant for the field that it is for: `1e-5` is a number, and `off` 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import numbers
 import re
 import types
@@ -17,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
+from ...agents.hints import nearest
 from .choices import OutOfRange, Settings, check_ranges, hints_of
 
 GIVEN = "given from Python: "
@@ -137,14 +137,12 @@ def build(kind: type[Any], tree: Any, path: str = "") -> Any:
 
 
 def _where_else(key: str, hints: Mapping[str, Any]) -> str:
-    """The key that may have been meant: a similar one, or one of this name a level further down."""
-    if near := difflib.get_close_matches(key, hints, n=1):
-        return f"did you mean {near[0]!r}?"
+    """The key that may have been meant: one of this name a level further down, or a similar one."""
     for name, hint in hints.items():
         below = get_args(hint)[1] if get_origin(hint) is dict else hint
         if dataclasses.is_dataclass(below) and key in {f.name for f in dataclasses.fields(below)}:
             return f"did you mean {name}{'.*' if below is not hint else ''}.{key}?"
-    return f"its keys are {', '.join(sorted(hints))}"
+    return nearest(key, sorted(hints), "its keys are")
 
 
 def read(hint: Any, value: Any, where: str) -> Any:

@@ -14,12 +14,13 @@ from typing import Any
 
 from ...agents.engines.engine import ENGINES
 from ...agents.names import model_name, prompts_of, read_name
-from ...agents.team import NAMED
+from ...agents.team import is_player
 from ...envs.core.ledger import as_rule
 from ...envs.registry import argument_hints, make_rule, spec
 from ...envs.registry import resolve as target
 from ...own import OwnCodeError, load
 from ..algorithms import find_algorithm, make_algorithm
+from ..controller.reporting.loggers import LOGGERS
 from ..controller.statistics.credit import Shaping, credit_from_config
 from ..recipes import make_recipe
 from .choices import hints_of
@@ -191,6 +192,11 @@ def check(config: RunConfig) -> None:
     check_given(config)
     check_references(config)
     check_engines(config)
+    for name in config.log.also:
+        try:
+            LOGGERS.find(name)
+        except ValueError as error:
+            raise ConfigError(f"log.also: {error}") from error
     try:
         make_recipe(config.recipe, config.recipe_args)
     except (ValueError, TypeError) as error:
@@ -239,7 +245,7 @@ def check_references(config: RunConfig) -> None:
         if policy.critic not in ("auto", "") and policy.critic not in config.policies:
             raise ConfigError(f"policies.{name}.critic: there is no policy {policy.critic!r}")
     for seat, player in config.map.items():
-        fixed = player in NAMED or player == "scripted" or read_name(player) is not None
+        fixed = is_player(player) or read_name(player) is not None
         if player not in config.policies and not fixed:
             raise ConfigError(
                 f"map.{seat}: {player!r} is neither a policy ({', '.join(config.policies)}) nor a fixed player "

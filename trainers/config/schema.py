@@ -125,6 +125,8 @@ class LogConfig(Settings):
     """Project of Weights & Biases. Empty or off: none."""
     trackio: str = ""
     """Project of trackio. Empty or off: none."""
+    also: tuple[str, ...] = ()
+    """Loggers besides, by name or as module:name (docs/new-parts.md)."""
     traces_every: Whole = 10
     """Steps between those whose traces are kept; 0: none but validation's."""
     timeline: bool = True

@@ -6,7 +6,6 @@ holds and what the rules work on is one thing. A move is a few words: `up`, `2 3
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import heapq
 import random
@@ -17,6 +16,7 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
+from ....agents.hints import nearest
 from ...core.tasks import DataSet, Schema, TaskError, fingerprint
 
 Solution = tuple[str, ...]
@@ -89,8 +89,7 @@ class Game:
         usual = self.levels["normal"]
         for name in difficulty:
             if name not in usual:
-                near = difflib.get_close_matches(name, usual, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(usual)}"
+                hint = nearest(name, usual, "there are")
                 raise ValueError(f"{self.name}: unknown difficulty setting {name!r}; {hint}")
         return {**usual, **difficulty}
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import errno
 import importlib
 import sys
-from difflib import get_close_matches
 
+from ..agents.hints import nearest
 from ..own import BrokenPlugin, load, place, told
 
 COMMANDS = {
@@ -69,11 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     if name == "train":
         rest += [f"--import={module}" for module in modules]  # the run's config records them
     if name not in COMMANDS:
-        near = get_close_matches(name, COMMANDS, n=1)
-        print(
-            f"unitymas: unknown command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
-            file=sys.stderr,
-        )
+        hint = nearest(name, COMMANDS, instead="unitymas --help lists them")
+        print(f"unitymas: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
     module, _, function = COMMANDS[name][0].partition(":")
     try:

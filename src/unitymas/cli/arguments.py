@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from ..agents.hints import nearest
@@ -30,8 +29,10 @@ class Parser(argparse.ArgumentParser):
         """What is said of a word that the command does not take."""
         if not word.startswith("-"):
             return f"{word!r} is one argument too many"
-        near = get_close_matches(word.partition("=")[0], self._option_string_actions, 1, 0.7)
-        hints = [*(f"did you mean {name!r}?" for name in near), self.hint]
+        hints = [
+            nearest(word.partition("=")[0], self._option_string_actions, alike=0.7, instead=""),
+            self.hint,
+        ]
         return "; ".join([f"unknown option {word!r}", *filter(None, hints)])
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
-from ..agents.hints import counted
+from ..agents.hints import counted, nearest
 from ..agents.model_settings import add_arguments, settings_of
 from ..agents.team import Team
 from ..envs.core.drivers import arena_of, call_for, rollout, told_to
@@ -34,8 +33,7 @@ def list_main(argv: Sequence[str]) -> int:
         known = spec(id)
         print(f"{id:<{width}}  v{known.version}  {counted(len(known.roles), 'role'):<7}  {known.description}")
     if not found:
-        near = get_close_matches(pattern, list_envs(), 1)
-        hint = f"did you mean {near[0]!r}?" if near else "unitymas list shows all"
+        hint = nearest(pattern, list_envs(), instead="unitymas list shows all")
         raise ValueError(f"no environment's id contains {pattern!r}; {hint}")
     return 0
 

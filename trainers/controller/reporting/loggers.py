@@ -10,12 +10,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ....agents.manifest import Damaged, checksum
+from ....agents.named_parts import Registry
 from ....rewards.monitors import Alarm
 from ...config.reader import to_dict, written
 from ...config.schema import RunConfig
@@ -40,7 +42,7 @@ class Logbook:
     def __init__(self, directory: Path, config: RunConfig, arena: Arena) -> None:
         self.path, self.config, self.arena = directory / "metrics.jsonl", config, arena
         directory.mkdir(parents=True, exist_ok=True)
-        self.sinks: list[Sink] = _sinks(directory, config)
+        self.sinks: list[Sink] = [LOGGERS.find(name)(directory, config) for name in loggers_of(config)]
         self.console = _console(directory, config, arena.headline)
         if self.console is not None:
             self.sinks.insert(0, self.console)
@@ -140,25 +142,26 @@ def _console(directory: Path, config: RunConfig, headline: str) -> Console | Non
     return Console(config, headline, live=live, directory=directory)
 
 
-def _sinks(directory: Path, config: RunConfig) -> list[Sink]:
+def loggers_of(config: RunConfig) -> list[str]:
+    """Name the loggers that a config asks for."""
     log = config.log
-    sinks: list[Sink] = []
-    if log.tensorboard:
-        sinks.append(_TensorBoard(directory / "tensorboard"))
-    if log.wandb not in ("", "off"):
-        sinks.append(_Tracker("wandb", log.wandb, directory, config))
-    if log.trackio not in ("", "off"):
-        sinks.append(_Tracker("trackio", log.trackio, directory, config))
-    return sinks
+    switched = {
+        "tensorboard": log.tensorboard,
+        "wandb": log.wandb not in ("", "off"),
+        "trackio": log.trackio not in ("", "off"),
+    }
+    return [*(name for name, on in switched.items() if on), *log.also]
 
 
 class _TensorBoard:
-    def __init__(self, directory: Path) -> None:
+    """Figures as TensorBoard's event files, in the run's directory."""
+
+    def __init__(self, directory: Path, config: RunConfig) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("log.tensorboard: pip install 'unitymas[loggers]' first") from error
-        self.writer: Any = SummaryWriter(str(directory))
+        self.writer: Any = SummaryWriter(str(directory / "tensorboard"))
 
     def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():
@@ -169,11 +172,12 @@ class _TensorBoard:
 
 
 class _Tracker:
-    """Weights & Biases, and trackio, which speaks the same language."""
+    """Figures in a project of Weights & Biases, or of trackio, which speaks the same language."""
 
-    def __init__(self, module: str, project: str, directory: Path, config: RunConfig) -> None:
+    def __init__(self, module: str, directory: Path, config: RunConfig) -> None:
         import importlib
 
+        project = getattr(config.log, module)
         try:
             self.api = importlib.import_module(module)
         except ImportError as error:
@@ -185,3 +189,15 @@ class _Tracker:
 
     def close(self, ending: str) -> None:
         self.api.finish()
+
+
+LOGGERS: Registry[Callable[[Path, RunConfig], Sink]] = Registry(
+    "logger",
+    "unitymas.loggers",
+    own={
+        "tensorboard": _TensorBoard,
+        "wandb": partial(_Tracker, "wandb"),
+        "trackio": partial(_Tracker, "trackio"),
+    },
+)
+"""Loggers by name: each is made of the run's directory and config."""

@@ -1,0 +1,224 @@
+"""Parts of `make`: an environment's tasks, tools, rules and budget, of its spec and of what is given instead."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..agents.hints import nearest, say_once
+from ..agents.named_parts import Registry
+from .core.arena import Arena
+from .core.execution import Budget
+from .core.prompts import OWN
+from .core.tasks import SCHEMAS, DataSet, fingerprint
+from .core.workflow import Workflow
+from .env_spec import EnvSpec, resolve
+from .tools.tool import Tool
+
+PACKAGE = __package__.rpartition(".")[0]
+
+TOOLS: Registry[Any] = Registry(
+    "tool",
+    "unitymas.tools",
+    __package__,
+    {"retrieve": ".tools.defaults:retrieve", "verify": ".tools.defaults:verify"},
+)
+"""Tools by name: what `@tool` marks, or a function `(data: DataSet) -> tool` that makes one for a data set."""
+
+REWARDS: Registry[Any] = Registry(
+    "reward",
+    "unitymas.rewards",
+    PACKAGE,
+    {
+        "accuracy": ".rewards.outcome:Accuracy",
+        "answer-em": ".rewards.outcome:AnswerEM",
+        "answer-f1": ".rewards.outcome:AnswerF1",
+        "call-cost": ".rewards.routing:CallCost",
+        "code-credit": ".rewards.outcome:CodeCredit",
+        "format": ".rewards.rules:FormatReward",
+        "mask-credit": ".rewards.mask:MaskCredit",
+        "routed-f1": ".rewards.routing:RoutedF1",
+    },
+)
+"""Rules by name: rules, functions `(trace, task)`, or classes of rules."""
+
+
+def arena_of_spec(
+    known: EnvSpec,
+    id: str,
+    *,
+    split: str | None,
+    data: Any,
+    tasks: Any,
+    size: int | None,
+    reward: Any,
+    tools: Mapping[str, Any],
+    budget: Budget | Mapping[str, Any] | None,
+    prompts: Any,
+    config: Mapping[str, Any],
+) -> Arena:
+    """Make what stands behind an environment's AEC face, of its spec and of what `make` was given."""
+    workflow = known.make_workflow(**config, prompts=prompts)
+    if tasks is not None and (split is not None or data is not None):
+        raise ValueError(f"{id}: give either tasks (your own) or split/data, not both")
+    if isinstance(data, str) and data not in ("mini",) and known.tasks is not None:
+        raise ValueError(f"{id} makes its own tasks; data={data!r} does not apply")
+    chosen = _own(tasks, workflow) if tasks is not None else _data(known, split, data, size, workflow)
+    usual = _is(reward, "default")
+    rules = known.reward if usual else () if reward is None else reward
+    changes = {"reward": not usual, "tasks": tasks is not None, "budget": budget is not None}
+    changes["prompts"] = workflow.prompt_set is not None and workflow.prompt_set.name == OWN
+    modified = sorted(
+        [k for k, v in config.items() if known.config.get(k, _default(known, k)) != v]
+        + [f"tools.{name}" for name in tools]
+        + [name for name, changed in changes.items() if changed]
+    )
+    arena = Arena(
+        workflow, chosen, env_id=known.id, tools=_tools(known, id, workflow, tools, chosen, tasks is not None),
+        rules=[make_rule(rule) for rule in (rules if isinstance(rules, list | tuple) else (rules,))],
+        budget=_budget(known, budget), expert=resolve(known.expert),
+        headline=known.headline if usual else "score", score=known.headline,
+        config={**known.config, **config, "modified": modified}, prompts_said=prompts is not None,
+    )  # fmt: skip
+    arena.made = {
+        "id": id, "split": split, "data": data, "tasks": tasks, "size": size, "reward": reward, "tools": dict(tools),
+        "budget": budget, "prompts": prompts, "args": dict(config), "rules": len(arena.rules),
+    }  # fmt: skip
+    return arena
+
+
+def make_rule(rule: Any) -> Any:
+    """Make a rule of a rule, a plain function, a class of rules, or the name or place of one."""
+    thing = REWARDS.named(rule)
+    return thing() if isinstance(thing, type) else thing
+
+
+def _is(value: Any, word: str) -> bool:
+    return isinstance(value, str) and value == word
+
+
+def _default(known: EnvSpec, name: str) -> Any:
+    parameter = inspect.signature(resolve(known.workflow)).parameters.get(name)
+    return None if parameter is None else parameter.default
+
+
+def _budget(known: EnvSpec, given: Budget | Mapping[str, Any] | None) -> Budget:
+    if given is None:
+        return known.budget
+    return given if isinstance(given, Budget) else replace(known.budget, **given)
+
+
+def _own(tasks: Any, workflow: Workflow) -> DataSet:
+    if isinstance(tasks, DataSet):
+        return tasks
+    if (
+        not isinstance(tasks, Sequence)
+        or isinstance(tasks, str)
+        or not all(isinstance(t, Mapping) for t in tasks)
+    ):
+        raise TypeError(
+            f"tasks must be a list of dicts with {', '.join(workflow.schema.required)}; got {tasks!r:.80}"
+        )
+    return DataSet("own", "own", [dict(t) for t in tasks], fingerprint(tasks))
+
+
+def _data(
+    known: EnvSpec, named: str | None, data: Any, size: int | None, workflow: Workflow | None = None
+) -> DataSet:
+    """The tasks: the environment's own, a real data set, a file, or the embedded mini world."""
+    if isinstance(data, DataSet):
+        return data
+    split = named or known.split
+    if known.tasks is not None:
+        own = known.tasks
+        rows = getattr(workflow, own) if isinstance(own, str) and ":" not in own else resolve(own)
+        rows = rows(split, size) if callable(rows) else rows
+        if isinstance(rows, DataSet):
+            return rows
+        rows = list(rows)[:size]
+        return DataSet(known.name, split, rows, fingerprint(rows))
+    from .data import mini
+
+    if data is None and known.dataset:
+        from .data import sets
+
+        if sets.is_prepared(known.dataset):
+            found = _prepared(known, known.dataset, named)
+            say_once(f"{known.id}: tasks from {known.dataset} ({found.split}), prepared on this machine")
+            return found
+        say_once(
+            f"{known.id}: {known.dataset} is not on this machine, so the embedded mini world stands in "
+            f"(unitymas data prepare {known.dataset}; or data='mini' to say so)"
+        )
+        return mini.load(known.kind, split, size)
+    if data is None or _is(data, "mini"):
+        return mini.load(known.kind, split, size)
+    from .data import sets
+
+    if isinstance(data, Path) or "/" in str(data) or "." in str(data):
+        return sets.load_file(data, SCHEMAS[known.kind.partition("-")[0]].name, split)
+    return _prepared(known, str(data), named)
+
+
+def _prepared(known: EnvSpec, name: str, named: str | None) -> DataSet:
+    """A real data set. Where no split was named and it lacks the usual one (many are for testing only): its first."""
+    from .data import sets
+
+    there = sets.splits(name)
+    if named is None and there and known.split not in there:
+        say_once(
+            f"{known.id}: {name} has no {known.split!r} split, so {there[0]!r} it is "
+            f"(it has {', '.join(there)}; choose with split=…)"
+        )
+        named = there[0]
+    return sets.load(name, named or known.split)
+
+
+def _tools(
+    known: EnvSpec,
+    id: str,
+    workflow: Workflow,
+    own: Mapping[str, Any],
+    data: DataSet,
+    own_tasks: bool,
+) -> dict[str, Any]:
+    """The tools of an environment: one's own, else those of its spec, else those that are registered."""
+    for name in own:
+        if name not in known.tools and name.partition(":")[0] not in workflow.tools:
+            uses = f"it uses {', '.join(workflow.tools) or 'no tools'}"
+            hint = nearest(name, [*known.tools, *workflow.tools], instead=uses)
+            raise ValueError(f"{id} uses no tool {name!r}; {hint}")
+    box = {}
+    for name in (*workflow.tools, *(n for n in own if n not in workflow.tools)):
+        if own.get(name) is not None:
+            box[name] = _made(own[name], data)
+        elif name in known.tools:
+            box[name] = _usual(known, name, data, own_tasks)
+        elif name in TOOLS:
+            box[name] = _made(name, data)
+    return {name: made for name, made in box.items() if made is not None}
+
+
+def _made(tool: Any, data: DataSet) -> Any:
+    """A tool, or one by its name or place; a function of the data set, by name, makes it."""
+    if not isinstance(tool, str):
+        return tool
+    thing = TOOLS.find(tool)
+    if isinstance(thing, Tool) or next(iter(inspect.signature(thing).parameters), "") != "data":
+        return thing
+    return thing(data)
+
+
+def _usual(known: EnvSpec, name: str, data: DataSet, own_tasks: bool) -> Any:
+    """The tool of a spec, made for the tasks."""
+    factory = known.tools[name]
+    if own_tasks and data.passages is None and known.kind.startswith("qa"):
+        say_once(
+            f"{known.id}: your tasks come without passages, so `{name}` searches the embedded mini world"
+        )
+        data = _data(replace(known, dataset=""), "train", "mini", None)
+    thing = TOOLS.named(factory)
+    return thing(data) if isinstance(factory, str) and not isinstance(thing, Tool) else thing
