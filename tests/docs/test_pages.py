@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 import unitymas
+from unitymas.agents.engines.engine import ENGINES
+from unitymas.agents.team import PLAYERS
+from unitymas.envs.making import REWARDS, TOOLS
 from unitymas.envs.registry import unregister
+from unitymas.trainers.controller.reporting.loggers import LOGGERS
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -15,7 +19,12 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 @pytest.fixture
 def forget():
     before = set(unitymas.list_envs())
+    kinds = (ENGINES, LOGGERS, PLAYERS, REWARDS, TOOLS)
+    names = {kind: set(kind) for kind in kinds}
     yield
+    for kind in kinds:
+        for name in set(kind) - names[kind]:
+            kind.unregister(name)
     for id in set(unitymas.list_envs()) - before:
         unregister(id)
 
