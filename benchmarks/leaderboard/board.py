@@ -201,7 +201,7 @@ def _models(entry: Entry) -> list[str]:
 def _body(title: str, groups: Sequence[Sequence[Entry]], rejected: Mapping[str, list[str]]) -> str:
     count = sum(map(len, groups))
     contents = "".join(
-        f'<li><a href="#{g[0].group}">{escape(_name(g[0]))}</a> <span>{len(g)}</span></li>' for g in groups
+        f'<li><a href="#{g[0].group}">{escape(_title(g[0]))}</a> <span>{len(g)}</span></li>' for g in groups
     )
     return f"""<header class="top"><h1>{escape(title)}</h1>
 <p class="soft">{count} {"entry" if count == 1 else "entries"}. Every figure here was recomputed from the entry's own episodes when this page was built;
@@ -232,6 +232,11 @@ def _name(entry: Entry) -> str:
     return f"{entry.results['env_id']} · {data['name']} {data['split']}, {counted(data['tasks'], 'task')}"
 
 
+def _title(first: Entry) -> str:
+    """Title of the table that this entry stands first in."""
+    return ("" if first.verified else "Not verified, not ranked: ") + _name(first)
+
+
 def _table(group: Sequence[Entry]) -> str:
     first = group[0]
     env, data = first.results["provenance"]["env"], first.results["provenance"]["data"]
@@ -247,8 +252,7 @@ def _table(group: Sequence[Entry]) -> str:
     head = "".join(_heading(i, name, kind) for i, (name, kind) in enumerate(columns))
     names = [name for name, _ in columns]
     rows = "".join(_row(rank, entry, names) for rank, entry in enumerate(group, start=1))
-    apart = "" if first.verified else "Not verified, not ranked: "
-    return f"""<section id="{first.group}"><h2>{apart}{escape(_name(first))}</h2><p class="facts">{" · ".join(map(escape, facts))}</p>
+    return f"""<section id="{first.group}"><h2>{escape(_title(first))}</h2><p class="facts">{" · ".join(map(escape, facts))}</p>
 <div class="scroll"><table><thead><tr>{head}</tr></thead>{rows}</table></div></section>"""
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,11 @@ def test_the_board_says_what_it_costs_and_how_to_submit(site: Path) -> None:
     assert 'title="dollars an episode' in html and ">size<" in html and "no model" in html
     assert "unitymas submit --check --verify" in html and "differ from the README" in html
     assert re.search(r"data-label=\"date\" data-value=\"\d{4}-\d\d-\d\d", html)
+
+
+def test_a_table_that_is_not_ranked_says_so_in_the_contents_too(submissions: Path, tmp_path: Path) -> None:
+    entry = leaderboard.build(submissions, tmp_path)[0][0]
+    twin = replace(entry, unverified=("for this test",))
+    html = leaderboard._body("a board", [[entry], [twin]], {})
+    links = re.findall(r'<li><a href="#(.*?)">(.*?)</a>', html)
+    assert links == re.findall(r'<section id="(.*?)"><h2>(.*?)</h2>', html)[:2] and len(set(links)) == 2
