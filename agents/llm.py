@@ -182,17 +182,24 @@ def load_model_policy(
 
     from .engines.makers import engine_kind
     from .machine import device_of, use_threads
-    from .model.weights import load_decoder, load_tokenizer
+    from .model.weights import learned_prefix, load_decoder, load_tokenizer
 
     place = device_of(device)
-    model, tokenizer = load_decoder(path), load_tokenizer(path)
+    prefix = learned_prefix(path)
+    model, tokenizer = load_decoder(path, auto=prefix is not None), load_tokenizer(path)
+    adapter = None if prefix is None else model.load_prefix(prefix)
     use_threads(threads, sum(p.numel() for p in model.parameters()))
     context = min(model.shape.context, 4096)
     engine = engine_kind(model)(
         model.to(place), tokenizer, slots=concurrency or slots, context=context, dtype=getattr(torch, dtype)
     )
     return LLMPolicy(
-        engine, tokenizer, name=name or str(path), sampling=SamplingParams(**sampling), source=path
+        engine,
+        tokenizer,
+        name=name or str(path),
+        adapter=adapter,
+        sampling=SamplingParams(**sampling),
+        source=path,
     )
 
 

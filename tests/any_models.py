@@ -29,7 +29,7 @@ PACKED: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"num_key_value_heads": 4, "n_routed_experts": 4, **EXPERTS, "moe_intermediate_size": 16, "n_group": 1,
                     "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
                     "v_head_dim": 12, "first_k_dense_replace": 1},
-    "gpt2": {"n_positions": 128, "n_embd": 32, "n_head": 4, "n_layer": 2},
+    "gpt2": {"num_key_value_heads": 4, "n_positions": 128, "n_embd": 32, "n_head": 4, "n_layer": 2},
 }  # fmt: skip
 WHOLE: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 8},

@@ -7,13 +7,16 @@ model: so one pass serves several adapters, and passes run side by side.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from ..hints import nearest
 from .attention import PLAIN, Weighing
 from .decoder import Attention, Route
 from .interface import Unpackable, route_now
@@ -30,7 +33,8 @@ class PeftAdapters(nn.Module):
         super().__init__()
         self.configs: dict[str, PeftConfig] = {}
         self.prefixes = nn.ModuleDict()
-        self.matrices = _matrices(net)
+        self.matrices: list[str] = []
+        """Names of the matrices that change by default."""
 
     def __bool__(self) -> bool:
         return bool(self.configs)
@@ -50,12 +54,22 @@ class PeftAdapters(nn.Module):
         if tokens:
             self._prefix(net, name, tokens, sizes)
         else:
-            self._low_rank(net, name, rank, alpha, list(targets) or self.matrices)
+            self._low_rank(net, name, rank, alpha, self._chosen(targets))
         for parameter in net.parameters():  # peft freezes all others
             parameter.requires_grad_(learned.get(id(parameter), True))
         self.configs[name].base_model_name_or_path = getattr(net.config, "_name_or_path", "")
         own = [*net.named_parameters(), *self.named_parameters()]
         return [parameter for place, parameter in own if self.owns(name, place)]
+
+    def _chosen(self, targets: Sequence[str]) -> list[str]:
+        """Targets by name, or all. One that no layer calls would change nothing until it is merged: an error."""
+        known = {name.rpartition(".")[2] for name in self.matrices}
+        for target in targets:
+            if target.rpartition(".")[2] not in known:
+                raise ValueError(
+                    f"no layer calls a matrix {target!r}; {nearest(target, sorted(known), 'it has')}"
+                )
+        return list(targets) or self.matrices
 
     def _low_rank(self, net: Any, name: str, rank: int, alpha: float, targets: list[str]) -> None:
         from peft import LoraConfig, inject_adapter_in_model
@@ -162,6 +176,14 @@ class PeftAdapters(nn.Module):
         config.save_pretrained(path)
 
 
+def read_prefix(path: Path) -> tuple[int, Tensor]:
+    """Number of tokens and weights of a prefix that was saved."""
+    from safetensors.torch import load_file
+
+    tokens = json.loads((path / "adapter_config.json").read_text())["num_virtual_tokens"]
+    return int(tokens), load_file(path / "adapter_model.safetensors")["prompt_embeddings"]
+
+
 class _Prefixed:
     """Attention whose keys and values are a learned prefix, at the first positions of the rows that use it."""
 
@@ -182,11 +204,27 @@ class _Prefixed:
         return self.attention(layer, q, k, v, how)
 
 
-def _matrices(net: Any) -> list[str]:
-    """Names of the matrices of the layers, as peft's targets: all but the head's and the experts' own."""
+@contextmanager
+def noted(net: Any) -> Iterator[set[str]]:
+    """Note the names of the matrices that the model calls. A layer may also read a matrix's weights by itself."""
+    called: set[str] = set()
+    hooks = [
+        module.register_forward_hook(lambda *_, name=name: called.add(name))
+        for name, module in net.named_modules()
+        if isinstance(module, (nn.Linear, Conv1D))
+    ]
+    try:
+        yield called
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def matrices(net: Any, called: set[str]) -> list[str]:
+    """Names of matrices as peft's targets: those that are called, but for the head's and the experts' own."""
     head, kinds = net.get_output_embeddings(), (nn.Linear, Conv1D)
     every = [name for name, module in net.named_modules() if isinstance(module, kinds) and module is not head]
-    wanted = [name for name in every if ".experts." not in name]
+    wanted = [name for name in every if name in called and ".experts." not in name]
     short = {name.rpartition(".")[2] for name in wanted}
     meant = [name for name in every if name.rpartition(".")[2] in short]
     return sorted(short if len(meant) == len(wanted) else wanted)

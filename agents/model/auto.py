@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..hints import say_once
-from .adapters import PeftAdapters
+from .adapters import PeftAdapters, matrices, noted, read_prefix
 from .attention import Packed, Segment
 from .decoder import Attention, Decoder, Route
 from .interface import Pass, Recomputed, running
@@ -59,7 +59,9 @@ class AutoDecoder(Decoder):
                 kind = type(module)
                 module.__class__ = type(kind.__name__, (Recomputed, kind), {"__module__": kind.__module__})
         self.ways = Ways()
-        self.ways = try_out(self)
+        with noted(net) as called:
+            self.ways = try_out(self)
+        self.adapters.matrices = matrices(net, called)
         self.unpackable = self.ways.unpackable
         config = net.config.get_text_config()
         if told := self.ways.told():
@@ -284,6 +286,14 @@ class AutoDecoder(Decoder):
         plain.net.save_pretrained(path)
         if tokenizer is not None:
             tokenizer.save_pretrained(path)
+
+    def load_prefix(self, path: Path) -> str:
+        """Add the learned prefix of a folder. Return the adapter's name."""
+        tokens, weight = read_prefix(path)
+        (embedding,) = self.add_adapter("prefix", tokens=tokens)
+        with torch.no_grad():
+            embedding.copy_(weight)
+        return "prefix"
 
     def save_adapter(self, name: str, path: Path) -> None:
         """Write one adapter as peft does."""

@@ -135,6 +135,10 @@ class Decoder(nn.Module):
         """Write a Hugging Face directory without adapters (`weights.save_model` does so for every decoder)."""
         raise NotImplementedError
 
+    def load_prefix(self, path: Path) -> str:
+        """Add the learned prefix of a folder that `save_adapter` wrote. Return the adapter's name."""
+        raise NotImplementedError
+
     def save_adapter(self, name: str, path: Path) -> None:
         """Write one adapter as peft does (`weights.save_adapter` does so for every decoder)."""
         raise NotImplementedError

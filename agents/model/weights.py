@@ -43,6 +43,14 @@ def load_decoder(path: str | Path, auto: bool = False) -> Decoder:
     return load_model(path, where.get("gguf_file"))
 
 
+def learned_prefix(path: Path) -> Path | None:
+    """Folder of the learned prefix that belongs to an exported policy; None where it has none."""
+    config = path / "adapter" / "adapter_config.json"
+    if not config.is_file() or json.loads(config.read_text()).get("peft_type") != "PREFIX_TUNING":
+        return None
+    return config.parent
+
+
 def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtype = torch.float32) -> Llama:
     """Load the Llama of a Hugging Face directory, of a GGUF file inside it, or of a `.gguf` path."""
     path, where, config = _opened(path, gguf_file)

@@ -4,10 +4,13 @@ import copy
 
 import pytest
 import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
 
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.auto import AutoDecoder
 from unitymas.agents.model.logprobs import Support
+from unitymas.agents.model.weights import save_adapter, save_model
 
 from ..any_models import KINDS, WHOLE, network
 
@@ -43,7 +46,7 @@ def ours(decoder, sequences, heat, allowed, **how):
     packed = pack(sequences, share)
     keep = torch.cat([rows[:-1] for rows in packed.rows])
     targets = torch.cat([torch.tensor(s[1:]) for s in sequences])
-    hidden = decoder.forward_packed(packed, keep=keep, dtype=torch.float64, **how)
+    hidden = decoder.forward_packed(packed, keep=keep, dtype=decoder.embed.dtype, **how)
     support = None if allowed is None else Support.of([allowed] * len(targets))
     return decoder.logprobs(hidden, targets, heat, support)
 
@@ -76,3 +79,48 @@ def test_log_probs_and_gradients_are_those_of_transformers(kind, monkeypatch):
                 if gradients[name] is not None:
                     size = gradients[name].abs().max()
                     assert (parameter.grad - gradients[name]).abs().max() <= 2e-5 * size + 2e-6, (name, how)
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_moe", "gpt2", "jamba"])
+@pytest.mark.parametrize("options", [{"rank": 3}, {"rank": 4, "targets": "some"}, {"tokens": 5}], ids=str)
+def test_an_adapter_is_what_peft_makes_of_its_files(kind, options, tmp_path):
+    """States with the adapter are those of peft's model; the base and a second adapter do not change."""
+    if options.get("targets"):
+        options = {**options, "targets": ["c_attn"] if kind == "gpt2" else ["q_proj", "v_proj"]}
+    decoder = AutoDecoder(network(kind))
+    if options.get("tokens") and decoder.unpackable:
+        with pytest.raises(ValueError, match="no prefix can be learned for jamba"):
+            decoder.add_adapter("b", **options)
+        return
+    sequences = ragged()[:5]
+    plain, _ = ours(decoder, sequences, 1.0, None)
+    decoder.add_adapter("a", rank=2)
+    added = decoder.add_adapter("b", **options)
+    assert {id(p) for p in added} == {id(p) for p in decoder.learnable("b").values()}
+    assert not {id(p) for p in added} & {id(p) for p in decoder.learnable(None).values()}
+    with torch.no_grad():
+        for parameter in added:
+            parameter.normal_(std=0.5)
+    save_model(decoder, tmp_path / "base")
+    save_adapter(decoder, "b", tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
+    expected, _ = theirs(PeftModel.from_pretrained(base, tmp_path / "adapter").eval(), sequences, 1.0, None)
+    mine, _ = ours(decoder, sequences, 1.0, None, adapter="b")
+    torch.testing.assert_close(mine.float(), expected, atol=2e-4, rtol=1e-4)
+    assert not torch.allclose(mine, plain, atol=1e-2)
+    torch.testing.assert_close(
+        ours(decoder, sequences, 1.0, None, adapter="a")[0], plain, atol=1e-5, rtol=1e-5
+    )
+    if not options.get("tokens"):
+        merged, _ = ours(decoder.merged("b"), sequences, 1.0, None)
+        torch.testing.assert_close(merged, mine, atol=1e-4, rtol=1e-4)
+
+
+def test_a_matrix_that_no_layer_calls_is_no_target():
+    """Jamba reads the weights of `dt_proj` by itself: an adapter there would act only once it is merged."""
+    decoder = AutoDecoder(network("jamba"))
+    assert "dt_proj" not in decoder.adapters.matrices and "in_proj" in decoder.adapters.matrices
+    with pytest.raises(ValueError, match="no layer calls a matrix 'dt_proj'"):
+        decoder.add_adapter("a", targets=["dt_proj"])
+    with pytest.raises(ValueError, match="'q_prj'.*did you mean 'q_proj'"):
+        decoder.add_adapter("a", targets=["q_prj"])

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from unitymas.agents.llm import load_model_policy
 from unitymas.agents.model.auto import AutoDecoder
 from unitymas.agents.policies import Call
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.algorithms.algorithm import Needs
-from unitymas.trainers.config.group_settings import GroupSpec, Learning, PolicySpec, Sampling
+from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
 from unitymas.trainers.controller.statistics.table import Signal
 from unitymas.trainers.group.model_group import ModelGroup
 
@@ -96,5 +97,57 @@ def test_a_step_with_a_critic(kind: str, tmp_path: Path) -> None:
         exported = load_model_policy(tmp_path / "exported", max_tokens=6, temperature=0.0)
         assert isinstance(exported.engine.model, AutoDecoder)
         assert (await exported.act(call("probe"))).text == after
+
+    asyncio.run(run())
+
+
+def bits(group: ModelGroup) -> dict[str, dict[str, torch.Tensor]]:
+    return {name: hosted.parameters.state_dict() for name, hosted in group.hosted.items()}
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "jamba"])
+def test_adapters_on_one_base_learn_apart(kind: str, tmp_path: Path) -> None:
+    """LoRAs of two ranks and of some matrices, a prefix, a full copy and a frozen one: an update moves one alone."""
+    path = folder(kind, tmp_path / "model")
+    policies = {
+        "small": policy(adapter=Adapter(rank=2)),
+        "large": policy(adapter=Adapter(rank=8, targets=("q_proj", "v_proj"))),
+        "full": policy(),
+        "frozen": policy(learning=None),
+    }
+    if kind != "jamba":
+        policies["prefix"] = policy(adapter=Adapter(tokens=4))
+
+    async def run() -> None:
+        group = ModelGroup(spec(path, policies))
+        base = {
+            n: p.detach().clone() for n, p in group.hosted["small"].parameters.model.learnable(None).items()
+        }
+        for name in set(policies) - {"frozen"}:
+            before = bits(group)
+            ids = await play(group, name)
+            metrics = await group.update(name, make_algorithm("grpo"), signals(ids), [ids])
+            assert metrics["max_mismatch"] < 1e-4
+            for other, state in bits(group).items():
+                same = all(torch.equal(tensor, before[other][key]) for key, tensor in state.items())
+                assert same == (other != name)
+        await group.publish()
+        again = {name: await play(group, name, "again") for name in set(policies) - {"frozen"}}
+        both = await asyncio.gather(  # side by side, on one base
+            *(group.update(n, make_algorithm("grpo"), signals(ids), [ids]) for n, ids in again.items())
+        )
+        assert all(metrics["max_mismatch"] < 1e-4 for metrics in both)
+        await group.publish()
+        for key, tensor in group.hosted["small"].parameters.model.learnable(None).items():
+            assert torch.equal(tensor, base[key])
+        await group.save(tmp_path / "saved")
+        other = ModelGroup(spec(path, policies))
+        await other.load(tmp_path / "saved")
+        for name in policies:
+            reply = await greedy(group, name)
+            assert await greedy(other, name) == reply
+            await group.export(name, tmp_path / name)
+            exported = load_model_policy(tmp_path / name, max_tokens=6, temperature=0.0)
+            assert (await exported.act(call("probe"))).text == reply, name
 
     asyncio.run(run())
