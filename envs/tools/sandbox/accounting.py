@@ -1,7 +1,7 @@
 """Use of processor time and memory by a judged program and all that it forked, read from outside.
 
 RLIMITs bind each process; this counts the tree. The keeper looks at it every few milliseconds, through a /proc
-that no program sees. Processor time of processes that have ended stays with whoever waited for them (the
+that no program sees, and through the program's control group where there is one (`cgroups`). Processor time of processes that have ended stays with whoever waited for them (the
 filter keeps SIGCHLD from being ignored, so somebody does), so between two looks nothing is lost but
 what runs in those milliseconds. Runs inside of the room.
 """
@@ -30,7 +30,10 @@ class Usage:
 class ProcessTree:
     """The processes of one case. Made in the keeper, before it covers /proc and before the program starts."""
 
-    def __init__(self, memory: int) -> None:
+    def __init__(self, memory: int, group: int | None = None) -> None:
+        """`group`: an open `cpu.stat` of the control group that the program will enter (`cgroups`)."""
+        self._group = group
+        self._before = self.group_cpu()
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._me = os.readlink("self", dir_fd=self._proc)
         self._others = {name for name in os.listdir(self._proc) if name.isdigit()}
@@ -38,6 +41,17 @@ class ProcessTree:
         self._idle = int((self._read(f"{self._me}/statm") or "0 0").split()[1]) * _PAGE
         self._sockets = self._open_sockets()
         self._memory = memory + _SLACK
+
+    def group_cpu(self) -> float:
+        """Seconds that the group has used, its dead included; 0 where there is none."""
+        if self._group is None:
+            return 0.0
+        first = os.pread(self._group, 64, 0).split(b"\n")[0]  # usage_usec 123
+        return int(first.split()[1]) / 1e6
+
+    def final_cpu(self) -> float:
+        """Seconds of the case as its group has them, to the microsecond; 0 where there is none."""
+        return self.group_cpu() - self._before
 
     def look(self) -> Usage:
         """Add up all processes: some 50 microseconds, and as many for each."""
@@ -55,6 +69,7 @@ class ProcessTree:
             use.waiting = (
                 use.waiting or fields[0] in "RD" or (int(fields[17]) > 1 and self._threads_wait(name))
             )
+        use.cpu = max(use.cpu, self.final_cpu())
         buffers = max(0, self._open_sockets() - self._sockets) * _SOCKET
         if use.memory + buffers > self._memory:  # pages that they share were counted for each
             use.memory = sum(map(self._proportional, names))

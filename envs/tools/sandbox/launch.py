@@ -64,12 +64,16 @@ def room_command(level: Level) -> list[str]:
     return python
 
 
-def room_environment(level: Level) -> dict[str, str]:
-    """Environment variables of that process: those that programs shall find, and the server's settings."""
+def room_environment(level: Level, group: Sequence[int] = ()) -> dict[str, str]:
+    """Environment variables of that process: those that programs shall find, and the server's settings.
+
+    `group`: descriptors of the programs' control group (`cgroups`), which the process inherits.
+    """
     view = _view()
     isolated = level != "unsafe"
     config = {
         "level": level,
+        "group": list(group),
         "room": _ROOM if isolated else str(_HERE),
         "path": view.path if isolated else view.host_path,
         "hidden": [path for path in view.binds if path.startswith(_COVERED)],

@@ -67,7 +67,11 @@ def _serve(config: dict[str, Any]) -> None:
     program.warm_up(not unsafe)
     if unsafe:
         import shutil  # noqa: F401  (for `_remove`, once; the other levels stay small, and fork fast)
-    config["filter"] = build_filter(os.uname().machine, config["threads_only"], unsafe) if _LINUX else None
+    if not _can_enter(config["group"]):
+        config["group"] = []
+    counted = bool(config["group"])
+    machine = os.uname().machine
+    config["filter"] = build_filter(machine, config["threads_only"], unsafe, counted) if _LINUX else None
     gc.collect()
     gc.freeze()
     os.write(_CONNECTION, READY)
@@ -82,6 +86,19 @@ def _serve(config: dict[str, Any]) -> None:
         _, status = os.waitpid(keeper, 0)
         if status:
             sys.exit(f"the keeper of a case ended with status {status}")
+
+
+def _can_enter(group: list[int]) -> bool:
+    """Try whether the kernel lets a child of ours into the control group that the host has opened."""
+    if not group:
+        return False
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(os.write(group[0], b"0") - 1)
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def _preload() -> None:
@@ -160,7 +177,9 @@ class _Case:
     def _isolate(self) -> dict[str, tuple[int, int]]:
         """New namespaces, with files of the program's own: /tmp, /dev/shm, and of /proc its three streams."""
         uid, gid = os.getuid(), os.getgid()
-        self.tree: ProcessTree | None = ProcessTree(self.limits["memory_mb"] * _MEGABYTE)
+        self.tree: ProcessTree | None = ProcessTree(
+            self.limits["memory_mb"] * _MEGABYTE, self.config["group"][1] if self.config["group"] else None
+        )
         kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | self._own_ipc())
         kernel.map_user(uid, gid, inside=_INSIDE)
         self.baseline = kernel.address_space()
@@ -220,6 +239,8 @@ class _Case:
         readers = {ends[0]: name for name, ends in pipes.items()}
         status, usage = self._watch(program, readers, wake)
         wall = time.monotonic() - self.started
+        if self.tree is not None:
+            self.used = max(self.used, self.tree.final_cpu())
         self._drain(readers)
         return self._report(status, max(self.used, usage.ru_utime + usage.ru_stime), wall, key)
 
@@ -228,6 +249,8 @@ class _Case:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if self.config["group"]:
+                os.write(self.config["group"][0], b"0")
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setsid()
             channel = os.dup2(ends["channel"], 200)

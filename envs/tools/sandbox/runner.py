@@ -27,6 +27,7 @@ from functools import cache
 from typing import Literal
 
 from ....agents.failures import Infrastructure
+from .cgroups import CaseGroup
 from .launch import PACKAGES, Level, room_command, room_environment
 
 ProgramEnd = Literal[
@@ -240,14 +241,17 @@ class _Room:
         self._preloaded: set[str] = set()
         self._socket, theirs = socket.socketpair()
         self._log = tempfile.TemporaryFile(prefix="unitymas-room-")  # noqa: SIM115
+        self.group = CaseGroup.make() if level != "unsafe" else None
+        inherited = self.group.descriptors if self.group is not None else []
         try:
             self._process = subprocess.Popen(
                 room_command(level),
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,  # of the kind that programs have; nothing comes through it
                 stderr=self._log,
-                env=room_environment(level),
+                env=room_environment(level, inherited),
                 close_fds=True,
+                pass_fds=inherited,
             )
         except OSError as error:
             raise SandboxError(f"a {level} room did not start: {error}") from error
@@ -270,6 +274,8 @@ class _Room:
             "limits": asdict(limits) | {"wall_limit": limits.wall, "longest": limits.longest},
         }
         payload = json.dumps(case).encode()
+        if self.group is not None:
+            self.group.limit((limits.memory_mb + limits.disk_mb) << 20, limits.processes)
         self._socket.settimeout(limits.longest + _GRACE_SECONDS)
         try:
             self._preload(program.source)
@@ -294,6 +300,8 @@ class _Room:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self.group is not None:
+            self.group.close()
 
     def _preload(self, source: str) -> None:
         """Packages take longer to import than most programs run: the server imports them, once."""

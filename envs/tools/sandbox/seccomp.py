@@ -63,11 +63,14 @@ _KILL_X86, _KILL_ARM = (62, 200), (129, 130)  # kill, tkill
 _NEW_NAMESPACE, _CLONE_THREAD, _AF_UNIX = 0x7E020080, 0x00010000, 1
 
 
-def build_filter(machine: str, threads_only: bool, no_signals: bool = False) -> bytes | None:
+def build_filter(
+    machine: str, threads_only: bool, no_signals: bool = False, counted: bool = False
+) -> bytes | None:
     """The filter for this machine, or None where its numbers are not known.
 
     `threads_only` refuses new processes, for kernels and levels where their number cannot be limited;
-    `no_signals` refuses kill(), for the level where other processes are in reach.
+    `no_signals` refuses kill(), for the level where other processes are in reach. `counted`: a control group counts
+    children that nobody waits for, so SIGCHLD is the program's own.
     """
     if machine not in _COLUMNS:
         return None
@@ -91,7 +94,7 @@ def build_filter(machine: str, threads_only: bool, no_signals: bool = False) -> 
         code += _when(number, EPERM)
     code += _at_least(_NEWEST + 1, ENOSYS)
     code += _clone(_CLONE[column], threads_only) + _socketpair(_SOCKETPAIR[column]) + _socket(_SOCKET[column])
-    code += _fcntl(_FCNTL[column]) + _sigaction(_SIGACTION[column]) + [_give(ALLOW)]
+    code += _fcntl(_FCNTL[column]) + ([] if counted else _sigaction(_SIGACTION[column])) + [_give(ALLOW)]
     return b"".join(code)
 
 
