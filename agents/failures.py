@@ -41,7 +41,7 @@ class Failure(RuntimeError):
     """Something failed at a boundary."""
 
     boundary: ClassVar[Boundary]
-    title: ClassVar[str] = ""
+    told_as: ClassVar[str] = ""
     """Name in messages, where it is not the class's own."""
     transient: ClassVar[bool] = False
     """True if nobody in the team caused it, so that the same episode may go well when it is played again."""
@@ -69,7 +69,7 @@ class ToolFault(ToolError):
     Uncaught, it is an error of the episode, which never trains.
     """
 
-    title = "ToolError"  # as traces have always told it
+    told_as = "ToolError"  # as traces have always told it
 
 
 class Infrastructure(Failure):

@@ -105,7 +105,7 @@ def told(error: BaseException) -> str:
     """An error in one line, with the place in the code where it happened: `NameError: … (my_team.py:12)`."""
     said = error.msg if isinstance(error, SyntaxError) else str(error)
     where = place(error)
-    name = getattr(error, "title", "") or type(error).__name__
+    name = getattr(error, "told_as", "") or type(error).__name__
     return f"{name}: {said}" + ("" if _PLACED.search(said) else at(where))
 
 

@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-import unitymas
-from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.agents.manifest import Damaged
 from unitymas.cli.training import train_main
 from unitymas.envs.core.arena import Arena
@@ -33,21 +31,9 @@ from unitymas.trainers.controller.run import Run, train
 from unitymas.trainers.controller.step import Default
 from unitymas.trainers.recipes import register_recipe
 
-WORDS = ("w1", "w2", "w3", "w4")
+from .pairs import register_pair
+
 ID, OTHER = "pair-of-resume", "pair-beside-it"
-
-
-class Pair(Workflow):
-    roles = (Role("first", reply=Choice(*WORDS)), Role("second", reply=Choice(*WORDS)))
-
-    async def run(self, ep):
-        one = await ep.act("first", f"w9 {ep.task.question}")
-        two = await ep.act("second", f"w8 {ep.task.question} {one.text}")
-        return Outcome(answer=two.value)
-
-
-def right(trace, task):
-    return float((trace.outcome or {}).get("answer") in task.reference["answers"])
 
 
 class Idle(Default):
@@ -87,9 +73,8 @@ register_recipe("pressed-of-resume", Pressed)
 
 @pytest.fixture(scope="module", autouse=True)
 def environment():
-    rows = [{"id": f"t{i}", "question": f"w{20 + i}", "answers": [WORDS[i % 4]]} for i in range(8)]
     for id in (ID, OTHER):
-        unitymas.register(id, workflow=Pair, reward=right, tasks=rows, expert=lambda call: "w1")
+        register_pair(id)
     yield
     for id in (ID, OTHER):
         unregister(id)
@@ -307,13 +292,12 @@ def test_other_tasks_are_refused(finished, tmp_path):
     rows = [{"id": f"x{i}", "question": "w30", "answers": ["w1"]} for i in range(8)]
     unregister(ID)
     try:
-        unitymas.register(ID, workflow=Pair, reward=right, tasks=rows)
+        register_pair(ID, rows)
         with pytest.raises(ConfigError, match=r"env\.data: the run's tasks were others"):
             train(directory=where, resume=True, overrides=["steps=3"])
     finally:
         unregister(ID)
-        rows = [{"id": f"t{i}", "question": f"w{20 + i}", "answers": [WORDS[i % 4]]} for i in range(8)]
-        unitymas.register(ID, workflow=Pair, reward=right, tasks=rows, expert=lambda call: "w1")
+        register_pair(ID)
 
 
 def test_a_falling_rate_follows_the_new_length(tiny_llama, tmp_path):
@@ -345,17 +329,19 @@ def test_the_first_interrupt_finishes_the_step_and_writes_a_checkpoint(tiny_llam
 TWICE = """
 import sys
 sys.path[:0] = {path!r}
-from tests_resume import *
+from resumed_tests.test_resume import *
 Pressed.times = 2
-rows = [{{"id": "t", "question": "w1", "answers": ["w1"]}}]
-unitymas.register(ID, workflow=Pair, reward=right, tasks=rows)
+register_pair(ID)
 train(ID, directory={where!r}, **(idle({model!r}, steps=5) | {{"recipe": "pressed-of-resume"}}))
 """
 
 
 def test_the_second_interrupt_stops_at_once(tiny_llama, tmp_path):
     where = tmp_path / "run"
-    (tmp_path / "tests_resume.py").write_text(Path(__file__).read_text())
+    copies = tmp_path / "resumed_tests"
+    copies.mkdir()
+    for name in ("test_resume.py", "pairs.py"):
+        (copies / name).write_text(Path(__file__).with_name(name).read_text())
     script = TWICE.format(path=[str(tmp_path)], where=str(where), model=tiny_llama)
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 130, ended.stderr

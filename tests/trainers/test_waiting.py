@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import unitymas
-from unitymas import Choice, Outcome, Role, Workflow
+from unitymas import Outcome, Role, Workflow
 from unitymas.agents.threads import ThreadError, in_thread, together
 from unitymas.envs.registry import unregister
 from unitymas.envs.tools import Tool
@@ -18,20 +18,7 @@ from unitymas.trainers.config.schema import ConfigError
 from unitymas.trainers.controller.reporting.watchdog import Watchdog
 from unitymas.trainers.controller.run import Run
 
-WORDS = ("w1", "w2", "w3", "w4")
-
-
-class Two(Workflow):
-    roles = (Role("first", reply=Choice(*WORDS)), Role("second", reply=Choice(*WORDS)))
-
-    async def run(self, ep):
-        one = await ep.act("first", f"w9 {ep.task.question}")
-        two = await ep.act("second", f"w8 {ep.task.question} {one.text}")
-        return Outcome(answer=two.value)
-
-
-def right(trace, task):
-    return float((trace.outcome or {}).get("answer") in task.reference["answers"])
+from .pairs import register_pair, right
 
 
 class Raises(PolicyGradient):
@@ -51,8 +38,7 @@ register_algorithm("raises-stop-iteration", Raises)
 
 @pytest.fixture(scope="module", autouse=True)
 def environment():
-    rows = [{"id": f"t{i}", "question": f"w{20 + i}", "answers": [WORDS[i % 4]]} for i in range(8)]
-    unitymas.register("two-of-waiting", workflow=Two, reward=right, tasks=rows)
+    register_pair("two-of-waiting")
     yield
     unregister("two-of-waiting")
 
