@@ -82,7 +82,7 @@ class ReplyMeta(Mapping[str, Any]):
     """Other entries, which unitymas does not know."""
 
     @classmethod
-    def of(cls, entries: Mapping[str, Any] | None) -> ReplyMeta:
+    def of(cls, entries: Mapping[str, object] | None) -> ReplyMeta:
         """Make the record of a mapping, as a policy or a file gives it. What does not fit its field stands in `more`."""
         if isinstance(entries, cls):
             return entries
@@ -120,7 +120,7 @@ class ReplyMeta(Mapping[str, Any]):
         return sum(1 for _ in self)
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
@@ -135,15 +135,15 @@ def _dollars(value: Any) -> float | None:
     return float(value) if type(value) in (int, float) and 0 <= value < math.inf else None
 
 
-def _sample(value: Any) -> DecisionId | None:
+def _sample(value: object) -> DecisionId | None:
     return DecisionId.of(value) if isinstance(value, str) and "/" in value else None
 
 
-def _flag(value: Any) -> bool | None:
+def _flag(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _mapping(value: Any) -> Mapping[str, Any] | None:
+def _mapping(value: object) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 

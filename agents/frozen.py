@@ -13,7 +13,7 @@ class FrozenDict(dict[str, Any]):
 
     __slots__ = ()
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(
             "this data belongs to the task or to a journal and cannot be changed; copy it first: dict(x)"
         )
@@ -30,7 +30,7 @@ class FrozenDict(dict[str, Any]):
     def __copy__(self) -> FrozenDict:
         return self
 
-    def __deepcopy__(self, memo: Any) -> FrozenDict:
+    def __deepcopy__(self, memo: object) -> FrozenDict:
         return self
 
 
@@ -75,7 +75,7 @@ def freeze(value: Any) -> Any:
     return value
 
 
-def thaw(value: Any) -> Any:
+def thaw(value: object) -> Any:
     """Turn frozen JSON into JSON's own kinds, which may be changed: tuples to lists, deeply."""
     if isinstance(value, Mapping):
         return {key: thaw(item) for key, item in value.items()}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
 
 def nearest(
@@ -43,7 +43,7 @@ def counted(number: int | float, noun: str, plural: str = "", *, form: str = ","
     return f"{number:{form}} {noun if number == 1 else plural or noun + 's'}"
 
 
-def fits(value: Any, kind: Any) -> bool:
+def fits(value: object, kind: object) -> bool:
     """Tell whether a value is of an annotated kind. A kind without a plain class behind it fits any value."""
     origin = get_origin(kind)
     if origin is Literal:
@@ -58,7 +58,7 @@ def fits(value: Any, kind: Any) -> bool:
     return isinstance(value, plain) if isinstance(plain, type) else True
 
 
-def described(kind: Any) -> str:
+def described(kind: object) -> str:
     """Describe an annotated kind in words."""
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(repr(choice) for choice in get_args(kind))

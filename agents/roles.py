@@ -149,7 +149,7 @@ class Tags(_Base):
     _order: list[str] = field(repr=False, compare=False)
     _marks: re.Pattern[str] = field(repr=False, compare=False)
 
-    def __init__(self, *names: str, otherwise: Any = None, **enums: tuple[str, ...]) -> None:
+    def __init__(self, *names: str, otherwise: object = None, **enums: tuple[str, ...]) -> None:
         if not names:
             raise ValueError("Tags needs at least one tag name, e.g. Tags('answer')")
         unknown = sorted(set(enums) - set(names))
@@ -208,7 +208,7 @@ class Choice(_Base):
     options: tuple[str, ...]
     otherwise: Any = None
 
-    def __init__(self, *options: str, otherwise: Any = None) -> None:
+    def __init__(self, *options: str, otherwise: object = None) -> None:
         if len(options) < 2 or len(set(map(str.casefold, options))) != len(options):
             raise ValueError(f"Choice needs two or more different options, got {list(options)}")
         object.__setattr__(self, "options", tuple(options))

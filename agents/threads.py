@@ -26,7 +26,7 @@ class ThreadError(RuntimeError):
 def contained(work: Callable[..., T]) -> Callable[..., T]:
     """Wrap `work` so that it raises only what a future can carry."""
 
-    def run(*arguments: Any, **options: Any) -> T:
+    def run(*arguments: object, **options: object) -> T:
         try:
             return work(*arguments, **options)
         except (StopIteration, concurrent.futures.CancelledError) as error:

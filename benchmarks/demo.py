@@ -102,7 +102,7 @@ def one(args: argparse.Namespace, seed: int) -> dict[str, Any]:
     return figures(where, spec(args.env).headline, run.history) | {"seed": seed, "minutes": seconds / 60}
 
 
-def figures(where: Path, headline: str, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def figures(where: Path, headline: str, history: Sequence[Mapping[str, object]]) -> dict[str, Any]:
     """Figures of a run's first and last validation."""
     files = sorted((where / "traces").glob("validation-*.jsonl.zst"))
     before, after = (

@@ -263,7 +263,7 @@ def _same(a: Trace, b: Trace, what: str) -> None:
     _equal(a.to_dict(volatile=False), b.to_dict(volatile=False), what)
 
 
-def _equal(a: Any, b: Any, what: str, path: str = "") -> None:
+def _equal(a: object, b: object, what: str, path: str = "") -> None:
     if a == b:
         return
     if isinstance(a, Mapping) and isinstance(b, Mapping) and a.keys() == b.keys():
@@ -277,7 +277,7 @@ def _equal(a: Any, b: Any, what: str, path: str = "") -> None:
     raise AssertionError(f"{what}: {path or 'value'}: {a!r:.200} against {b!r:.200}")
 
 
-def _planted(value: Any, canary: str) -> Any:
+def _planted(value: object, canary: str) -> Any:
     """The same structure with every string replaced."""
     if isinstance(value, str):
         return canary

@@ -91,7 +91,7 @@ class GraphWorkflow(Workflow):
         self._draft.nodes[name] = _Agent(prompt, made.name)
         return self
 
-    def add_tool(self, name: str, *, tool: str = "", **args: Any) -> GraphWorkflow:
+    def add_tool(self, name: str, *, tool: str = "", **args: object) -> GraphWorkflow:
         """A node where a tool is used; string arguments are templates, like prompts."""
         self._new(name)
         self._draft.nodes[name] = _Tool(tool or name, FrozenDict(args))
@@ -192,7 +192,7 @@ class GraphWorkflow(Workflow):
             steps += 1
         return Outcome(answer=state.get(self.output, ""), steps=steps)
 
-    async def _next(self, ep: Episode, here: str, state: Mapping[str, Any]) -> str:
+    async def _next(self, ep: Episode, here: str, state: Mapping[str, object]) -> str:
         edges = self._draft.edges.get(here, [])
         open_ = [e.to for e in edges if e.when is None or e.when(state)]
         if not open_:
@@ -206,12 +206,12 @@ class GraphWorkflow(Workflow):
         return chosen
 
 
-def fill(template: str, state: Mapping[str, Any]) -> str:
+def fill(template: str, state: Mapping[str, object]) -> str:
     """A template's fields from the state; what has not been produced yet (in a cycle) is empty."""
     return _FIELD.sub(lambda m: told(state.get(m[1], "")), template)
 
 
-def told(value: Any) -> str:
+def told(value: object) -> str:
     """A value as prompt text: passages a line each, lists a line each, the rest as it prints."""
     if isinstance(value, str):
         return value

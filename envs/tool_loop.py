@@ -88,7 +88,7 @@ def system_text(system: str, offer: Mapping[str, About], max_calls: int) -> str:
     ).lstrip()
 
 
-def tell(result: Any) -> str:
+def tell(result: object) -> str:
     """A result as text."""
     return result if isinstance(result, str) else json.dumps(jsonable(result), ensure_ascii=False)
 
@@ -119,7 +119,7 @@ async def _refused(max_calls: int) -> str:
     return f"error: only {max_calls} calls are allowed"
 
 
-def _fixed(fixed: Mapping[str, Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+def _fixed(fixed: Mapping[str, Mapping[str, object]], name: str) -> Mapping[str, Any]:
     """The arguments that the agent may not choose; those of "mcp:files" hold for "mcp:files/read_file" too."""
     for known in (name, name.partition("/")[0], name.partition(":")[0]):
         if known in fixed:

@@ -122,7 +122,7 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _deeper_than(value: Any, deepest: int) -> bool:
+def _deeper_than(value: object, deepest: int) -> bool:
     level = [value]
     for _ in range(deepest):
         inner: list[Any] = []

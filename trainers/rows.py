@@ -92,7 +92,7 @@ def _credit(trace: Trace, node: Node, component: str | None) -> float:
     return float(sum(paid.values()) if component is None else paid.get(component, 0.0))
 
 
-def _weigh(made: Sequence[Row], weight: Any) -> None:
+def _weigh(made: Sequence[Row], weight: object) -> None:
     """Write each row's weight into it."""
     if callable(weight):
         for row in made:

@@ -251,7 +251,7 @@ def warmstart(
     return out
 
 
-def _prompts(id: str, model: str, prompts: Any, args: Mapping[str, Any]) -> Any:
+def _prompts(id: str, model: str, prompts: object, args: Mapping[str, object]) -> Any:
     """The set that is learned, as `make` takes it; None of a workflow without sets."""
     if prompts is None and spec(id).make_workflow(**args).prompt_set is None:
         return None

@@ -42,7 +42,7 @@ class Engine(Protocol):
     """
 
     async def agenerate(
-        self, prompt: list[int], params: SamplingParams, key: Any = None, adapter: str | None = None
+        self, prompt: list[int], params: SamplingParams, key: object = None, adapter: str | None = None
     ) -> Generation:
         """Answer one prompt among all others. Cancelling the task cancels the request."""
         ...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from .sampling import SamplingParams, Trie
 from .stopping import Stopper
@@ -34,7 +33,7 @@ class Request:
         "support", "version",
     )  # fmt: skip
 
-    def __init__(self, prompt: list[int], params: SamplingParams, key: Any, adapter: str | None) -> None:
+    def __init__(self, prompt: list[int], params: SamplingParams, key: object, adapter: str | None) -> None:
         self.prompt, self.params, self.key, self.adapter = prompt, params, key, adapter
         self.ids: list[int] = []
         self.logprobs: list[float] = []

@@ -11,7 +11,7 @@ from ..text.reading import split_thinking
 UNFINISHED = "\ufffd"  # what a decoder shows for the first bytes of a character
 
 
-def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+def pieces(tokenizer: object, ids: Sequence[int]) -> list[str]:
     """Return one text per token. Joined, they are the decoded reply.
 
     A token alone decodes wrongly where spaces are implied or a character spans tokens. So each token is decoded together
@@ -31,7 +31,7 @@ def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     return texts
 
 
-def opens_thinking(tokenizer: Any, prompt: Sequence[int]) -> bool:
+def opens_thinking(tokenizer: object, prompt: Sequence[int]) -> bool:
     """Tell whether a prompt ends in an open thinking block, as some chat templates write it. The reply then
     begins inside it.
     """
@@ -43,7 +43,7 @@ def _opens_thinking(tokenizer: Any, tail: tuple[int, ...]) -> bool:
     return _decoded(tokenizer, tail).rstrip().lower().endswith("<think>")
 
 
-def thinking_tokens(tokenizer: Any, ids: Sequence[int], text: str) -> int:
+def thinking_tokens(tokenizer: object, ids: Sequence[int], text: str) -> int:
     """Count the first tokens of a reply that are thinking; 0 where there is none, or where it is never
     closed.
     """

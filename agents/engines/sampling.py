@@ -89,7 +89,7 @@ class Trie:
 class Tries:
     """The tries of an engine's choices, each built once."""
 
-    def __init__(self, tokenizer: Any, stop_ids: Iterable[int]) -> None:
+    def __init__(self, tokenizer: object, stop_ids: Iterable[int]) -> None:
         self.tokenizer, self.stop_ids = tokenizer, frozenset(stop_ids)
         self.known: dict[tuple[str, ...], Trie] = {}
 

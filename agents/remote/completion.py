@@ -154,7 +154,7 @@ def _json(raw: bytes, pieces: int) -> dict[str, Any]:
     return plain
 
 
-def _text(content: Any, pieces: int) -> str:
+def _text(content: object, pieces: int) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):  # parts; those that are no text are no part of a reply
@@ -178,7 +178,7 @@ def _reason(choice: dict[str, Any], pieces: int) -> str:
     return REASONS.get(reason, "stop")
 
 
-def _count(answer: Completion, usage: Any) -> None:
+def _count(answer: Completion, usage: object) -> None:
     """Note the tokens that the server counted. Nonsense is as good as nothing."""
     if isinstance(usage, dict):
         spent, spoken = usage.get("prompt_tokens"), usage.get("completion_tokens")
@@ -201,7 +201,7 @@ def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
     ]
 
 
-def sentence_of(plain: Any) -> str:
+def sentence_of(plain: object) -> str:
     """Return the server's sentence about an error, out of the forms that servers give it."""
     error = plain.get("error", plain) if isinstance(plain, dict) else plain
     if isinstance(error, dict):

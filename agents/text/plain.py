@@ -38,7 +38,7 @@ _KNOWN: WeakKeyDictionary[Any, tuple[str, Plain]] = WeakKeyDictionary()
 class Plain:
     """One tokenizer, with its control tokens under secret names."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: object) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None or not hasattr(backend, "to_str"):
             raise TypeError(
@@ -58,7 +58,7 @@ class Plain:
         self._back = {alias: text for text, alias in self._uttered.items()} | {self._edge: ""}
         self._tokenizer = _renamed(backend, self._written)
 
-    def hide(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def hide(self, messages: Iterable[Mapping[str, object]]) -> list[dict[str, Any]]:
         """Messages for a template, with the control tokens in their contents hidden."""
         return [self._hide_message(message) for message in messages]
 
@@ -80,13 +80,13 @@ class Plain:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def _hide_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _hide_message(self, message: Mapping[str, object]) -> dict[str, Any]:
         role = str(message.get("role", ""))
         if not _ROLE.fullmatch(role):
             raise ValueError(f"a message's role is one word, such as user or assistant, not {role!r}")
         return {key: self._hide_value(value, key, role) for key, value in message.items()}
 
-    def _hide_value(self, value: Any, key: str, role: str) -> Any:
+    def _hide_value(self, value: object, key: str, role: str) -> Any:
         if isinstance(value, str):
             return self._hide_controls(value, role) if key in _NAMES else self.hide_text(value, role)
         if isinstance(value, Mapping):
@@ -102,7 +102,7 @@ class Plain:
         return pattern.sub(lambda match: self._uttered[match[0]], text)
 
 
-def plain_of(tokenizer: Any) -> Plain:
+def plain_of(tokenizer: object) -> Plain:
     """Return the `Plain` of a tokenizer, made once."""
     template = str(getattr(tokenizer, "chat_template", None))
     known = _KNOWN.get(tokenizer)

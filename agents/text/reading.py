@@ -146,7 +146,7 @@ def first_json_object(text: str) -> dict[str, Any] | None:
     return json_object(text)[0]
 
 
-def is_shallow(value: Any, most: int = 50) -> bool:
+def is_shallow(value: object, most: int = 50) -> bool:
     """Tell whether plain data is nested at most `most` deep. A hostile reply nests until recursion fails."""
     level = [value]
     for _ in range(most):

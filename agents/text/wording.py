@@ -53,7 +53,7 @@ class Told(str):
 
 
 def shortened(
-    messages: Iterable[Mapping[str, Any]], characters: int
+    messages: Iterable[Mapping[str, object]], characters: int
 ) -> tuple[list[Mapping[str, Any]], dict[str, int]]:
     """Messages with so many characters left out, the oldest first; what was, by field."""
     kept, gone = list[Mapping[str, Any]](), dict[str, int]()
@@ -150,21 +150,21 @@ class Wording:
         ask = _format(self.prompt).__mod__ if plain else self._chosen
         object.__setattr__(self, "ask", ask)
 
-    def _chosen(self, fields: Mapping[str, Any]) -> str:
+    def _chosen(self, fields: Mapping[str, object]) -> str:
         return _joined(self.pieces(fields))
 
-    def told(self, fields: Mapping[str, Any]) -> str:
+    def told(self, fields: Mapping[str, object]) -> str:
         """Return the prompt, filled; a `Told` where it may be cut."""
         return Told(self.pieces(fields), self.cut) if self.cut else self.ask(fields)
 
-    def pieces(self, fields: Mapping[str, Any]) -> list[Piece]:
+    def pieces(self, fields: Mapping[str, object]) -> list[Piece]:
         """Return the parts of the filled prompt, in order."""
         pieces: list[Piece] = []
         self._fill(self.prompt, fields, pieces)
         return pieces
 
     def _fill(
-        self, template: FieldText, fields: Mapping[str, Any], pieces: list[Piece], inside: str = ""
+        self, template: FieldText, fields: Mapping[str, object], pieces: list[Piece], inside: str = ""
     ) -> None:
         for literal, name in template.parts:
             if literal:
@@ -180,7 +180,7 @@ class Wording:
             pieces.append((name, value if type(value) is str else str(value)))
 
 
-def filled(text: str, wording: Wording, fields: Mapping[str, Any]) -> str:
+def filled(text: str, wording: Wording, fields: Mapping[str, object]) -> str:
     """Another text of the same role, filled by the same rules."""
     pieces: list[Piece] = []
     wording._fill(FieldText.of(text), fields, pieces)

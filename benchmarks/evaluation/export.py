@@ -56,14 +56,14 @@ def acts(episodes: Labelled) -> Iterator[dict[str, Any]]:
             }
 
 
-def to_frame(episodes: Iterable[Any]) -> Any:
+def to_frame(episodes: Iterable[object]) -> Any:
     """A pandas DataFrame of acts."""
     import pandas
 
     return pandas.DataFrame(list(acts(("", as_dict(e)) for e in episodes)))
 
 
-def to_dataset(episodes: Iterable[Any]) -> Any:
+def to_dataset(episodes: Iterable[object]) -> Any:
     """A `datasets.Dataset` of acts, ready for `push_to_hub`, `map` or TRL (with `messages` parsed: a column
     of chats)."""
     import datasets
@@ -157,11 +157,11 @@ def _span(node: Mapping[str, Any]) -> tuple[float, float]:
     return float(node.get("round", 0)) * 1e-3, 0.8e-3
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=True, default=str)
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     """Text that other tools can store: lone surrogates, which UTF-8 has no form for, are replaced."""
     return None if value is None else str(value).encode("utf-8", "replace").decode("utf-8")
 

@@ -42,12 +42,12 @@ LIBRARIES = (
 )
 
 
-def digest(value: Any, length: int = 16) -> str:
+def digest(value: object, length: int = 16) -> str:
     """A short SHA-256 of any JSON-like value."""
     return hashlib.sha256(canonical(value)).hexdigest()[:length]
 
 
-def who(policy: Any, label: str) -> dict[str, Any]:
+def who(policy: object, label: str) -> dict[str, Any]:
     """The identity of a player. Models say it themselves through ``identity()`` (weights hash, template,
     sampling); functions and scripted players are identified by name and source."""
     inner = getattr(policy, "fn", policy)
@@ -83,7 +83,7 @@ def prompt_sha(role: Role) -> str:
     return digest({"system": role.system, "reply": role.reply.describe(), **asked})
 
 
-def players_hash(players: Mapping[str, Mapping[str, Any]]) -> str:
+def players_hash(players: Mapping[str, Mapping[str, object]]) -> str:
     """One hash of a role config. What a player is called does not count: a run may be moved, a model renamed."""
     return digest(
         {agent: {k: v for k, v in seat.items() if k != "player"} for agent, seat in players.items()}
@@ -118,7 +118,9 @@ def tasks_hash(tasks: Sequence[Task]) -> str:
     return digest([digest(task.row, 64) for task in tasks])
 
 
-def provenance(arena: Arena, players: Mapping[str, Any], tasks: Sequence[Task], seed: int) -> dict[str, Any]:
+def provenance(
+    arena: Arena, players: Mapping[str, object], tasks: Sequence[Task], seed: int
+) -> dict[str, Any]:
     """All that one needs to know to run it again; the same in two runs of the same command."""
     return {
         "env": world(arena),
@@ -145,7 +147,7 @@ def this_run(command: Sequence[str] | None = None) -> dict[str, Any]:
     }
 
 
-def _code_of(callable_: Any) -> Any:
+def _code_of(callable_: object) -> Any:
     return callable_ if inspect.isroutine(callable_) else type(callable_)
 
 
@@ -174,7 +176,7 @@ def _cell(cell: Any) -> Any:
         return None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A value that JSON can tell apart; of anything else only its type, for its repr may hold an address."""
     return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__qualname__
 

@@ -46,10 +46,10 @@ class Measure:
         """The measure that an environment's spec declares."""
         return cls(spec.headline, spec.success or spec.headline)
 
-    def score(self, trace: Mapping[str, Any]) -> float:
+    def score(self, trace: Mapping[str, object]) -> float:
         return _number(trace, self.headline) if trace.get("ended") != "error" else 0.0
 
-    def solved(self, trace: Mapping[str, Any]) -> bool:
+    def solved(self, trace: Mapping[str, object]) -> bool:
         return trace.get("ended") != "error" and self.success(
             _number(trace, self.success_metric or self.headline)
         )
@@ -99,7 +99,7 @@ class EpisodeRow:
 
     @property
     def unanswered(self) -> bool:
-        """Whether it failed because a model or a tool's server could not be asked: no fault of the environment."""
+        """Tell whether it failed because a model or a tool's server could not be asked: no fault of the environment."""
         return self.failed and self.reason.partition(":")[0] in ("model", "tool")
 
 
@@ -144,7 +144,7 @@ def trace_digest(trace: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(plain)).hexdigest()
 
 
-def canonical(value: Any) -> bytes:
+def canonical(value: object) -> bytes:
     """JSON that is the same for the same content: sorted keys, ASCII, no blanks."""
     return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str).encode(
         "ascii"
@@ -212,7 +212,7 @@ def _number(trace: Mapping[str, Any], metric: str) -> float:
     return float(value) if np.isfinite(value) else 0.0
 
 
-def _cause(trace: Mapping[str, Any]) -> str:
+def _cause(trace: Mapping[str, object]) -> str:
     """Cause of an episode that did not end as it should, in words that many episodes share; empty where it did."""
     ended = str(trace["ended"])
     if ended == "terminal" and not trace.get("error"):

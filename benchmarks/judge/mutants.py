@@ -91,7 +91,7 @@ def calls_of(assertions: str, functions: set[str]) -> list[tuple[Any, ...]]:
     return calls
 
 
-def _varied(value: Any, chance: random.Random) -> Any:
+def _varied(value: object, chance: random.Random) -> Any:
     """The same kind of value, a little different."""
     if isinstance(value, bool):
         return not value

@@ -105,7 +105,7 @@ def _call(assertion: str) -> tuple[str, list[Any], Any] | None:
     return (call.func.id, arguments, expected) if _sayable([arguments, expected]) else None
 
 
-def _sayable(value: Any) -> bool:
+def _sayable(value: object) -> bool:
     if isinstance(value, list):
         return all(map(_sayable, value))
     if isinstance(value, dict):

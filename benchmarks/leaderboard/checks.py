@@ -327,7 +327,7 @@ class Check:
             yield f"it cannot be played again ({type(error).__name__}: {str(error):.200})"
 
 
-def _compare(name: str, told: Any, again: Any) -> Iterator[str]:
+def _compare(name: str, told: object, again: object) -> Iterator[str]:
     """Every leaf that differs, by its path; timings are compared too, for they come from the same traces."""
     if isinstance(told, Mapping) and isinstance(again, Mapping):
         for key in sorted({*told, *again}, key=str):

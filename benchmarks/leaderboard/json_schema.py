@@ -90,7 +90,7 @@ def _inside(
             yield from violations(item, rule, root, f"{at}.{name:.60}" if at else f"{name:.60}")
 
 
-def _is(value: Any, name: str) -> bool:
+def _is(value: object, name: str) -> bool:
     if name == "integer":
         return isinstance(value, int) and not isinstance(value, bool)
     if name == "number":
@@ -98,7 +98,7 @@ def _is(value: Any, name: str) -> bool:
     return isinstance(value, _TYPES[name])
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     """A value of the wrong kind, shortly."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value}" if value.bit_length() < 200 else f"a number of {value.bit_length():,} bits"

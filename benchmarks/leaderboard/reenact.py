@@ -121,7 +121,7 @@ def _answer(
         execution.give(node, row["result"], row["private"])
 
 
-def _asked_again(execution: Execution, node: Node, row: Mapping[str, Any], player: Policy) -> None:
+def _asked_again(execution: Execution, node: Node, row: Mapping[str, object], player: Policy) -> None:
     episode = f"{execution.task.id}#"
     reply = player.act(call_for(execution, node, episode, reference=getattr(player, "sees_reference", False)))
     if isinstance(reply, str) and reply[:MAX_REPLY] != row["reply"]:
@@ -130,7 +130,7 @@ def _asked_again(execution: Execution, node: Node, row: Mapping[str, Any], playe
         )
 
 
-def _end_as_recorded(execution: Execution, recorded: Mapping[str, Any], asked: list[str]) -> None:
+def _end_as_recorded(execution: Execution, recorded: Mapping[str, object], asked: list[str]) -> None:
     """A recording may stop before the environment does, when a deadline or a failing model ended it."""
     ended, reason = recorded["ended"], str(recorded.get("reason"))
     if ended == "truncated" and execution.budget.seconds is not None:
@@ -143,12 +143,12 @@ def _end_as_recorded(execution: Execution, recorded: Mapping[str, Any], asked: l
         )
 
 
-def _difference(name: str, theirs: Any, ours: Any) -> Iterator[str]:
+def _difference(name: str, theirs: object, ours: object) -> Iterator[str]:
     if not _same(theirs, ours):
         yield f"{name}: recorded {theirs!r:.80}, recomputed {ours!r:.80}"
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):

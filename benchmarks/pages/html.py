@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from ...agents.hints import counted
 
@@ -40,13 +39,13 @@ def escape(text: object, limit: int | None = None) -> str:
     return html.escape(printable(text, limit), quote=True)
 
 
-def pack(value: Any) -> str:
+def pack(value: object) -> str:
     """JSON, gzipped, in base64: the only form in which data enters a page."""
     plain = json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=str)
     return base64.b64encode(gzip.compress(plain.encode("ascii"), 6, mtime=0)).decode("ascii")
 
 
-def data_block(value: Any, name: str) -> str:
+def data_block(value: object, name: str) -> str:
     """A data element that the page's script reads with ``unpack(id)``."""
     return f'<script type="application/octet-stream" id="{escape(name)}">{pack(value)}</script>\n'
 

@@ -87,7 +87,7 @@ def _of_file(file: Path) -> Iterator[dict[str, Any]]:
         yield episode
 
 
-def _check(episode: Any, where: str) -> None:
+def _check(episode: object, where: str) -> None:
     """Pages are drawn from what a trace must be; what another thing is, says its first fault."""
     if broken := next(violations(episode, _shape()), None):
         raise Refused(f"{where}: this is no trace ({broken})")

@@ -29,7 +29,7 @@ _COLUMNS = ("task", "env", "part", "label", "sample", "title", "ended", "score",
 
 
 def build(
-    episodes: Iterable[Any],
+    episodes: Iterable[object],
     out: str | Path,
     *,
     title: str = "Episodes",
@@ -183,7 +183,7 @@ def _characters(node: Mapping[str, Any]) -> int:
     )
 
 
-def _clipped(value: Any) -> Any:
+def _clipped(value: object) -> Any:
     """The same JSON with texts cut to `TEXT_LIMIT`, saying how much is left out."""
     if isinstance(value, str):
         over = len(value) - TEXT_LIMIT

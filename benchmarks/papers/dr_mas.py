@@ -19,7 +19,7 @@ from .uneven import registered
 STEPS = 60
 
 
-def condition(**algorithm: Any) -> dict[str, Any]:
+def condition(**algorithm: object) -> dict[str, Any]:
     return {
         "algorithm": {"name": "dr_mas", **algorithm},
         "steps": STEPS,

@@ -64,7 +64,7 @@ class RawSingletons(GRPO):
         return np.where(alone, x, super().compare(within, x))
 
 
-def condition(name: str, **algorithm: Any) -> dict[str, Any]:
+def condition(name: str, **algorithm: object) -> dict[str, Any]:
     return {
         "algorithm": {"name": name, "aggregation": "token-mean", **algorithm},
         "steps": 40,

@@ -115,7 +115,7 @@ def load(paper: Paper) -> dict[str, dict[str, Any]]:
     }
 
 
-def save(paper: Paper, cells: Mapping[str, Any]) -> None:
+def save(paper: Paper, cells: Mapping[str, object]) -> None:
     """All or nothing, so that a kill leaves the file readable."""
     lines = ",\n".join(
         f"  {json.dumps(name)}: {json.dumps(cells[name])}" for name in sorted(cells)
@@ -174,7 +174,7 @@ def finals(cells: Mapping[str, Any], condition: str, metric: str) -> dict[int, f
     }
 
 
-def judged(paper: Paper, claim: Claim, cells: Mapping[str, Any]) -> tuple[str, Mean | None]:
+def judged(paper: Paper, claim: Claim, cells: Mapping[str, object]) -> tuple[str, Mean | None]:
     """A verdict, and the difference over the seeds that both sides have."""
     metric = claim.metric or paper.metric
     better = finals(cells, claim.better, metric)

@@ -97,7 +97,7 @@ def micro_model(
     by: Literal["words", "phrases"] = "words",
     width: int = 32,
     layers: int = 2,
-    **how: Any,
+    **how: object,
 ) -> str:
     """A random model for the roles of an environment, in a directory. `how`: arguments of `make`."""
     from tokenizers import Tokenizer, models

@@ -71,12 +71,12 @@ class InOrder:
         return in_order(call)
 
 
-def always_search(agent: str, messages: Any) -> str:
+def always_search(agent: str, messages: object) -> str:
     """The search router's fixed order: never content, so every search is made."""
     return "<verify>no</verify>"
 
 
-def condition(kind: str, **more: Any) -> dict[str, Any]:
+def condition(kind: str, **more: object) -> dict[str, Any]:
     return {
         "kind": kind,
         "tests": 128,

@@ -29,7 +29,7 @@ class Sparse(GameCredit):
         super().__init__(step=0.0, invalid=0.0, shaping=0.0, shortest=0.0, own=0.0)
 
 
-def condition(kind: str, algorithm: Any = None, **more: Any) -> dict[str, Any]:
+def condition(kind: str, algorithm: object = None, **more: object) -> dict[str, Any]:
     """All that a cell depends on, as plain data."""
     return {"kind": kind, "algorithm": algorithm, "game": GAME, "steps": STEPS, "tests": TEST, **more}
 

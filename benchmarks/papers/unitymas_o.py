@@ -40,7 +40,7 @@ RUN = {
 """Settings in which these runs differ from the demo's."""
 
 
-def condition(id: str, preset: str, **over: Any) -> dict[str, Any]:
+def condition(id: str, preset: str, **over: object) -> dict[str, Any]:
     """The settings for this environment."""
     fields = merge(recipe(id), RUN)
     return {"env": id, "preset": preset, "fields": merge(fields, over)}

@@ -140,7 +140,7 @@ def serve(engine: Engine, asked: Asked) -> list[Moment]:
     return moments
 
 
-def padded(model: Any, jobs: list[tuple[list[int], int]], batch: int) -> list[Moment]:
+def padded(model: object, jobs: list[tuple[list[int], int]], batch: int) -> list[Moment]:
     """The same requests by transformers, in batches of like lengths."""
     began = Moment.now(0, len(jobs))
     generate(model, jobs, batch)

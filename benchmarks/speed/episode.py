@@ -73,6 +73,7 @@ def main(argv: Sequence[str] = ()) -> int:
 
     scored = make("mask-hotpotqa", data="mini", prompts="short")
     expert, count = scored.arena.expert, 200
+    assert expert is not None
     began = time.process_time()
     for seed in range(count):
         scored.reset(seed=seed)

@@ -173,7 +173,7 @@ def _child(measure: Callable[..., dict[str, float]], args: tuple[Any, ...], out:
     out.send(figures)
 
 
-def alone(measure: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
+def alone(measure: Callable[..., dict[str, float]], *args: object) -> dict[str, float]:
     """Run a measurement in a fresh process and return its figures."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)

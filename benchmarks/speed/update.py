@@ -142,14 +142,14 @@ def theirs(
         def __init__(self) -> None:
             self.steps: list[Seconds] = []
 
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
+        def on_step_begin(self, *_: object, **__: object) -> None:
             self.started = Seconds.now()
 
-        def on_step_end(self, *_: Any, **__: Any) -> None:
+        def on_step_end(self, *_: object, **__: object) -> None:
             self.steps.append(Seconds.now().since(self.started))
 
     class ReadyMade(GRPOTrainer):  # type: ignore[misc]
-        def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
+        def _generate_and_score_completions(self, inputs: object) -> dict[str, torch.Tensor]:
             return ready
 
     ready, clock = trl_batch(samples), Clock()

@@ -20,6 +20,7 @@ from typing import Any, TypeGuard
 
 from ...agents.hints import counted
 from ...agents.roles import Role
+from ...agents.team import Expert
 from ..tools.toolbox import Toolbox
 from .execution import Budget, Execution
 from .ledger import Rule, Scorer, as_rule, check_names
@@ -45,11 +46,11 @@ class Arena:
         data: DataSet,
         *,
         env_id: str = "custom-v0",
-        tools: Mapping[str, Any] | None = None,
-        rules: Iterable[Any] = (),
+        tools: Mapping[str, object] | None = None,
+        rules: Iterable[object] = (),
         budget: Budget | None = None,
-        config: Mapping[str, Any] | None = None,
-        expert: Any = None,
+        config: Mapping[str, object] | None = None,
+        expert: Expert | None = None,
         headline: str = "score",
         score: str = "",
         prompts_said: bool = False,
@@ -83,13 +84,13 @@ class Arena:
         self._tasks: dict[str, Task] = {}
         self.code_hash = code_hash(type(workflow), *(type(r) for r in self.rules))
 
-    def add_rule(self, rule: Any) -> None:
+    def add_rule(self, rule: object) -> None:
         """Attach a reward rule. The same name twice is an error."""
         rules = [*self.rules, as_rule(rule)]
         check_names(rules)
         self.rules = rules
 
-    def with_prompts(self, prompts: Any) -> Arena:
+    def with_prompts(self, prompts: object) -> Arena:
         """The same arena, its roles told by another prompt set."""
         twin = copy.copy(self)
         twin.workflow = self.workflow.with_prompts(prompts).seal()
@@ -141,7 +142,7 @@ class Arena:
         self.scorer(self.task(trace.task_id)).advance(trace)
         return trace
 
-    def __deepcopy__(self, memo: Any) -> Arena:
+    def __deepcopy__(self, memo: object) -> Arena:
         return self  # shared: nothing in it belongs to one episode
 
 

@@ -61,7 +61,7 @@ class Execution(Rounds):
         self._settle(node)
         return reply
 
-    def give(self, node: Node, result: Any, private: Any = None) -> None:
+    def give(self, node: Node, result: object, private: object = None) -> None:
         """Answer a tool use with its result; `private` is for rewards and the trace, never for `run`."""
         if node.state != PENDING:
             raise WorkflowError(f"node {node.id} was answered already")

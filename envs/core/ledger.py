@@ -201,7 +201,7 @@ class Scorer:
             self.paid[rule.name] += fresh[before:]
 
 
-def _at(rule: Any) -> str:
+def _at(rule: object) -> str:
     """Place of a rule in its file."""
     methods = (getattr(type(rule), name, None) for name in ("on_end", "on_node"))
     own = (method for method in methods if method not in (None, Rule.on_end, Rule.on_node))

@@ -93,7 +93,7 @@ def choose(workflow: Any, given: Any = None) -> PromptSet | None:
     return PromptSet(chosen, chosen if own is None else own, wordings, digest[:16])
 
 
-def sets_of(prompts: Any) -> Mapping[str, Mapping[str, Any]]:
+def sets_of(prompts: object) -> Mapping[str, Mapping[str, Any]]:
     """A workflow's sets by name; `few-shot` is `full` with its examples."""
     sets: dict[str, Mapping[str, Any]] = {}
     for part in prompts if isinstance(prompts, tuple) else (prompts,):
@@ -125,7 +125,7 @@ def _resolve(
     return OWN, texts, own
 
 
-def _from_file(given: Any, sets: Mapping[str, Any], workflow: str) -> Mapping[str, Any]:
+def _from_file(given: object, sets: Mapping[str, object], workflow: str) -> Mapping[str, Any]:
     """One's own set out of a YAML file, or of a Python file's (or module's) `PROMPTS`."""
     name = str(given)
     if isinstance(given, Path) or name.endswith((".yaml", ".yml")):
@@ -159,7 +159,7 @@ def _read_yaml(path: Path) -> Any:
         raise PromptError(f"prompts: {path}: {error.strerror}") from None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -169,7 +169,7 @@ def _plain(value: Any) -> Any:
     raise PromptError(f"prompts 'own': {value!r:.60} is no text; write it in quotes")
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: object) -> list[str]:
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     return [value] if isinstance(value, str) else [text for part in inner for text in _texts(part)]
 
@@ -273,7 +273,7 @@ def _legal(where: str, role: Role, reply: str) -> None:
         )
 
 
-def _shot(where: str, role: Role, number: int, shot: Any, wording: Wording) -> str:
+def _shot(where: str, role: Role, number: int, shot: object, wording: Wording) -> str:
     """A worked example: the role's own prompt, filled, and the reply to it."""
     where = f"{where}.shots[{number}]"
     if not isinstance(shot, Mapping) or not isinstance(shot.get("reply"), str):

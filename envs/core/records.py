@@ -123,7 +123,7 @@ def new_act(
     turn: int | None = None,
     max_tokens: int | None = None,
     anchor: str | None = None,
-    fields: Mapping[str, Any] = EMPTY,
+    fields: Mapping[str, object] = EMPTY,
 ) -> Act:
     """An act that nobody has awaited yet. (A constructor of its class would take twice as long.)"""
     node = Act()

@@ -163,7 +163,7 @@ class Rounds:
             if start + 1 == self.round:  # what round `start` asks was asked before the fork
                 self._episode.rng.seed(seed)
 
-    def _run(self, branch: Line, value: Any, error: BaseException | None = None) -> None:
+    def _run(self, branch: Line, value: object, error: BaseException | None = None) -> None:
         """Run one branch to its next request, its join, or its end; the journal may have the request's answer."""
         try:
             node = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
@@ -208,7 +208,7 @@ class Rounds:
         if node.state == PENDING:
             self.pending.append(node)
 
-    def _refuse(self, branch: Line, got: Any) -> None:
+    def _refuse(self, branch: Line, got: object) -> None:
         name = type(self.workflow).__name__
         error = WorkflowError(
             f"{name}.run awaited {got!r:.80}; only ep.act, ep.use and ep.all can be awaited there: "
@@ -277,7 +277,7 @@ class Rounds:
             if self.ended is not GOES_ON:
                 return
 
-    def _finished(self, branch: Line, value: Any) -> None:
+    def _finished(self, branch: Line, value: object) -> None:
         join = branch.join
         if join is None:
             self._returned(value)
@@ -324,7 +324,7 @@ class Rounds:
         arm.cancelled = True
         close(arm.coroutine)
 
-    def _returned(self, value: Any) -> None:
+    def _returned(self, value: object) -> None:
         if self._grading:
             self.grade = freeze(value)
             self._end(Ended.TERMINAL, "")

@@ -46,7 +46,7 @@ class Task:
     reference: FrozenDict
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], schema: Schema) -> Task:
+    def of(cls, row: Mapping[str, object], schema: Schema) -> Task:
         """Cut a row into view and reference; a missing field is named, with the task's id."""
         missing = [name for name in schema.required if row.get(name) is None]
         if missing:
@@ -78,7 +78,7 @@ class DataSet:
         return len(self.rows)
 
 
-def fingerprint(rows: Iterable[Mapping[str, Any]]) -> str:
+def fingerprint(rows: Iterable[Mapping[str, object]]) -> str:
     """The first 16 hex digits of a SHA-256 over the rows as canonical JSON; order counts."""
     digest = hashlib.sha256()
     for row in rows:

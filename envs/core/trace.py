@@ -49,7 +49,7 @@ class Trace:
     def __getstate__(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "origin"}
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
         self.origin = None
         for name, value in state.items():
             setattr(self, name, value)
@@ -85,7 +85,7 @@ class Trace:
         """Sum a node's credits by component."""
         return rewards_by_node(credit for credit in self.credits if credit.node == id).get(id, {})
 
-    def reward_of(self, node: str, text: str | Sequence[str], **how: Any) -> Any:
+    def reward_of(self, node: str, text: str | Sequence[str], **how: object) -> Any:
         """Compute what a node would have earned with this text as its reply. The episode is played on from there.
 
         Several texts give a list. `team` plays on (default: the one that played this trace), in `env` (default: where
@@ -119,7 +119,7 @@ class Trace:
         return plain
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Trace:
+    def from_dict(cls, plain: Mapping[str, object]) -> Trace:
         """Read what `to_dict` gave. An unknown schema, or a field that is missing or of another shape, is an
         error.
         """
@@ -207,7 +207,7 @@ def _node_from(row: Mapping[str, Any]) -> Node:
     return node
 
 
-def jsonable(value: Any) -> Any:
+def jsonable(value: object) -> Any:
     """Turn frozen data into plain JSON types. A value without a JSON form becomes its repr."""
     if value is None or isinstance(value, bool | int | float):
         return value
@@ -241,7 +241,7 @@ def write(traces: Iterable[Trace], path: str | Path, *, append: bool = False) ->
     return count
 
 
-def write_lines(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+def write_lines(rows: Iterable[Mapping[str, object]], path: Path) -> None:
     """Write plain records as compressed JSON lines, a frame each."""
     compress = _compressor()
     with open(path, "wb") as file:

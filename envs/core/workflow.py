@@ -42,7 +42,7 @@ TOOLS = "tools"  # a tool that every workflow with tools has: `names` -> what a 
 class Outcome(FrozenDict):
     """Result of an episode, by name: `Outcome(answer="Paris")`."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: object) -> None:
         super().__init__(freeze(values))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -157,7 +157,7 @@ class Episode:
         self._made.append(node)
         return node
 
-    def told(self, agent: str, fields: Mapping[str, Any]) -> str:
+    def told(self, agent: str, fields: Mapping[str, object]) -> str:
         """The prompt of an agent's role, filled: what `act` makes of fields."""
         words = self.role(agent).wording
         if words is None:
@@ -167,7 +167,7 @@ class Episode:
         except KeyError as error:
             raise _unfilled(agent, fields, error) from None
 
-    def use(self, tool: str, /, **args: Any) -> Use:
+    def use(self, tool: str, /, **args: object) -> Use:
         """Use a tool; awaited, gives its (public) result, or raises the `ToolError` it failed with."""
         if tool not in self._tools and tool.partition(":")[0] not in self._tools and tool != TOOLS:
             raise unknown("tool", tool, self._tools)
@@ -254,7 +254,7 @@ class Workflow:
         """Values of this configuration that the roles' texts may tell, by name."""
         return {}
 
-    def with_prompts(self, prompts: Any) -> Workflow:
+    def with_prompts(self, prompts: object) -> Workflow:
         """Return this workflow with another prompt set."""
         twin = copy.copy(self)
         twin.__dict__.pop("_sealed", None)
@@ -275,7 +275,7 @@ class Workflow:
         self.__dict__["_sealed"] = True
         return self
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if self.__dict__.get("_sealed"):
             raise WorkflowError(
                 f"{type(self).__name__}.{name} was set inside an episode; a workflow is shared by all of them: "
@@ -313,20 +313,20 @@ def unknown(what: str, name: object, known: Any) -> WorkflowError:
     return WorkflowError(f"unknown {what} {name!r}; {hint}")
 
 
-def _unworded(agent: str, fields: Mapping[str, Any]) -> WorkflowError:
+def _unworded(agent: str, fields: Mapping[str, object]) -> WorkflowError:
     return WorkflowError(
         f"{agent!r} is asked by fields ({', '.join(fields)}), but has no prompt: give its workflow `prompts`, or ask "
         "with a text"
     )
 
 
-def _unfilled(agent: str, fields: Mapping[str, Any], error: KeyError) -> WorkflowError:
+def _unfilled(agent: str, fields: Mapping[str, object], error: KeyError) -> WorkflowError:
     return WorkflowError(
         f"the prompt of {agent!r} has the field {error.args[0]!r}, which `run` did not fill; it filled {', '.join(fields)}"
     )
 
 
-def _checked_messages(agent: str, prompt: Any) -> tuple[Mapping[str, Any], ...]:
+def _checked_messages(agent: str, prompt: object) -> tuple[Mapping[str, Any], ...]:
     if isinstance(prompt, str):  # a str subclass
         return ({"role": "user", "content": prompt},)
     messages = tuple(prompt) if isinstance(prompt, Sequence) else ()

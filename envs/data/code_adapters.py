@@ -117,7 +117,7 @@ def find_fn_name(record: Record) -> str | None:
     )
 
 
-def _names_within(value: Any, depth: int) -> Iterator[str]:
+def _names_within(value: object, depth: int) -> Iterator[str]:
     if depth and isinstance(value, Mapping):
         for name in _NAMES:
             if isinstance(value.get(name), str) and value[name].strip():
@@ -129,7 +129,7 @@ def _names_within(value: Any, depth: int) -> Iterator[str]:
             yield from _names_within(decoded(inner), depth - 1)
 
 
-def tests_of(value: Any, fn_name: str | None) -> list[Test]:
+def tests_of(value: object, fn_name: str | None) -> list[Test]:
     """Tests in any of the published shapes as a list of {input, output}."""
     value = decoded(value)
     if value is None:
@@ -141,7 +141,7 @@ def tests_of(value: Any, fn_name: str | None) -> list[Test]:
     return [_test(decoded(test), fn_name, f"tests[{number}]") for number, test in enumerate(value)]
 
 
-def _tests_of_mapping(value: Mapping[str, Any], fn_name: str | None) -> list[Test]:
+def _tests_of_mapping(value: Mapping[str, object], fn_name: str | None) -> list[Test]:
     for inner in ("test_cases", "tests", "ground_truth"):
         if inner in value:
             return tests_of(value[inner], fn_name)
@@ -153,12 +153,12 @@ def _tests_of_mapping(value: Mapping[str, Any], fn_name: str | None) -> list[Tes
     return [_pair(argument, output, fn_name) for argument, output in zip(inputs, outputs, strict=True)]
 
 
-def _list_under(value: Mapping[str, Any], *names: str) -> list[Any] | None:
+def _list_under(value: Mapping[str, object], *names: str) -> list[Any] | None:
     items = next((value[name] for name in names if name in value), None)
     return items if isinstance(items, list) else None
 
 
-def _test(test: Any, fn_name: str | None, where: str) -> Test:
+def _test(test: object, fn_name: str | None, where: str) -> Test:
     if not isinstance(test, Mapping):
         raise FieldError(where, f"wanted {{input, output}}, got {brief(test)}")
     argument = next((test[name] for name in ("input", "inputs", "stdin") if name in test), None)
@@ -172,7 +172,7 @@ def _test(test: Any, fn_name: str | None, where: str) -> Test:
     return _pair(argument, output, fn_name)
 
 
-def _pair(argument: Any, output: Any, fn_name: str | None) -> Test:
+def _pair(argument: object, output: object, fn_name: str | None) -> Test:
     if fn_name is None:
         return {"input": _as_text(argument), "output": _as_text(output)}
     if isinstance(argument, str):  # LiveCodeBench: one JSON argument a line
@@ -181,7 +181,7 @@ def _pair(argument: Any, output: Any, fn_name: str | None) -> Test:
     return {"input": argument if isinstance(argument, list) else [argument], "output": output}
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     return (
         "\n".join(str(line) for line in value)
         if isinstance(value, list)
@@ -223,7 +223,7 @@ class _OnlyText(pickle.Unpickler):
         raise FieldError("private_test_cases", f"refused: its pickle wants to import {module}.{name}")
 
 
-def _unpacked(value: Any) -> Any:
+def _unpacked(value: object) -> Any:
     value = decoded(value)
     if not isinstance(value, str):
         return value
@@ -323,7 +323,7 @@ def _compared(test: ast.Compare) -> tuple[ast.expr, ast.expr]:
     return test, right
 
 
-def _jsonable(value: Any) -> Any:
+def _jsonable(value: object) -> Any:
     """The value as JSON has it, tuples as lists; ``ValueError`` for what JSON has not."""
     if isinstance(value, list | tuple):
         return [_jsonable(part) for part in value]

@@ -51,7 +51,7 @@ def spoken(record: Record, *names: str) -> str:
         raise
 
 
-def texts(value: Any, field: str) -> list[str]:
+def texts(value: object, field: str) -> list[str]:
     """Reference answers, however they are wrapped: a text, a list, a JSON list, an object with "answer" …"""
     value = decoded(value)
     if isinstance(value, Mapping):
@@ -70,7 +70,7 @@ def texts(value: Any, field: str) -> list[str]:
     return list(dict.fromkeys(answer for answer in answers if answer))
 
 
-def decoded(value: Any) -> Any:
+def decoded(value: object) -> Any:
     """Text that is a JSON list or object as what it says; everything else unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:

@@ -95,7 +95,7 @@ def _build(entry: Known, source: Source, aside: Path, say: Say) -> None:
     progress.unlink()
 
 
-def _check_pins(entry: Known, source: Source, written: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_pins(entry: Known, source: Source, written: Mapping[str, Mapping[str, object]]) -> None:
     """Refuse rows of a package that are not those that the catalogue pins."""
     pins = entry.package.fingerprints if entry.package and source.origin.startswith("package:") else {}
     for split, pin in pins.items():
@@ -181,7 +181,7 @@ def _parts(split: str, source: Source) -> tuple[str, ...]:
     return ("train", "validation") if without_validation else (split,)
 
 
-def _cut_key(entry: Known, record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+def _cut_key(entry: Known, record: Mapping[str, object], row: Mapping[str, object]) -> str:
     """Key that a task is cut by: its id, or what it shares with others that must not be parted from it."""
     return str(record.get(entry.together) or row["id"]) if entry.together else str(row["id"])
 
@@ -193,7 +193,7 @@ def _part(key: str, parts: tuple[str, ...]) -> str:
     return part if part in parts else "train"
 
 
-def _line(value: Mapping[str, Any]) -> bytes:
+def _line(value: Mapping[str, object]) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 

@@ -93,7 +93,7 @@ def paragraphs(record: Record) -> Iterator[dict[str, str]]:
         yield {"title": str(title).strip(), "text": joined.strip()}
 
 
-def texts_as_they_are(sentences: Any) -> list[str]:
+def texts_as_they_are(sentences: object) -> list[str]:
     if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
         raise FieldError("context", f"wanted a list of sentences, got {brief(sentences)}")
     return sentences
@@ -107,13 +107,13 @@ def _supporting(record: Record) -> Iterator[str]:
         yield str(title).strip()
 
 
-def _list(value: Any, field: str) -> list[Any]:
+def _list(value: object, field: str) -> list[Any]:
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
         raise FieldError(field, f"wanted a list of objects, got {brief(value)}")
     return value
 
 
-def _pairs(value: Any, field: str, *columns: str) -> list[tuple[Any, Any]]:
+def _pairs(value: object, field: str, *columns: str) -> list[tuple[Any, Any]]:
     """[[title, x], …] as published by the authors, or {title: […], x: […]} as the hub stores it."""
     value = _python_or_json(value)
     if isinstance(value, dict):
@@ -126,7 +126,7 @@ def _pairs(value: Any, field: str, *columns: str) -> list[tuple[Any, Any]]:
     raise FieldError(field, f"wanted pairs of {columns[0]} and {columns[1]}, got {brief(value)}")
 
 
-def _python_or_json(value: Any) -> Any:
+def _python_or_json(value: object) -> Any:
     """Text that holds JSON, or (2WikiMultihopQA on the hub) a Python literal."""
     value = decoded(value)
     if isinstance(value, str):
@@ -153,7 +153,7 @@ def math(record: Record) -> Row:
     return row | {name: str(record[name]) for name in ("level", "subject", "type") if record.get(name)}
 
 
-def _answers(value: Any) -> list[str]:
+def _answers(value: object) -> list[str]:
     """Read answers like ``fields.texts``, but text stays text: the answer "[1, 2]" is an interval, not a list."""
     if isinstance(value, str) and value.strip():
         return [value.strip()]

@@ -24,7 +24,7 @@ _TESTS = {
 }  # fmt: skip
 
 
-def entry_for(name: str, kind: str, record: Mapping[str, Any]) -> Known:
+def entry_for(name: str, kind: str, record: Mapping[str, object]) -> Known:
     """A catalogue entry for a data set of the user's own; questions with paragraphs bring their corpus."""
     if kind not in KINDS:
         raise DataError(f"{kind!r} is no kind of task; there are {', '.join(KINDS)}")
@@ -43,7 +43,7 @@ def records_of(path: Path) -> Located:
             yield from files.records(file)
 
 
-def guess_kind(record: Mapping[str, Any], place: str) -> str:
+def guess_kind(record: Mapping[str, object], place: str) -> str:
     """The kind of task a record looks like: tests mean code, a problem or a worked answer mathematics."""
     worked = record.get("answer")
     if _TESTS & record.keys():
@@ -58,7 +58,7 @@ def guess_kind(record: Mapping[str, Any], place: str) -> str:
     )
 
 
-def adapt(adapter: Adapter, kind: str, record: Mapping[str, Any], place: str) -> dict[str, Any] | None:
+def adapt(adapter: Adapter, kind: str, record: Mapping[str, object], place: str) -> dict[str, Any] | None:
     """One checked row out of a record, or None if it is no task; faults name place and field."""
     try:
         row = adapter(record)
@@ -113,7 +113,7 @@ def load_file(path: str | Path, kind: str, split: str) -> DataSet:
     return DataSet(path.stem, split, rows, fingerprint(rows), list(passages.values()) or None)
 
 
-def passages_of(entry: Known, record: Mapping[str, Any], place: str) -> Iterator[dict[str, str]]:
+def passages_of(entry: Known, record: Mapping[str, object], place: str) -> Iterator[dict[str, str]]:
     """The paragraphs that come with a record; an id is a hash of title and text, so all splits agree on it."""
     if entry.corpus is None:
         return

@@ -28,13 +28,13 @@ class FieldError(ValueError):
         self.field = field
 
 
-def check_row(row: Mapping[str, Any], kind: str) -> None:
+def check_row(row: Mapping[str, object], kind: str) -> None:
     """Raise ``FieldError`` unless the row has the schema of its kind."""
     _text(row, "id")
     _CHECKS[kind](row)
 
 
-def _check_qa(row: Mapping[str, Any]) -> None:
+def _check_qa(row: Mapping[str, object]) -> None:
     _text(row, "question")
     answers = row.get("answers")
     if not isinstance(answers, list | tuple) or not answers:
@@ -44,12 +44,12 @@ def _check_qa(row: Mapping[str, Any]) -> None:
             raise FieldError(f"answers[{number}]", f"wanted a text, got {brief(answer)}")
 
 
-def _check_math(row: Mapping[str, Any]) -> None:
+def _check_math(row: Mapping[str, object]) -> None:
     _text(row, "problem")
     _text(row, "answer")
 
 
-def _check_code(row: Mapping[str, Any]) -> None:
+def _check_code(row: Mapping[str, object]) -> None:
     _text(row, "problem")
     fn_name = row.get("fn_name")
     if fn_name is not None and not (isinstance(fn_name, str) and fn_name.isidentifier()):
@@ -66,7 +66,7 @@ def _check_code(row: Mapping[str, Any]) -> None:
         raise FieldError("hidden_tests", "there is none, so nothing could be graded")
 
 
-def check_test(test: Any, fn_name: str | None, where: str) -> None:
+def check_test(test: object, fn_name: str | None, where: str) -> None:
     """A test is {input, output}: texts for stdin and stdout, or JSON values for a call."""
     if not isinstance(test, Mapping):
         raise FieldError(where, f"wanted {{input, output}}, got {brief(test)}")
@@ -81,7 +81,7 @@ def check_test(test: Any, fn_name: str | None, where: str) -> None:
         )
 
 
-def _text(row: Mapping[str, Any], name: str, where: str | None = None) -> None:
+def _text(row: Mapping[str, object], name: str, where: str | None = None) -> None:
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
         raise FieldError(where or name, f"wanted a text, got {brief(value)}" if name in row else "is missing")
@@ -96,7 +96,7 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
 }
 
 
-def brief(value: Any) -> str:
+def brief(value: object) -> str:
     """A value as an error message shows it: short, with its type when it is not plain text."""
     shown = repr(value[:60] if isinstance(value, str | list | tuple) else value)[:60]
     return shown if value is None or isinstance(value, str) else f"{shown} ({type(value).__name__})"

@@ -60,7 +60,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         """Any unicode text."""
         return self._of(agent, self._actions)
 
-    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+    def reset(self, seed: int | None = None, options: Mapping[str, object] | None = None) -> None:
         """Begin a new episode, and a new trace. `options={"task_id": …}` picks the task."""
         if seed is not None:
             self._chance = random.Random(seed)
@@ -173,7 +173,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
             twin._last_seen = dict(self._last_seen)
         return twin
 
-    def __deepcopy__(self, memo: Any) -> WorkflowEnv:
+    def __deepcopy__(self, memo: object) -> WorkflowEnv:
         return self.fork() if self._play is not None else WorkflowEnv(self.arena, self.render_mode)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
     _act: Node | None = None
     _skip_agent_selection: str | None = None
 
-    def _of(self, agent: str, table: Mapping[str, Any]) -> Any:
+    def _of(self, agent: str, table: Mapping[str, object]) -> Any:
         if agent not in table:
             raise unknown("agent", agent, table)
         return table[agent]

@@ -253,7 +253,7 @@ def single_key() -> Key | None:
     return press
 
 
-def _line(value: Any, width: int) -> str:
+def _line(value: object, width: int) -> str:
     return clip(" ".join(str(jsonable(value)).split()), width)
 
 

@@ -7,7 +7,6 @@ type and length; samples are printable ASCII.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gymnasium.spaces import Dict, Space, Text
 
@@ -21,7 +20,7 @@ class Utterance(Text):  # type: ignore[misc]
         super().__init__(64, min_length=0, charset=PRINTABLE, seed=seed)
         self.limit = limit
 
-    def contains(self, x: Any) -> bool:
+    def contains(self, x: object) -> bool:
         """A string within the limit."""
         return isinstance(x, str) and len(x) <= self.limit
 
@@ -43,13 +42,13 @@ class Conversation(Space):  # type: ignore[misc]
         super().__init__(None, None, seed)
         self._text = Utterance()
 
-    def sample(self, mask: Any = None, probability: Any = None) -> tuple[dict[str, str], ...]:
+    def sample(self, mask: object = None, probability: object = None) -> tuple[dict[str, str], ...]:
         """One user message of a few random characters."""
         length = int(self.np_random.integers(1, 32))
         picks = self.np_random.integers(0, len(PRINTABLE), size=length)
         return ({"role": "user", "content": "".join(PRINTABLE[i] for i in picks)},)
 
-    def contains(self, x: Any) -> bool:
+    def contains(self, x: object) -> bool:
         """A tuple of messages with string role and content, and no key that is none of theirs."""
         return isinstance(x, tuple) and all(
             isinstance(m, Mapping)

@@ -57,7 +57,7 @@ class McpServer:
         """Copies and pickles (environments are both) connect for themselves."""
         return McpServer, (self.command, self.url, self.env, self.deadline, self.per_second)
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> Any:
         """The tool's result: its structured content if it gives any, else its text."""
         connection = await self._connected()
         if tool not in connection.tools:
@@ -213,7 +213,7 @@ def _described(tool: Any) -> dict[str, Any]:
     return {"name": tool.name, "description": description, "parameters": parameters}
 
 
-def _thawed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _thawed(arguments: Mapping[str, object]) -> dict[str, Any]:
     """A node's arguments are frozen; the protocol wants ordinary lists and dicts."""
     plain: dict[str, Any] = json.loads(json.dumps(arguments))
     return plain
@@ -238,7 +238,7 @@ def _content(result: Any, tool: str) -> Any:
     return text
 
 
-def _either(thing: Any, name: str, older: str) -> Any:
+def _either(thing: object, name: str, older: str) -> Any:
     """A field under its name in version 2 of the library, or in version 1."""
     return getattr(thing, name, None) if hasattr(thing, name) else getattr(thing, older, None)
 
@@ -263,7 +263,7 @@ class _Tools:
 
     servers: Mapping[str, McpServer]
 
-    async def __call__(self, _name: str = "", **arguments: Any) -> Any:
+    async def __call__(self, _name: str = "", **arguments: object) -> Any:
         server, _, tool = _name.partition("/")
         if server not in self.servers or not tool:
             servers = ", ".join(f"mcp:{name}/…" for name in self.servers)

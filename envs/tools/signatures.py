@@ -70,7 +70,7 @@ def from_signature(tool: Tool, name: str) -> About:
     }
 
 
-def without(told: About, given: Mapping[str, Any]) -> About:
+def without(told: About, given: Mapping[str, object]) -> About:
     """The same for a model that may not choose the arguments `given`."""
     parameters = dict(told["parameters"])
     parameters["properties"] = {k: v for k, v in parameters.get("properties", {}).items() if k not in given}
@@ -108,14 +108,14 @@ def _wrong(schema: Mapping[str, Any], value: Any) -> str:
     return "" if fits else f"of type {' or '.join(kinds)}"
 
 
-def _hints(fn: Any) -> dict[str, Any]:
+def _hints(fn: object) -> dict[str, Any]:
     try:
         return typing.get_type_hints(fn)
     except (NameError, TypeError, AttributeError):  # annotations that only a type checker can read
         return {}
 
 
-def _schema(hint: Any) -> dict[str, Any]:
+def _schema(hint: object) -> dict[str, Any]:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return {"enum": list(inner)}

@@ -34,7 +34,7 @@ class Result:
 class Session(Protocol):
     """A simulator: made by the tool's function as `fn(task, seed)`, then called once a use."""
 
-    def call(self, **args: Any) -> Any: ...
+    def call(self, **args: object) -> Any: ...
 
     def close(self) -> None: ...
 
@@ -69,7 +69,7 @@ def tool(
     blocking: bool = True,
     task: bool = False,
     deadline: float | None = None,
-    about: Any = None,
+    about: object = None,
 ) -> Any:
     """Mark a function as a tool: `@tool`, `@tool(blocking=False)`."""
     make = functools.partial(

@@ -125,7 +125,7 @@ class Toolbox:
         execution.sessions.clear()
 
 
-def _give(execution: Execution, node: Node, result: Any) -> None:
+def _give(execution: Execution, node: Node, result: object) -> None:
     if isinstance(result, Result):
         execution.give(node, result.public, result.private)
     else:

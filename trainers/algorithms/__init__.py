@@ -61,7 +61,7 @@ def list_algorithms() -> list[str]:
     return ALGORITHMS.names()
 
 
-def make_algorithm(name: str, **config: Any) -> Algorithm:
+def make_algorithm(name: str, **config: object) -> Algorithm:
     """Make the algorithm called `name`. Fields that `config` does not give have the defaults of the class."""
     cls = find_algorithm(name)
     return cls(**_checked(name, cls, config))

@@ -92,7 +92,7 @@ def hints_of(kind: type, extras: bool = False) -> dict[str, Any]:
         return {}
 
 
-def _range(hint: Any) -> Range | None:
+def _range(hint: object) -> Range | None:
     """The range in an annotation, also inside of `… | None` and `tuple[…]`."""
     for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)):
         found = part if isinstance(part, Range) else _range(part)

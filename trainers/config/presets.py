@@ -229,7 +229,7 @@ def without_algorithm(own: dict[str, Any]) -> dict[str, Any]:
     return {**own, "policies": {"*": everyone}}
 
 
-def _another(algorithm: Any, mine: str) -> bool:
+def _another(algorithm: object, mine: str) -> bool:
     """Whether what is given for `algorithm` names another one."""
     return (algorithm.get("name", mine) if isinstance(algorithm, Mapping) else algorithm or mine) != mine
 

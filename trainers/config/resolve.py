@@ -36,7 +36,7 @@ def resolve(
     preset_name: str | None = None,
     file: str | Path | None = None,
     overrides: Sequence[str] = (),
-    **fields: Any,
+    **fields: object,
 ) -> RunConfig:
     """The config tree: defaults <- preset <- YAML file <- overrides (`a.b=c`) and keyword fields."""
     tree = asked(id, file, overrides, **fields)
@@ -46,14 +46,16 @@ def resolve(
     return settled(tree)
 
 
-def asked(id: str | None, file: str | Path | None, overrides: Sequence[str], **fields: Any) -> dict[str, Any]:
+def asked(
+    id: str | None, file: str | Path | None, overrides: Sequence[str], **fields: object
+) -> dict[str, Any]:
     """What is given alone, as a tree."""
     tree = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
     tree = tree if id is None else merge(tree, {"env": {"id": id}})
     return {**tree, "imports": named_imports(tree["imports"])} if "imports" in tree else tree
 
 
-def named_imports(targets: Any) -> tuple[str, ...]:
+def named_imports(targets: object) -> tuple[str, ...]:
     """What `imports` names: modules, and files by their whole path, so that a run goes on from anywhere."""
     names: tuple[str, ...] = read(
         tuple[str, ...], (targets,) if isinstance(targets, str) else targets, "imports"
@@ -94,14 +96,14 @@ def meant(config: RunConfig) -> RunConfig:
     return replace(config, policies=policies, env=replace(config.env, args=workflow_arguments(config.env)))
 
 
-def algorithm_named(policy: Any) -> Any:
+def algorithm_named(policy: object) -> Any:
     """A policy's tree with `algorithm: grpo`, which is short for `algorithm: {name: grpo}`, written out."""
     if isinstance(policy, Mapping) and isinstance(policy.get("algorithm"), str):
         return {**policy, "algorithm": {"name": policy["algorithm"]}}
     return policy
 
 
-def algorithm_settings(policy: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def algorithm_settings(policy: str, given: Mapping[str, object]) -> dict[str, Any]:
     """An algorithm's name and settings, as its fields mean them."""
     settings = {"name": "ppo", **given}
     try:

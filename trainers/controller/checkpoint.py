@@ -125,7 +125,7 @@ def prune(root: str | Path, keep: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Plain data, synced."""
     _write_synced(path, json.dumps(value, indent=1, sort_keys=True).encode())
 
@@ -138,7 +138,7 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def write_tensors(path: Path, value: Any) -> None:
+def write_tensors(path: Path, value: object) -> None:
     """Tensors and plain data, however nested, synced."""
     import torch
 
@@ -162,7 +162,7 @@ def read_tensors(path: Path) -> Any:
         raise CheckpointError(f"{path} cannot be read: {str(error).splitlines()[0]:.200}") from error
 
 
-def check_storable(value: Any) -> None:
+def check_storable(value: object) -> None:
     """Raise for what `write_tensors` cannot write, or `read_tensors` would refuse."""
     import torch
 

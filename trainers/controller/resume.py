@@ -39,7 +39,7 @@ class NothingToResume(ConfigError):
 
 
 def resumed(
-    directory: str | Path, *, file: str | Path | None = None, overrides: Sequence[str] = (), **fields: Any
+    directory: str | Path, *, file: str | Path | None = None, overrides: Sequence[str] = (), **fields: object
 ) -> tuple[RunConfig, list[str]]:
     """A run's config with what is given laid over it, checked as a new run's is. -> config, changes in words."""
     saved = read_config(directory)

@@ -317,7 +317,7 @@ def train(
     directory: str | Path | None = None,
     resume: bool = False,
     anew: bool = False,
-    **fields: Any,
+    **fields: object,
 ) -> Run:
     """Train a team; gives the finished `Run`. Keywords are fields of the config tree (`steps=20`, …).
 

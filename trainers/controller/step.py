@@ -41,7 +41,7 @@ class Default:
         """What it keeps from step to step, as plain JSON: a checkpoint holds it."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on from what `state_dict` gave; `check` has been called."""
 
     def trains(self, run: Stage) -> list[str]:
@@ -184,7 +184,7 @@ class Default:
         return metrics
 
 
-def check_state(policy: str, algorithm: str, state: Mapping[str, Any]) -> None:
+def check_state(policy: str, algorithm: str, state: Mapping[str, object]) -> None:
     """What cannot be kept in a checkpoint is an error at once, and not when the first one is due."""
     try:
         checkpoint.check_storable(dict(state))

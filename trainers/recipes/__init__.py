@@ -43,7 +43,7 @@ def list_recipes() -> list[str]:
     return RECIPES.names()
 
 
-def make_recipe(name: str, args: Mapping[str, Any]) -> Default:
+def make_recipe(name: str, args: Mapping[str, object]) -> Default:
     """The recipe called `name`, or "module:Class" of one's own; an unknown name or key is answered with the nearest."""
     where: Any = RECIPES.find(name)
     fields = dataclasses.fields(where) if dataclasses.is_dataclass(where) else ()

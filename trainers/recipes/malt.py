@@ -134,7 +134,7 @@ def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float)
 
 
 def fine_tune(
-    kind: Literal["sft", "dpo"], folder: Path, data: list[dict[str, Any]], settings: Mapping[str, Any]
+    kind: Literal["sft", "dpo"], folder: Path, data: list[dict[str, Any]], settings: Mapping[str, object]
 ) -> None:
     """One round of TRL's trainer of this kind on the model in `folder`, which it replaces."""
     import trl
@@ -146,7 +146,7 @@ def fine_tune(
     class TokenizedDPO(trl.DPOTrainer):  # type: ignore[misc]
         """TRL's, which would tokenize again; its SFTTrainer sees that the rows have been."""
 
-        def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        def _prepare_dataset(self, dataset: object, *_: object) -> Any:
             return dataset
 
     trainer_of, config_of = {"sft": (trl.SFTTrainer, trl.SFTConfig), "dpo": (TokenizedDPO, trl.DPOConfig)}[

@@ -70,6 +70,6 @@ class Several(Default):
             cursor.load_state_dict(state[arena.env_id])
 
 
-def _named(prompts: Any) -> Any:
+def _named(prompts: object) -> Any:
     """The run's prompt set where it is one by name, which other workflows have, too."""
     return prompts if prompts in ("full", "few-shot", "short") else None

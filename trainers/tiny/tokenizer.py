@@ -72,7 +72,7 @@ def build(words: Sequence[str]) -> Any:
     return tokenizer
 
 
-def as_transformers(tokenizer: Any) -> Any:
+def as_transformers(tokenizer: object) -> Any:
     """The same tokenizer as transformers knows it, with the chat template."""
     from transformers import PreTrainedTokenizerFast
 

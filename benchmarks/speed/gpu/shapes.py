@@ -148,7 +148,7 @@ class Stand:
 
         return Qwen3Config(**self.sizes.shapes[name])
 
-    def theirs(self, config: Any, dtype: torch.dtype) -> Any:
+    def theirs(self, config: object, dtype: torch.dtype) -> Any:
         """Make transformers' model of the same shape with random weights, on the device."""
         from transformers import AutoModelForCausalLM
 

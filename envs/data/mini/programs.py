@@ -148,7 +148,7 @@ def combinations(family: Family, split: str) -> list[Parameters]:
     return [combination for combination in every if split_of_combination(family.name, combination) == split]
 
 
-def tests_of(family: Family, solution: str, cases: Sequence[Any]) -> list[dict[str, Any]]:
+def tests_of(family: Family, solution: str, cases: Sequence[object]) -> list[dict[str, Any]]:
     """Each input with the output of the reference program, in the form of a test."""
     tests = []
     for case in cases:

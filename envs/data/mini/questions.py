@@ -69,11 +69,11 @@ COMPARISONS: dict[type, tuple[tuple[str, str, str], ...]] = {
 """Questions for each kind of entity: the question, the question about each of the two, and which of the two years wins."""
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value.name if hasattr(value, "name") else value)
 
 
-def _hop(question: str, answer: Any, title: str) -> dict[str, str]:
+def _hop(question: str, answer: object, title: str) -> dict[str, str]:
     return {"question": question, "answer": _text(answer), "title": title}
 
 

@@ -27,7 +27,7 @@ class Case:
     wrapped: bool = False  # columns of calls often hold each expected value in a list of one
 
 
-def read_tests(tests: Any, fn_name: str | None) -> tuple[list[Case], str | None]:
+def read_tests(tests: object, fn_name: str | None) -> tuple[list[Case], str | None]:
     """The cases, and the function to call: the caller's, else the one that the tests name."""
     if isinstance(tests, str):
         try:
@@ -49,12 +49,12 @@ def read_tests(tests: Any, fn_name: str | None) -> tuple[list[Case], str | None]
     return [_one(test, index, fn_name) for index, test in enumerate(tests)], fn_name
 
 
-def named_function(tests: Any) -> str | None:
+def named_function(tests: object) -> str | None:
     """The function that a data set's own tests name, if they do."""
     return read_tests(tests, None)[1]
 
 
-def written_tests(tests: Sequence[Any], fn_name: str | None) -> list[dict[str, Any]]:
+def written_tests(tests: Sequence[object], fn_name: str | None) -> list[dict[str, Any]]:
     """The tests of a role's own that are tests: input and output alone, of a bounded size, and few.
 
     Whatever else stands in them is dropped, a function's name first of all: how a program is judged
@@ -75,7 +75,7 @@ def written_tests(tests: Sequence[Any], fn_name: str | None) -> list[dict[str, A
     return kept
 
 
-def _columns(tests: Mapping[str, Any], fn_name: str | None) -> list[Case]:
+def _columns(tests: Mapping[str, object], fn_name: str | None) -> list[Case]:
     inputs, outputs = _field(tests, _INPUT, "tests"), _field(tests, _OUTPUT, "tests")
     if fn_name is None and isinstance(inputs, str):
         return [_case(inputs, outputs, fn_name, "tests", wrapped=False)]
@@ -85,7 +85,7 @@ def _columns(tests: Mapping[str, Any], fn_name: str | None) -> list[Case]:
     return [_case(a, b, fn_name, f"tests[{i}]", wrapped=True) for i, (a, b) in enumerate(pairs)]
 
 
-def _one(test: Any, index: int, fn_name: str | None) -> Case:
+def _one(test: object, index: int, fn_name: str | None) -> Case:
     where = f"tests[{index}]"
     if isinstance(test, Mapping):
         return _case(_field(test, _INPUT, where), _field(test, _OUTPUT, where), fn_name, where, wrapped=False)
@@ -94,14 +94,14 @@ def _one(test: Any, index: int, fn_name: str | None) -> Case:
     raise ValueError(f"{where} is {test!r:.80}; expected {{input, output}}")
 
 
-def _field(test: Mapping[str, Any], names: Sequence[str], where: str) -> Any:
+def _field(test: Mapping[str, object], names: Sequence[str], where: str) -> Any:
     for name in names:
         if name in test:
             return test[name]
     raise ValueError(f"{where} has none of the keys {', '.join(names)}; it has {', '.join(map(str, test))}")
 
 
-def _case(value: Any, expected: Any, fn_name: str | None, where: str, *, wrapped: bool) -> Case:
+def _case(value: object, expected: object, fn_name: str | None, where: str, *, wrapped: bool) -> Case:
     if fn_name is None:
         return Case(_text(value), _text(expected))
     if isinstance(value, str):  # LiveCodeBench: one argument a line, each as JSON, and the value as JSON
@@ -119,7 +119,7 @@ def _case(value: Any, expected: Any, fn_name: str | None, where: str, *, wrapped
     return Case(list(value), expected, wrapped)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Lines as text; what was parsed from JSON by accident (a lone number) as it was written."""
     if isinstance(value, str):
         return value

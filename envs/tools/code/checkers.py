@@ -47,7 +47,7 @@ def same_bytes(got: str, expected: str) -> bool:
     return got.removesuffix("\n") == expected.removesuffix("\n")
 
 
-def same_value(got: Any, expected: Any, tolerance: float) -> bool:
+def same_value(got: object, expected: object, tolerance: float) -> bool:
     """Equality as the tests of published data sets mean it.
 
     Python's own (true is 1, 2.0 is 2), but: floats by tolerance, nan is nan, and where a list is expected (all
@@ -71,7 +71,7 @@ def same_value(got: Any, expected: Any, tolerance: float) -> bool:
     return True
 
 
-def _by_key(got: Any, expected: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
+def _by_key(got: object, expected: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
     if not isinstance(got, dict) or len(got) != len(expected):
         return None
     spelled = {_spelled(key): value for key, value in got.items() if not isinstance(key, str)}
@@ -86,12 +86,12 @@ def _by_key(got: Any, expected: Mapping[Any, Any]) -> list[tuple[Any, Any]] | No
     return pairs
 
 
-def _spelled(key: Any) -> Any:
+def _spelled(key: object) -> Any:
     """A key as JSON writes it."""
     return json.dumps(key) if key is None or isinstance(key, (bool, int, float)) else key
 
 
-def _by_place(got: Any, expected: Sequence[Any]) -> list[tuple[Any, Any]] | None:
+def _by_place(got: object, expected: Sequence[object]) -> list[tuple[Any, Any]] | None:
     if isinstance(got, (set, frozenset)):
         try:
             got = sorted(got)
@@ -102,7 +102,7 @@ def _by_place(got: Any, expected: Sequence[Any]) -> list[tuple[Any, Any]] | None
     return list(zip(got, expected, strict=True))
 
 
-def _same_scalar(got: Any, expected: Any, tolerance: float) -> bool:
+def _same_scalar(got: object, expected: object, tolerance: float) -> bool:
     if isinstance(expected, float) and isinstance(got, (int, float, Decimal, Fraction)):
         if got != got or expected != expected:
             return got != got and expected != expected
@@ -110,7 +110,7 @@ def _same_scalar(got: Any, expected: Any, tolerance: float) -> bool:
     return bool(got == expected) or (got != got and expected != expected)
 
 
-def same_items_in_any_order(got: Any, expected: Any, tolerance: float = 0.0) -> bool:
+def same_items_in_any_order(got: object, expected: object, tolerance: float = 0.0) -> bool:
     """Lists as multisets at the top level; anything else as it is."""
     if not isinstance(got, _LISTS) or not isinstance(expected, (list, tuple)):
         return same_value(got, expected, tolerance)
@@ -123,7 +123,7 @@ def same_items_in_any_order(got: Any, expected: Any, tolerance: float = 0.0) -> 
 _LISTS = (list, tuple, set, frozenset)
 
 
-def _canonical(value: Any) -> Any:
+def _canonical(value: object) -> Any:
     """Something hashable that is equal for equal values: 2.0 for 2, tuples for lists."""
     if isinstance(value, (list, tuple)):
         return ("list", *map(_canonical, value))

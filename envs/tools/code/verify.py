@@ -126,7 +126,7 @@ class Report:
 
 def verify_code(
     program: str,
-    tests: Any,
+    tests: object,
     time_limit: float = 1.0,
     memory_mb: int = 512,
     fn_name: str | None = None,
@@ -154,7 +154,7 @@ def verify_code(
 
 async def averify_code(
     program: str,
-    tests: Any,
+    tests: object,
     time_limit: float = 1.0,
     memory_mb: int = 512,
     fn_name: str | None = None,
@@ -185,7 +185,7 @@ class _Judge:
     def __init__(
         self,
         program: str,
-        tests: Any,
+        tests: object,
         limits: Limits,
         fn_name: str | None,
         sandbox: str,
@@ -279,7 +279,7 @@ class _Judge:
             return same_tokens_in_any_order(got, case.expected)
         return same_text(got, case.expected, self.tolerance)
 
-    def _same_return(self, case: Case, got: Any, expected: Any) -> bool:
+    def _same_return(self, case: Case, got: object, expected: object) -> bool:
         if callable(self.checker):
             return bool(self.checker(got, expected, case.input))
         if self.checker == "unordered":
@@ -320,7 +320,7 @@ def _parses(source: str) -> bool:
     return True
 
 
-def written(value: Any) -> str:
+def written(value: object) -> str:
     """A value as JSON where JSON has it, else as Python writes it."""
     try:
         return json.dumps(value)
@@ -332,5 +332,5 @@ def written(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     return value.strip() if isinstance(value, str) else written(value)

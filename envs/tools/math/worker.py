@@ -60,7 +60,7 @@ def _parsed(text: str) -> list[Any]:
     return readings
 
 
-def _same(gold: Any, prediction: Any) -> bool:
+def _same(gold: object, prediction: object) -> bool:
     """Rational numbers exactly, as ``numerals.close``; all else as math-verify, minus numerical flukes."""
     _, verify, _ = _grader()
     left, right = _rational(gold), _rational(prediction)
@@ -69,7 +69,7 @@ def _same(gold: Any, prediction: Any) -> bool:
     return bool(verify(gold, prediction, timeout_seconds=None)) and not _far_apart(gold, prediction)
 
 
-def _rational(value: Any) -> Fraction | None:
+def _rational(value: object) -> Fraction | None:
     """The exact value of an expression that is a rational number (2^10, 0.25), else None; not percentages."""
     import sympy
 

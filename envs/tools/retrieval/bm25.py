@@ -285,7 +285,7 @@ class _TermFile(Mapping[str, int]):
         self._terms = Strings(path / "terms", path / "terms.offsets")
         self._found: dict[str, int] = {}
 
-    def get(self, term: str, default: Any = None) -> Any:
+    def get(self, term: str, default: object = None) -> Any:
         if term not in self._found:
             key = term.encode()
             place = bisect_left(self._terms, key)

@@ -47,15 +47,15 @@ class Connections:
         """Look at every connection of the server that a runner will make of `app`."""
         make_server = app._make_handler  # called by every runner; the one place at which it can be reached
 
-        def make_watched(**options: Any) -> Any:
+        def make_watched(**options: object) -> Any:
             server = make_server(**options)
             made, lost = server.connection_made, server.connection_lost
 
-            def connection_made(protocol: Any, transport: asyncio.Transport) -> None:
+            def connection_made(protocol: object, transport: asyncio.Transport) -> None:
                 made(protocol, transport)
                 self.made(protocol, transport)
 
-            def connection_lost(protocol: Any, error: BaseException | None = None) -> None:
+            def connection_lost(protocol: object, error: BaseException | None = None) -> None:
                 lost(protocol, error)
                 self.lost(protocol)
 
@@ -64,7 +64,7 @@ class Connections:
 
         object.__setattr__(app, "_make_handler", make_watched)  # aiohttp warns of other ways to set it
 
-    def made(self, protocol: Any, transport: asyncio.Transport) -> None:
+    def made(self, protocol: object, transport: asyncio.Transport) -> None:
         """Take a connection in; another leaves for it where there is no room, or else it leaves itself."""
         address = _address(transport)
         self._all[protocol] = new = _Connection(transport, address)
@@ -75,14 +75,14 @@ class Connections:
         elif len(self._all) > self.most:
             self._close_idlest(self._each.most_common(1)[0][0])
 
-    def lost(self, protocol: Any) -> None:
+    def lost(self, protocol: object) -> None:
         if connection := self._all.pop(protocol, None):
             _stop(connection)
             self._each[connection.address] -= 1
             self._each += Counter()  # addresses without a connection are forgotten
 
     @contextmanager
-    def request(self, protocol: Any) -> Iterator[None]:
+    def request(self, protocol: object) -> Iterator[None]:
         """A request whose headers are there: its body has a time limit of its own, and then the next has."""
         connection = self._all.get(protocol)
         if connection is not None:
@@ -95,7 +95,7 @@ class Connections:
                 self._wait(connection, self.idle)
 
     @contextmanager
-    def slot(self, protocol: Any) -> Iterator[bool]:
+    def slot(self, protocol: object) -> Iterator[bool]:
         """A place to answer a complete request, or False when all are taken; while it is answered nobody ends it."""
         connection = self._all.get(protocol)
         if connection is None or not self.has_slot(protocol):
@@ -110,7 +110,7 @@ class Connections:
             self._busy[connection.address] -= 1
             self._busy += Counter()
 
-    def has_slot(self, protocol: Any) -> bool:
+    def has_slot(self, protocol: object) -> bool:
         connection = self._all.get(protocol)
         mine = self._busy[connection.address] if connection else 0
         return self._busy.total() < self.slots and mine < self.slots_each

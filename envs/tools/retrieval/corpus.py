@@ -57,7 +57,7 @@ def read_corpus(
     _check_ids(seen, path)
 
 
-def _passage(row: Any, rename: dict[str, str], place: int) -> Passage:
+def _passage(row: object, rename: dict[str, str], place: int) -> Passage:
     if not isinstance(row, dict):
         raise BadAnswer(f"a row must be an object with a text, not {type(row).__name__}")
     for name, column in rename.items():

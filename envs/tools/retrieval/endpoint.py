@@ -59,7 +59,7 @@ class Endpoint:
         return not self.broken or (now >= self.closed_until and not self._probing)
 
     async def ask(
-        self, session: Any, queries: Sequence[str], k: int, timeout: float, expected_index: str | None
+        self, session: object, queries: Sequence[str], k: int, timeout: float, expected_index: str | None
     ) -> tuple[list[list[Passage]], str | None]:
         """The rows for `queries` and the index the server says it serves; Trouble when it fails."""
         self._probing = self.broken
@@ -79,7 +79,7 @@ class Endpoint:
         return answer
 
     async def _find_answer(
-        self, session: Any, queries: Sequence[str], k: int, expected_index: str | None
+        self, session: object, queries: Sequence[str], k: int, expected_index: str | None
     ) -> tuple[list[list[Passage]], str | None]:
         """Ask by the known route; where there is none yet, by each in turn."""
         refusals: list[tuple[bool, str]] = []  # "not found" last: the least it can tell

@@ -302,5 +302,5 @@ class PassageFile(Sequence[Passage]):
     def __len__(self) -> int:
         return len(self._lines)
 
-    def __getitem__(self, position: Any) -> Any:
+    def __getitem__(self, position: object) -> Any:
         return json.loads(self._lines[position])

@@ -90,7 +90,7 @@ def make_app(
             return refuse(error.status, str(error))
         return web.Response(body=body, content_type="application/json", headers=named)
 
-    async def info(_: Any) -> Any:
+    async def info(_: object) -> Any:
         facts = {
             "status": "ok",
             "kind": type(index).__name__,
@@ -99,10 +99,10 @@ def make_app(
         }
         return web.json_response(facts, headers=named)
 
-    async def halt(_: Any) -> None:
+    async def halt(_: object) -> None:
         stopping.set()
 
-    async def stop(_: Any) -> None:
+    async def stop(_: object) -> None:
         pool.shutdown(wait=False, cancel_futures=True)
 
     connections = Connections(

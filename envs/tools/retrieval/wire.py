@@ -111,7 +111,7 @@ def decode_response(raw: bytes, queries: Sequence[str], k: int) -> list[list[Pas
     return [_row(row, query)[:k] for row, query in zip(rows, queries, strict=True)]
 
 
-def _rows(body: Any, queries: Sequence[str]) -> list[Any]:
+def _rows(body: object, queries: Sequence[str]) -> list[Any]:
     if isinstance(body, dict) and isinstance(body.get("result"), list):
         if body.get("queries", list(queries)) != list(queries):
             raise Misaligned("the rows answer other queries than were asked")
@@ -125,7 +125,7 @@ def _rows(body: Any, queries: Sequence[str]) -> list[Any]:
     raise BadAnswer(f"the answer has neither 'result' nor 'top_k_docs': {fields}"[:500])
 
 
-def _row(row: Any, query: str) -> list[Passage]:
+def _row(row: object, query: str) -> list[Passage]:
     if isinstance(row, dict):
         if str(row.get("question", query)).strip() != query.strip():
             raise Misaligned(f"a row answers {row['question']!r} where {query!r} was asked"[:500])

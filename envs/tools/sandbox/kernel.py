@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from typing import Any
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -33,7 +32,7 @@ def _check(result: int, what: str) -> None:
         raise OSError(code, f"{what}: {os.strerror(code)}")
 
 
-def prctl(option: int, first: Any = 0, second: Any = 0) -> None:
+def prctl(option: int, first: object = 0, second: object = 0) -> None:
     _check(_libc.prctl(option, first, second, 0, 0), f"prctl {option}")
 
 

@@ -119,7 +119,7 @@ class _End:
         sys.excepthook = self.ended_by
         sys.__class__ = Module
 
-    def ended_by(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    def ended_by(self, kind: type[BaseException], error: BaseException, trace: object) -> None:
         """Ending of an uncaught exception, or of SystemExit."""
         if isinstance(error, SystemExit):
             self.status = _exit_status(error.code)
@@ -135,7 +135,7 @@ class _End:
             raise
         self._tell(error, trace)
 
-    def _tell(self, error: BaseException, trace: Any) -> None:
+    def _tell(self, error: BaseException, trace: object) -> None:
         try:
             if isinstance(error, MemoryError):
                 self.channel.out_of_memory()
@@ -186,7 +186,7 @@ class _End:
         gc.collect()
 
 
-def _is_library(module: Any) -> bool:
+def _is_library(module: object) -> bool:
     file = getattr(module, "__file__", None)
     return getattr(module, "__name__", "") != "__main__" and (not file or not file.startswith(os.getcwd()))
 
@@ -213,7 +213,7 @@ def _flush() -> bool:
     return flushed
 
 
-def _complain(error: BaseException, stream: Any) -> None:
+def _complain(error: BaseException, stream: object) -> None:
     try:
         print(f"Exception ignored in: {stream!r}", file=sys.stderr)
         traceback.print_exception(type(error), error, error.__traceback__)
@@ -234,7 +234,7 @@ def _await_children() -> None:
         return
 
 
-def _exit_status(code: Any) -> int:
+def _exit_status(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):

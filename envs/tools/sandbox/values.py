@@ -17,7 +17,7 @@ _LONGEST_FRACTION = 20_000  # digits: to reduce one takes quadratic time
 _SAME_HASH = 100  # more keys than this with one hash are no accident
 
 
-def encode(value: Any) -> str:
+def encode(value: object) -> str:
     """Any value of built-in types, numbers of the standard library, numpy's, and iterables (as lists)."""
     tokens: list[Any] = []
     waiting = [(value, 0)]
@@ -75,7 +75,7 @@ def _scalar(value: Any) -> Any:
     return ["Decimal", str(value)] if kind == "decimal.Decimal" else None
 
 
-def _unscalar(token: Any) -> Any:
+def _unscalar(token: object) -> Any:
     if not isinstance(token, list):
         return token
     kind, *parts = token
@@ -98,7 +98,7 @@ def _unscalar(token: Any) -> Any:
     raise ValueError(f"a value of the unknown kind {kind!r:.40}")
 
 
-def _items(value: Any) -> tuple[str, list[Any]]:
+def _items(value: object) -> tuple[str, list[Any]]:
     if hasattr(value, "keys") and hasattr(value, "items"):
         return "dict", [part for pair in value.items() for part in pair]
     for kind in ("tuple", "set", "frozenset"):

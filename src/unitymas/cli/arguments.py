@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         ]
         return "; ".join([f"unknown option {word!r}", *filter(None, hints)])
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
             raise argparse.ArgumentError(
                 action, f"unknown {value!r}; {nearest(str(value), map(str, action.choices))}"

@@ -113,7 +113,7 @@ class Logbook:
         for sink in self.sinks:
             sink.close(ending)
 
-    def _line(self, kind: str, step: int, figures: Mapping[str, Any]) -> None:
+    def _line(self, kind: str, step: int, figures: Mapping[str, object]) -> None:
         row = {"kind": kind, "step": step, "time": round(time.time(), 3), **figures}
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")

@@ -112,7 +112,7 @@ class Watched:
         if not callable(asked):
             return asked
 
-        async def ask(*arguments: Any, **options: Any) -> Any:
+        async def ask(*arguments: object, **options: object) -> Any:
             with self._watchdog.call(self._name, method, arguments):
                 return await asked(*arguments, **options)
 
