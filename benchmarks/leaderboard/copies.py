@@ -21,7 +21,7 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class Told:
-    """What an entry says of itself: its name, its date, a sketch of its episodes, and whether it is scripted."""
+    """Entry as it describes itself: its name, its date, a sketch of its episodes, and whether it is scripted."""
 
     name: str
     date: str

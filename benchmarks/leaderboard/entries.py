@@ -45,7 +45,7 @@ class Comparison:
     args: dict[str, Any] = field(default_factory=dict)
     teams: dict[str, tuple[str, str]] = field(default_factory=dict)
     prompts: Any = "short"
-    """What everybody is told: the set of the tiny model, or of the runs."""
+    """Prompt set of everybody: that of the tiny model, or of the runs."""
 
 
 def tables(envs: list[str], teams: dict[str, tuple[str, str]], runs: list[Path]) -> list[Comparison]:

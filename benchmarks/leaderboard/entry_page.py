@@ -28,7 +28,7 @@ def write_traces(
 
 
 def _first(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """As many episodes as a page carries."""
+    """Take as many episodes as a page carries."""
     size = 0
     for number, line in enumerate(lines):
         size += len(line)

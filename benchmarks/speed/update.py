@@ -74,7 +74,7 @@ SETTINGS = (
 
 
 def start_of(model: str, vocab: int) -> Any:
-    """What both sides begin from: a model by its name, else a small one with random weights."""
+    """Model that both sides begin from: a model by its name, else a small one with random weights."""
     return load_model(model_path(model)) if model else from_config(llama_config(vocab))
 
 

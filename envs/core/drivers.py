@@ -7,15 +7,13 @@ function of the asynchronous driver.
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import inspect
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from ...agents.answers import NOTHING_KNOWN, Answer
@@ -26,6 +24,7 @@ from ...agents.roles import Reply
 from ...agents.team import BoundTeam, Team, TeamLike
 from .arena import Arena
 from .execution import Execution
+from .fast import heap_at_rest
 from .ledger import Scorer
 from .records import Act, Node
 from .tasks import DataSet, Task, fingerprint
@@ -106,30 +105,6 @@ def play(execution: Execution, team: BoundTeam, arena: Arena, episode: str = "")
 
 
 # thousands at once ------------------------------------------------------------------------------------
-
-_resting = 0
-
-
-@contextmanager
-def heap_at_rest() -> Iterator[None]:
-    """Keep the objects that exist already (models, indices, data) out of garbage collection while episodes are played.
-
-    Thousands of new objects set off collections of the whole heap: 4% of the time of a rollout. A heap that was frozen
-    before stays as it is.
-    """
-    global _resting
-    if not _resting:
-        if gc.get_freeze_count():
-            yield
-            return
-        gc.freeze()
-    _resting += 1
-    try:
-        yield
-    finally:
-        _resting -= 1
-        if not _resting:
-            gc.unfreeze()
 
 
 async def side_by_side(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Coroutine
-from types import CoroutineType
 from typing import Any
 
 from ...agents.failures import WorkflowError
 from ...own import defined, foreign
-from .records import ANSWERED, EMPTY, new_use
+from .fast import new_use
+from .records import ANSWERED, EMPTY
 
 START = new_use("", EMPTY)  # what a branch that nobody has run waits for; its result is None
 START.state = ANSWERED
@@ -52,8 +52,7 @@ def begun(method: Any, *args: Any) -> Coroutine[Any, Any, Any]:
         made = method(*args)
     except Exception as error:
         broken = error
-    # nearly always the first; the abstract class is slow to ask
-    if type(made) is CoroutineType or isinstance(made, Coroutine):
+    if isinstance(made, Coroutine):
         return made
     name = type(method.__self__).__name__
     refused = WorkflowError(f"{name}.{method.__name__} must be an `async def`")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ...agents.answers import NOTHING_KNOWN, ReplyMeta
+from ...agents.answers import ReplyMeta
 from ...agents.failures import WorkflowError
 from ...agents.frozen import FrozenDict
 from ...agents.roles import Format, Reply
@@ -115,26 +115,6 @@ class Act(Node):
     """Values that its prompt was filled with, where prompts come in sets: experts read these, and no prompt."""
 
 
-def new_act(
-    agent: str,
-    role: str,
-    messages: tuple[Mapping[str, Any], ...],
-    format: Format,
-    turn: int | None = None,
-    max_tokens: int | None = None,
-    anchor: str | None = None,
-    fields: Mapping[str, object] = EMPTY,
-) -> Act:
-    """An act that nobody has awaited yet. (A constructor of its class would take twice as long.)"""
-    node = Act()
-    node.kind, node.state = "act", MADE
-    node.agent, node.role, node.messages, node.format = agent, role, messages, format
-    node.turn, node.max_tokens, node.anchor, node.fields = turn, max_tokens, anchor, fields
-    node.reply = node.error = None
-    node.meta = NOTHING_KNOWN
-    return node
-
-
 class Use(Node):
     """A tool is used."""
 
@@ -142,13 +122,3 @@ class Use(Node):
     agent = role = anchor = None
     messages = ()
     fields = EMPTY
-
-
-def new_use(tool: str, args: FrozenDict) -> Use:
-    """A tool use that nobody has awaited yet."""
-    node = Use()
-    node.kind, node.state = "use", MADE
-    node.tool, node.args = tool, args
-    node.result = node.private = node.error = node.reply = node.turn = None
-    node.meta = NOTHING_KNOWN
-    return node

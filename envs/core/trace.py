@@ -16,7 +16,8 @@ from ...agents.answers import ReplyMeta
 from ...agents.roles import Reply
 from ...own import find
 from ..untrusted import Refused, json_value, open_regular, packed_lines
-from .records import ANSWERED, Credit, Node, new_act, new_use, rewards_by_node
+from .fast import new_act, new_use
+from .records import ANSWERED, Credit, Node, rewards_by_node
 
 SCHEMA = "unitymas.trace/1"
 SUBSTITUTE = f"{__package__.rpartition('.')[0]}.substitute:reward_of"

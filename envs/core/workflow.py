@@ -28,8 +28,9 @@ from ...agents.failures import WorkflowError as WorkflowError
 from ...agents.frozen import FrozenDict, View, freeze
 from ...agents.hints import nearest
 from ...agents.roles import Format, Reply, Role, entry_of
+from .fast import new_act, new_use
 from .prompts import PromptSet, choose
-from .records import EMPTY, MADE, PENDING, new_act, new_use
+from .records import EMPTY, MADE, PENDING
 from .records import Act as Act
 from .records import Node as Node
 from .records import Use as Use
