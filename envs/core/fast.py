@@ -26,9 +26,6 @@ from .records import EMPTY, MADE, Act, Use
 GOES_ON = Ended.NO
 """Ending of an episode that goes on. Every request compares with it, and a member of an enum is slow to find."""
 
-NUMBERS = tuple(map(str, range(64)))
-"""Texts of the numbers that end nearly all ids of nodes."""
-
 # A call of a class passes through `type.__call__` and `__init__`: two frames more for each request.
 
 

@@ -19,7 +19,7 @@ from ...agents.hints import counted
 from ...agents.roles import Format, Reply, read_reply
 from ...agents.text.reading import MAX_REPLY, split_thinking
 from ...own import defined, told
-from .fast import GOES_ON, NUMBERS
+from .fast import GOES_ON
 from .lines import Line, OpenJoin, begun, close, place_of
 from .records import ANSWERED, PENDING, Act, Node, Use
 from .tasks import Task
@@ -183,7 +183,7 @@ class Rounds:
             return
         count = branch.count
         branch.count = count + 1
-        node.id = id = branch.prefix + (NUMBERS[count] if count < 64 else str(count))
+        node.id = id = branch.prefix + str(count)
         node.parents, node.round = branch.tails, self.round
         branch.tails = (id,)
         if kind is Act:
