@@ -79,6 +79,13 @@ class EnvSpec:
         """The roles with their reply formats, under the default configuration."""
         return self.make_workflow().told_roles()
 
+    @property
+    def role_names(self) -> tuple[str, ...]:
+        """Names of the roles. Their prompts are not read, so listing is quick."""
+        kind = resolve(self.workflow)
+        settings = {name: value for name, value in self.config.items() if name not in ("lenient", "prompts")}
+        return tuple(role.name for role in kind(**settings).roles)
+
     def make_workflow(self, **config: Any) -> Workflow:
         """The workflow, configured; an unknown argument is answered with the nearest."""
         kind = resolve(self.workflow)

@@ -2,7 +2,10 @@
 
 import argparse
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -10,7 +13,8 @@ from hypothesis import strategies as st
 
 from unitymas import __version__
 from unitymas.agents.hints import counted
-from unitymas.cli import COMMANDS, main
+from unitymas.cli import COMMANDS, environments, evaluation, main
+from unitymas.cli.arguments import parse_team
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -55,6 +59,54 @@ def test_a_missing_package_is_one_line_with_its_name(capsys, tmp_path):
         main(["eval", "mask-hotpotqa", "--team", "vllm:tiny", "--data", "mini", "--out", str(tmp_path)]) == 1
     )
     assert "pip install 'unitymas[vllm]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text, team",
+    [
+        ("tiny", "tiny"),
+        ("openai:m@http://h:1/v1?a=b", "openai:m@http://h:1/v1?a=b"),
+        ("openai:m@http://h:1/v1?a=b,c", "openai:m@http://h:1/v1?a=b,c"),
+        ("planner=human,*=scripted", {"planner": "human", "*": "scripted"}),
+        (" planner=tiny, *=fool,", {"planner": "tiny", "*": "fool"}),
+        ("planner=openai:m@http://h/v1?a=1,2,*=tiny", {"planner": "openai:m@http://h/v1?a=1,2", "*": "tiny"}),
+        ("players.py:Shy", "players.py:Shy"),
+    ],
+)
+def test_every_command_reads_a_team_in_one_way(text, team, monkeypatch):
+    teams = []
+    monkeypatch.setattr(environments, "Team", lambda seats, **_: teams.append(seats))
+    monkeypatch.setattr(environments, "play_episode", lambda *_, **__: None)
+    environments.play_main(["rag-nq", "--data", "mini", "--team", text])
+    monkeypatch.setattr(evaluation, "Team", lambda seats, **_: teams.append(seats))
+    evaluation._team(text, evaluation.parser().parse_args(["rag-nq"]))
+    assert teams == [team, team]
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("unitymas ev", {"eval"}),
+        ("unitymas info rag-evi", {"rag-evidence-hotpotqa", "rag-evidence-nq"}),
+        ("unitymas train rag-nq --dr", {"--dry-run"}),
+        ("unitymas eval rag-nq --team tiny --budget-d", {"--budget-dollars"}),
+        ("unitymas data prepare --ki", {"--kind"}),
+    ],
+)
+def test_the_shell_completes_commands_ids_and_options(line, words, tmp_path):
+    pytest.importorskip("argcomplete")
+    out = tmp_path / "out"
+    asked = {
+        "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(out), "COMP_LINE": line,
+        "COMP_POINT": str(len(line)), "COMP_TYPE": "9",
+    }  # fmt: skip
+    subprocess.run([sys.executable, "-m", "unitymas.cli"], env={**os.environ, **asked}, check=False)
+    assert set(map(str.strip, out.read_text().split("\n"))) == words
+
+
+def test_a_team_with_a_part_that_is_no_seat_is_refused():
+    with pytest.raises(ValueError, match="'oops' is no seat"):
+        parse_team("planner=tiny,oops")
 
 
 def test_debug_shows_where_it_happened():

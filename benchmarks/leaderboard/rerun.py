@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...agents.team import BoundTeam, Team
-from ...cli.evaluation import parse_team
+from ...cli.arguments import parse_team
 from ...envs.core.arena import Arena
 from ...envs.core.drivers import aplay, derive, run_sync, side_by_side
 from ...envs.core.tasks import Task

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from ..agents.hints import nearest
 from ..own import BrokenPlugin, load, place, told
+from . import completion
 
 COMMANDS = {
     "list": ("cli.environments:list_main", "list the environments"),
@@ -52,6 +56,9 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; errors that a user can mend are one line, without a traceback."""
+    if completion.ASKED in os.environ:
+        completion.complete(COMMANDS, lambda name, words: _command(name)(list(words)))
+        return 0
     try:
         args, modules = imported(list(sys.argv[1:] if argv is None else argv))
     except ValueError as error:
@@ -72,10 +79,8 @@ def main(argv: list[str] | None = None) -> int:
         hint = nearest(name, COMMANDS, instead="unitymas --help lists them")
         print(f"unitymas: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
-    module, _, function = COMMANDS[name][0].partition(":")
     try:
-        command = getattr(importlib.import_module(f"unitymas.{module}"), function)
-        return int(command(rest) or 0)
+        return int(_command(name)(rest) or 0)
     except KeyboardInterrupt as stop:
         print(f"\nunitymas: interrupted{f': {stop}' if str(stop) else ''}", file=sys.stderr)
         return 130
@@ -103,6 +108,12 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"unitymas {name}: {told(error)}", file=sys.stderr)
         return 1
+
+
+def _command(name: str) -> Callable[[list[str]], Any]:
+    module, _, function = COMMANDS[name][0].partition(":")
+    command: Callable[[list[str]], Any] = getattr(importlib.import_module(f"unitymas.{module}"), function)
+    return command
 
 
 def imported(words: list[str]) -> tuple[list[str], list[str]]:

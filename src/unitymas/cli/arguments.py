@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..agents.hints import nearest
+from .completion import ASKED, answer
 
 
 class Parser(argparse.ArgumentParser):
@@ -16,6 +19,18 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, hint: str = "", **how: Any) -> None:
         super().__init__(*args, **how)
         self.hint = hint
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; or, where the shell asks for completion, answer it."""
+        if ASKED in os.environ:
+            answer(self)
+        return super().parse_known_args(args, namespace)
+
+    def parse_known_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; or answer the shell, before the positional arguments are set aside."""
+        if ASKED in os.environ:
+            answer(self)
+        return super().parse_known_intermixed_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, without the usage, and exit with status 2."""
@@ -57,6 +72,31 @@ def number(low: float, high: float = float("inf"), kind: Callable[[str], Any] = 
         return value
 
     return read
+
+
+_SEAT = re.compile(r"([a-z][a-z0-9_]*|\*)=(.+)", re.S)
+
+
+def parse_team(text: str) -> str | dict[str, str]:
+    """Read a team as every command takes it: `tiny`, or seats, as in `planner=openai:gpt@https://…,*=tiny`.
+
+    A comma or an equals sign in the query of a player's URL is the URL's.
+    """
+    seats: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        match = _SEAT.fullmatch(part.strip())
+        last = next(reversed(seats), "")
+        if match is not None:
+            seats[match[1]] = match[2]
+        elif "?" in seats.get(last, "").partition("://")[2]:
+            seats[last] += f",{part}"
+        elif seats:
+            raise ValueError(
+                f"--team {text!r}: {part!r} is no seat; write role=player, and *=player for the rest"
+            )
+        else:
+            return text
+    return seats or text
 
 
 COUNT = number(1)

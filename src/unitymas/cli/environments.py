@@ -14,7 +14,7 @@ from ..envs.faces.aec import WorkflowEnv
 from ..envs.faces.render import clip, harmless
 from ..envs.registry import list_envs, make, spec
 from ..own import load
-from .arguments import COUNT, Parser, number
+from .arguments import COUNT, Parser, number, parse_team
 
 
 def list_main(argv: Sequence[str]) -> int:
@@ -31,7 +31,9 @@ def list_main(argv: Sequence[str]) -> int:
     width = max(map(len, found), default=0)
     for id in found:
         known = spec(id)
-        print(f"{id:<{width}}  v{known.version}  {counted(len(known.roles), 'role'):<7}  {known.description}")
+        print(
+            f"{id:<{width}}  v{known.version}  {counted(len(known.role_names), 'role'):<7}  {known.description}"
+        )
     if not found:
         hint = nearest(pattern, list_envs(), instead="unitymas list shows all")
         raise ValueError(f"no environment's id contains {pattern!r}; {hint}")
@@ -118,19 +120,12 @@ def play_main(argv: Sequence[str]) -> int:
     env = make(args.id, **given)
     play_episode(
         env,
-        Team(team_of(args.team), **settings_of(args).told()),
+        Team(parse_team(args.team), **settings_of(args).told()),
         task=args.task,
         seed=args.seed,
         pause=args.watch,
     )
     return 0
-
-
-def team_of(text: str) -> Any:
-    """`scripted`, or `planner=human,*=scripted`."""
-    if "=" not in text:
-        return text
-    return dict(part.split("=", 1) for part in text.split(",") if part)
 
 
 def play_episode(env: WorkflowEnv, team: Any, task: str | None, seed: int, pause: float = 0.0) -> None:

@@ -21,24 +21,7 @@ from ..benchmarks.evaluation import identity, tables
 from ..benchmarks.evaluation.evaluate import Evaluation, EvaluationResult, ablate, evaluate, swap
 from ..benchmarks.evaluation.suites import SuiteResult, evaluations, suite
 from ..benchmarks.evaluation.terminal import Board
-from .arguments import COUNT, Parser, number
-
-_SEAT = re.compile(r"([a-z][a-z0-9_]*|\*)=(.+)", re.S)
-
-
-def parse_team(text: str) -> Any:
-    """``tiny``, or seats: ``planner=openai:gpt@https://…,*=tiny``."""
-    seats: dict[str, str] = {}
-    for part in text.split(","):
-        match = _SEAT.fullmatch(part.strip())
-        if match is None:
-            if seats:
-                raise ValueError(
-                    f"--team {text!r}: {part!r} is no seat; write role=player, and *=player for the rest"
-                )
-            return text
-        seats[match[1]] = match[2]
-    return seats
+from .arguments import COUNT, Parser, number, parse_team
 
 
 def prices(text: str) -> dict[str, tuple[float, float]]:
