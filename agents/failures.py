@@ -93,6 +93,10 @@ class Outage(Failure):
     boundary = Boundary.POLICY
 
 
+class GroupLost(Outage):
+    """A model group died: its process, its node or the way to it is gone. The run can go on from its newest checkpoint."""
+
+
 class RewardError(Failure, ValueError):
     """A reward rule gave something that is no reward; the message names the rule and what it gave."""
 

@@ -18,8 +18,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ...agents.policies import Answer, Call
+from ...trainers.config.schema import RayConfig
 from ...trainers.group.actor import ActorLink, GroupActor
-from ...trainers.group.runtime import CALLS_AT_ONCE, connect
+from ...trainers.group.cluster import CALLS_AT_ONCE, connect
 
 
 class Instant:
@@ -65,7 +66,7 @@ async def measure(args: argparse.Namespace) -> None:
     """Measure both sides in turn, and print them."""
     import ray
 
-    connect(None)
+    connect(RayConfig())
     options = {"num_cpus": 0, "max_concurrency": CALLS_AT_ONCE}
     singles = [ray.remote(Instant).options(**options).remote() for _ in range(args.groups)]
     links = [ActorLink(ray.remote(GroupActor).options(**options).remote(Instant)) for _ in range(args.groups)]

@@ -150,6 +150,8 @@ class GroupSpec:
     """vLLM's engine arguments."""
     device: str = "cpu"
     """Device on which the group's models learn, and generate where the engine is torch: cpu, cuda, cuda:1 …"""
+    cpus: float = 0
+    """CPUs that Ray reserves for its actor."""
     gpus: float = 0
     """GPUs that Ray reserves for this group."""
     deterministic: bool = False

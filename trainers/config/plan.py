@@ -166,6 +166,7 @@ def group_specs(config: RunConfig, policies: Mapping[str, dict[str, PolicySpec]]
             precision=group.precision,
             device=group.device,
             gpus=group.gpus or 0.0,
+            cpus=group.cpus,
             engine=group.engine,
             engine_options=group.engine_options,
             deterministic=config.deterministic,

@@ -72,6 +72,8 @@ class GroupConfig(Settings):
     gpus: Amount | None = None
     """GPUs that Ray reserves for this group; it sees no others. null: one where the device is cuda (a share
     where groups on auto outnumber them), else none."""
+    cpus: Amount = 0.0
+    """CPUs that Ray reserves for this group. 0: it shares those of its node."""
     engine: str = "torch"
     """Engine that generates (docs/engine.md)."""
     engine_options: dict[str, Any] = field(default_factory=dict)
@@ -139,6 +141,21 @@ class PlayersConfig(ModelSettings, Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RayConfig(Settings):
+    """Cluster on which the groups of a run with runtime=ray live (docs/running.md)."""
+
+    address: str = ""
+    """Address of a cluster: HOST:6379, ray://HOST:10001 … Empty: that of RAY_ADDRESS, a Ray that runs on this machine, or one
+    that is started here."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """More arguments of `ray.init` (namespace, runtime_env, num_cpus …)."""
+    strategy: Literal["", "pack", "spread", "strict_pack", "strict_spread"] = ""
+    """Placement of the groups on the nodes, in a placement group of Ray's. Empty: wherever Ray finds room."""
+    wait: Positive = 60.0
+    """Longest time in seconds for a placement. Then the run ends, and says what the nodes have."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig(Settings):
     """A training run."""
 
@@ -174,6 +191,10 @@ class RunConfig(Settings):
     """Largest number of versions that a sample may be old when it is trained on; older ones are discarded and counted."""
     seed: int = 0
     runtime: Literal["local", "ray"] = "local"
+    ray: RayConfig = RayConfig()
+    restarts: Whole = 3
+    """Number of times in a row, without a finished step between, that a run whose group died goes on by itself from its newest
+    checkpoint."""
     deterministic: bool = False
     """Fixed decode shapes, pinned threads, no wall-clock deadlines: runs agree bit for bit."""
     shuffle_rewards: bool = False

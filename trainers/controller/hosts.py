@@ -44,7 +44,7 @@ class HostedGroups:
         """Load the models; a group that cannot go on with the others ends them all."""
         from ..group.runtime import start_groups  # torch comes in here
 
-        groups = await start_groups(specs, self.plan.config.runtime)
+        groups = await start_groups(specs, self.plan.config.runtime, self.plan.config.ray)
         self.members = {name: self.watchdog.over(group, name) for name, group in groups.items()}
         try:
             await self._check()

@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ...agents.failures import GroupLost
+from ...agents.hints import counted
 from ...agents.manifest import signed
 from ...agents.policies import Policy
 from ...agents.spending import BudgetSpent
@@ -42,7 +44,7 @@ from .reporting.loggers import Logbook, rows_of
 from .reporting.progress import Progress
 from .reporting.timeline import Timeline
 from .reporting.watchdog import Watchdog
-from .resume import check_unfinished, newest, resumed, way_on
+from .resume import NothingToResume, check_unfinished, newest, resumed, way_on
 from .statistics.table import Signal, Table
 from .step import Default
 from .stop_rules import Stopped, StopRules
@@ -54,9 +56,15 @@ class Run:
     """The controller of one training run."""
 
     def __init__(
-        self, config: RunConfig, directory: str | Path, *, resume: bool = False, changes: Sequence[str] = ()
+        self,
+        config: RunConfig,
+        directory: str | Path,
+        *,
+        resume: bool = False,
+        changes: Sequence[str] = (),
+        losses: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        self.config, self.dir, self.changes = config, Path(directory), changes
+        self.config, self.dir, self.changes, self.losses = config, Path(directory), changes, losses
         self.arena, self.validation = make_arenas(config)
         self.plan = plan(config, self.arena)
         self.step = 0
@@ -189,6 +197,7 @@ class Run:
         if mark is not None:  # a kill may have come between the last checkpoint and the removal of older ones
             checkpoint.prune(self.dir / "checkpoints", self.config.checkpoints)
         self.book.begin(self.step, mark)
+        self.book.lost(self.step, self.losses)
         checkpoint.write_whole(self.dir / "config.yaml", signed(dump(self.config)))
         if (path := self.dir / "spending.json").is_file():
             with checkpoint.reading(path) as bills:
@@ -308,6 +317,37 @@ class Run:
         return rows_of(path) if path.exists() else []
 
 
+def supervised(run: Run) -> Run:
+    """Train, and go on from the newest checkpoint when a group dies. Return the run that finished."""
+    config, reached, attempts = run.config, -1, 0
+    while True:
+        try:
+            run_sync(run.train(), interrupted=run.interrupts)
+            return run
+        except (KeyboardInterrupt, asyncio.CancelledError) as end:
+            if not (run.interrupts or isinstance(end, KeyboardInterrupt)):
+                raise
+            raise KeyboardInterrupt(way_on(run.dir)) from None
+        except GroupLost as loss:
+            attempts = 1 if run.step > reached else attempts + 1
+            reached = max(reached, run.step)
+            if attempts > config.restarts:
+                raise
+            try:
+                last = newest(run.dir)
+                saved = int(last.name.rpartition("-")[2])
+            except NothingToResume:
+                last, saved = None, 0
+            row = {"cause": str(loss), "steps_lost": run.step - saved, "attempt": attempts}
+            pause = min(2.0**attempts, 60.0)
+            print(
+                f"unitymas: {loss}; going on from step {saved} in {pause:g} s ({counted(run.step - saved, 'step')} lost, attempt "
+                f"{attempts} of {config.restarts})", file=sys.stderr, flush=True,
+            )  # fmt: skip
+            time.sleep(pause)
+            run = Run(config, run.dir, resume=last is not None, losses=[*run.losses, row])
+
+
 def train(
     id: EnvLike | None = None,
     *,
@@ -347,13 +387,7 @@ def train(
     where = Path(directory) if directory is not None else fresh_directory(config)
     if not resume and (where / "metrics.jsonl").exists():
         raise ConfigError(f"{where} already holds a run; resume it (--resume), or name another directory")
-    run = Run(config, where, resume=resume and not anew, changes=changes)
-    try:
-        run_sync(run.train(), interrupted=run.interrupts)
-    except (KeyboardInterrupt, asyncio.CancelledError) as end:
-        if not (run.interrupts or isinstance(end, KeyboardInterrupt)):
-            raise
-        raise KeyboardInterrupt(way_on(where)) from None
+    run = supervised(Run(config, where, resume=resume and not anew, changes=changes))
     if run.step < config.steps:
         raise KeyboardInterrupt(way_on(where))
     return run

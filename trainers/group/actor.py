@@ -15,9 +15,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
+import platform
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 Parcel = list[tuple[int, bytes]]
@@ -106,9 +108,19 @@ class GroupActor:
     """The actor's end: a group, asked through links. It is built inside the actor."""
 
     def __init__(self, kind: Callable[..., Any], *arguments: Any) -> None:
-        self.group = kind(*arguments)
+        self.obstacle: Exception | None = None
+        try:
+            self.group = kind(*arguments)
+        except Exception as error:  # told as it is by `begin`; Ray would tell it as the death of an actor
+            self.obstacle = error
         self.channels: dict[str, LinkEnd] = {}
         self.tasks: set[asyncio.Task[None]] = set()
+
+    async def begin(self) -> dict[str, str]:
+        """Return the versions of what computes here, once the group stands. Raise what kept it from standing."""
+        if self.obstacle is not None:
+            raise sendable(self.obstacle)
+        return versions()
 
     async def post(self, link: str, number: int, parcel: Parcel) -> None:
         """Begin the calls of a parcel. Ray may deliver parcels in another order: an early one waits."""
@@ -143,6 +155,13 @@ class GroupActor:
             return pickle.dumps((False, RuntimeError("the group was closed during this call")))
         except Exception as error:
             return pickle.dumps((False, sendable(error)))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions on which equal results depend."""
+    return {"python": platform.python_version()} | {
+        name: version(name) for name in ("unitymas", "torch", "transformers")
+    }
 
 
 def sendable(error: Exception) -> Exception:

@@ -13,18 +13,20 @@ spec must fix that number.
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ...agents.answers import Answer, DecisionId
+from ...agents.failures import GroupLost
 from ...agents.policies import Call
 from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec
+from ..config.schema import RayConfig
 from ..controller.statistics.table import Signal, ValueSummary
-from .actor import ActorLink, GroupActor
+from .actor import ActorLink, GroupActor, versions
+from .cluster import CALLS_AT_ONCE, check_room, connect, placement, release, reserve
 from .contract import METHODS as METHODS
 from .contract import Group
 from .model_group import ModelGroup
@@ -32,16 +34,12 @@ from .sample_store import Sample
 
 Runtime = Literal["local", "ray"]
 
-CALLS_AT_ONCE = 10_000
-OBJECT_STORE = 256 * 2**20
-"""Bytes of shared memory for a Ray that is started here. They are few, because only thin records cross."""
-
 
 class RayGroup:
     """A model group in an actor: each method returns what the group's own returns."""
 
-    def __init__(self, spec: GroupSpec, actor: Any) -> None:
-        self.spec, self.actor = spec, actor
+    def __init__(self, spec: GroupSpec, actor: Any, reserved: Any = None) -> None:
+        self.spec, self.actor, self.reserved = spec, actor, reserved
         self._link: ActorLink | None = None
 
     @property
@@ -52,7 +50,17 @@ class RayGroup:
         return self._link
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        return await self.link.ask(method, *arguments)
+        return await self._lost(self.link.ask(method, *arguments))
+
+    async def _lost(self, answer: Awaitable[Any]) -> Any:
+        """Await an answer. An actor that is gone is a failure with a name of its own."""
+        from ray.exceptions import RayActorError
+
+        try:
+            return await answer
+        except RayActorError as error:
+            cause = str(error).strip().splitlines()[0]
+            raise GroupLost(f"group {self.spec.name!r} is gone: {cause}") from error
 
     async def generate(
         self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
@@ -62,7 +70,7 @@ class RayGroup:
         """
         link = self.link
         try:
-            answer: Answer = await link.ask("generate", policy, call, temperature, keep)
+            answer: Answer = await self._lost(link.ask("generate", policy, call, temperature, keep))
             return answer
         except asyncio.CancelledError:
             link.tell("cancel", call.episode, call.node)
@@ -153,23 +161,25 @@ class RayGroup:
         self.abandon()
 
     def abandon(self) -> None:
-        """Stop the actor without waiting."""
+        """Stop the actor without waiting, and give its place back."""
         import ray
 
         ray.kill(self.actor)
+        release(self.reserved)
+        self.reserved = None
 
 
 async def start_groups(
-    specs: Mapping[str, GroupSpec], runtime: Runtime = "local", address: str | None = None
+    specs: Mapping[str, GroupSpec], runtime: Runtime = "local", settings: RayConfig | None = None
 ) -> dict[str, Group]:
-    """Build all groups. `address` is that of a Ray cluster. Without one, a running Ray is joined, or a new
-    one is started.
+    """Build all groups. `settings` name a Ray cluster and the placement on it; by default a running Ray is joined, or a
+    new one started.
     """
     if runtime == "local":
         return _start_local(specs)
     if runtime != "ray":
         raise ValueError(f"unknown runtime {runtime!r}: choose local or ray")
-    return await _start_ray(specs, address)
+    return await _start_ray(specs, settings or RayConfig())
 
 
 async def stop_groups(groups: Mapping[str, Group]) -> None:
@@ -186,56 +196,56 @@ def _start_local(specs: Mapping[str, GroupSpec]) -> dict[str, Group]:
     return {name: ModelGroup(spec) for name, spec in specs.items()}
 
 
-async def _start_ray(specs: Mapping[str, GroupSpec], address: str | None) -> dict[str, Group]:
-    import ray
-
-    if not ray.is_initialized():
-        connect(address)
-    needed, available = sum(spec.gpus for spec in specs.values()), ray.cluster_resources().get("GPU", 0)
-    if needed > available:  # Ray would wait for the missing GPUs for ever
-        raise ValueError(f"the groups ask for {needed:g} GPUs (groups.*.gpus), and Ray has {available:g}")
-    groups: dict[str, Group] = {name: RayGroup(spec, _actor(spec)) for name, spec in specs.items()}
-    await asyncio.gather(
-        *(group.report() for group in groups.values())
-    )  # all groups are loaded now, or an error says why not
+async def _start_ray(specs: Mapping[str, GroupSpec], settings: RayConfig) -> dict[str, Group]:
+    connect(settings)
+    check_room(specs, sum(spec.gpus for spec in specs.values()))
+    reserved = await reserve(specs, settings)
+    groups: dict[str, Group] = {}
+    try:
+        begun = []
+        for index, (name, spec) in enumerate(specs.items()):
+            actor = _actor(spec, placement(reserved, index))
+            last = index == len(specs) - 1  # the last to be closed gives the placement back
+            groups[name] = RayGroup(spec, actor, reserved if last else None)
+            begun.append(_begun(name, actor))
+        await asyncio.gather(*begun)
+    except BaseException:
+        for group in groups.values():
+            group.abandon()  # no actor stays behind
+        raise
     return groups
 
 
-def connect(address: str | None) -> None:
-    """Join the cluster of `address`, of RAY_ADDRESS, or of this machine (`ray start --head`). Else start a
-    Ray here.
-    """
-    import ray
+async def _begun(name: str, actor: Any) -> None:
+    """Wait until a group stands. Its node must compute with what this process computes with."""
+    from ray.exceptions import RayTaskError
 
-    here: dict[str, Any] = {
-        "include_dashboard": False,
-        "object_store_memory": OBJECT_STORE,
-        "_system_config": {"worker_niceness": 0},  # groups are the main work here, not background work
-    }
-    if address is None:
-        try:
-            ray.init(log_to_driver=False, **here)
-            return
-        except ValueError:  # a cluster is joined, whose settings are fixed already
-            address = os.environ.get("RAY_ADDRESS")
     try:
-        ray.init(address=address, log_to_driver=False)
-    except ConnectionError as error:
-        raise ConnectionError(
-            f"runtime=ray: no cluster answers at {address or 'the address of the last `ray start`'} ({error}). Start "
-            "it, or correct RAY_ADDRESS (unset, a Ray is started on this machine)"
-        ) from error
+        there = await actor.begin.remote()
+    except RayTaskError as error:
+        raise error.cause from error
+    here = versions()
+    other = [
+        f"{package} {there[package]} instead of {here[package]}"
+        for package in here
+        if here[package] != there[package]
+    ]
+    if other:
+        raise ValueError(
+            f"group {name!r}: its node has {', '.join(other)}; install the same versions on all nodes"
+        )
 
 
-def _actor(spec: GroupSpec) -> Any:
+def _actor(spec: GroupSpec, place: Mapping[str, Any]) -> Any:
     import ray
     import torch
 
     threads = spec.threads or torch.get_num_threads()
     remote = ray.remote(GroupActor).options(
         num_gpus=spec.gpus,
-        num_cpus=0,  # the groups share the cores with the controller
+        num_cpus=spec.cpus or (0.001 if place else 0),  # 0: the groups share the cores with the controller
         max_concurrency=CALLS_AT_ONCE,
         runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
+        **place,
     )
     return remote.remote(ModelGroup, replace(spec, threads=threads))

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -95,6 +95,12 @@ class Logbook:
             "alarm", alarm.step, {"monitor": alarm.monitor, "value": alarm.value, "message": alarm.message}
         )
         print(f"alarm, {alarm}", file=sys.stderr, flush=True)
+
+    def lost(self, step: int, losses: Sequence[Mapping[str, Any]]) -> None:
+        """Log the deaths of groups that the run has gone on after."""
+        logged = sum(row["kind"] == "loss" for row in rows_of(self.path)) if losses else 0
+        for loss in losses[logged:]:  # what came after the checkpoint's mark was cut off
+            self._line("loss", step, loss)
 
     def say(self, text: str) -> None:
         """Tell whoever looks at the console."""

@@ -1,0 +1,130 @@
+"""Ray cluster of a run: joining or starting it, and placing the groups' actors on its nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from ..config.group_settings import GroupSpec
+from ..config.schema import ConfigError, RayConfig
+
+CALLS_AT_ONCE = 10_000
+OBJECT_STORE = 256 * 2**20
+"""Bytes of shared memory for a Ray that is started here. They are few, because only thin records cross."""
+ANSWER = 5.0
+"""Seconds in which a cluster's address must accept a connection."""
+
+
+def connect(settings: RayConfig) -> None:
+    """Join the cluster of `address`, of RAY_ADDRESS, or of this machine (`ray start --head`). Else start a Ray here."""
+    import ray
+
+    if ray.is_initialized():
+        return
+    address = settings.address or os.environ.get("RAY_ADDRESS", "")
+    options = {"log_to_driver": False, **settings.options}
+    here: dict[str, Any] = {
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE,
+        "_system_config": {"worker_niceness": 0},  # groups are the main work here, not background work
+    }
+    try:
+        if address and address != "local":
+            check_answers(address)
+        elif not address:
+            try:
+                ray.init(**{**here, **options})
+                return
+            except ValueError:  # one that runs on this machine is joined, whose settings are fixed already
+                address = "auto"
+        ray.init(address=address, **options)
+    except (ConnectionError, OSError) as error:
+        raise ConnectionError(
+            f"runtime=ray: no cluster answers at {address} ({error}). Start it (`ray start --head`), or correct ray.address or "
+            "RAY_ADDRESS (both empty, a Ray is started on this machine)"
+        ) from error
+    except TypeError as error:
+        raise ConfigError(f"ray.options: {error}") from error
+
+
+def check_answers(address: str) -> None:
+    """Tell within seconds that nobody listens at an address. Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+
+
+def check_room(specs: Mapping[str, GroupSpec], gpus: float) -> None:
+    """Refuse groups that no node could ever take: Ray would wait for ever."""
+    import ray
+
+    total = ray.cluster_resources()
+    for key, needed in (("GPU", gpus), ("CPU", sum(spec.cpus for spec in specs.values()))):
+        if needed > total.get(key, 0):
+            raise ConfigError(
+                f"the groups ask for {needed:g} {key}s (groups.*.{key.lower()}s), and Ray has {total.get(key, 0):g}"
+            )
+    for name, spec in specs.items():
+        if not any(fits(spec, node["Resources"]) for node in ray.nodes() if node["Alive"]):
+            raise ConfigError(
+                f"groups.{name}: no node has {spec.gpus:g} GPUs and {spec.cpus:g} CPUs together; the nodes have {nodes()}"
+            )
+
+
+def fits(spec: GroupSpec, resources: Mapping[str, float]) -> bool:
+    """Tell whether a node with these resources could hold a group."""
+    return spec.gpus <= resources.get("GPU", 0) and spec.cpus <= resources.get("CPU", 0)
+
+
+def nodes() -> str:
+    """Describe what the living nodes have: `10.0.0.1: 8 CPU, 2 GPU; …`."""
+    import ray
+
+    return "; ".join(
+        f"{node['NodeManagerAddress']}: {node['Resources'].get('CPU', 0):g} CPU, {node['Resources'].get('GPU', 0):g} GPU"
+        for node in ray.nodes()
+        if node["Alive"]
+    )
+
+
+async def reserve(specs: Mapping[str, GroupSpec], settings: RayConfig) -> Any:
+    """Reserve a bundle for each group, by the strategy. Return the placement group, or None where none is asked for."""
+    if not settings.strategy:
+        return None
+    from ray.util import placement_group, remove_placement_group
+
+    bundles = [
+        {"CPU": max(spec.cpus, 0.001), **({"GPU": spec.gpus} if spec.gpus else {})} for spec in specs.values()
+    ]
+    group = placement_group(bundles, strategy=settings.strategy.upper())
+    try:
+        await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), settings.wait)
+    except TimeoutError:
+        remove_placement_group(group)
+        raise ConfigError(
+            f"ray.strategy: {len(bundles)} groups cannot be placed by {settings.strategy!r} (waited {settings.wait:g} s, "
+            f"ray.wait); the nodes have {nodes()}, and others may use them"
+        ) from None
+    return group
+
+
+def placement(reserved: Any, index: int) -> dict[str, Any]:
+    """Options that put an actor, and the actors that it makes, into its bundle."""
+    if reserved is None:
+        return {}
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return {
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(reserved, placement_group_bundle_index=index)
+    }
+
+
+def release(reserved: Any) -> None:
+    """Give the bundles back."""
+    if reserved is not None:
+        from ray.util import remove_placement_group
+
+        remove_placement_group(reserved)
