@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from unitymas.trainers.controller.run import train
 from unitymas.trainers.group import cluster, runtime
 
 ID = "pair-of-lost"
+PATH = os.pathsep.join([*sys.path, str(Path(__file__).parent.parent.parent)])
 WORDS = ("w1", "w2", "w3", "w4")
 
 
@@ -36,10 +39,15 @@ def right(trace: Any, task: Any) -> float:
     return float((trace.outcome or {}).get("answer") in task.reference["answers"])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def environment() -> Any:
+def register() -> None:
+    """Register the environment of these tests."""
     rows = [{"id": f"t{i}", "question": f"w{20 + i}", "answers": [WORDS[i % 4]]} for i in range(8)]
     unitymas.register(ID, workflow=Pair, reward=right, tasks=rows)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Any:
+    register()
     yield
     unitymas.envs.registry.unregister(ID)
 
@@ -146,10 +154,11 @@ def test_an_address_where_nobody_listens_is_told_at_once() -> None:
 
 
 CHILD = """
-import asyncio, os, sys
+import asyncio, sys
 import ray
 from ray.cluster_utils import Cluster
-from unitymas.trainers.config.schema import RayConfig
+from unitymas.trainers.config.group_settings import GroupSpec, PolicySpec
+from unitymas.trainers.config.schema import ConfigError, RayConfig
 from unitymas.trainers.group.runtime import start_groups, stop_groups
 
 def spec(name, **more):
@@ -157,19 +166,15 @@ def spec(name, **more):
 """
 
 
-def ray_driver(code: str, model: str) -> str:
+def ray_driver(code: str, *arguments: str) -> str:
     """Run code against a Ray of its own, in a process of its own. Return what it printed."""
-    import subprocess
-    import sys
-
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"RAY_AUTH_MODE": "disabled"}
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD + code, model],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env=environment,
-    )
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {
+        "RAY_AUTH_MODE": "disabled",
+        "PYTHONPATH": PATH,
+    }
+    limit = 400 * int(os.environ.get("UNITYMAS_KILLS", "1"))
+    command = [sys.executable, "-c", CHILD + code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
@@ -220,3 +225,58 @@ def test_two_nodes_one_leaves_and_one_comes(tiny_llama: str) -> None:
     assert "3 groups cannot be placed by 'strict_spread' (waited 2 s" in said
     assert "GroupLost group '" in said and "lost 1" in said
     assert "again 2" in said
+
+
+KILLS = """
+import os, pathlib, random, signal, threading, time
+os.environ["UNITYMAS_MARK"] = mark = f"mark-{os.getpid()}"  # Ray's workers inherit it
+import json
+import unitymas.trainers.controller.run as controller
+import importlib.util
+found = importlib.util.spec_from_file_location('here', sys.argv[4])
+here = importlib.util.module_from_spec(found)
+found.loader.exec_module(here)
+
+here.register()
+kills, place = int(sys.argv[2]), pathlib.Path(sys.argv[3])
+whole = place / "whole"
+controller.train(here.ID, directory=whole, **here.settings(sys.argv[1], steps=6))
+ray.init(num_cpus=1, include_dashboard=False, object_store_memory=10**8, log_to_driver=False)
+done, chance = [], random.Random(1)
+
+def actors():
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if b"ray::GroupActor" in (entry / "cmdline").read_bytes() and mark.encode() in (entry / "environ").read_bytes():
+                yield int(entry.name)
+        except (OSError, ValueError):
+            pass
+
+def kill():
+    while len(done) < kills:
+        time.sleep(chance.uniform(0.05, 1.0))
+        for pid in actors():
+            rows = (where / "metrics.jsonl").read_text() if (where / "metrics.jsonl").exists() else ""
+            if '"kind": "begin"' in rows:  # in the middle of the run
+                os.kill(pid, signal.SIGKILL)
+                done.append(pid)
+                time.sleep(chance.uniform(0.5, 4.0))
+                break
+
+where = place / "killed"
+threading.Thread(target=kill, daemon=True).start()
+controller.time.sleep = lambda seconds: None
+controller.train(here.ID, directory=where, runtime="ray", **here.settings(sys.argv[1], steps=6, restarts=99))
+losses = [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
+print("killed", len(done), "losses", len(losses), "equal", here.weights(where) == here.weights(whole))
+ray.shutdown()
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(420)
+def test_an_actor_that_is_killed_changes_no_weight(tiny_llama: str, tmp_path: Path) -> None:
+    """SIGKILL, once here. UNITYMAS_KILLS=100 kills as often as that, at random moments."""
+    kills = os.environ.get("UNITYMAS_KILLS", "1")
+    said = ray_driver(KILLS, tiny_llama, kills, str(tmp_path), __file__)
+    assert f"killed {kills} losses" in said and "losses 0" not in said and "equal True" in said, said
