@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import unitymas
@@ -142,6 +142,8 @@ def test_every_float_is_read_as_python_writes_it(x):
 PLAIN = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), max_size=6)
 
 
+@example({"0E0": None})
+@example(["1e5", "on", "0o7", "1_0", "2001-01-01", "1:30", ".5", "~", "<<"])
 @given(st.recursive(st.none() | st.booleans() | st.integers() | PLAIN | st.floats(allow_nan=False),
                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PLAIN, inner, max_size=3)))  # fmt: skip
 def test_what_is_written_is_read_back(value):

@@ -40,6 +40,14 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever text YAML 1.1 or our reader would take for something else, such as `1e5`."""
+
+    yaml_implicit_resolvers = {
+        first: list(rules) for first, rules in yaml.SafeDumper.yaml_implicit_resolvers.items()
+    }
+
+
 INTEGER = r"[-+]?(?:0|[1-9][0-9_]*)"
 FLOAT = r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)"
 NUMBER = re.compile(f"{INTEGER}|{FLOAT}")
@@ -53,7 +61,8 @@ for _tag, _pattern, _first in (
     ("tag:yaml.org,2002:merge", r"<<", ["<"]),
     ("!switch", r"(?i:on|off|yes|no)", list("oOyYnN")),
 ):  # fmt: skip
-    _Loader.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), _first)
+    for _kind in (_Loader, _Dumper):
+        _kind.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), _first)
 _Loader.add_constructor("!switch", lambda loader, node: Switch(node.value))
 
 
@@ -260,7 +269,8 @@ def written(value: Any) -> Any:
 
 def dump(settings: Any) -> str:
     """The tree as YAML; reading it back gives the same settings."""
-    return yaml.safe_dump(written(to_dict(settings)), sort_keys=False, allow_unicode=True)
+    tree = written(to_dict(settings))
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
