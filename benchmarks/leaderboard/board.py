@@ -28,7 +28,7 @@ from ...cli.arguments import Parser
 from ..evaluation.identity import digest
 from ..pages.html import escape, page, printable, write_page
 from . import rerun
-from .copies import Told, marks
+from .copies import Sketch, marks
 from .guard import MEMORY_MB, SECONDS, Guard
 
 MOST_ENTRIES = 2000
@@ -87,7 +87,7 @@ def build(
     entries: list[Entry] = []
     rejected: dict[str, list[str]] = {}
     with Guard(seconds=seconds, memory_mb=memory_mb) as guard:
-        told: dict[str, Told] = {}
+        told: dict[str, Sketch] = {}
         for path in found_in(folder):
             name = str(path.relative_to(folder))
             if len(entries) >= MOST_ENTRIES:
@@ -102,8 +102,8 @@ def build(
                     Entry(_slug(name), verdict.metadata, verdict.results, tuple(verdict.unverified), tuple(verdict.notes))
                 )  # fmt: skip
                 date = verdict.results["run"]["date"]
-                told[_slug(name)] = Told(
-                    printable(verdict.metadata["name"]), date, verdict.said, verdict.scripted
+                told[_slug(name)] = Sketch(
+                    printable(verdict.metadata["name"]), date, verdict.digests, verdict.scripted
                 )
     same = marks(told)
     entries = [replace(entry, same=same.get(entry.slug, "")) for entry in entries]

@@ -58,7 +58,7 @@ class Inspection:
     metadata: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     """Results as claimed, without the list of episodes."""
-    said: list[str] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
     """Sketch of its episodes, which two entries share where their replies are the same."""
     scripted: bool = False
     """True if all its players came with unitymas and were asked again."""
@@ -279,7 +279,7 @@ class Check:
         yield from _compare("figures", self.results["figures"], numbers)
         if self.arena is not None:
             self.verdict.unverified += self.team.strangers(self.again)
-        self.verdict.said = sorted(self.team.said)[:SKETCH]
+        self.verdict.digests = sorted(self.team.digests)[:SKETCH]
         self.verdict.scripted = self.told["roles"].keys() == self.again.keys()
         yield from self.team.copies(self.verdict.notes)
         if self.seed != 0:

@@ -20,22 +20,22 @@ NAMED = 3
 
 
 @dataclass(frozen=True)
-class Told:
-    """Entry as it describes itself: its name, its date, a sketch of its episodes, and whether it is scripted."""
+class Sketch:
+    """An entry, as far as it is compared: its name, its date, hashes of its episodes, and whether it is scripted."""
 
     name: str
     date: str
-    said: Sequence[str]
+    digests: Sequence[str]
     scripted: bool
 
 
-def marks(entries: Mapping[str, Told]) -> dict[str, str]:
+def marks(entries: Mapping[str, Sketch]) -> dict[str, str]:
     """A sentence for each entry that shares its episodes with another, by the entries' keys."""
     order = sorted(entries, key=lambda key: (entries[key].date, key))
     holders: dict[str, list[str]] = defaultdict(list)
     shared: dict[str, Counter[str]] = defaultdict(Counter)
     for key in order:
-        for digest in entries[key].said:
+        for digest in entries[key].digests:
             for other in holders[digest]:
                 shared[key][other] += 1
             if len(holders[digest]) < NAMED:  # the first few stand for all their copies
@@ -43,21 +43,21 @@ def marks(entries: Mapping[str, Told]) -> dict[str, str]:
     alike: dict[str, dict[str, int]] = defaultdict(dict)
     for key, counts in shared.items():
         for other, count in counts.items():
-            fewer = min(len(entries[key].said), len(entries[other].said))
+            fewer = min(len(entries[key].digests), len(entries[other].digests))
             both = entries[key].scripted and entries[other].scripted
             if not both and (count == fewer or count >= max(ENOUGH, SHARE * fewer)):
                 alike[key][other] = alike[other][key] = count
     return {key: _mark(key, others, entries) for key, others in alike.items()}
 
 
-def _mark(key: str, others: Mapping[str, int], entries: Mapping[str, Told]) -> str:
+def _mark(key: str, others: Mapping[str, int], entries: Mapping[str, Sketch]) -> str:
     mine = entries[key]
     first = sorted(others, key=lambda other: (-others[other], entries[other].date, other))
     parts = []
     for other in first[:NAMED]:
         theirs = entries[other]
-        whole = others[other] == len(mine.said) == len(theirs.said)
-        how_many = "same episodes" if whole else f"{others[other]} of {len(mine.said)} the same episodes"
+        whole = others[other] == len(mine.digests) == len(theirs.digests)
+        how_many = "same episodes" if whole else f"{others[other]} of {len(mine.digests)} the same episodes"
         when = "earlier" if theirs.date < mine.date else "later" if theirs.date > mine.date else "alike"
         parts.append(f"{how_many} as {theirs.name[:60]} ({other[:60]}, dated {when})")
     more = f", and {len(first) - NAMED} more" if len(first) > NAMED else ""

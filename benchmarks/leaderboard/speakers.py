@@ -43,10 +43,12 @@ class SeatedTeam:
         self.voices = {agent: voice for agent, seat in seats.items() if (voice := _voice(seat))}
         self.uncounted: set[str] = set()
         told = {agent: list(temperatures(seat)) for agent, seat in seats.items()}
-        self.sampled = {agent for agent, found in told.items() if max(found, default=0) > 0}
-        self.silent = {agent for agent, found in told.items() if not found and agent not in _scripts(seats)}
+        self.sampled = {agent for agent, numbers in told.items() if max(numbers, default=0) > 0}
+        self.silent = {
+            agent for agent, numbers in told.items() if not numbers and agent not in _scripts(seats)
+        }
         self.heard: dict[str, list[str]] = {}
-        self.said: set[str] = set()
+        self.digests: set[str] = set()
 
     def claims(self) -> Iterator[str]:
         """Facts that players of ours always tell, and that are missing here."""
@@ -113,7 +115,7 @@ class SeatedTeam:
         acts = [n for n in trace["nodes"] if n["kind"] == "act"]
         plain = {n["id"]: " ".join(str(n["reply"]).split()).casefold() for n in acts}
         letters = [[id, "".join(filter(str.isalnum, text)) or text] for id, text in sorted(plain.items())]
-        self.said.add(identity.digest([trace["task_id"], trace["sample"], letters]))
+        self.digests.add(identity.digest([trace["task_id"], trace["sample"], letters]))
         sampled = self.sampled | self.silent
         if replies := [[n["id"], plain[n["id"]]] for n in acts if n["agent"] in sampled]:
             self.heard.setdefault(trace["task_id"], []).append(identity.digest(replies))

@@ -17,6 +17,7 @@ import asyncio
 import inspect
 import json
 import os
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,10 +26,12 @@ from typing import Any
 from ...agents.failures import ToolError, ToolFault
 from ...agents.hints import nearest
 from ...agents.text.reading import is_shallow
+from . import mcp_pipe
 from .tool import Infrastructure, Kind, Tool, background
 
 START_SECONDS = 60.0  # a server may have to be installed first
 LONGEST_ANSWER = 1_000_000  # characters of one result
+LONGEST_LINE = 16 << 20  # bytes of one message of a server by `command`; longer ones end it
 LONGEST_SCHEMA = 20_000  # characters of a tool's description, of its parameters, or of an error
 MOST_TOOLS = 1000
 
@@ -176,9 +179,9 @@ async def _session(server: McpServer) -> AsyncIterator[Any]:
         connect = next(getattr(streamable_http, name) for name in names if hasattr(streamable_http, name))
         transport = connect(server.url)
     else:
-        program, *arguments = server.command or ()
+        piped = ["-I", "-S", mcp_pipe.__file__, str(LONGEST_LINE), *(server.command or ())]
         env = None if server.env is None else dict(server.env)
-        transport = mcp.stdio_client(mcp.StdioServerParameters(command=program, args=arguments, env=env))
+        transport = mcp.stdio_client(mcp.StdioServerParameters(command=sys.executable, args=piped, env=env))
     async with transport as streams, mcp.ClientSession(streams[0], streams[1]) as session:
         yield session
 

@@ -73,8 +73,8 @@ def test_a_copy_is_marked_by_the_name_of_the_other(source: Path, tmp_path: Path,
     assert all(row["same"] for row in json.loads((tmp_path / "site" / "leaderboard.json").read_text()))
 
 
-def told(name: str, said: list[int], *, date: str = "2026", scripted: bool = False) -> copies.Told:
-    return copies.Told(name, date, [str(n) for n in said], scripted)
+def told(name: str, said: list[int], *, date: str = "2026", scripted: bool = False) -> copies.Sketch:
+    return copies.Sketch(name, date, [str(n) for n in said], scripted)
 
 
 def test_parts_of_an_entry_count_too_and_chance_does_not() -> None:

@@ -165,6 +165,85 @@ def test_fuzz(tmp_path: Path, fuzz: int) -> None:
     one.close()
 
 
+FLOOD = """
+import os, sys, time
+{first}
+chunk = b"x" * (1 << 20)
+for _ in range({megabytes}):
+    os.write(1, chunk)
+time.sleep(600)
+"""
+HTTP_HANGS = """
+import socket, sys, threading, time
+listening = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+def answer(one):
+    one.recv(65536)
+    one.sendall(sys.argv[2].encode().decode("unicode_escape").encode("latin-1"))
+    time.sleep(600)
+while True:
+    threading.Thread(target=answer, args=(listening.accept()[0],), daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("first", ["", "sys.stdin.readline()"])
+def test_a_line_without_end_ends_its_server(tmp_path: Path, first: str) -> None:
+    """16 MB are read of a gigabyte, and the memory of this process stays as it was."""
+    import resource
+
+    path = tmp_path / "flood.py"
+    path.write_text(FLOOD.format(first=first, megabytes=1024))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(Infrastructure, match="cannot be reached|died|failed"):
+        call(McpServer(command=[sys.executable, str(path)], deadline=20), "tool0")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KB
+
+
+def test_a_server_ends_with_its_connection(tmp_path: Path) -> None:
+    one = server(tmp_path)
+    pid_file = tmp_path / "pid"
+    (tmp_path / "server.py").write_text(
+        f"import os; open({str(pid_file)!r}, 'w').write(str(os.getpid()))\n" + BY_HAND
+    )
+    assert call(one, "tool0", result=json.dumps({"content": [{"type": "text", "text": "é"}]})) == "é"
+    one.close()
+    until = time.monotonic() + 60
+    while Path(f"/proc/{pid_file.read_text()}").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid_file.read_text()}").exists()
+
+
+def test_a_program_that_is_not_there_is_named_as_such() -> None:
+    with pytest.raises(Infrastructure, match="no-such-program"):
+        call(McpServer(command=["no-such-program"], deadline=20), "add")
+
+
+@pytest.mark.parametrize(
+    "sends",
+    [
+        "",
+        "HTTP/1.1 200 OK\\r\\nContent-Type: application/json\\r\\nContent-Length: 99\\r\\n\\r\\n{",
+        "HTTP/1.1 200 OK\\r\\nContent-Type: text/event-stream\\r\\n\\r\\ndata: {",
+    ],
+)
+def test_an_http_server_that_hangs_is_given_up(
+    tmp_path: Path, sends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its answer, and in the middle of a body."""
+    from unitymas.envs.tools import mcp
+
+    monkeypatch.setattr(mcp, "START_SECONDS", 2.0)
+    path, port = tmp_path / "hangs.py", free_port()
+    path.write_text(HTTP_HANGS)
+    process = subprocess.Popen([sys.executable, str(path), str(port), sends])
+    try:
+        wait_for(port)
+        with pytest.raises(Infrastructure, match="cannot be reached"):
+            call(McpServer(url=f"http://127.0.0.1:{port}/mcp", deadline=2), "add", a=1, b=1)
+    finally:
+        process.kill()
+        process.wait()
+
+
 _KEYS = ["content", "structuredContent", "isError", "_meta", "nextCursor", "result"]
 
 

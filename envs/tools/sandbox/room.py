@@ -25,7 +25,7 @@ import time
 from typing import Any
 
 from . import kernel, program
-from .accounting import ProcessTree
+from .accounting import ProcessTree, can_enter
 from .program import PROGRAM_FILE, Channel
 from .seccomp import build_filter
 
@@ -67,7 +67,7 @@ def _serve(config: dict[str, Any]) -> None:
     program.warm_up(not unsafe)
     if unsafe:
         import shutil  # noqa: F401  (for `_remove`, once; the other levels stay small, and fork fast)
-    if not _can_enter(config["group"]):
+    if not can_enter(config["group"]):
         config["group"] = []
     counted = bool(config["group"])
     machine = os.uname().machine
@@ -86,19 +86,6 @@ def _serve(config: dict[str, Any]) -> None:
         _, status = os.waitpid(keeper, 0)
         if status:
             sys.exit(f"the keeper of a case ended with status {status}")
-
-
-def _can_enter(group: list[int]) -> bool:
-    """Try whether the kernel lets a child of ours into the control group that the host has opened."""
-    if not group:
-        return False
-    child = os.fork()
-    if child == 0:
-        try:
-            os._exit(os.write(group[0], b"0") - 1)
-        finally:
-            os._exit(1)
-    return os.waitpid(child, 0)[1] == 0
 
 
 def _preload() -> None:

@@ -1,0 +1,47 @@
+"""A pipe between an MCP server and the protocol's library, which would read a line of any length into memory.
+
+    python mcp_pipe.py MOST PROGRAM ARGUMENTS…
+
+It starts the server, hands its standard output on as it comes, and ends both when a line is longer than MOST bytes. It
+runs in a process of its own, with the standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+
+def main() -> int:
+    most, command = int(sys.argv[1]), sys.argv[2:]
+    try:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE)  # its input and errors are ours
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda *_: server.kill())
+    assert server.stdout is not None
+    line = 0  # bytes since the last line's end
+    while chunk := os.read(server.stdout.fileno(), 1 << 16):
+        first, end, _ = chunk.partition(b"\n")
+        longest = line + len(first)
+        line = len(chunk) - chunk.rfind(b"\n") - 1 if end else longest
+        if longest > most:
+            server.kill()
+            print(f"{command[0]}: a line of its output is longer than {most:,} bytes", file=sys.stderr)
+            return 1
+        try:
+            while chunk:
+                chunk = chunk[os.write(1, chunk) :]
+        except OSError:  # nobody listens any more
+            server.kill()
+            return 0
+    return server.wait()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
