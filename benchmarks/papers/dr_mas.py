@@ -104,7 +104,7 @@ PAPER = Paper(
         "The main claim reproduces, and for the stated reason: with shared statistics the role that is paid on the small "
         "scale learns nothing (its first calls are right about as often as chance, one in eight), with its own statistics it "
         "learns nearly all of its table. Statistics over the step are no remedy: the leader's only call shares its step with "
-        "the worker's first one. Removing the deviation costs much even per agent, since one optimiser then sees gradients "
+        "the worker's first one. Removing the deviation costs much even per agent, since one optimizer then sees gradients "
         "on two scales; a mean per agent still helps then, by a quarter as much.\n\n"
         "What is said about gradient norms does not reproduce here: per-agent statistics do not give smaller norms or fewer "
         "spikes. In a team this small the norm is high *because* both roles learn; a norm that is low because one role's "

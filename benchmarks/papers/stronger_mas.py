@@ -126,7 +126,7 @@ PAPER = Paper(
         "Plan-path on 4×4 maps with 15% walls, at most 8 steps; train and test maps are disjoint by hash. Each model is a "
         "random Llama of two layers and 32 units to which a line of the prompt is one token, so there is no prompting skill to "
         "begin with: the *prompted team* is the untrained one. 80 steps of 16 tasks, 4 candidates per act (trees) or 4 "
-        "trajectories per task (flat), learning rate 3e-3, four optimiser steps per step; greedy test on 128 unseen maps "
+        "trajectories per task (flat), learning rate 3e-3, four optimizer steps per step; greedy test on 128 unseen maps "
         "after the last step (never the best one). `samples` counts what was trained on. The sizes were set before the grid "
         "was run, by trying duo-at-grpo with seed 0 until it learned at all (it went from 0.08 to 0.6–0.9 on 64 maps)."
     ),

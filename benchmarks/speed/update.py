@@ -1,4 +1,4 @@
-"""Speed of the update: one optimiser step of GRPO on ready samples, beside TRL's GRPOTrainer in the same run.
+"""Speed of the update: one optimizer step of GRPO on ready samples, beside TRL's GRPOTrainer in the same run.
 
     python -m unitymas.benchmarks.speed.update                 # tokens/s, and the ratio
     python -m unitymas.benchmarks.speed.update --memory        # peak memory as the vocabulary grows
@@ -134,7 +134,7 @@ def ours(
 def theirs(
     samples: list[Sample], vocab: int, setting: Setting, rounds: int, model: str = ""
 ) -> list[Seconds]:
-    """Time of each optimiser step of TRL's own training loop."""
+    """Time of each optimizer step of TRL's own training loop."""
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
@@ -288,7 +288,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3, help="timed optimiser steps of each TRL setting")
+    parser.add_argument("--rounds", type=int, default=3, help="timed optimizer steps of each TRL setting")
     parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--samples", type=int, default=256, help="a multiple of 64")

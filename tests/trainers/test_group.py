@@ -283,7 +283,7 @@ def test_new_calls_wait_while_the_group_learns(tiny_llama: str) -> None:
 
 
 def test_a_checkpoint_goes_on_bit_for_bit(tiny_llama: str, tmp_path: Path) -> None:
-    """Save, go on; load elsewhere, go on the same way: the same weights, optimiser, versions and counters."""
+    """Save, go on; load elsewhere, go on the same way: the same weights, optimizer, versions and counters."""
     policies = {
         "team": PolicySpec(learning=LEARNING),
         "judge": PolicySpec(learning=LEARNING, critic=True),

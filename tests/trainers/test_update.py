@@ -139,7 +139,7 @@ def test_packed_is_padded_is_one_by_one(tmp_path: Path) -> None:
 def step(
     micro_tokens: int, precision: str = "float32", **options: Any
 ) -> tuple[dict[str, float], torch.Tensor]:
-    """One optimiser step with plain gradient descent in mind: the gradients it came to."""
+    """One optimizer step with plain gradient descent in mind: the gradients it came to."""
     samples = draw()
     mine = learner(micro_tokens=micro_tokens, precision=precision, clip_norm=0, **options)
     own_behaviour(mine, samples)
@@ -210,11 +210,11 @@ def test_proximal_is_the_start_of_the_update_in_every_step() -> None:
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_failed_update_is_an_error_and_changes_nothing(broken: int, tmp_path: Path) -> None:
-    """A NaN in the first or in a later mini-batch: parameters and optimiser as before, the batch kept."""
+    """A NaN in the first or in a later mini-batch: parameters and optimizer as before, the batch kept."""
     samples = draw()
     mine = Learner("shared", Parameters(model()), Learning(lr=1e-2), inspection=tmp_path / "inspect")
     own_behaviour(mine, samples)
-    mine.update(make_algorithm("grpo"), signals(samples), [samples])  # so that the optimiser has a state
+    mine.update(make_algorithm("grpo"), signals(samples), [samples])  # so that the optimizer has a state
     before, moments = mine.parameters.state_dict(), mine.optimiser.state_dict()["state"][0]["exp_avg"].clone()
     poisoned = signals(samples)
     halves = [samples[:6], samples[6:]]

@@ -23,11 +23,11 @@ class Learning(Settings):
     lr: Amount = 1e-5
     """Peak learning rate. Usual 1e-6 for billions of parameters, 1e-5 to 3e-4 for millions or adapters."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Schedule by which the rate falls after the warm-up, to `final` of its peak at `horizon` optimiser steps."""
+    """Schedule by which the rate falls after the warm-up, to `final` of its peak at `horizon` optimizer steps."""
     warmup: Whole = 0
-    """Optimiser steps over which the rate rises from 0."""
+    """Optimizer steps over which the rate rises from 0."""
     horizon: Whole = 0
-    """Optimiser steps until the schedule ends. 0: all of the run's (steps × epochs × minibatches)."""
+    """Optimizer steps until the schedule ends. 0: all of the run's (steps × epochs × minibatches)."""
     final: Share = 0.1
     """Share of the peak that the schedule ends on."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
@@ -38,7 +38,7 @@ class Learning(Settings):
     micro_tokens: Count = 8192
     """Tokens laid in one forward pass. Changes memory and speed, never the result."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the computation; parameters and optimiser are float32 always. bfloat16 pays where the processor has it."""
+    """Precision of the computation; parameters and optimizer are float32 always. bfloat16 pays where the processor has it."""
     thinking: bool = True
     """Train what a reply thinks (`<think>…</think>`), too. false: it is context, and only the reply itself is trained."""
     checkpointing: bool = False
@@ -56,7 +56,7 @@ class Learning(Settings):
             raise ValueError(f"learning.precision is {self.precision!r}: choose float32 or bfloat16")
 
     def rate(self, step: int) -> float:
-        """The learning rate of optimiser step 0, 1, 2 …"""
+        """The learning rate of optimizer step 0, 1, 2 …"""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
         if self.schedule == "constant":

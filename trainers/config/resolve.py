@@ -141,14 +141,14 @@ def with_prompts(config: RunConfig) -> RunConfig:
     return replace(config, env=replace(env, prompts=told))
 
 
-def optimiser_steps(steps: int, epochs: int, minibatches: int) -> int:
+def optimizer_steps(steps: int, epochs: int, minibatches: int) -> int:
     """How many a policy takes in a whole run."""
     return steps * epochs * minibatches
 
 
 def with_horizons(config: RunConfig) -> RunConfig:
     """A falling learning rate whose end is not said falls over the whole run."""
-    updates = optimiser_steps(config.steps, config.epochs, config.minibatches)
+    updates = optimizer_steps(config.steps, config.epochs, config.minibatches)
 
     def told(learning: Learning, name: str) -> Learning:
         if learning.schedule == "constant" or learning.horizon:

@@ -178,7 +178,7 @@ class RunConfig(Settings):
     k: Count = 8
     """Trajectories per task."""
     minibatches: Count = 2
-    """Optimiser steps per update, cut by task. More: faster and further off-policy."""
+    """Optimizer steps per update, cut by task. More: faster and further off-policy."""
     epochs: Count = 1
     """Passes over a step's samples."""
     concurrency: Count = 512

@@ -95,7 +95,7 @@ class Harvest:
         self.sums[env, metric] = self.sums.get((env, metric), 0.0) + value
 
     def add(self, more: Harvest, tasks: Container[tuple[str, str]] | None = None) -> list[str]:
-        """Put another round's beside this one's: the episodes of these (env_id, task), None: all. -> the others' names.
+        """Put another round's beside this one's: the episodes of these (env_id, task), None: all. Return the names of the others.
 
         Those set aside still count in the means: what is drawn is what the policies do, what is kept is a choice."""
         kept: set[str] = set()
@@ -144,9 +144,11 @@ class Cursor:
         return taken
 
     def state_dict(self) -> dict[str, int]:
+        """Return the position, as plain JSON for a checkpoint."""
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from what `state_dict` gave."""
         self.seed, self.epoch, self.position = state["seed"], state["epoch"], state["position"]
         self._order = self._shuffled()
 
@@ -272,7 +274,7 @@ class Collector:
 
 
 def minibatches_of(rows: list[Decision], count: int) -> list[list[DecisionId]]:
-    """Decision ids cut into mini-batches by task, so that every policy takes equally many optimiser steps.
+    """Decision ids cut into mini-batches by task, so that every policy takes equally many optimizer steps.
 
     Tasks are dealt out by their tokens, the largest first, so the batches weigh about the same; a unit lies
     within a task and is never split.

@@ -53,7 +53,7 @@ class HostedGroups:
             raise
 
     async def _check(self) -> None:
-        """What they say of themselves; a critic in another group must read the ids of the policy that it judges."""
+        """Ask all groups for their reports. A critic in another group must read the ids of the policy that it judges."""
         words: dict[str, str] = {}
         for name, group in self.members.items():
             report = await group.report()
@@ -103,12 +103,12 @@ class HostedGroups:
         return summaries
 
     async def foresee(self, wanted: Mapping[str, list[DecisionId]]) -> dict[DecisionId, float]:
-        """What critics expect once these decisions (by policy) are said: for trees that choose by it, and train it."""
+        """Ask critics what they expect after these decisions (by policy): trees choose by it, and train it."""
         judged = await together(*(self.values(policy, ids) for policy, ids in wanted.items()))
         return {id: value.after for values in judged for id, value in values.items()}
 
     async def prepare(self, policy: str, ids: list[DecisionId]) -> None:
-        """What its update will need besides, measured while its critic is at work."""
+        """Measure what else its update needs, while its critic is at work."""
         await self.of(policy).prepare(policy, ids)
 
     async def update(
@@ -142,7 +142,7 @@ class HostedGroups:
     async def records(
         self, policy: str, ids: list[DecisionId], signals: list[Signal]
     ) -> list[dict[str, Any]]:
-        """What was sampled for these decisions, token by token."""
+        """Return what was sampled for these decisions, token by token."""
         return await self.of(policy).records(ids, policy, self.plan.algorithms[policy], signals)
 
     async def export(self, policy: str, folder: Path) -> None:
@@ -155,7 +155,7 @@ class HostedGroups:
 
 
 def seen_by_critic(ids: list[DecisionId], played: Mapping[str, Trace]) -> dict[DecisionId, str]:
-    """What a critic of the whole trace sees at a decision: all that was said before, and its prompt."""
+    """Text that a critic of the whole trace sees at a decision: all that was said before, and its prompt."""
     contexts: dict[DecisionId, str] = {}
     for id in ids:
         trace = played.get(id.episode)

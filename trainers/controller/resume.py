@@ -18,7 +18,7 @@ import yaml
 
 from ...agents.manifest import Damaged, read_signed
 from ..config.reader import ConfigError, build, leaves, merge, parse_yaml, to_dict, written
-from ..config.resolve import asked, load_imports, optimiser_steps, settled
+from ..config.resolve import asked, load_imports, optimizer_steps, settled
 from ..config.schema import RunConfig
 from . import checkpoint
 from .reporting.loggers import rows_of
@@ -41,15 +41,15 @@ class NothingToResume(ConfigError):
 def resumed(
     directory: str | Path, *, file: str | Path | None = None, overrides: Sequence[str] = (), **fields: object
 ) -> tuple[RunConfig, list[str]]:
-    """A run's config with what is given laid over it, checked as a new run's is. -> config, changes in words."""
+    """A run's config with what is given laid over it, checked as a new run's is. Return the config, and its changes in words."""
     saved = read_config(directory)
     tree = follow_length(to_dict(saved))
-    given = asked(None, file, overrides, **fields)
+    wanted = asked(None, file, overrides, **fields)
     for section in ("groups", "policies"):
-        if (common := (given.get(section) or {}).get("*")) is not None:
-            own = {name: merge(common, given[section].get(name) or {}) for name in tree[section]}
-            given[section] = {k: v for k, v in given[section].items() if k != "*"} | own
-    tree = merge(tree, given)
+        if (common := (wanted.get(section) or {}).get("*")) is not None:
+            own = {name: merge(common, wanted[section].get(name) or {}) for name in tree[section]}
+            wanted[section] = {k: v for k, v in wanted[section].items() if k != "*"} | own
+    tree = merge(tree, wanted)
     load_imports(tree)
     config = settled(tree)
     before, after = dict(leaves(written(to_dict(saved)))), dict(leaves(written(to_dict(config))))
@@ -89,7 +89,7 @@ def read_config(directory: str | Path) -> RunConfig:
 
 def follow_length(tree: dict[str, Any]) -> dict[str, Any]:
     """A falling learning rate that falls over the whole run does so again if the run gets longer."""
-    whole = optimiser_steps(tree["steps"], tree["epochs"], tree["minibatches"])
+    whole = optimizer_steps(tree["steps"], tree["epochs"], tree["minibatches"])
     for policy in tree["policies"].values():
         for learning in (policy["learning"], policy["critic_learning"]):
             if learning and learning["schedule"] != "constant" and learning["horizon"] == whole:
@@ -99,13 +99,13 @@ def follow_length(tree: dict[str, Any]) -> dict[str, Any]:
 
 def newest(directory: str | Path) -> Path:
     """The checkpoint to go on from; where a run ended before its first, that is said."""
-    found = checkpoint.latest(Path(directory) / "checkpoints")
-    if found is None:
+    checkpoint_folder = checkpoint.latest(Path(directory) / "checkpoints")
+    if checkpoint_folder is None:
         raise NothingToResume(
             f"{directory} holds no checkpoint: the run ended before its first, and nothing can be resumed. "
             "Begin it anew, with the same config and in the same place, by --anew (train(…, resume=True, anew=True))"
         )
-    return found
+    return checkpoint_folder
 
 
 def way_on(directory: str | Path) -> str:

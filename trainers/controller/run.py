@@ -192,7 +192,7 @@ class Run:
             group.abandon()
 
     async def _begin(self) -> None:
-        """From the newest checkpoint, or from the first validation."""
+        """Begin from the newest checkpoint, or from the first validation."""
         mark = await self._load(newest(self.dir)) if self._resume else None
         if mark is not None:  # a kill may have come between the last checkpoint and the removal of older ones
             checkpoint.prune(self.dir / "checkpoints", self.config.checkpoints)
@@ -223,9 +223,9 @@ class Run:
         every, held_out = self.config.eval.every, None
         last = self.step == self.config.steps
         if last or (every and self.step % every == 0):
-            found = await self.validate()
-            held_out = found.get(self.arena.headline, 0.0)
-            self.book.validated(self.step, found)
+            figures = await self.validate()
+            held_out = figures.get(self.arena.headline, 0.0)
+            self.book.validated(self.step, figures)
         seen = {**metrics, "step": self.step, "train": metrics.get(f"train/{self.arena.headline}", 0.0)}
         for alarm in self.watch.see(seen if held_out is None else {**seen, "held_out": held_out}):
             self.book.alarmed(alarm)

@@ -1,4 +1,4 @@
-"""What a recipe may ask of a run: the plan, the groups, who plays, and what is written down. No more than this."""
+"""Interface of a run to its recipe: the plan, the groups, who plays, and what is written down. No more than this."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Stage(Protocol):
     step: int
     """Steps that are done."""
     plan: RunPlan
-    """Who judges whom, credit settings, what each group holds."""
+    """Plan of the run: who judges whom, credit settings, what each group holds."""
     cursor: Cursor
-    """Where the run is in its tasks."""
+    """Position of the run in its tasks."""
 
     hosts: HostedGroups
     """All model groups: values, update, publish, retire, drop, export, adopt."""
     collector: Collector
     state: dict[str, dict[str, Any]]
-    """What algorithms keep from step to step, by policy."""
+    """State that algorithms keep from step to step, by policy."""
     stops: StopRules
     on_trace: Callable[[Trace], None] | None
 

@@ -38,7 +38,7 @@ class Default:
         """Raise what does not fit the run's environment and map, before anything is loaded."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it keeps from step to step, as plain JSON: a checkpoint holds it."""
+        """Return what the recipe keeps from step to step, as plain JSON for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -49,11 +49,11 @@ class Default:
         return list(run.algorithms)
 
     def team(self, run: Stage) -> BoundTeam:
-        """Who plays in this step."""
+        """Team that plays in this step."""
         return run.team()
 
     def plan(self, run: Stage) -> Plan:
-        """How this step's samples are drawn."""
+        """Plan of how this step's samples are drawn."""
         plan = Plan(k=run.config.k)
         trees = {policy: run.algorithms[policy].collect(plan).tree for policy in self.trains(run)}
         if len(set(trees.values())) > 1:
@@ -68,6 +68,7 @@ class Default:
         return plan
 
     async def step(self, run: Stage) -> Metrics:
+        """Take one step, and return its figures."""
         harvest = await self.collect(run)
         stale = await self.drop_stale(run, harvest)
         run.hosts.played = dict(zip(harvest.episodes, harvest.traces, strict=True))
@@ -112,7 +113,7 @@ class Default:
         return harvest
 
     async def drop_stale(self, run: Stage, harvest: Harvest) -> int:
-        """Discard episodes with a trained act that is more than `staleness` versions old. -> how many."""
+        """Discard episodes with a trained act that is more than `staleness` versions old. Return how many."""
         old = {
             d.episode
             for d in harvest.decisions
@@ -126,10 +127,10 @@ class Default:
     def useful(self, run: Stage, harvest: Harvest) -> set[tuple[str, str]]:
         """(env_id, task) of what some algorithm can learn from, rewarded as it will see it."""
         table = Table(harvest.decisions)
-        found: set[tuple[str, str]] = set()
+        tasks: set[tuple[str, str]] = set()
         for policy, algorithm in run.algorithms.items():
-            found |= algorithm.useful(run.plan.credit(table, policy), table.mine(policy))
-        return found
+            tasks |= algorithm.useful(run.plan.credit(table, policy), table.mine(policy))
+        return tasks
 
     async def judge(self, run: Stage, table: Table) -> Table:
         """Value summaries of the decisions whose algorithm wants them."""
@@ -138,8 +139,8 @@ class Default:
         }
         early = [p for p in wanted if run.algorithms[p].needs.reference and p in self.trains(run)]
         judging = [run.hosts.values(p, ids) for p, ids in wanted.items() if ids]
-        found = await together(*judging, *(run.hosts.prepare(p, wanted[p]) for p in early))
-        by_id = {id: value for values in found if values for id, value in values.items()}
+        summaries = await together(*judging, *(run.hosts.prepare(p, wanted[p]) for p in early))
+        by_id = {id: value for values in summaries if values for id, value in values.items()}
         for row in table.rows:
             row.value = by_id.get(row.id)
         return table
@@ -163,8 +164,8 @@ class Default:
             except FloatingPointError as error:
                 raise Stopped(f"policy {policy!r}: {error}") from error
             check_state(policy, algorithm.name, run.state[policy])
-            found = algorithm.metrics(rows, mine, signals[policy])
-            metrics |= {f"policy/{policy}/{k}": v for k, v in found.items()}
+            figures = algorithm.metrics(rows, mine, signals[policy])
+            metrics |= {f"policy/{policy}/{k}": v for k, v in figures.items()}
             run.stops.starving(policy, starved(rows, signals[policy]))
         return signals
 
@@ -185,7 +186,7 @@ class Default:
 
 
 def check_state(policy: str, algorithm: str, state: Mapping[str, object]) -> None:
-    """What cannot be kept in a checkpoint is an error at once, and not when the first one is due."""
+    """Refuse at once what cannot be kept in a checkpoint, and not when the first one is due."""
     try:
         checkpoint.check_storable(dict(state))
     except Exception as error:
@@ -200,9 +201,9 @@ def rebook(harvest: Harvest) -> None:
     from .statistics.decisions import credits_by_node
 
     credit = {
-        (name, node): given
+        (name, node): rewards
         for name, trace in zip(harvest.episodes, harvest.traces, strict=True)
-        for node, given in credits_by_node(trace).items()
+        for node, rewards in credits_by_node(trace).items()
     }
     for row in harvest.decisions:
         row.credit = credit.get((row.episode, row.node), {})

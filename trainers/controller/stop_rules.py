@@ -1,4 +1,4 @@
-"""When a run stops itself: steps that teach nothing, roles that cannot learn, settings that count on what is not there."""
+"""Rules by which a run stops itself: steps that teach nothing, roles that cannot learn, settings that count on what is not there."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StopRules:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What it keeps from step to step, as plain JSON: a checkpoint holds it."""
+        """Return the counts so far, as plain JSON for a checkpoint."""
         return {"empty": self._empty, "starved": dict(self._times), "last_cause": self.cause}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -76,6 +76,7 @@ class Grown:
 
     @property
     def trace(self) -> Trace:
+        """Graph trajectory of the line that was continued."""
         return self.line.trace
 
 

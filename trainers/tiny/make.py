@@ -167,7 +167,7 @@ def results(rows: Iterator[Mapping[str, Any]], tokenizer: Any, equals: int, prob
 
 @dataclass
 class TinyLearner:
-    """The model, its optimisers and its clock. Matrices learn by Muon, embeddings and norms by AdamW."""
+    """The model, its optimizers and its clock. Matrices learn by Muon, embeddings and norms by AdamW."""
 
     model: Llama
     rate: float = 1.0

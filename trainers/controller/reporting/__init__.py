@@ -1,1 +1,1 @@
-"""What a run tells: console, logs, progress, timeline, and the watchdog that names who waits for whom."""
+"""Reports of a run: console, logs, progress, timeline, and the watchdog that names who waits for whom."""

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 class Sink(Protocol):
     """Takes figures as they come."""
 
-    def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None: ...
+    def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
+        """Take the figures of one step."""
 
-    def close(self, ending: str) -> None: ...
+    def close(self, ending: str) -> None:
+        """End with the ending of the run."""
 
 
 class Logbook:

@@ -175,6 +175,7 @@ class Table:
 
     @property
     def components(self) -> list[str]:
+        """Names of all reward components that a decision has."""
         return sorted({name for row in self.rows for name in row.credit})
 
     def numbers(self, column: str) -> Floats:
