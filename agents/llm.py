@@ -7,7 +7,7 @@ policy = LLMPolicy(engine, tokenizer, temperature=0.7)
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
@@ -42,10 +42,13 @@ class LLMPolicy:
         name: str = "llm",
         system: Mapping[str, str] | None = None,
         adapter: str | None = None,
+        roles: Collection[str] = (),
         sampling: SamplingParams | None = None,
         source: Path | None = None,
     ) -> None:
         self.engine, self.name, self.adapter, self.source = engine, name, adapter, source
+        self.roles = frozenset(roles)
+        """Roles that have an adapter of their name."""
         self.chat = Chat(tokenizer, system, engine.stop_ids)
         self.sampling = sampling or SamplingParams()
         self._tokens = False
@@ -90,7 +93,7 @@ class LLMPolicy:
             prompt.ids,
             params,
             key=(call.episode, call.node),
-            adapter=self.adapter,
+            adapter=call.role if call.role in self.roles else self.adapter,
         )
         self.chat.remember(call, prompt, generation.ids, generation.text)
         if generation.finish_reason == "overflow":
@@ -256,6 +259,8 @@ class RunPolicy:
             raise Damaged(f"{config} is no run's config: it has no map of who plays whom")
         self.map: dict[str, str] = tree["map"]
         exported = {name: run / "policies" / name for name in sorted(set(self.map.values()))}
+        for name, path in list(exported.items()):  # roles with an adapter of their own
+            exported |= {f"{name}/{role.name}": role for role in sorted(path.glob("roles/*"))}
         self.policies = {
             name: load_model_policy(path, name=f"run:{run.name}/{name}", **how)
             for name, path in exported.items()
@@ -286,7 +291,7 @@ class RunPolicy:
             raise ValueError(
                 f"{call.agent!r} was played by {name!r}, which is no policy of the run {self.run}"
             )
-        return self.policies[name].act(call)
+        return self.policies.get(f"{name}/{call.role}", self.policies[name]).act(call)
 
     def identity(self) -> dict[str, Any]:
         """Describe the team, for the record of an evaluation: the run's map, and its policies by weights."""

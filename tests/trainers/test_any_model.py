@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from unitymas.agents.llm import load_model_policy
+from unitymas.agents.llm import load_model_policy, load_policy
 from unitymas.agents.model.auto import AutoDecoder
 from unitymas.agents.policies import Call
 from unitymas.trainers.algorithms import make_algorithm
@@ -30,10 +30,10 @@ def policy(**options: Any) -> PolicySpec:
     return PolicySpec(**{"learning": LEARNING, "sampling": Sampling(max_tokens=6), **options})
 
 
-def call(episode: str, node: str = "0", **options: Any) -> Call:
+def call(episode: str, node: str = "0", role: str = "solver", **options: Any) -> Call:
     words = " ".join(f"w{(7 * len(episode) + i) % 50}" for i in range(12 + sum(map(ord, episode + node)) % 5))
     return Call(
-        agent="a", role="solver", messages=({"role": "user", "content": words},), episode=episode, node=node,
+        agent="a", role=role, messages=({"role": "user", "content": words},), episode=episode, node=node,
         seed=sum(map(ord, episode + node)), **options,
     )  # fmt: skip
 
@@ -149,5 +149,48 @@ def test_adapters_on_one_base_learn_apart(kind: str, tmp_path: Path) -> None:
             await group.export(name, tmp_path / name)
             exported = load_model_policy(tmp_path / name, max_tokens=6, temperature=0.0)
             assert (await exported.act(call("probe"))).text == reply, name
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["tiny", "granite"])
+def test_a_base_learns_from_all_roles_and_an_adapter_from_its_own(kind: str, tmp_path: Path) -> None:
+    """On our own decoder and on another: what one role does trains the base and this role's adapter alone."""
+    path = "tiny" if kind == "tiny" else folder(kind, tmp_path / "model")
+    policies = {"team": policy(adapters={"solver": Adapter(rank=2), "judge": Adapter(rank=4)})}
+
+    async def run() -> None:
+        group = ModelGroup(spec(path, policies))
+        parameters = group.hosted["team"].parameters
+
+        def moved(before: dict[str, torch.Tensor]) -> set[str]:
+            changed = {n for n, t in parameters.state_dict().items() if not torch.equal(t, before[n])}
+            return {r for n in changed for r in ("solver", "judge") if f".{r}." in n} | (
+                {"base"} if any(".solver." not in n and ".judge." not in n for n in changed) else set()
+            )
+
+        for role in ("solver", "judge", "other"):
+            before = parameters.state_dict()
+            ids = await play(group, "team", role, role=role)
+            metrics = await group.update("team", make_algorithm("grpo"), signals(ids), [ids])
+            assert metrics["max_mismatch"] < 1e-4
+            assert moved(before) == {"base"} | ({role} - {"other"})
+            await group.publish()
+        ids = [id for role in ("solver", "judge") for id in await play(group, "team", f"{role}2", role=role)]
+        metrics = await group.update("team", make_algorithm("grpo"), signals(ids), [ids])
+        assert metrics["max_mismatch"] < 1e-4  # roles side by side, in one mini-batch
+        await group.publish()
+        await group.save(tmp_path / "saved")
+        other = ModelGroup(spec(path, policies))
+        await other.load(tmp_path / "saved")
+        await group.export("team", tmp_path / "policies" / "team")
+        (tmp_path / "config.yaml").write_text("map: {'*': team}")
+        exported = load_policy(f"run:{tmp_path}", max_tokens=6, temperature=0.0)
+        for role in ("solver", "judge", "other"):
+            asked = call("probe", role=role)
+            texts = {
+                (await g.generate("team", asked, temperature=0.0, keep=False)).text for g in (group, other)
+            }
+            assert texts == {(await exported.act(asked)).text}
 
     asyncio.run(run())

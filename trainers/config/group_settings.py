@@ -115,6 +115,8 @@ class PolicySpec:
     """None: frozen."""
     adapter: Adapter | None = None
     """None: parameters of its own, a full copy of the base."""
+    adapters: dict[str, Adapter] = field(default_factory=dict)
+    """Role -> an adapter on the policy's own parameters, which all roles train."""
     critic: bool = False
     """A value head in place of the vocabulary."""
     reference: bool = False
@@ -126,6 +128,10 @@ class PolicySpec:
     def __post_init__(self) -> None:
         if self.init and self.adapter:
             raise ValueError("a policy has either an adapter on its group's base, or an init of its own")
+        if self.adapters and (self.adapter or self.critic):
+            raise ValueError(
+                "adapters by role stand on a policy's own parameters: give adapter or adapters, and no critic"
+            )
         if self.critic and self.reference:
             raise ValueError("a critic has no use for a reference: set it on the policy that it judges")
 

@@ -143,7 +143,7 @@ def policy_specs(
         is_critic = name not in used
         specs[policy.group][name] = PolicySpec(
             learning=None if policy.frozen and not is_critic else policy.learning,
-            adapter=policy.adapter, critic=is_critic, init=policy.init, reference=policy.reference,
+            adapter=policy.adapter, adapters=policy.adapters, critic=is_critic, init=policy.init, reference=policy.reference,
             sampling=policy.sampling,
         )  # fmt: skip
         if name in critics and policy.critic == "auto":
@@ -192,6 +192,7 @@ def check_environment(config: RunConfig, arena: Arena, algorithms: Mapping[str, 
         check_roles(f"{where}.role_weights", algorithm.role_weights, roles)
         for key, role in algorithm.needs.roles.items():
             check_role(f"{where}.{key}", role, roles)
+        check_roles(f"policies.{name}.adapters", config.policies[name].adapters, roles)
         check_roles(f"policies.{name}.credit", config.policies[name].credit, ["*", *roles])
 
 

@@ -98,6 +98,8 @@ class PolicyConfig(Settings):
     """Keep a frozen copy of the first parameters, for a KL penalty."""
     adapter: Adapter | None = None
     """Train a low-rank adapter on the group's base instead of a full copy."""
+    adapters: dict[str, Adapter] = field(default_factory=dict)
+    """Role -> an adapter of its own, on a copy of the base that learns from all roles of the policy."""
     init: str = ""
     """A model to begin from instead of the group's, named as there."""
     sampling: Sampling = Sampling(max_tokens=64)

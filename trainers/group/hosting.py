@@ -28,7 +28,7 @@ from ...agents.machine import device_of
 from ...agents.model.decoder import Decoder
 from ...agents.model.shape import UnsupportedArchitecture
 from ...agents.model.weights import load_decoder, load_tokenizer
-from ..config.group_settings import GroupSpec, PolicySpec
+from ..config.group_settings import Adapter, GroupSpec, PolicySpec
 from .parameters import Parameters
 from .update import Learner
 
@@ -120,26 +120,33 @@ class _Models:
         self.spec = spec
         self.device = _device(spec)
         # our own decoder has low-rank changes of all its matrices; other adapters are peft's, on transformers' layers
-        adapters = [policy.adapter for policy in spec.policies.values() if policy.adapter is not None]
-        auto = any(adapter.targets or adapter.tokens for adapter in adapters)
-        base = _load(f"groups.{spec.name}.model", spec.model, auto)
+        policies = spec.policies.values()
+        adapters = [a for p in policies for a in (p.adapter, *p.adapters.values()) if a is not None]
+        self.auto = any(adapter.targets or adapter.tokens for adapter in adapters)
+        base = _load(f"groups.{spec.name}.model", spec.model, self.auto)
         self.base = base.requires_grad_(False).to(self.device)
         self.frozen: dict[str, Decoder] = {}
 
     def parameters(self, name: str, policy: PolicySpec) -> Parameters:
         if policy.adapter is None:
-            return Parameters(self._fresh(name, policy.init), critic=policy.critic)
+            model = self._fresh(name, policy.init)
+            for role, adapter in policy.adapters.items():
+                self._add(model, f"policies.{name}.adapters.{role}", role, adapter)
+            return Parameters(model, critic=policy.critic, roles=policy.adapters)
+        self._add(self.base, f"policies.{name}.adapter", name, policy.adapter)
+        return Parameters(self.base, name, policy.critic)
+
+    def _add(self, model: Decoder, key: str, name: str, a: Adapter) -> None:
+        """Add an adapter that a key of the config describes."""
         with torch.random.fork_rng(devices=[]):
             # an adapter's start depends on the seed and on its name alone
             torch.manual_seed(self.spec.seed ^ zlib.crc32(name.encode()))
-            a = policy.adapter
             try:
-                added = self.base.add_adapter(name, a.rank, a.alpha, a.targets, a.tokens)
+                added = model.add_adapter(name, a.rank, a.alpha, a.targets, a.tokens)
             except ValueError as error:  # peft's, too
-                raise ValueError(f"policies.{name}.adapter: {error}") from error
+                raise ValueError(f"{key}: {error}") from error
         for parameter in added:
             parameter.requires_grad_(False)
-        return Parameters(self.base, name, policy.critic)
 
     def reference(self, name: str, policy: PolicySpec) -> Parameters:
         """Return the policy as it was before it learned. For an adapter this is the base, which is loaded
@@ -152,7 +159,7 @@ class _Models:
         return Parameters(self.frozen[policy.init])
 
     def _fresh(self, name: str, init: str) -> Decoder:
-        model = _load(f"policies.{name}.init", init) if init else self.base.merged()
+        model = _load(f"policies.{name}.init", init, self.auto) if init else self.base.merged()
         return model.requires_grad_(False).to(self.device)
 
 
@@ -179,6 +186,10 @@ def _engine(spec: GroupSpec, first: Hosted, tokenizer: Any) -> Engine:
     adapters = {}
     if first.parameters.adapter is not None:
         adapters = {n: p.adapter.rank for n, p in spec.policies.items() if p.adapter and not p.critic}
+    if first.parameters.roles and spec.engine != "torch":
+        raise ValueError(
+            f"policies.{first.name}.adapters: adapters by role need groups.{spec.name}.engine=torch"
+        )
     order = EngineOrder(
         model=first.parameters.model, tokenizer=tokenizer, slots=spec.slots, context=spec.context,
         precision=spec.precision, deterministic=spec.deterministic, seed=spec.seed, adapters=adapters,
@@ -198,6 +209,5 @@ def _speaker(policy: Hosted, engine: Engine, tokenizer: Any) -> LLMPolicy:
     sampling = SamplingParams(
         temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens
     )
-    return LLMPolicy(
-        engine, tokenizer, name=policy.name, adapter=policy.parameters.adapter, sampling=sampling
-    )
+    adapter, roles = policy.parameters.adapter, policy.parameters.roles
+    return LLMPolicy(engine, tokenizer, name=policy.name, adapter=adapter, roles=roles, sampling=sampling)

@@ -350,7 +350,8 @@ class ModelGroup:
     async def export(self, policy: str, path: str | Path) -> str:
         """Write a policy as it is now to a Hugging Face directory, tokenizer included. Return the path.
 
-        An adapter is merged into the model. It is also saved by itself in `adapter`, in the format of peft.
+        An adapter is merged into the model. It is also saved by itself in `adapter`, in the format of peft. What a role
+        with an adapter of its own is played by stands in `roles/ROLE`, in the same way.
         """
         hosted = self._policy(policy)
         tokenizer = hosted.speaking().chat.tokenizer
@@ -362,6 +363,9 @@ class ModelGroup:
             if parameters.adapter is not None:
                 save_adapter(parameters.model, parameters.adapter, folder / "adapter")
             save_model(parameters.model.merged(parameters.adapter), folder, tokenizer)
+            for role in parameters.roles:
+                save_adapter(parameters.model, role, folder / "roles" / role / "adapter")
+                save_model(parameters.model.merged(role), folder / "roles" / role, tokenizer)
         return path
 
     async def adopt(self, policy: str, path: str | Path) -> None:

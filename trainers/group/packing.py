@@ -12,7 +12,7 @@ must give the value *after* the reply asks for that token with `whole=True`.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,20 +42,28 @@ class Rows:
     support: Support | None
     sequence: Tensor
     """Index of the sample that each token belongs to: (T,)."""
+    role: str
+    """Role of the first sample: of all, where roles have adapters of their own."""
 
 
-def micro_batches(samples: Sequence[Sample], budget: int, critic: bool = False) -> list[list[int]]:
-    """Cut samples into lists of indices, each of at most `budget` laid tokens. A longer sample stands alone."""
+def micro_batches(
+    samples: Sequence[Sample], budget: int, critic: bool = False, apart: Collection[str] = ()
+) -> list[list[int]]:
+    """Cut samples into lists of indices, each of at most `budget` laid tokens. A longer sample stands alone.
+
+    Samples of a role in `apart` stand with none of other roles.
+    """
     # sorted by token ids, a sample shares its longest prefix with one of its neighbours
     whole = [tokens(sample, critic) for sample in samples]
     cut: list[list[int]] = []
     laid = 0
     before: list[int] = []
-    for index in sorted(range(len(samples)), key=lambda i: (whole[i], i)):
+    kind = [sample.role if sample.role in apart else "" for sample in samples]
+    for index in sorted(range(len(samples)), key=lambda i: (kind[i], whole[i], i)):
         sequence = whole[index]
         common = len(os.path.commonprefix([before, sequence]))
         cost = len(sequence) - (common if common >= SHARE else 0)
-        if not cut or laid + cost > budget:
+        if not cut or laid + cost > budget or kind[index] != kind[cut[-1][0]]:
             cut.append([])
             laid, cost = 0, len(sequence)
         cut[-1].append(index)
@@ -82,6 +90,7 @@ def lay(samples: Sequence[Sample], whole: bool = False, critic: bool = False, sh
         temperature=heat.repeat_interleave(per_sample),
         support=Support.of([ids for sample in samples for ids in _support(sample)]),
         sequence=torch.arange(len(samples)).repeat_interleave(per_sample),
+        role=samples[0].role,
     )
 
 

@@ -9,6 +9,8 @@ their gradients cross back.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,8 +22,16 @@ from .packing import Rows
 class Parameters:
     """The parameters that one policy's learner may change, and the forward passes that learning needs."""
 
-    def __init__(self, model: Decoder, adapter: str | None = None, critic: bool = False) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        adapter: str | None = None,
+        critic: bool = False,
+        roles: Collection[str] = (),
+    ) -> None:
         self.model, self.adapter = model, adapter
+        self.roles = frozenset(roles)
+        """Roles that have an adapter of their name on these parameters."""
         self.head: nn.Linear | None = None
         if critic:
             self.head = nn.utils.skip_init(nn.Linear, model.shape.d, 1, device=self.device)
@@ -41,6 +51,8 @@ class Parameters:
         optimizer's.
         """
         trainable = self.model.learnable(self.adapter, self.is_critic)
+        for role in sorted(self.roles):
+            trainable |= self.model.learnable(role)
         if self.head is not None:
             trainable |= {f"value_head.{name}": p for name, p in self.head.named_parameters()}
         return trainable
@@ -84,7 +96,7 @@ class Parameters:
         return self.model.forward_packed(
             rows.packed,
             dtype=dtype,
-            adapter=self.adapter,
+            adapter=rows.role if rows.role in self.roles else self.adapter,
             checkpointing=checkpointing,
             keep=keep.to(self.device),
         )

@@ -151,7 +151,7 @@ class Learner:
     @torch.no_grad()
     def _logprobs(self, parameters: Parameters, samples: Sequence[Sample]) -> list[Any]:
         logprobs: list[Any] = [None] * len(samples)
-        for micro in micro_batches(samples, self.settings.micro_tokens):
+        for micro in micro_batches(samples, self.settings.micro_tokens, apart=parameters.roles):
             chosen = [samples[i] for i in micro]
             logp, _ = parameters.logprobs(lay(chosen), self.settings.dtype)
             for index, part in zip(micro, logp.split([s.n_tokens for s in chosen]), strict=True):
@@ -172,7 +172,9 @@ class Learner:
         denominators, units = algorithm.denominators(thin), tokens_per_unit(thin)
         self.optimiser.zero_grad(set_to_none=True)
         shares: list[dict[str, float]] = []
-        for micro in micro_batches(samples, self.settings.micro_tokens, self.parameters.is_critic):
+        for micro in micro_batches(
+            samples, self.settings.micro_tokens, self.parameters.is_critic, self.parameters.roles
+        ):
             batch = self._forward(
                 [samples[i] for i in micro], [goals[i] for i in micro], [thin[i] for i in micro], units
             )
