@@ -151,7 +151,7 @@ class Learner:
     @torch.no_grad()
     def _logprobs(self, parameters: Parameters, samples: Sequence[Sample]) -> list[Any]:
         logprobs: list[Any] = [None] * len(samples)
-        for micro in micro_batches(samples, self.settings.micro_tokens, apart=parameters.roles):
+        for micro in micro_batches(samples, self.settings.micro_tokens, apart=self.parameters.roles):
             chosen = [samples[i] for i in micro]
             logp, _ = parameters.logprobs(lay(chosen), self.settings.dtype)
             for index, part in zip(micro, logp.split([s.n_tokens for s in chosen]), strict=True):
