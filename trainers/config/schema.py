@@ -9,12 +9,12 @@ documentation. How text becomes settings: reader.py. What fits together: resolve
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ...agents.model_settings import ModelSettings
 from ...envs.core.tasks import DataSet
 from ..controller.counterfactual import Counterfactual
-from .choices import Amount, Count, Positive, Settings, Whole
+from .choices import Amount, Count, Positive, Range, Settings, Whole
 from .group_settings import Adapter, Learning, Sampling
 from .reader import ConfigError as ConfigError
 from .reader import build as build
@@ -129,6 +129,10 @@ class LogConfig(Settings):
     """Project of Weights & Biases. Empty or off: none."""
     trackio: str = ""
     """Project of trackio. Empty or off: none."""
+    prometheus: Annotated[int, Range(0, 65535)] = 0
+    """Port on this machine where Prometheus reads the newest figures. 0: none."""
+    otlp: str = ""
+    """Address of an OpenTelemetry collector (http://HOST:4318/v1/metrics). Empty or off: none."""
     also: tuple[str, ...] = ()
     """Loggers besides, by name or as module:name (docs/new-parts.md)."""
     traces_every: Whole = 10

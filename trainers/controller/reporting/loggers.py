@@ -21,6 +21,7 @@ from ....agents.named_parts import Registry
 from ....rewards.monitors import Alarm
 from ...config.reader import to_dict, written
 from ...config.schema import RunConfig
+from .exporters import OpenTelemetry, Prometheus
 
 if TYPE_CHECKING:
     from ....envs.core.arena import Arena
@@ -157,6 +158,8 @@ def loggers_of(config: RunConfig) -> list[str]:
         "tensorboard": log.tensorboard,
         "wandb": log.wandb not in ("", "off"),
         "trackio": log.trackio not in ("", "off"),
+        "prometheus": log.prometheus != 0,
+        "otlp": log.otlp not in ("", "off"),
     }
     return [*(name for name, on in switched.items() if on), *log.also]
 
@@ -206,6 +209,8 @@ LOGGERS: Registry[Callable[[Path, RunConfig], Sink]] = Registry(
         "tensorboard": _TensorBoard,
         "wandb": partial(_Tracker, "wandb"),
         "trackio": partial(_Tracker, "trackio"),
+        "prometheus": Prometheus,
+        "otlp": OpenTelemetry,
     },
 )
 """Loggers by name: each is made of the run's directory and config."""

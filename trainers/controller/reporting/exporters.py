@@ -1,0 +1,76 @@
+"""Exporters of a run's figures to monitoring: a page for Prometheus to read, and OpenTelemetry's protocol.
+
+Both give one gauge, `unitymas_figure`, with the run, the kind of event (step, validation) and the figure's name as labels, and
+`unitymas_step`. Nothing here can change what is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...config.schema import ConfigError, RunConfig
+
+
+class Prometheus:
+    """A page on this machine (`log.prometheus=9400`: http://127.0.0.1:9400/metrics) with the newest figures."""
+
+    def __init__(self, directory: Path, config: RunConfig) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, Gauge, start_http_server
+        except ImportError as error:
+            raise ImportError("log.prometheus: pip install prometheus_client first") from error
+        self.run = directory.name
+        registry = CollectorRegistry()  # this run's own: several may live in one process
+        self.step = Gauge("unitymas_step", "Steps done.", ["run"], registry=registry)
+        self.figure = Gauge("unitymas_figure", "Newest figure.", ["run", "kind", "name"], registry=registry)
+        try:
+            self.server, self.thread = start_http_server(
+                config.log.prometheus, addr="127.0.0.1", registry=registry
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"log.prometheus: port {config.log.prometheus}: {error.strerror}; choose another, or 0 for none"
+            ) from error
+
+    def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
+        """Show the figures from now on."""
+        self.step.labels(self.run).set(step)
+        for name, value in figures.items():
+            self.figure.labels(self.run, kind, name).set(value)
+
+    def close(self, ending: str) -> None:
+        """Close the page."""
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class OpenTelemetry:
+    """Metrics by OTLP over HTTP to a collector (`log.otlp=http://HOST:4318/v1/metrics`), after each step."""
+
+    def __init__(self, directory: Path, config: RunConfig) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+            from opentelemetry.sdk.metrics import MeterProvider
+            from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        except ImportError as error:
+            raise ImportError(
+                "log.otlp: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http first"
+            ) from error
+        reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=config.log.otlp), float("inf"))
+        self.run, self.provider = directory.name, MeterProvider([reader])
+        meter = self.provider.get_meter("unitymas")
+        self.step: Any = meter.create_gauge("unitymas_step")
+        self.figure: Any = meter.create_gauge("unitymas_figure")
+
+    def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
+        """Send the figures. A collector that does not answer is logged by OpenTelemetry, and the run goes on."""
+        self.step.set(step, {"run": self.run})
+        for name, value in figures.items():
+            self.figure.set(value, {"run": self.run, "kind": kind, "name": name})
+        self.provider.force_flush(10_000)
+
+    def close(self, ending: str) -> None:
+        """Send what is left."""
+        self.provider.shutdown(10_000)
