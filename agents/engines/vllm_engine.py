@@ -15,15 +15,15 @@ that will be published. A request names its adapter:
     engine.publish(model, version=1, adapter="solver")
     generation = await engine.agenerate(prompt_ids, params, adapter="planner")
 
-vLLM does not tell which tokens top-k and top-p kept. Training needs them, so truncated sampling is refused here unless
-`untracked_truncation=True` (for evaluation).
+Which tokens top-k and top-p kept, training must know. vLLM tells it where `return_sampling_mask=True` is among the options
+(its newer model runner, on GPUs). Without it, truncated sampling is refused here unless `untracked_truncation=True`
+(for evaluation).
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import shutil
 import threading
 from collections import Counter
@@ -36,12 +36,16 @@ from typing import Any, TypeVar
 
 from ..hints import nearest
 from ..model.decoder import Decoder
+from ..model.llama import Llama
 from ..model.weights import load_tokenizer, save_adapter, save_model
 from ..threads import contained_async
 from .engine import Ability
 from .generation import Generation, Versioned
 from .sampling import SamplingParams, Tries, uniform
 from .stopping import closing_ids
+from .vllm_setup import Transfer, base_options, check_version
+from .vllm_setup import adapter_rank as adapter_rank
+from .vllm_setup import lora_options as lora_options
 
 T = TypeVar("T")
 
@@ -53,7 +57,7 @@ class VLLMEngine(Versioned):
 
     cannot: Mapping[Ability, str] = {
         "determinism": "cannot promise the same bits twice",
-        "tracked truncation": "does not tell which tokens top_k and top_p left",
+        "tracked truncation": "does not tell which tokens top_k and top_p left, without return_sampling_mask",
     }
 
     def __init__(
@@ -65,26 +69,27 @@ class VLLMEngine(Versioned):
         stop_ids: Iterable[int] | None = None,
         adapters: Mapping[str, str | Path | int] | None = None,
         untracked_truncation: bool = False,
+        transfer: Transfer = "shared",
         seed: int = 0,
         **options: Any,
     ) -> None:
         """Start vLLM. `options` are its engine arguments (tensor_parallel_size, gpu_memory_utilization,
-        max_loras …).
+        max_loras …). `transfer`: the way of published weights (weight_transfer.py), or `files` for a model directory.
         """
         adapters = adapters or {}
         if adapters:
             options = {**lora_options(adapters), **options}
-        try:
-            from vllm import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
-        except ImportError as error:
-            raise ImportError("the vLLM engine needs vLLM: pip install 'unitymas[vllm]'") from error
-        options = {
-            "logprobs_mode": "processed_logprobs",
-            "enable_prefix_caching": True,
-            "worker_extension_cls": f"{__name__}.WeightLoader",
-            **options,
-        }
+        check_version()
+        from vllm import AsyncEngineArgs
+        from vllm.config import WeightTransferConfig
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from . import weight_transfer
+
+        options = {**base_options(transfer, options), **options}
+        if transfer != "files":
+            backend = weight_transfer.SHARED if transfer == "shared" else transfer
+            options["weight_transfer_config"] = WeightTransferConfig(backend=backend)
         arguments = AsyncEngineArgs(model=model, seed=seed, max_model_len=context, **options)
         # an AsyncLLM belongs to the loop it is made in, else to the first that calls it; any other loop would wait for ever
         self._loop = asyncio.new_event_loop()
@@ -102,7 +107,12 @@ class VLLMEngine(Versioned):
         self.tokenizer = tokenizer if tokenizer is not None else load_tokenizer(model)
         own = closing_ids(self.llm.model_config.hf_config, self.tokenizer)
         self.stop_ids = frozenset(own if stop_ids is None else stop_ids)
-        self.untracked_truncation = untracked_truncation
+        self.untracked_truncation, self.transfer = untracked_truncation, transfer
+        self.masks = bool(options.get("return_sampling_mask"))
+        if self.masks:
+            self.cannot = {key: why for key, why in self.cannot.items() if key != "tracked truncation"}
+        self._sender: Any = None  # the trainer's side of the transfer
+        self.sleeps, self._asleep = bool(options.get("enable_sleep_mode")), False
         super().__init__()
         self.counts: Counter[str] = Counter()
         self._names = itertools.count()
@@ -113,7 +123,7 @@ class VLLMEngine(Versioned):
         self._folder = TemporaryDirectory(prefix="unitymas-adapters-")  # adapters that were published
         for name, source in adapters.items():
             if not isinstance(source, int):
-                self._there(self._exchange(name, Path(source))).result()
+                self._wait(self._exchange(name, Path(source)))
 
     async def agenerate(
         self, prompt: list[int], params: SamplingParams, key: Any = None, adapter: str | None = None
@@ -163,8 +173,18 @@ class VLLMEngine(Versioned):
             if completion.finish_reason in ("stop", "length")
             else "cancelled",
             text=text,
+            support=self._support(completion, params),
             cached=output.num_cached_tokens or 0,
         )
+
+    def _support(self, completion: Any, params: SamplingParams) -> list[tuple[int, ...] | None] | None:
+        """Return the tokens that top-k and top-p left for each token of a reply, where vLLM told them."""
+        if not self.masks or not params.temperature or not truncates(params):
+            return None
+        told = completion.sampling_mask
+        if told is None or len(told.token_ids) != len(completion.token_ids):
+            raise RuntimeError("vLLM told no sampling mask for a reply, though return_sampling_mask is set")
+        return [tuple(ids) for ids in told.token_ids]
 
     async def _choose(self, prompt: list[int], params: SamplingParams, lora: Any) -> Generation:
         """Walk the trie of the choices, as the torch engine does: request one token wherever there are several.
@@ -211,11 +231,11 @@ class VLLMEngine(Versioned):
         from vllm import SamplingParams as Theirs
         from vllm.sampling_params import RequestOutputKind
 
-        truncated = params.top_k or params.top_p < 1
-        if truncated and params.temperature and not self.untracked_truncation:
+        if truncates(params) and params.temperature and not (self.masks or self.untracked_truncation):
             raise ValueError(
                 "vLLM does not tell which tokens top_k and top_p left, so such samples cannot be trained on; "
-                "sample with top_p=1 and top_k=0, or pass untracked_truncation=True for evaluation"
+                "sample with top_p=1 and top_k=0, set return_sampling_mask=True (on a GPU), or pass "
+                "untracked_truncation=True for evaluation"
             )
         return Theirs(
             temperature=params.temperature,
@@ -247,7 +267,7 @@ class VLLMEngine(Versioned):
             raise KeyError(f"this engine has no adapter {adapter!r}; {hint} (VLLMEngine(…, adapters={{…}}))")
 
     def publish(self, model: Decoder, version: int, adapter: str | None = None) -> None:
-        """Load new weights in all workers. They travel as files: a model directory, or an adapter as peft saves it.
+        """Load new weights in all workers. An adapter travels alone, as a directory that peft would save.
 
         Before a whole model is loaded, running requests finish and new requests wait; the calling thread waits too. A new
         adapter makes no request wait: running requests continue with the old one, which is dropped after the last of them.
@@ -255,24 +275,79 @@ class VLLMEngine(Versioned):
         if adapter is not None:
             self._check(adapter)
             saved = save_adapter(model, adapter, mkdtemp(dir=self._folder.name))
-            self._there(self._exchange(adapter, saved, version)).result()
+            self._wait(self._exchange(adapter, saved, version))
             return
-        with TemporaryDirectory(prefix="unitymas-weights-") as folder:
-            save_model(model, folder)
-            self._there(self._take_over(folder, version)).result()
+        self._wait(self._hush())
+        try:
+            if self._asleep:  # memory for weights, and not yet for keys and values
+                self._wait(self.llm.wake_up(["weights"]))
+            self._send(model, version)
+            self._wait(self._renew(version))
+        finally:
+            self._wait(self._speak_again())
 
-    async def _take_over(self, folder: str, version: int) -> None:
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._there(work).result()
+
+    def _send(self, model: Decoder, version: int) -> None:
+        """Give the workers a model's weights."""
+        if self.transfer == "files" or not isinstance(model, Llama):
+            with TemporaryDirectory(prefix="unitymas-weights-") as folder:
+                save_model(model, folder)
+                self._wait(self.llm.collective_rpc("load_from", args=(folder,)))
+            return
+        if self._sender is None:
+            from .weight_transfer import Client, sender
+
+            config = self.llm.vllm_config
+            workers = config.parallel_config.world_size
+            client = Client(self.llm, self._wait)
+            self._sender = sender(self.transfer, model, client, config.model_config.dtype, workers)
+        self._sender.source.model, self._sender.client.version = model, str(version)
+        self._sender.send_weights()
+
+    async def _hush(self) -> None:
+        """Let running requests finish, and new ones wait."""
         async with self._turn:
+            await self._turn.wait_for(lambda: self._asleep or not self._arriving)
             self._arriving = True
-            try:
-                await self._turn.wait_for(lambda: not self._speaking.total())
-                await self.llm.collective_rpc("load_from", args=(folder,))
-                if not await self.llm.reset_prefix_cache():
-                    raise RuntimeError("vLLM kept prefixes of the old weights: its cache could not be reset")
-                self._took_over(version)
-            finally:
-                self._arriving = False
-                self._turn.notify_all()
+            await self._turn.wait_for(lambda: not self._speaking.total())
+
+    async def _renew(self, version: int) -> None:
+        """Forget the keys and values of the old weights."""
+        if self._asleep:
+            await self.llm.wake_up()
+            self._asleep = False
+        if not await self.llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept prefixes of the old weights: its cache could not be reset")
+        self._took_over(version)
+
+    async def _speak_again(self) -> None:
+        async with self._turn:
+            self._arriving = self._asleep
+            self._turn.notify_all()
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory to the learner until `wake` or `publish`: that of keys and values, and that of the weights.
+
+        Running requests finish first, and new ones wait. vLLM must have `enable_sleep_mode`. Level 1 keeps the weights in the
+        machine's memory; level 2 drops them, so only `publish` may follow.
+        """
+        if self._asleep:
+            return
+        self._wait(self._hush())
+        try:
+            self._wait(self.llm.sleep(level))
+            self._asleep = True
+        finally:
+            self._wait(self._speak_again())
+
+    def wake(self) -> None:
+        """Take the memory back, and answer who waits."""
+        if self._asleep:
+            self._wait(self.llm.wake_up())
+            self._asleep = False
+            self._wait(self._speak_again())
 
     async def _exchange(self, adapter: str, folder: Path, version: int | None = None) -> None:
         """Give all new requests the adapter in `folder`."""
@@ -319,43 +394,6 @@ class VLLMEngine(Versioned):
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 
-class WeightLoader:
-    """An extension of vLLM's workers: they load the weights of a directory while they run."""
-
-    model_runner: Any
-
-    def load_from(self, folder: str) -> None:
-        from vllm.platforms import current_platform
-
-        self.model_runner.reload_weights(weights_path=folder)
-        if (
-            current_platform.is_cpu()
-        ):  # a head tied to the embeddings keeps a packed copy of the old weights there
-            head = self.model_runner.get_model().lm_head
-            head = getattr(head, "base_layer", head)
-            head.quant_method.process_weights_after_loading(head)
-
-
-def lora_options(adapters: Mapping[str, str | Path | int]) -> dict[str, Any]:
-    """Return what vLLM must know of the adapters before it starts."""
-    rank = max(adapter_rank(name, source) for name, source in adapters.items())
-    return {
-        "enable_lora": True,
-        "max_loras": len(adapters),
-        "max_cpu_loras": 2 * len(adapters),  # an old version may still be in use
-        "max_lora_rank": max(8, 1 << (rank - 1).bit_length()),  # vLLM takes powers of two from 8
-    }
-
-
-def adapter_rank(name: str, source: str | Path | int) -> int:
-    """Return the rank of an adapter saved by peft. An error says what is missing, before any model is loaded."""
-    if isinstance(source, int):
-        return source
-    folder = Path(source)
-    file = folder / "adapter_config.json"
-    if not file.is_file() or not (folder / "adapter_model.safetensors").is_file():
-        raise FileNotFoundError(
-            f"adapter {name!r}: {folder} is no adapter directory; vLLM needs adapter_config.json and "
-            "adapter_model.safetensors there, as peft's save_pretrained writes them. A run's are in policies/NAME/adapter"
-        )
-    return int(json.loads(file.read_text())["r"])
+def truncates(params: SamplingParams) -> bool:
+    """Tell whether sampling leaves out tokens."""
+    return bool(params.top_k) or params.top_p < 1

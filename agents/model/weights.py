@@ -128,7 +128,7 @@ def save_model(model: Decoder, path: str | Path, tokenizer: Any = None) -> Path:
         model.save(path, tokenizer)
         return path
     model.hf_config.save_pretrained(path)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in to_hf(model)}
+    state = {name: tensor.detach().cpu().clone() for name, tensor in to_hf(model)}
     save_file(state, path / "model.safetensors", metadata={"format": "pt"})
     if tokenizer is not None:
         tokenizer.save_pretrained(path)
@@ -170,7 +170,7 @@ def save_adapter(model: Decoder, adapter: str, path: str | Path) -> Path:
 
 def to_hf(model: Llama) -> Iterator[tuple[str, Tensor]]:
     """Parameters under their Hugging Face names: for files, and for publishing weights to vLLM. Adapters are
-    left out.
+    left out. They share the model's memory.
     """
     state = model.state_dict()
     yield from ((name, state[ours]) for ours, name in _TOP.items() if ours in state)
@@ -178,7 +178,7 @@ def to_hf(model: Llama) -> Iterator[tuple[str, Tensor]]:
         for kind in ("weight", "bias"):
             if f"{ours}.{kind}" in state:
                 parts = state[f"{ours}.{kind}"].split(sizes)
-                yield from ((f"{part}.{kind}", t.clone()) for part, t in zip(name, parts, strict=True))
+                yield from ((f"{part}.{kind}", t) for part, t in zip(name, parts, strict=True))
 
 
 def from_hf(state: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:

@@ -16,11 +16,12 @@ import torch
 import unitymas
 from unitymas.agents import model_path
 from unitymas.agents.engines.sampling import SamplingParams
+from unitymas.agents.engines.torch_engine import TorchEngine
 from unitymas.agents.engines.vllm_engine import VLLMEngine
 from unitymas.agents.llm import LLMPolicy
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.logprobs import Support, logprobs_entropy
-from unitymas.agents.model.weights import load_model, load_tokenizer
+from unitymas.agents.model.weights import load_model, load_tokenizer, to_hf
 from unitymas.envs.core.drivers import rollout
 from unitymas.envs.registry import make_arena
 
@@ -199,6 +200,121 @@ def test_published_weights_speak_at_once(engine, model, moved, tokenizer):
     assert {r.version for r in before} == {0} and {r.version for r in after} == {7}
     assert [r.ids for r in before] != [r.ids for r in after]
     engine.publish(model, 8)
+    assert [r.ids for r in ask(engine, tokenizer, params)] == [r.ids for r in before]
+
+
+def apart(model, results):
+    """The largest difference of log-probs to one full forward pass."""
+    worst = 0.0
+    for r in results:
+        hidden = model.forward_packed(pack([r.prompt_ids + r.ids], share=None))[len(r.prompt_ids) - 1 : -1]
+        logp, _ = logprobs_entropy(hidden, model.head, torch.tensor(r.ids), 1.0, None)
+        worst = max(worst, float((logp - torch.tensor(r.logprobs)).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("way", ["shared", "files"])
+def test_after_a_sync_replies_are_our_engines_with_the_new_weights(
+    engine, model, moved, tokenizer, way, monkeypatch
+):
+    """Greedy tokens equal, log-probs within 1e-3, before and after; vLLM names the version itself."""
+    monkeypatch.setattr(engine, "transfer", way)
+    params = SamplingParams(temperature=0, max_tokens=16)
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in QUESTIONS]
+    for weights, version in ((model, 30), (moved, 31), (model, 32)):
+        engine.publish(weights, version)
+        ours = TorchEngine(weights, tokenizer, slots=8, context=512)
+        theirs, mine = ask(engine, tokenizer, params), ours.generate(ids, params)
+        assert [r.ids for r in theirs] == [r.ids for r in mine]
+        for a, b in zip(theirs, mine, strict=True):
+            assert torch.allclose(torch.tensor(a.logprobs), torch.tensor(b.logprobs), atol=1e-3)
+        if way == "shared":
+            assert engine._wait(engine.llm.get_weight_version()) == str(version)
+
+
+def test_a_sync_or_a_cache_reset_that_is_left_out_shows(engine, model, moved, tokenizer, monkeypatch):
+    """What the checks above would see if weights did not travel, or if prefixes of the old weights were kept."""
+    params = SamplingParams(temperature=0, max_tokens=8)
+    long = ["Where was Bruno Eaton born? " * 12]  # whole blocks of it are in the prefix cache
+    engine.publish(model, 40)
+    ask(engine, tokenizer, params, texts=long)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_send", lambda *_: None)
+        engine.publish(moved, 41)
+        assert apart(moved, ask(engine, tokenizer, params, texts=long)) > 0.01
+    engine.publish(model, 42)
+    assert ask(engine, tokenizer, params, texts=long)[0].cached == 0
+    assert ask(engine, tokenizer, params, texts=long)[0].cached > 0
+
+    async def kept():
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.llm, "reset_prefix_cache", kept)
+        engine.publish(moved, 43)
+        stale = ask(engine, tokenizer, params, texts=long)
+    assert stale[0].cached > 0 and apart(moved, stale) > 0.01
+    engine.publish(moved, 44)
+    fresh = ask(engine, tokenizer, params, texts=long)
+    assert fresh[0].cached == 0 and apart(moved, fresh) < 1e-3
+    engine.publish(model, 45)
+
+
+def test_a_cache_that_cannot_be_reset_is_an_error(engine, model, monkeypatch):
+    async def refused():
+        return False
+
+    monkeypatch.setattr(engine.llm, "reset_prefix_cache", refused)
+    with pytest.raises(RuntimeError, match="kept prefixes of the old weights"):
+        engine.publish(model, 50)
+    monkeypatch.undo()
+    engine.publish(model, 51)
+
+
+def test_weights_that_do_not_come_are_an_error(engine, model, monkeypatch):
+    """Half a model is never put in the place of a whole one in silence."""
+    from unitymas.agents.engines.weight_transfer import Client, sender
+
+    whole = list(to_hf(model))
+    monkeypatch.setattr("unitymas.agents.engines.weight_transfer.to_hf", lambda _: iter(whole[:-1]))
+    short = sender("shared", model, Client(engine.llm, engine._wait), torch.float32, 1)
+    with pytest.raises(Exception, match="weights of vLLM's model did not come"):
+        short.send_weights()
+    monkeypatch.undo()
+    engine._sender = None
+    engine.publish(model, 52)
+    assert (
+        apart(
+            model,
+            ask(engine, load_tokenizer(model_path("tiny")), SamplingParams(temperature=0, max_tokens=4)),
+        )
+        < 1e-3
+    )
+
+
+def test_who_comes_while_it_sleeps_is_answered_when_it_wakes(engine, model, moved, tokenizer):
+    """On a CPU vLLM frees no memory; who waits, who goes on, and with which weights, is the same."""
+    params = SamplingParams(temperature=0, max_tokens=6)
+    before = ask(engine, tokenizer, params)
+
+    async def meanwhile(end):
+        ids = tokenizer.encode(QUESTIONS[0], add_special_tokens=False)
+        waiting = asyncio.create_task(engine.agenerate(ids, params))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        await asyncio.to_thread(end)
+        return await waiting
+
+    for level, end in (
+        (1, engine.wake),
+        (1, lambda: engine.publish(moved, 60)),
+        (2, lambda: engine.publish(model, 61)),
+    ):
+        engine.sleep(level)
+        assert engine._wait(engine.llm.is_sleeping())
+        reply = asyncio.run(meanwhile(end))
+        assert not engine._wait(engine.llm.is_sleeping())
+        assert apart(moved if reply.version == 60 else model, [reply]) < 1e-3
     assert [r.ids for r in ask(engine, tokenizer, params)] == [r.ids for r in before]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...agents.engines.engine import ENGINES
+from ...agents.engines.vllm_setup import base_options, check_version, installed
 from ...agents.names import model_name, prompts_of, read_name
 from ...agents.team import is_player
 from ...envs.core.ledger import as_rule
@@ -264,18 +265,32 @@ def check_engines(config: RunConfig) -> None:
             raise ConfigError(
                 f"groups.{name}.engine_options: these are vLLM's; set groups.{name}.engine=vllm"
             )
+        if group.engine == "vllm":
+            check_vllm(name, group.engine_options)
         if group.engine == "vllm" and config.deterministic:
             raise ConfigError(
                 f"groups.{name}.engine: vLLM cannot promise the same bits twice; leave deterministic out, or take torch"
             )
     for name, policy in config.policies.items():
-        if config.groups[policy.group].engine != "vllm":
+        group = config.groups[policy.group]
+        if group.engine != "vllm" or group.engine_options.get("return_sampling_mask"):
             continue
         if policy.sampling.top_k or policy.sampling.top_p < 1:
             raise ConfigError(
                 f"policies.{name}.sampling: vLLM does not tell which tokens top_k and top_p left, and training must "
-                f"know; leave them out, or set groups.{policy.group}.engine=torch"
+                f"know; leave them out, set groups.{policy.group}.engine_options.return_sampling_mask=true (on a GPU), or "
+                f"groups.{policy.group}.engine=torch"
             )
+
+
+def check_vllm(group: str, options: Mapping[str, Any]) -> None:
+    """The vLLM of this machine, if there is one, and the options that the engine knows by itself."""
+    try:
+        if installed():
+            check_version()
+        base_options(options.get("transfer", "shared"), options)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"groups.{group}.engine: {error}") from error
 
 
 def check_model(key: str, model: str) -> None:

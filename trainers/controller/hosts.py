@@ -123,6 +123,12 @@ class HostedGroups:
         )
         return dict(own) | {f"critic/{name}": value for figures in critics for name, value in figures.items()}
 
+    async def phase(self, name: str) -> None:
+        """Tell the groups whose engines may sleep while their policies learn ("learn"), and wake for "collect"."""
+        options = {group: config.engine_options for group, config in self.plan.config.groups.items()}
+        sleepers = [g for name, g in self.members.items() if options[name].get("enable_sleep_mode")]
+        await together(*(group.phase(name) for group in sleepers))
+
     async def publish(self) -> None:
         """New weights to the engines: once per group and step, when all have updated."""
         await self._publish(*(group.publish() for group in self.members.values()))

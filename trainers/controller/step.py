@@ -177,8 +177,12 @@ class Default:
             ids = {s.id for s in own}
             cut = [[id for id in batch if id in ids] for batch in batches]
             jobs[policy] = [b for _ in range(run.config.epochs) for b in cut if b]
-        done = await together(*(run.hosts.update(p, signals[p], jobs[p]) for p in signals if jobs[p]))
-        await run.hosts.publish()
+        await run.hosts.phase("learn")
+        try:
+            done = await together(*(run.hosts.update(p, signals[p], jobs[p]) for p in signals if jobs[p]))
+            await run.hosts.publish()
+        finally:
+            await run.hosts.phase("collect")
         metrics = {"usable": float(sum(map(len, signals.values())))}
         for policy, figures in zip([p for p in signals if jobs[p]], done, strict=True):
             metrics |= {f"policy/{policy}/{k}": v for k, v in figures.items()}

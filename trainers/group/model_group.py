@@ -178,15 +178,19 @@ class ModelGroup:
             self.store.admit(copy.copy(sample))
 
     async def phase(self, name: str) -> None:
-        """Set the phase. In "collect" calls are answered; in "learn" new calls wait. A group begins in
-        "collect".
+        """Set the phase. In "collect" calls are answered; in "learn" new calls wait, and engines that can sleep give
+        their memory to the learner. A group begins in "collect".
         """
         if name not in ("collect", "learn"):
             raise ValueError(f"unknown phase {name!r}: choose collect or learn")
+        engines = {id(hosted.engine): hosted.engine for hosted in self.hosted.values()}
+        sleepers: list[Any] = [e for e in engines.values() if getattr(e, "sleeps", False)]
+        if name == "learn":
+            self._open.clear()
+        for engine in sleepers:
+            await self._thread(engine.wake if name == "collect" else engine.sleep)
         if name == "collect":
             self._open.set()
-        else:
-            self._open.clear()
 
     # -- learning -------------------------------------------------------------------------------------------------
 

