@@ -274,6 +274,7 @@ class VLLMEngine(Versioned):
         """
         if adapter is not None:
             self._check(adapter)
+            self.wake()  # an adapter goes into memory that sleep has given away
             saved = save_adapter(model, adapter, mkdtemp(dir=self._folder.name))
             self._wait(self._exchange(adapter, saved, version))
             return

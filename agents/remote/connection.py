@@ -126,8 +126,8 @@ class Connection:
                     self._tokens.correct(-tokens)
                 pause, ends = self._pause(failure, attempt, began)
                 if time.monotonic() + pause >= ends:
-                    waited = max(time.monotonic() - began, ends - began)
-                    raise self._unavailable(waited, attempt, str(failure)) from None
+                    patience = ends - began if ends > began else time.monotonic() - began
+                    raise self._unavailable(patience, attempt, str(failure)) from None
                 await asyncio.sleep(pause)
                 continue
             self._answered, self._silent = True, 0.0
@@ -173,9 +173,9 @@ class Connection:
         except TooLarge as error:
             raise RemoteError(f"{self.url} sent {error}") from None
         except Unreadable as error:  # the server is there
-            raise _Again(self.clean(str(error)), alive=True, pieces=error.pieces) from None
+            raise _Again(self.told(str(error)), alive=True, pieces=error.pieces) from None
         except (httpx.HTTPError, OSError, httpx.InvalidURL, httpx.StreamError) as error:
-            raise _Again(self.clean(cause_of(error))) from None
+            raise _Again(self.told(cause_of(error))) from None
 
     async def _sent(self, client: httpx.AsyncClient, body: dict[str, Any]) -> Completion:
         async with client.stream("POST", self.path, content=json.dumps(body).encode()) as reply:
@@ -200,13 +200,13 @@ class Connection:
             if unknown[0] == "stream":
                 self._without.add("stream_options")
             say_once(f"{self.url} does not know {unknown[0]!r}: it is asked without")
-            return _Again(f"HTTP {status} {words:.200}", after=0.0, alive=True)
+            return _Again(f"HTTP {status} {self.told(words):.200}", after=0.0, alive=True)
         if status in TRANSIENT and "insufficient_quota" not in words:
             after = _asked_pause(reply.headers)
-            words = self.clean(_sentence(words))
+            words = self.told(_sentence(words))
             return _Again(f"HTTP {status} {words:.200}", after, alive=status < 500 or after is not None)
         kind = RemoteRefused if status in HOPELESS or status == 429 else RemoteError
-        words = self.clean(_sentence(words))
+        words = self.told(_sentence(words))
         return kind(f"{self.url} refused the request for {self.model!r}: HTTP {status} {words:.500}")
 
     async def _words(self, reply: httpx.Response) -> str:
@@ -222,6 +222,10 @@ class Connection:
     def clean(self, text: str) -> str:
         """Return a server's words without our key, which it may have repeated."""
         return text.replace(self.key, "[key]") if self.key else text
+
+    def told(self, text: str) -> str:
+        """Return a server's words as an error tells them: without the key, on one line, and without control characters."""
+        return "".join(letter if letter.isprintable() else " " for letter in self.clean(text))
 
     @property
     def path(self) -> str:

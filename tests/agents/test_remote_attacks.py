@@ -260,6 +260,13 @@ def test_the_key_is_in_no_error_and_no_reply(wire, capsys):
     assert "sk-" not in "".join(capsys.readouterr())
 
 
+def test_errors_are_one_line_of_plain_text(wire):
+    wire.script = [status(400, json.dumps({"error": "a\x1b[2Jb\r\nc\u202ed" + "e" * 9000}).encode())]
+    with pytest.raises(RemoteError, match=r"HTTP 400") as error:
+        ask(wire)
+    assert str(error.value).isprintable() and len(str(error.value)) < 700
+
+
 def test_keys_come_from_the_environment_by_host(wire, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "general")
     asyncio.run(OpenAIPolicy("m", wire.url).act(HI))
@@ -286,18 +293,19 @@ def test_retry_after_is_honoured_by_all_calls(wire):
     wire.script = [status(429, b"{}", Retry_After="0.6")]
     policy = OpenAIPolicy("m", wire.url, concurrency=2)
 
-    async def one(wait):
-        await asyncio.sleep(wait)
+    async def one():
         text = (await policy.act(HI)).text
         times.append(time.monotonic())
         return text
 
     async def go():
-        return await asyncio.gather(one(0), one(0.2), one(0.3))
+        first = asyncio.create_task(one())
+        while not policy._connection._quiet[0]:
+            await asyncio.sleep(0.01)
+        return await asyncio.gather(first, one(), one())
 
-    began = time.monotonic()
     assert asyncio.run(go()) == ["hello"] * 3
-    assert min(times) - began >= 0.6  # those that had not failed have waited, too
+    assert min(times) >= policy._connection._quiet[0]  # those that had not failed have waited, too
     assert len(wire.seen) == 4
 
 
@@ -428,6 +436,18 @@ def test_the_pace_is_kept(monkeypatch):
     pace.correct(-4)
     assert pace.take(1) == 2
     assert Pace(None).take(1e9) == 0 == Pace(None).take(1)
+
+
+def test_requests_begin_no_faster_than_agreed(wire):
+    """Ten a second: the sixth begins half a second after the first."""
+    policy = OpenAIPolicy("m", wire.url, requests_per_minute=600, deadline=20)
+
+    async def go():
+        await asyncio.gather(*(policy.act(HI) for _ in range(6)))
+
+    began = time.monotonic()
+    asyncio.run(go())
+    assert time.monotonic() - began >= 0.5 and len(wire.seen) == 6
 
 
 @settings(max_examples=50, deadline=None)

@@ -34,6 +34,7 @@ def test_a_newer_version_is_told_of_once(capsys):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        ({"transfer": "nccl"}, "transfer=nccl sends from a GPU, and the policies learn on 'auto': set groups.*device=cuda"),
         ({"transfer": "pigeon"}, "transfer='pigeon' is none of shared, ipc, nccl, files"),
         ({"worker_extension_cls": "mine.Loader"}, "worker_extension_cls is the engine's own"),
         ({"weight_transfer_config": {"backend": "nccl"}}, "weight_transfer_config is the engine's own"),

@@ -28,7 +28,7 @@ from .choices import hints_of
 from .group_settings import Learning
 from .presets import preset, settings
 from .reader import GIVEN, as_meant, leaves, read
-from .schema import ConfigError, EnvConfig, RunConfig, build, merge, override, read_yaml, to_dict
+from .schema import ConfigError, EnvConfig, GroupConfig, RunConfig, build, merge, override, read_yaml, to_dict
 
 
 def resolve(
@@ -266,7 +266,7 @@ def check_engines(config: RunConfig) -> None:
                 f"groups.{name}.engine_options: these are vLLM's; set groups.{name}.engine=vllm"
             )
         if group.engine == "vllm":
-            check_vllm(name, group.engine_options)
+            check_vllm(name, group)
         if group.engine == "vllm" and config.deterministic:
             raise ConfigError(
                 f"groups.{name}.engine: vLLM cannot promise the same bits twice; leave deterministic out, or take torch"
@@ -283,14 +283,21 @@ def check_engines(config: RunConfig) -> None:
             )
 
 
-def check_vllm(group: str, options: Mapping[str, Any]) -> None:
-    """The vLLM of this machine, if there is one, and the options that the engine knows by itself."""
+def check_vllm(name: str, group: GroupConfig) -> None:
+    """Check the vLLM of this machine, if there is one, and the options that the engine knows by itself."""
+    options = group.engine_options
+    transfer = options.get("transfer", "shared")
     try:
         if installed():
             check_version()
-        base_options(options.get("transfer", "shared"), options)
+        base_options(transfer, options)
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"groups.{group}.engine: {error}") from error
+        raise ConfigError(f"groups.{name}.engine: {error}") from error
+    if transfer in ("ipc", "nccl") and not group.device.startswith("cuda"):
+        raise ConfigError(
+            f"groups.{name}.engine_options.transfer={transfer} sends from a GPU, and the policies learn on {group.device!r}: "
+            f"set groups.{name}.device=cuda, or transfer=shared"
+        )
 
 
 def check_model(key: str, model: str) -> None:
