@@ -180,16 +180,14 @@ class SharedEngine(WeightTransferEngine[SharedInit, SharedUpdate]):  # type: ign
     def init_transfer_engine(self, init_info: SharedInit) -> None:
         """Map the memory."""
         self.weights = list(zip(init_info.names, mapped(init_info), strict=True))
+        lora = self.vllm_config.lora_config is not None
+        names = [name for name, _ in self.model.named_parameters()]
+        self.wanted = {name.replace(".base_layer.", ".") if lora else name for name in names}
 
     def start_weight_update(self) -> None:
         """Prepare the model's layers to be loaded anew."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        lora = self.vllm_config.lora_config is not None
-        names = (
-            name for name, _ in self.model.named_parameters()
-        )  # while a tied head is one with the embeddings
-        self.wanted = {name.replace(".base_layer.", ".") if lora else name for name in names}
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -204,6 +202,7 @@ class SharedEngine(WeightTransferEngine[SharedInit, SharedUpdate]):  # type: ign
         if loaded is None or self.model_config.quantization is not None:
             return
         if missing := sorted(self.wanted - set(loaded)):
+            self.finish_weight_update()  # layers that are not whole get back what they had; a later update may come
             raise RuntimeError(
                 f"{len(missing)} weights of vLLM's model did not come, among them {missing[0]}"
             )

@@ -235,7 +235,7 @@ def test_after_a_sync_replies_are_our_engines_with_the_new_weights(
 def test_a_sync_or_a_cache_reset_that_is_left_out_shows(engine, model, moved, tokenizer, monkeypatch):
     """What the checks above would see if weights did not travel, or if prefixes of the old weights were kept."""
     params = SamplingParams(temperature=0, max_tokens=8)
-    long = ["Where was Bruno Eaton born? " * 12]  # whole blocks of it are in the prefix cache
+    long = ["Where was Bruno Eaton born? " * 40]  # whole blocks of it are in the prefix cache
     engine.publish(model, 40)
     ask(engine, tokenizer, params, texts=long)
     with monkeypatch.context() as patch:
