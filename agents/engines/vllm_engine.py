@@ -80,17 +80,11 @@ class VLLMEngine(Versioned):
         if adapters:
             options = {**lora_options(adapters), **options}
         check_version()
-        from vllm import AsyncEngineArgs
-        from vllm.config import WeightTransferConfig
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from . import weight_transfer
-
-        options = {**base_options(transfer, options), **options}
-        if transfer != "files":
-            backend = weight_transfer.SHARED if transfer == "shared" else transfer
-            options["weight_transfer_config"] = WeightTransferConfig(backend=backend)
-        arguments = AsyncEngineArgs(model=model, seed=seed, max_model_len=context, **options)
+        arguments = engine_arguments(
+            transfer, {"model": model, "seed": seed, "max_model_len": context, **options}
+        )
         # an AsyncLLM belongs to the loop it is made in, else to the first that calls it; any other loop would wait for ever
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
@@ -398,3 +392,18 @@ class VLLMEngine(Versioned):
 def truncates(params: SamplingParams) -> bool:
     """Tell whether sampling leaves out tokens."""
     return bool(params.top_k) or params.top_p < 1
+
+
+def engine_arguments(transfer: Transfer, options: Mapping[str, Any]) -> Any:
+    """Return vLLM's engine arguments: ours, and a user's over them."""
+    from vllm import AsyncEngineArgs
+    from vllm.config import WeightTransferConfig
+
+    from .weight_transfer import SHARED
+
+    own = base_options(transfer, options)
+    if transfer != "files":
+        own["weight_transfer_config"] = WeightTransferConfig(
+            backend=SHARED if transfer == "shared" else transfer
+        )
+    return AsyncEngineArgs(**{**own, **options})

@@ -1,4 +1,4 @@
-"""What vLLM must be and be told before it starts: its version, and its options. Importable without vLLM and without torch."""
+"""Version and options of vLLM, checked before it starts. Importable without vLLM and without torch."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class PolicySource(WeightSource):  # type: ignore[misc]
 
 
 class Client:
-    """What the trainer's side may ask of vLLM, in the terms of an `AsyncLLM` whose loop is another thread's."""
+    """Control of vLLM for the trainer's side: an `AsyncLLM` whose loop is another thread's."""
 
     def __init__(self, llm: Any, wait: Callable[[Any], Any]) -> None:
         self.llm, self.wait = llm, wait
