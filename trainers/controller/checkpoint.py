@@ -71,6 +71,16 @@ def verify(folder: str | Path) -> Path:
     return folder
 
 
+def named(step: int) -> str:
+    """Name of the folder of a run's checkpoint after a step."""
+    return f"step-{step:06d}"
+
+
+def step_of(folder: Path) -> int:
+    """Step after which the checkpoint in a folder was taken."""
+    return int(folder.name.removeprefix("step-"))
+
+
 def finished(root: str | Path) -> list[Path]:
     """The finished checkpoints under `root`, oldest first by name."""
     root = Path(root)

@@ -117,13 +117,13 @@ def way_on(directory: str | Path) -> str:
     mark = checkpoint.latest(where / "checkpoints")
     if mark is None:
         return f"{where} holds no checkpoint yet; begin it again with: {command} --anew"
-    return f"{where} stands at step {int(mark.name.rpartition('-')[2])}; go on with: {command}"
+    return f"{where} stands at step {checkpoint.step_of(mark)}; go on with: {command}"
 
 
 def check_unfinished(directory: str | Path, mark: Path, steps: int) -> None:
     """Refuse to go on with a run that has done all of its steps, and said so."""
     book = Path(directory) / "metrics.jsonl"
     rows = rows_of(book) if book.exists() else []
-    if int(mark.name.rpartition("-")[2]) >= steps and rows and rows[-1].get("ending") == "done":
+    if checkpoint.step_of(mark) >= steps and rows and rows[-1].get("ending") == "done":
         more = shlex.join(["unitymas", "train", "--resume", str(directory), "steps=N"])
         raise ConfigError(f"{directory} has done all of its {steps} steps; for more of them: {more}")

@@ -269,7 +269,7 @@ class Run:
 
     async def save(self) -> Path:
         """A whole checkpoint: every group's policies, and the controller's state."""
-        target = self.dir / "checkpoints" / f"step-{self.step:06d}"
+        target = self.dir / "checkpoints" / checkpoint.named(self.step)
         self.progress.begin(f"writing {target.name}")
         with checkpoint.writing(target) as folder:
             await self.hosts.save(folder)
@@ -335,7 +335,7 @@ def supervised(run: Run) -> Run:
                 raise
             try:
                 last = newest(run.dir)
-                saved = int(last.name.rpartition("-")[2])
+                saved = checkpoint.step_of(last)
             except NothingToResume:
                 last, saved = None, 0
             row = {"cause": str(loss), "steps_lost": run.step - saved, "attempt": attempts}
