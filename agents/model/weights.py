@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,17 @@ def load_decoder(path: str | Path, auto: bool = False) -> Decoder:
 
         return load_auto(path, config, **where)
     return load_model(path, where.get("gguf_file"))
+
+
+def count_parameters(path: Path) -> int:
+    """Count the numbers in a model's safetensors files, without reading them; 0 where there are none."""
+    from safetensors import safe_open
+
+    count = 0
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else ():
+        with safe_open(file, framework="pt") as tensors:
+            count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return count
 
 
 def learned_prefix(path: Path) -> Path | None:

@@ -1,6 +1,7 @@
 """A model group on any architecture: it speaks, learns, saves and exports as one on our own decoder does."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 
 from unitymas.agents.llm import load_model_policy, load_policy
 from unitymas.agents.model.auto import AutoDecoder
+from unitymas.agents.model.shape import UnsupportedArchitecture
+from unitymas.agents.model.weights import count_parameters, load_decoder
 from unitymas.agents.policies import Call
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.algorithms.algorithm import Needs
@@ -194,3 +197,28 @@ def test_a_base_learns_from_all_roles_and_an_adapter_from_its_own(kind: str, tmp
             assert texts == {(await exported.act(asked)).text}
 
     asyncio.run(run())
+
+
+def test_a_group_that_cannot_fit_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the group, what it needs and what helps; with an adapter the same model fits."""
+    path = folder("phi3", tmp_path / "model")
+    size = 4 * count_parameters(tmp_path / "model")
+    assert size == 4 * sum(p.numel() for p in load_decoder(path).parameters())
+    monkeypatch.setattr("unitymas.trainers.group.hosting.available", lambda device: 3 * size)
+    with pytest.raises(MemoryError, match=r"groups\.main: .* need .* GiB .*policies\.\*\.adapter"):
+        ModelGroup(spec(path, {"team": policy()}))
+    ModelGroup(spec(path, {"team": policy(adapter=Adapter(rank=2))}))
+
+
+def test_an_unknown_architecture_and_a_missing_template_are_named(tmp_path: Path) -> None:
+    """Before anything large is read."""
+    path = Path(folder("phi3", tmp_path / "model"))
+    (path / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match="no chat template"):
+        ModelGroup(spec(str(path), {"team": policy()}))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "model_type": "gemma99"}))
+    with pytest.raises(UnsupportedArchitecture, match=r"groups\.main\.model: .*no architecture 'gemma99'"):
+        ModelGroup(spec(str(path), {"team": policy()}))

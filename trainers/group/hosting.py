@@ -22,12 +22,13 @@ import torch
 
 from ...agents import model_path
 from ...agents.engines.engine import ENGINES, Engine, EngineOrder
+from ...agents.engines.memory import available
 from ...agents.engines.sampling import SamplingParams
 from ...agents.llm import LLMPolicy
 from ...agents.machine import device_of
 from ...agents.model.decoder import Decoder
 from ...agents.model.shape import UnsupportedArchitecture
-from ...agents.model.weights import load_decoder, load_tokenizer
+from ...agents.model.weights import count_parameters, load_decoder, load_tokenizer
 from ..config.group_settings import Adapter, GroupSpec, PolicySpec
 from .parameters import Parameters
 from .update import Learner
@@ -123,6 +124,7 @@ class _Models:
         policies = spec.policies.values()
         adapters = [a for p in policies for a in (p.adapter, *p.adapters.values()) if a is not None]
         self.auto = any(adapter.targets or adapter.tokens for adapter in adapters)
+        _check_memory(spec, self.device)
         base = _load(f"groups.{spec.name}.model", spec.model, self.auto)
         self.base = base.requires_grad_(False).to(self.device)
         self.frozen: dict[str, Decoder] = {}
@@ -169,6 +171,24 @@ def _device(spec: GroupSpec) -> torch.device:
         return device_of(spec.device)
     except ValueError as error:
         raise ValueError(f"groups.{spec.name}.device: {error}") from error
+
+
+def _check_memory(spec: GroupSpec, device: torch.device) -> None:
+    """Refuse a group whose weights, gradients and optimizers cannot fit, before anything large is read."""
+    path = model_path(spec.model)
+    try:
+        count = count_parameters(path)
+    except Exception:  # a damaged file is named when it is loaded
+        return
+    full = [policy for policy in spec.policies.values() if policy.adapter is None]
+    copies = 1 + sum(1 + 3 * (p.learning is not None) + (not p.critic) + p.reference for p in full)
+    needed, free = 4 * count * copies / 2**30, available(device) / 2**30
+    if needed > free:
+        raise MemoryError(
+            f"groups.{spec.name}: {count / 1e9:.2g}B parameters need {needed:.3g} GiB on {device} ({copies} times their size: the "
+            f"base; of each policy the weights, gradients and two optimizer states, and the engine's copy), and {free:.3g} GiB "
+            "are free. Train adapters (policies.*.adapter), or give a smaller model."
+        )
 
 
 def _load(key: str, model: str, auto: bool = False) -> Decoder:
