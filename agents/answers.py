@@ -132,7 +132,7 @@ def _number(value: Any) -> int | None:
 
 
 def _dollars(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and 0 <= value < math.inf else None
+    return float(value) if type(value) in (int, float) and 0 <= value < 1e300 else None
 
 
 def _sample(value: object) -> DecisionId | None:
