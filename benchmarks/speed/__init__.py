@@ -19,6 +19,7 @@ PARTS = (
     "tree",
     "star",
     "gpu",
+    "memory",
 )
 
 

@@ -212,7 +212,8 @@ def test_proximal_is_the_start_of_the_update_in_every_step() -> None:
 def test_a_failed_update_is_an_error_and_changes_nothing(broken: int, tmp_path: Path) -> None:
     """A NaN in the first or in a later mini-batch: parameters and optimizer as before, the batch kept."""
     samples = draw()
-    mine = Learner("shared", Parameters(model()), Learning(lr=1e-2), inspection=tmp_path / "inspect")
+    settings = Learning(lr=1e-2, snapshot=True)
+    mine = Learner("shared", Parameters(model()), settings, inspection=tmp_path / "inspect")
     own_behaviour(mine, samples)
     mine.update(make_algorithm("grpo"), signals(samples), [samples])  # so that the optimizer has a state
     before, moments = mine.parameters.state_dict(), mine.optimiser.state_dict()["state"][0]["exp_avg"].clone()
@@ -230,6 +231,24 @@ def test_a_failed_update_is_an_error_and_changes_nothing(broken: int, tmp_path: 
     assert str(file) in str(caught.value)
     assert bad in torch.load(file)["batch"]["ids"]
     mine.update(make_algorithm("grpo"), signals(samples), halves)  # and goes on
+
+
+def test_without_a_snapshot_a_failed_update_keeps_its_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is copied; the step that failed changed nothing, the one before it stands, and the error says so."""
+    monkeypatch.setattr(Learner, "_snapshot", lambda self: pytest.fail("copied"))
+    samples = draw()
+    first, second = samples[:6], samples[6:]
+    mine, same = learner(lr=1e-2), learner(lr=1e-2)
+    for one in (mine, same):
+        own_behaviour(one, samples)
+    poisoned = signals(samples)
+    poisoned[second[2].id] = poisoned[second[2].id]._replace(advantage=float("nan"))
+    with pytest.raises(UpdateError, match="as after the 1 optimiser steps"):
+        mine.update(make_algorithm("grpo"), poisoned, [first, second])
+    same.update(make_algorithm("grpo"), signals(samples), [first])
+    assert mine.steps == same.steps == 1
+    for own, other in zip(mine.trained, same.trained, strict=True):
+        assert torch.equal(own, other) and own.grad is None
 
 
 def test_an_update_without_samples_is_an_error() -> None:

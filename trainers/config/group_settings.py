@@ -43,6 +43,11 @@ class Learning(Settings):
     """Train what a reply thinks (`<think>…</think>`), too. false: it is context, and only the reply itself is trained."""
     checkpointing: bool = False
     """Keep only each layer's input for the backward pass: less memory, a third more time."""
+    snapshot: bool = False
+    """Copy parameters and optimiser before an update of several mini-batches, so that one that fails changes nothing. Without
+    it a failed update ends after its last whole optimiser step, and memory is half as large."""
+    offload: bool = False
+    """Keep parameters and optimiser in the CPU's memory between uses (FSDP). For a GPU that holds too little."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "learning.")
@@ -166,6 +171,10 @@ class GroupSpec:
     """Threads of its matrix products; 0: torch's default. Fix it where runs must agree bit for bit."""
     seed: int = 0
     """Seed of whatever begins at random (adapters)."""
+    ranks: int = 1
+    """Processes over which parameters, gradients and optimisers are sharded."""
+    rank_actors: bool = False
+    """Make the ranks Ray actors, on any node. Else they are processes beside this one."""
     folder: str = ""
     """Folder where batches of failed updates are kept for inspection. Empty: nowhere."""
 
@@ -176,6 +185,12 @@ def has_bfloat16(processor: Path = Path("/proc/cpuinfo")) -> bool:
         return not {"avx512_bf16", "amx_bf16"}.isdisjoint(processor.read_text().split())
     except OSError:
         return False
+
+
+def sharded(spec: GroupSpec) -> bool:
+    """Tell whether learners live in rank processes of their own."""
+    learning = [policy.learning for policy in spec.policies.values() if policy.learning is not None]
+    return bool(learning) and (spec.ranks > 1 or any(own.offload for own in learning))
 
 
 def faster_precision(size: int = 512) -> Literal["float32", "bfloat16"]:

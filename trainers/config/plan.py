@@ -167,6 +167,7 @@ def group_specs(config: RunConfig, policies: Mapping[str, dict[str, PolicySpec]]
             device=group.device,
             gpus=group.gpus or 0.0,
             cpus=group.cpus,
+            ranks=group.ranks,
             engine=group.engine,
             engine_options=group.engine_options,
             deterministic=config.deterministic,
@@ -246,10 +247,11 @@ def placed(planned: RunPlan, folder: Path) -> dict[str, GroupSpec]:
     """The groups on their devices; auto takes the GPUs of this machine in turn. `folder` is for failed updates."""
     import torch
 
-    groups = planned.config.groups
+    groups, local = planned.config.groups, planned.config.runtime == "local"
     free = [name for name, group in groups.items() if group.device == "auto" and group.engine == "torch"]
     there = torch.cuda.device_count() if free else 0
     specs: dict[str, GroupSpec] = {}
+    following = 0  # GPU of this machine
     for name, group in groups.items():
         if group.device != "auto":
             device, gpus = group.device, float(group.device.startswith("cuda"))
@@ -258,10 +260,34 @@ def placed(planned: RunPlan, folder: Path) -> dict[str, GroupSpec]:
         elif planned.config.runtime == "ray":  # an actor sees its own GPUs only
             device, gpus = "cuda", min(1.0, there / len(free))
         else:
-            device, gpus = f"cuda:{free.index(name) % there}", 1.0
+            device, gpus = f"cuda:{following % there}", 1.0
+            following += group.ranks
         gpus = group.gpus if group.gpus is not None else gpus
         specs[name] = replace(planned.specs[name], device=device, gpus=gpus, folder=str(folder))
+    if local:
+        check_gpus(specs, torch.cuda.device_count())
     return specs
+
+
+def check_gpus(specs: Mapping[str, GroupSpec], there: int) -> None:
+    """Every rank has a GPU of its own: as many as there are, and none of another group's ranks."""
+    taken: dict[int, str] = {}
+    for name, group in specs.items():
+        if group.ranks == 1 or not group.device.startswith("cuda"):
+            continue
+        first = int(group.device.partition(":")[2] or 0)
+        if first + group.ranks > there:
+            raise ConfigError(
+                f"groups.{name}.ranks: {group.ranks} ranks from {group.device} on need GPUs {first} to "
+                f"{first + group.ranks - 1}, and torch sees {there}; lower it, or set groups.{name}.device"
+            )
+        for gpu in range(first, first + group.ranks):
+            if gpu in taken:
+                raise ConfigError(
+                    f"groups.{name}.device: its ranks would share GPU {gpu} with those of group {taken[gpu]!r}; set "
+                    f"groups.{name}.device, or fewer groups.*.ranks"
+                )
+            taken[gpu] = name
 
 
 def described(

@@ -74,6 +74,9 @@ class GroupConfig(Settings):
     where groups on auto outnumber them), else none."""
     cpus: Amount = 0.0
     """CPUs that Ray reserves for this group. 0: it shares those of its node."""
+    ranks: Count = 1
+    """Processes over which the parameters, gradients and optimisers of its policies are sharded (docs/scale.md): one a GPU.
+    On device cuda:K they take K, K + 1 …"""
     engine: str = "torch"
     """Engine that generates (docs/engine.md)."""
     engine_options: dict[str, Any] = field(default_factory=dict)

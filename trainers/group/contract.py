@@ -16,6 +16,7 @@ from ..algorithms.algorithm import Algorithm, Needs
 from ..controller.statistics.table import Signal, ValueSummary
 
 if TYPE_CHECKING:
+    from ...agents.model.decoder import Decoder
     from .sample_store import Sample
 
 
@@ -86,7 +87,7 @@ class Group(Protocol):
         signals: Sequence[Signal],
         minibatches: Sequence[Sequence[DecisionId]],
     ) -> dict[str, float]:
-        """Take the optimizer steps of one policy: all of them or, after an error, none."""
+        """Take the optimizer steps of one policy. One that fails changes nothing, and ends the update (docs/update-path.md)."""
         ...
 
     async def publish(self, policy: str | None = None) -> dict[str, int]:
@@ -123,6 +124,42 @@ class Group(Protocol):
 
     def abandon(self) -> None:
         """End the group without waiting for anything."""
+        ...
+
+
+class PolicyLearner(Protocol):
+    """Face of a policy's learner to its group: in the same process, or over ranks."""
+
+    steps: int
+    """Optimizer steps so far."""
+
+    def update(
+        self,
+        algorithm: Algorithm,
+        signals: Mapping[DecisionId, Signal],
+        minibatches: Sequence[Sequence[Sample]],
+    ) -> dict[str, float]:
+        """Make one optimizer step per mini-batch. Return metrics."""
+        ...
+
+    def measure_proximal(self, samples: Sequence[Sample]) -> None:
+        """Fill in `proximal` where it is missing."""
+        ...
+
+    def measure_reference(self, samples: Sequence[Sample]) -> None:
+        """Fill in `reference` where it is missing."""
+        ...
+
+    def measure_values(self, samples: Sequence[Sample]) -> None:
+        """Fill in `values` of a critic."""
+        ...
+
+    def rest(self) -> None:
+        """Free what no later call needs."""
+        ...
+
+    def published(self) -> Decoder:
+        """Return the model as it is now, for an engine."""
         ...
 
 

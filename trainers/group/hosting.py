@@ -14,23 +14,30 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...agents import model_path
 from ...agents.engines.engine import ENGINES, Engine, EngineOrder
+from ...agents.engines.generation import Generation
 from ...agents.engines.memory import available
 from ...agents.engines.sampling import SamplingParams
 from ...agents.llm import LLMPolicy
 from ...agents.machine import device_of
 from ...agents.model.decoder import Decoder
+from ...agents.model.llama import Llama
 from ...agents.model.shape import UnsupportedArchitecture
 from ...agents.model.weights import count_parameters, load_decoder, load_tokenizer
+from ...agents.policies import Call
 from ..config.group_settings import Adapter, GroupSpec, PolicySpec
+from .contract import PolicyLearner
 from .parameters import Parameters
+from .sample_store import Sample
 from .update import Learner
 
 
@@ -41,7 +48,7 @@ class Hosted:
     name: str
     spec: PolicySpec
     parameters: Parameters
-    learner: Learner | None
+    learner: PolicyLearner | None
     speaker: LLMPolicy | None
     version: int = 0
     """Number of updates published so far."""
@@ -52,7 +59,7 @@ class Hosted:
     def engine(self) -> Engine | None:
         return None if self.speaker is None else self.speaker.engine
 
-    def learning(self) -> Learner:
+    def learning(self) -> PolicyLearner:
         """Return the policy's learner. A frozen policy has none: that is an error."""
         if self.learner is None:
             raise ValueError(f"policy {self.name!r} is frozen: it has no `learning`, so it cannot be updated")
@@ -66,9 +73,10 @@ class Hosted:
     def publish(self) -> None:
         """Give the engine the parameters as they are now."""
         if self.learner is not None:
-            self.learner.optimiser.zero_grad(set_to_none=True)  # gradients need not be copied
+            self.learner.rest()  # gradients need not be copied
         if self.engine is not None:
-            self.engine.publish(self.parameters.model, self.version, self.parameters.adapter)
+            model = self.parameters.model if self.learner is None else self.learner.published()
+            self.engine.publish(model, self.version, self.parameters.adapter)
         self.dirty = False
 
     def close(self) -> None:
@@ -77,9 +85,9 @@ class Hosted:
             self.engine.close()
 
 
-def host(spec: GroupSpec) -> tuple[dict[str, Hosted], Any]:
+def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Any]:
     """Load the base and build every policy of a group. Return the policies by name, and the tokenizer that
-    they share.
+    they share. Without `learn` their learners live elsewhere.
     """
     if not spec.policies:
         raise ValueError(f"group {spec.name!r} has no policies: map a role to one, or leave the group out")
@@ -90,7 +98,7 @@ def host(spec: GroupSpec) -> tuple[dict[str, Hosted], Any]:
         hosted[name] = Hosted(name, policy_spec, models.parameters(name, policy_spec), None, None)
     engines: dict[int, Engine] = {}
     for policy in hosted.values():  # after all adapters exist, because engines copy the model
-        if policy.spec.learning is not None:
+        if learn and policy.spec.learning is not None:
             inspection = Path(spec.folder) / "failed-updates" if spec.folder else None
             reference = models.reference(policy.name, policy.spec) if policy.spec.reference else None
             policy.learner = Learner(
@@ -106,6 +114,27 @@ def host(spec: GroupSpec) -> tuple[dict[str, Hosted], Any]:
                 engines[id(model)] = _engine(spec, policy, tokenizer)
             policy.speaker = _speaker(policy, engines[id(model)], tokenizer)
     return hosted, tokenizer
+
+
+def learning_parameters(spec: GroupSpec, names: Sequence[str]) -> list[Parameters]:
+    """Load on the CPU what some policies learn, each followed by its reference if it has one."""
+    models = _Models(replace(spec, device="cpu"))
+    chosen: list[Parameters] = []
+    for name in names:
+        chosen.append(models.parameters(name, spec.policies[name]))
+        if spec.policies[name].reference:
+            chosen.append(models.reference(name, spec.policies[name]))
+    for own in chosen:
+        if own.roles:  # ranks would gather gradients of different roles
+            raise ValueError(
+                f"groups.{spec.name}.ranks: adapters by role cannot be sharded yet; set ranks: 1"
+            )
+        if not isinstance(own.model, Llama):
+            raise ValueError(
+                f"groups.{spec.name}.ranks: a model that transformers computes cannot be sharded yet; set ranks: 1, and no "
+                "policies.*.learning.offload"
+            )
+    return chosen
 
 
 def vocabulary(tokenizer: Any) -> str:
@@ -231,3 +260,29 @@ def _speaker(policy: Hosted, engine: Engine, tokenizer: Any) -> LLMPolicy:
     )
     adapter, roles = policy.parameters.adapter, policy.parameters.roles
     return LLMPolicy(engine, tokenizer, name=policy.name, adapter=adapter, roles=roles, sampling=sampling)
+
+
+def sample_of(policy: str, call: Call, generation: Generation, temperature: float) -> Sample:
+    """Make the sample of a reply, as it was drawn."""
+    return Sample(
+        episode=call.episode,
+        node=call.node,
+        policy=policy,
+        version=generation.version,
+        prompt=np.array(generation.prompt_ids, np.int64),
+        reply=np.array(generation.ids, np.int64),
+        behaviour=np.array(generation.logprobs, np.float32),
+        temperature=temperature,
+        support=None if generation.support is None else tuple(generation.support),
+        finish_reason=generation.finish_reason,
+        role=call.role,
+    )
+
+
+def same_shape(hosted: Hosted, path: Path) -> Decoder:
+    """Load a model for a policy to take over. One of another shape is refused."""
+    mine = hosted.parameters.model
+    model = load_decoder(path, auto=not isinstance(mine, Llama))
+    if model.shape != mine.shape:
+        raise ValueError(f"{path} is a model of another shape than policy {hosted.name!r}")
+    return model

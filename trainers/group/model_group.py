@@ -34,10 +34,8 @@ import torch
 from ...agents.answers import Answer, DecisionId
 from ...agents.engines.pieces import pieces, thinking_tokens
 from ...agents.engines.sampling import SamplingParams
-from ...agents.engines.torch_engine import Generation
 from ...agents.hints import nearest
-from ...agents.model.llama import Llama
-from ...agents.model.weights import load_decoder, save_adapter, save_model
+from ...agents.model.weights import save_adapter, save_model
 from ...agents.policies import Call
 from ...agents.text.plain import plain_of
 from ...agents.threads import in_thread
@@ -45,10 +43,11 @@ from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec
 from ..controller import checkpoint
 from ..controller.statistics.table import Signal, ValueSummary
-from .hosting import Hosted, host, vocabulary
+from .hosting import Hosted, host, same_shape, sample_of, vocabulary
 from .parameters import Parameters
 from .sample_store import Sample, SampleStore
 from .targets import Discount, summaries, targets
+from .update import Learner
 
 T = TypeVar("T")
 
@@ -69,12 +68,15 @@ class ModelGroup:
         self.spec = spec
         if spec.threads:
             torch.set_num_threads(spec.threads)
-        self.hosted, self.tokenizer = host(spec)
+        self.hosted, self.tokenizer = self._host(spec)
         self.store = SampleStore()
         self._running: dict[DecisionId, asyncio.Task[Answer]] = {}
         self._at_work = {name: asyncio.Lock() for name in self.hosted}
         self._open = asyncio.Event()
         self._open.set()
+
+    def _host(self, spec: GroupSpec) -> tuple[dict[str, Hosted], Any]:
+        return host(spec)
 
     # -- collecting -----------------------------------------------------------------------------------------------
 
@@ -107,7 +109,7 @@ class ModelGroup:
     async def _answer(self, hosted: Hosted, call: Call, sampling: SamplingParams, keep: bool) -> Answer:
         answer, generation = await hosted.speaking().say(call, sampling)
         if keep and generation.ids:
-            sample = _sample(hosted.name, call, generation, sampling.temperature)
+            sample = sample_of(hosted.name, call, generation, sampling.temperature)
             sample.thinking = thinking_tokens(
                 hosted.speaking().chat.tokenizer, generation.ids, generation.text
             )
@@ -248,7 +250,7 @@ class ModelGroup:
         signals: Sequence[Signal],
         minibatches: Sequence[Sequence[DecisionId]],
     ) -> dict[str, float]:
-        """Make one optimizer step per mini-batch (decision ids), all or nothing. Return metrics (docs/update-path.md).
+        """Make one optimizer step per mini-batch (decision ids). Return metrics (docs/update-path.md).
 
         A policy and its critic can be updated side by side.
         """
@@ -312,21 +314,26 @@ class ModelGroup:
             raise ValueError(
                 f"policies {unpublished} are updated but not published: publish before a checkpoint"
             )
-        state = {
-            name: {
-                "parameters": hosted.parameters.state_dict(),
-                "learner": hosted.learner.state_dict() if hosted.learner else None,
-                "version": hosted.version,
-            }
-            for name, hosted in self.hosted.items()
-        }
+        state = {name: self._kept(hosted) for name, hosted in self.hosted.items()}
         with checkpoint.writing(path) as folder:
             checkpoint.write_tensors(folder / "policies.pt", state)
+            self._keep_more(folder)
             checkpoint.write_tensors(folder / "samples.pt", self.store.state_dict())
             checkpoint.write_tensors(folder / "chance.pt", torch.get_rng_state())
             checkpoint.write_json(
                 folder / "group.json", {"name": self.spec.name, "policies": sorted(self.hosted)}
             )
+
+    def _kept(self, hosted: Hosted) -> dict[str, Any]:
+        """State of one policy in `policies.pt`."""
+        return {
+            "parameters": hosted.parameters.state_dict(),
+            "learner": hosted.learner.state_dict() if isinstance(hosted.learner, Learner) else None,
+            "version": hosted.version,
+        }
+
+    def _keep_more(self, folder: Path) -> None:
+        """Write what stands beside `policies.pt`: shards, in a group of many ranks."""
 
     async def load(self, path: str | Path) -> dict[str, int]:
         """Load the checkpoint of a group with the same policies. Return the version of every policy."""
@@ -338,11 +345,7 @@ class ModelGroup:
         if held != sorted(self.hosted):
             raise ValueError(f"{path} holds policies {held}, this group has {sorted(self.hosted)}")
         with checkpoint.reading(path / "policies.pt") as state:
-            for name, hosted in self.hosted.items():
-                hosted.parameters.load_state_dict(state[name]["parameters"])
-                if hosted.learner is not None and state[name]["learner"] is not None:
-                    hosted.learner.load_state_dict(state[name]["learner"])
-                hosted.version = state[name]["version"]
+            self._restore(path, state)
         for hosted in self.hosted.values():
             hosted.publish()
         with checkpoint.reading(path / "samples.pt") as state:
@@ -350,6 +353,19 @@ class ModelGroup:
         with checkpoint.reading(path / "chance.pt") as state:
             torch.set_rng_state(state)
         return {name: hosted.version for name, hosted in self.hosted.items()}
+
+    def _restore(self, path: Path, state: Mapping[str, Any]) -> None:
+        learners = {n: h.learner for n, h in self.hosted.items() if isinstance(h.learner, Learner)}
+        for name, hosted in self.hosted.items():
+            hosted.version = state[name]["version"]
+            if state[name]["parameters"] is not None:
+                hosted.parameters.load_state_dict(state[name]["parameters"])
+                if name in learners and state[name]["learner"] is not None:
+                    learners[name].load_state_dict(state[name]["learner"])
+        if (path / "shards").is_dir():  # of a group of many ranks
+            from .ranks import shards
+
+            shards.resume(path, learners, state)
 
     async def export(self, policy: str, path: str | Path) -> str:
         """Write a policy as it is now to a Hugging Face directory, tokenizer included. Return the path.
@@ -359,7 +375,10 @@ class ModelGroup:
         """
         hosted = self._policy(policy)
         tokenizer = hosted.speaking().chat.tokenizer
-        return str(await self._thread(lambda: self._export(hosted.parameters, Path(path), tokenizer)))
+        return str(await self._thread(lambda: self._export(self._whole(hosted), Path(path), tokenizer)))
+
+    def _whole(self, hosted: Hosted) -> Parameters:
+        return hosted.parameters
 
     @staticmethod
     def _export(parameters: Parameters, path: Path, tokenizer: Any) -> Path:
@@ -384,14 +403,14 @@ class ModelGroup:
             raise ValueError(
                 f"policy {policy!r} is an adapter; only one with full parameters can adopt a model"
             )
-        mine = hosted.parameters.model
-        model = load_decoder(path, auto=not isinstance(mine, Llama))
-        if model.shape != mine.shape:
-            raise ValueError(f"{path} is a model of another shape than policy {policy!r}")
-        with torch.no_grad():
-            for ours, theirs in zip(mine.parameters(), model.parameters(), strict=True):
-                ours.copy_(theirs)
+        self._take(hosted, path)
         hosted.dirty = True
+
+    def _take(self, hosted: Hosted, path: Path) -> None:
+        mine = hosted.parameters.model
+        with torch.no_grad():
+            for ours, theirs in zip(mine.parameters(), same_shape(hosted, path).parameters(), strict=True):
+                ours.copy_(theirs)
 
     async def report(self) -> dict[str, Any]:
         """Samples by state and cause, engine counters, versions."""
@@ -430,19 +449,3 @@ class ModelGroup:
             for name in [policy] if policy is not None else self._at_work:
                 await stack.enter_async_context(self._at_work[name])
             return await in_thread(HEAVY, work)
-
-
-def _sample(policy: str, call: Call, generation: Generation, temperature: float) -> Sample:
-    return Sample(
-        episode=call.episode,
-        node=call.node,
-        policy=policy,
-        version=generation.version,
-        prompt=np.array(generation.prompt_ids, np.int64),
-        reply=np.array(generation.ids, np.int64),
-        behaviour=np.array(generation.logprobs, np.float32),
-        temperature=temperature,
-        support=None if generation.support is None else tuple(generation.support),
-        finish_reason=generation.finish_reason,
-        role=call.role,
-    )

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...agents.model.decoder import Decoder
@@ -54,6 +53,10 @@ class Parameters:
         for role in sorted(self.roles):
             trainable |= self.model.learnable(role)
         if self.head is not None:
+            own = {
+                id(parameter) for parameter in self.head.parameters()
+            }  # sharded, the model holds its heads
+            trainable = {name: p for name, p in trainable.items() if id(p) not in own}
             trainable |= {f"value_head.{name}": p for name, p in self.head.named_parameters()}
         return trainable
 
@@ -79,6 +82,7 @@ class Parameters:
         targets, heat = rows.targets.to(self.device), rows.temperature.to(self.device)
         support = rows.support.to(self.device) if rows.support is not None else None
         logp, entropy = self.model.logprobs(hidden, targets, heat, support)
+        self._rest()
         return logp.cpu(), entropy.cpu()
 
     def values(self, rows: Rows, dtype: torch.dtype, checkpointing: bool = False) -> tuple[Tensor, Tensor]:
@@ -88,9 +92,15 @@ class Parameters:
         if self.head is None:
             raise ValueError("this policy has no value head: it is not a critic")
         hidden = self._hidden(rows, torch.cat((rows.places, rows.after)), dtype, checkpointing)
-        scores = F.linear(hidden.float(), self.head.weight, self.head.bias).squeeze(-1)
+        scores = self.head(hidden.float()).squeeze(-1)
+        self._rest()
         before, after = scores.cpu().split((len(rows.places), len(rows.after)))
         return before, after
+
+    def _rest(self) -> None:
+        """Free what a sharded model gathered, where no backward pass will."""
+        if not torch.is_grad_enabled() and (reshard := getattr(self.model, "reshard", None)):
+            reshard()
 
     def _hidden(self, rows: Rows, keep: Tensor, dtype: torch.dtype, checkpointing: bool) -> Tensor:
         return self.model.forward_packed(

@@ -22,7 +22,7 @@ from ...agents.answers import Answer, DecisionId
 from ...agents.failures import GroupLost
 from ...agents.policies import Call
 from ..algorithms.algorithm import Algorithm, Needs
-from ..config.group_settings import GroupSpec
+from ..config.group_settings import GroupSpec, sharded
 from ..config.schema import RayConfig
 from ..controller.statistics.table import Signal, ValueSummary
 from .actor import ActorLink, GroupActor, versions
@@ -193,12 +193,30 @@ def _start_local(specs: Mapping[str, GroupSpec]) -> dict[str, Group]:
         raise ValueError(
             f"groups in one process share its threads, but ask for {threads}: set the same `threads` for all groups"
         )
-    return {name: ModelGroup(spec) for name, spec in specs.items()}
+    groups: dict[str, Group] = {}
+    try:
+        for name, spec in specs.items():
+            groups[name] = group_class(spec)(spec)
+    except BaseException:
+        for group in groups.values():
+            group.abandon()  # no process stays behind
+        raise
+    return groups
+
+
+def group_class(spec: GroupSpec) -> type[ModelGroup]:
+    """Return the kind of group that a spec asks for: in one process, or over many ranks."""
+    if not sharded(spec):
+        return ModelGroup
+    from .ranks.group import RankedGroup
+
+    return RankedGroup
 
 
 async def _start_ray(specs: Mapping[str, GroupSpec], settings: RayConfig) -> dict[str, Group]:
     connect(settings)
-    check_room(specs, sum(spec.gpus for spec in specs.values()))
+    ranks = sum(spec.ranks for spec in specs.values() if sharded(spec) and spec.device.startswith("cuda"))
+    check_room(specs, ranks + sum(spec.gpus for spec in specs.values()))
     reserved = await reserve(specs, settings)
     groups: dict[str, Group] = {}
     try:
@@ -248,4 +266,4 @@ def _actor(spec: GroupSpec, place: Mapping[str, Any]) -> Any:
         runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
         **place,
     )
-    return remote.remote(ModelGroup, replace(spec, threads=threads))
+    return remote.remote(group_class(spec), replace(spec, threads=threads, rank_actors=True))

@@ -7,10 +7,12 @@
         check, clip, step
 
 Gradients add up over micro-batches, because losses are shares of one global denominator. Computation may run in
-bfloat16; parameters, gradients and optimizer stay float32.
+bfloat16; parameters, gradients and optimizer stay float32. Several ranks deal the micro-batches out, and the model is
+sharded over them (ranks/); everything else each of them computes alike.
 
-An update is a transaction. When a loss or a gradient is not finite, the micro-batch is saved for inspection, the
-parameters and the optimizer get back the numbers from before the update, and `UpdateError` says where to look.
+An optimizer step is a transaction: losses and gradients are checked before it. When one is not finite, the micro-batch is
+saved for inspection, and `UpdateError` says where to look. The steps that the same update took before it stand, unless
+`learning.snapshot` keeps a copy to go back to.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +29,20 @@ import torch
 from torch import Tensor
 
 from ...agents.answers import DecisionId
+from ...agents.model.decoder import Decoder
 from ..algorithms.algorithm import Algorithm
 from ..config.group_settings import Learning
 from ..controller.statistics.table import Signal
 from .batch import Batch, Thin, tokens_per_unit
-from .packing import lay, micro_batches
+from .dealing import ALONE, Peers, deal
+from .packing import lay
 from .parameters import Parameters
 from .sample_store import Sample
 from .targets import Discount, Target, targets
 
 
 class UpdateError(RuntimeError):
-    """Raised when an update fails. The parameters are as they were before it."""
+    """Raised when an update fails. The message says which parameters are left."""
 
 
 class Learner:
@@ -52,7 +56,9 @@ class Learner:
         *,
         reference: Parameters | None = None,
         inspection: Path | None = None,
+        peers: Peers = ALONE,
     ) -> None:
+        self.peers = peers
         self.policy, self.parameters, self.settings = policy, parameters, settings
         self.reference, self.inspection = reference, inspection
         settings.rate(settings.warmup)  # a schedule without an end fails here, not in the first update
@@ -76,16 +82,14 @@ class Learner:
         signals: Mapping[DecisionId, Signal],
         minibatches: Sequence[Sequence[Sample]],
     ) -> dict[str, float]:
-        """Make one optimizer step per mini-batch, all or nothing. Metrics are means over the mini-batches."""
+        """Make one optimizer step per mini-batch. Metrics are means over the mini-batches."""
         if not minibatches or not all(minibatches):
             raise UpdateError(
                 f"policy {self.policy!r}: an update needs samples, got {list(map(len, minibatches))}"
             )
         started = time.perf_counter()
-        several = (
-            len(minibatches) > 1
-        )  # a single step changes nothing before its checks have passed, so it needs no copy
-        before = self._snapshot() if several else None
+        # a single step changes nothing before its checks have passed, so it needs no copy
+        before = self._snapshot() if self.settings.snapshot and len(minibatches) > 1 else None
         self._began = self.steps
         try:
             self._prepare(algorithm, minibatches)
@@ -138,25 +142,45 @@ class Learner:
 
     def measure_values(self, samples: Sequence[Sample]) -> None:
         """Fill in `values` of a critic: before every token, and after the last one."""
-        for micro in micro_batches(samples, self.settings.micro_tokens, critic=True):
+        own: dict[int, Any] = {}
+        for micro, counts in self._dealt(samples, critic=True):
             chosen = [samples[i] for i in micro]
             with torch.no_grad():
                 rows = lay(chosen, whole=True, critic=True)
                 before, after = self.parameters.values(rows, self.settings.dtype)
-            for sample, values, end in zip(
-                chosen, before.split([s.n_tokens for s in chosen]), after, strict=True
-            ):
-                sample.values = torch.cat((values, end[None])).numpy()
+            parts = before.split([s.n_tokens for s in chosen])
+            for index, values, end in zip(micro, parts, after, strict=True):
+                if counts:
+                    own[index] = torch.cat((values, end[None])).numpy()
+        for index, values in self._of_all(own).items():
+            samples[index].values = values
 
     @torch.no_grad()
     def _logprobs(self, parameters: Parameters, samples: Sequence[Sample]) -> list[Any]:
-        logprobs: list[Any] = [None] * len(samples)
-        for micro in micro_batches(samples, self.settings.micro_tokens, apart=self.parameters.roles):
+        own: dict[int, Any] = {}
+        for micro, counts in self._dealt(samples):
             chosen = [samples[i] for i in micro]
             logp, _ = parameters.logprobs(lay(chosen), self.settings.dtype)
-            for index, part in zip(micro, logp.split([s.n_tokens for s in chosen]), strict=True):
-                logprobs[index] = part.numpy()
-        return logprobs
+            parts = logp.split([s.n_tokens for s in chosen])
+            own |= {i: part.numpy() for i, part in zip(micro, parts, strict=True) if counts}
+        logprobs = self._of_all(own)
+        return [logprobs[i] for i in range(len(samples))]
+
+    # -- ranks ----------------------------------------------------------------------------------------------------
+
+    def _dealt(self, samples: Sequence[Sample], critic: bool = False) -> Iterator[tuple[list[int], bool]]:
+        """Yield this rank's micro-batches. A pass of one rank is a pass of all, so one that has none left repeats the
+        shortest sample, which does not count.
+        """
+        apart = self.parameters.roles
+        for parts in deal(samples, self.settings.micro_tokens, self.peers.size, critic, apart):
+            own = parts[self.peers.index]
+            shortest = min(range(len(samples)), key=lambda i: len(samples[i].prompt) + samples[i].n_tokens)
+            yield own or [shortest], bool(own)
+
+    def _of_all(self, own: dict[Any, Any]) -> dict[Any, Any]:
+        """Merge what every rank measured."""
+        return {key: value for part in self.peers.gather(own) for key, value in part.items()}
 
     # -- one optimiser step ---------------------------------------------------------------------------------------
 
@@ -172,18 +196,27 @@ class Learner:
         denominators, units = algorithm.denominators(thin), tokens_per_unit(thin)
         self.optimiser.zero_grad(set_to_none=True)
         shares: list[dict[str, float]] = []
-        for micro in micro_batches(
-            samples, self.settings.micro_tokens, self.parameters.is_critic, self.parameters.roles
-        ):
+        failure, batch, counted = "", None, set[str]()
+        for micro, counts in self._dealt(samples, self.parameters.is_critic):
             batch = self._forward(
                 [samples[i] for i in micro], [goals[i] for i in micro], [thin[i] for i in micro], units
             )
             loss, metrics = loss_of(batch, denominators)
-            self._check(loss, batch, "loss")
+            if not counts:
+                (loss * 0.0).backward()
+                continue
+            failure = failure or self._fault(loss, batch, "loss")
+            if failure and self.peers.size == 1:
+                break
             loss.backward()
+            counted.update(batch.ids)
             shares.append({"loss": loss.item(), **{name: float(value) for name, value in metrics.items()}})
+        shares = self._agree(shares, failure, [sample for sample in samples if sample.id in counted], samples)
         norm = torch.nn.utils.clip_grad_norm_(self.trained, self.settings.clip_norm or math.inf)
-        self._check(norm, batch, "gradient norm")
+        if hasattr(norm, "full_tensor"):  # a DTensor: of all shards
+            norm = norm.full_tensor()
+        if failure := self._fault(norm, batch, "gradient norm"):
+            raise UpdateError(failure)
         rate = self.settings.rate(self.steps)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
@@ -248,35 +281,75 @@ class Learner:
                 sample.proximal, sample.proximal_at = part.numpy(), self._began
         return _flat([_known(sample, "proximal") for sample in samples])
 
+    def _agree(
+        self, shares: list[dict[str, float]], failure: str, own: Sequence[Sample], samples: Sequence[Sample]
+    ) -> list[dict[str, float]]:
+        """Exchange what the ranks measured in one mini-batch, each on its own samples. A failure of one is raised on all."""
+        if self.peers.size == 1:
+            if failure:
+                raise UpdateError(failure)
+            return shares
+        news = {s.id: s.proximal for s in own if s.proximal_at == self._began}
+        everyone = self.peers.gather((shares, failure, news))
+        if failures := [failure for _, failure, _ in everyone if failure]:
+            raise UpdateError(failures[0])
+        proximal = {id: logp for _, _, own in everyone for id, logp in own.items()}
+        for sample in samples:
+            if sample.id in proximal:
+                sample.proximal, sample.proximal_at = proximal[sample.id], self._began
+        return [share for own, _, _ in everyone for share in own]
+
     # -- all or nothing -------------------------------------------------------------------------------------------
 
-    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any], int]:
-        return self.parameters.state_dict(), copy.deepcopy(self.optimiser.state_dict()), self.steps
+    def _snapshot(self) -> tuple[list[Tensor], dict[str, Any], int]:
+        own = [parameter.detach().clone() for parameter in self.trained]
+        return own, copy.deepcopy(self.optimiser.state_dict()), self.steps
 
-    def _restore(self, before: tuple[dict[str, Tensor], dict[str, Any], int]) -> None:
-        self.parameters.load_state_dict(before[0])
+    @torch.no_grad()
+    def _restore(self, before: tuple[list[Tensor], dict[str, Any], int]) -> None:
+        for parameter, own in zip(self.trained, before[0], strict=True):
+            parameter.copy_(own)
         self.optimiser.load_state_dict(before[1])
         self.steps = before[2]
 
-    def _check(self, number: Tensor, batch: Batch, what: str) -> None:
+    def _fault(self, number: Tensor, batch: Batch | None, what: str) -> str:
+        """Return what is wrong with a number that is not finite, after saving its micro-batch; "" where it is fine."""
         if math.isfinite(number.item()):
-            return
+            return ""
         where = "nowhere (the group has no folder)"
         if self.inspection is not None:
             self.inspection.mkdir(parents=True, exist_ok=True)
-            file = self.inspection / f"{self.policy}-step{self.steps}.pt"
-            tensors = {n: _detached(getattr(batch, n)) for n in Batch.__dataclass_fields__}
+            rank = f"-rank{self.peers.index}" if self.peers.size > 1 else ""
+            file = self.inspection / f"{self.policy}-step{self.steps}{rank}.pt"
+            tensors = {n: _detached(getattr(batch, n, None)) for n in Batch.__dataclass_fields__}
+            tensors["ids"] = [
+                str(id) for id in tensors["ids"] or ()
+            ]  # plain, for a reader that trusts nothing
             torch.save(
                 {"policy": self.policy, "step": self.steps, what: number.item(), "batch": tensors}, file
             )
             where = str(file)
-        raise UpdateError(
+        taken = 0 if self.settings.snapshot else self.steps - self._began
+        left = (
+            f"as after the {taken} optimiser steps that this update took before"
+            if taken
+            else "as before this update"
+        )
+        return (
             f"policy {self.policy!r}, optimiser step {self.steps}: the {what} is {number.item()}. The parameters are "
-            f"as before this update; its micro-batch is saved in {where} (torch.load). Look for extreme advantages "
+            f"{left}; its micro-batch is saved in {where} (torch.load). Look for extreme advantages "
             "or log-ratios there, or lower the learning rate."
         )
 
     # -- state ----------------------------------------------------------------------------------------------------
+
+    def rest(self) -> None:
+        """Free what no later call needs: gradients."""
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def published(self) -> Decoder:
+        """Return the model as it is now, for an engine."""
+        return self.parameters.model
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimiser": self.optimiser.state_dict(), "steps": self.steps}

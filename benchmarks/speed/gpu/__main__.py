@@ -33,18 +33,18 @@ Section = Callable[[Stand], Iterator[Row]]
 def sections(sizes: Sizes) -> dict[str, tuple[float, Section]]:
     """Return the sections by name, in order, each with its share of the time."""
     smallest = next(iter(sizes.shapes))
-    found: dict[str, tuple[float, Section]] = {
+    chosen: dict[str, tuple[float, Section]] = {
         "product": (0.5, learning.product),
         "same-step": (1.0, learning.same_step),
         "attention": (1.0, learning.packed_attention),
         f"decode/{smallest}": (3.0, partial(speaking.decode, shape=smallest)),
     }
     for shape in sizes.shapes:
-        found[f"update/{shape}"] = (3.0, partial(learning.update, shape=shape))
+        chosen[f"update/{shape}"] = (3.0, partial(learning.update, shape=shape))
     for shape in sizes.shapes:
-        found[f"publish/{shape}"] = (0.7, partial(speaking.publish, shape=shape))
-    found["mixture"] = (1.0, learning.mixture)
-    return found
+        chosen[f"publish/{shape}"] = (0.7, partial(speaking.publish, shape=shape))
+    chosen["mixture"] = (1.0, learning.mixture)
+    return chosen
 
 
 def machine(device: torch.device) -> Row:

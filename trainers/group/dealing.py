@@ -1,0 +1,47 @@
+"""Ranks that share one learner's work: who they are, and which micro-batches each of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from .packing import micro_batches, tokens
+from .sample_store import Sample
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Peers:
+    """A learner that works alone."""
+
+    size: int = 1
+    index: int = 0
+    """Number of this rank among `size`."""
+
+    def gather(self, own: T) -> list[T]:
+        """Exchange plain data. Return what each rank gave, in order."""
+        return [own]
+
+
+ALONE = Peers()
+
+
+def deal(
+    samples: Sequence[Sample], budget: int, ranks: int, critic: bool = False, apart: Collection[str] = ()
+) -> list[list[list[int]]]:
+    """Deal micro-batches to ranks, in rounds: `[round][rank]` is a list of indices, empty where a rank has none left.
+
+    A pass of one rank is a pass of all of them, so the micro-batches of a round are about equally long. Where there are
+    fewer than ranks, they are cut smaller. For one rank they are those of `micro_batches`, in their order.
+    """
+    if ranks == 1 or not samples:
+        return [[micro] for micro in micro_batches(samples, budget, critic, apart)]
+    whole = [len(tokens(sample, critic)) for sample in samples]
+    rounds = -(-sum(whole) // (budget * ranks))
+    cut = micro_batches(samples, min(budget, -(-sum(whole) // (rounds * ranks))), critic, apart)
+    cut.sort(key=lambda micro: -sum(whole[i] for i in micro))  # a stable sort: the same on every rank
+    return [
+        [*cut[i : i + ranks], *([[]] * (ranks - len(cut[i : i + ranks])))] for i in range(0, len(cut), ranks)
+    ]

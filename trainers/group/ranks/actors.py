@@ -1,0 +1,109 @@
+"""Ranks as Ray actors, on any node: one GPU each where the group is on GPUs."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from dataclasses import replace
+from typing import Any
+
+from ...config.group_settings import GroupSpec
+from .forked import GRACE, RankError, recoverable, told
+
+
+class RankActor:
+    """One rank in a Ray actor."""
+
+    def __init__(self, spec: GroupSpec, index: int) -> None:
+        self.spec, self.index = spec, index
+        self.store: Any = None
+
+    def listen(self) -> tuple[str, int]:
+        """Open the store at which the ranks meet. Return its address."""
+        import ray
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = int(free.getsockname()[1])
+        self.store = TCPStore(host, port, self.spec.ranks, is_master=True, wait_for_workers=False)
+        return host, port
+
+    def start(self, host: str, port: int) -> None:
+        """Meet the other ranks, and load."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        from .one_rank import Rank
+
+        store = self.store or TCPStore(host, port, self.spec.ranks, is_master=False, wait_for_workers=False)
+        self.rank = Rank(self.spec, self.index, store)
+
+    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Answer a call of the group."""
+        return getattr(self.rank, method)(*arguments)
+
+
+class RankActors:
+    """The ranks of one group as actors. Every call goes to all of them."""
+
+    def __init__(self, spec: GroupSpec) -> None:
+        import ray
+
+        self.name, self.ended, self.lock = spec.name, "", threading.Lock()
+        gpus = 1 if spec.device.startswith("cuda") else 0
+        made = ray.remote(RankActor).options(num_gpus=gpus, num_cpus=0)
+        spec = replace(spec, threads=spec.threads or 1)
+        self.actors = [made.remote(spec, index) for index in range(spec.ranks)]
+        try:
+            place = ray.get(self.actors[0].listen.remote())
+            self._answers("starting", [actor.start.remote(*place) for actor in self.actors])
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method on every rank. Return what each gives."""
+        import ray
+
+        with self.lock:
+            if self.ended:
+                raise RankError(self.ended)
+            shared = ray.put(arguments)  # one copy for all ranks of a node
+            return self._answers(method, [actor.call.remote(method, shared) for actor in self.actors])
+
+    def _answers(self, what: str, references: list[Any]) -> list[Any]:
+        import ray
+        from ray.exceptions import RayTaskError
+
+        errors: dict[int, BaseException] = {}
+        waiting = list(references)
+        while waiting:
+            ready, waiting = ray.wait(waiting, timeout=GRACE if errors else None)
+            if not ready:
+                break
+            for reference in ready:
+                try:
+                    ray.get(reference)
+                except RayTaskError as error:
+                    errors[references.index(reference)] = error.cause
+                except Exception as error:  # the actor, or its node, is gone
+                    errors[references.index(reference)] = error
+                    waiting = []
+        if not errors:
+            return list(ray.get(references))
+        index, first = min(errors.items())
+        if len(errors) == len(references) and what != "starting" and recoverable(first):
+            raise first
+        self.close()
+        self.ended = f"group {self.name!r}: {told(index, what, first)}; all its ranks are ended"
+        raise RankError(self.ended) from first
+
+    def close(self) -> None:
+        """End all ranks, whatever they do."""
+        import ray
+
+        self.ended = self.ended or f"group {self.name!r} is closed"
+        if ray.is_initialized():
+            for actor in self.actors:
+                ray.kill(actor)

@@ -1,0 +1,210 @@
+"""One rank: its shards of a group's policies, and their learners. The group calls the same method on all ranks at once."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ....agents.model.llama import Llama
+from ....agents.model.weights import load_decoder
+from ...algorithms.algorithm import Algorithm
+from ...config.group_settings import GroupSpec
+from ...controller import checkpoint
+from ...controller.statistics.table import Signal
+from ..hosting import learning_parameters
+from ..sample_store import Sample
+from ..update import Learner
+from . import shards
+from .sharding import RankPeers, spread
+
+PATIENCE = timedelta(minutes=30)
+"""Longest wait for the other ranks. One that died is noticed at once, by its connections."""
+
+
+class Rank:
+    """The shards and learners of one rank."""
+
+    def __init__(self, spec: GroupSpec, index: int, store: Any) -> None:
+        self.spec, self.index = spec, index
+        self.device = rank_device(spec, index)
+        torch.set_num_threads(spec.threads or max(1, (os.cpu_count() or 1) // spec.ranks))
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        dist.init_process_group(backend, store=store, rank=index, world_size=spec.ranks, timeout=PATIENCE)
+        self.learners = self._build()
+
+    def _build(self) -> dict[str, Learner]:
+        own = {name: policy for name, policy in self.spec.policies.items() if policy.learning is not None}
+        whole = learning_parameters(self.spec, list(own)) if self.index == 0 else None
+        settings = [policy.learning for policy in own.values() if policy.learning is not None]
+        mesh = init_device_mesh(self.device.type, (self.spec.ranks,))
+        dtypes = {learning.dtype for learning in settings}
+        parts = spread(
+            whole,
+            mesh,
+            dtypes.pop() if len(dtypes) == 1 else None,
+            any(learning.offload for learning in settings),
+        )
+        peers = RankPeers(self.spec.ranks, self.index)
+        inspection = Path(self.spec.folder) / "failed-updates" if self.spec.folder else None
+        learners, place = {}, iter(parts)
+        for name, policy in own.items():
+            parameters, reference = next(place), next(place) if policy.reference else None
+            assert policy.learning is not None
+            learners[name] = Learner(
+                name, parameters, policy.learning, reference=reference, inspection=inspection, peers=peers
+            )
+        return learners
+
+    # -- what the group asks --------------------------------------------------------------------------------------
+
+    def update(
+        self,
+        policy: str,
+        algorithm: Algorithm,
+        signals: Mapping[Any, Signal],
+        minibatches: Sequence[Sequence[Sample]],
+    ) -> dict[str, float]:
+        """Take this rank's part in the optimizer steps. Return the metrics, which are those of all ranks."""
+        same: dict[Any, Sample] = {}  # a sample of several mini-batches is one object, as in the group
+        whole = [[same.setdefault(sample.id, sample) for sample in samples] for samples in minibatches]
+        return self.learners[policy].update(algorithm, signals, whole)
+
+    def measure(self, policy: str, what: str, samples: Sequence[Sample]) -> list[Any] | None:
+        """Measure `proximal`, `reference` or `values` of samples. The first rank returns them, in order."""
+        learner = self.learners[policy]
+        for sample in samples:
+            if what == "proximal":
+                sample.proximal_at = -1  # the group asks for what it lacks
+        {
+            "proximal": learner.measure_proximal,
+            "reference": learner.measure_reference,
+            "values": learner.measure_values,
+        }[what](samples)
+        return [getattr(sample, what) for sample in samples] if self.index == 0 else None
+
+    def steps(self) -> dict[str, int]:
+        """Return optimizer steps by policy."""
+        return {name: learner.steps for name, learner in self.learners.items()}
+
+    def rest(self, policy: str) -> None:
+        """Free gradients."""
+        self.learners[policy].rest()
+
+    @torch.no_grad()
+    def weights(
+        self, policy: str, names: Sequence[str], dtype: torch.dtype | None
+    ) -> dict[str, Tensor] | None:
+        """Gather whole tensors of a policy's model; every rank takes part, and the first returns them."""
+        own = dict(self.learners[policy].parameters.model.named_parameters())
+        gathered: dict[str, Tensor] = {}
+        for name in names:
+            full = _whole(own[name])
+            if self.index == 0:
+                gathered[name] = full.to("cpu", dtype or full.dtype)
+        return gathered if self.index == 0 else None
+
+    def save(self, folder: Path) -> dict[str, dict[str, int]]:
+        """Write this rank's part of a checkpoint. Return optimizer steps by parameter and policy."""
+        return shards.write(folder, self.learners)
+
+    def load(self, folder: Path, steps: Mapping[str, Mapping[str, int]], taken: Mapping[str, int]) -> None:
+        """Go on from a checkpoint of any number of ranks."""
+        shards.read(folder, self.learners, steps)
+        for name, learner in self.learners.items():
+            learner.steps = taken[name]
+
+    @torch.no_grad()
+    def load_whole(self, file: Path) -> None:
+        """Go on from the checkpoint of a group without ranks: every rank takes its part of each tensor."""
+        with checkpoint.reading(file) as state:
+            for name, learner in self.learners.items():
+                own, saved = learner.parameters.named(), state[name]
+                if own.keys() != saved["parameters"].keys():
+                    raise ValueError(f"policy {name!r} has other parameters there")
+                for key, parameter in own.items():
+                    _take(parameter, saved["parameters"][key])
+                learner.steps = saved["learner"]["steps"]
+                moments = saved["learner"]["optimiser"]["state"]
+                learner.optimiser.state.clear()
+                for i, parameter in enumerate(own.values()):
+                    if i in moments:
+                        learner.optimiser.state[parameter] = _parts(moments[i], parameter)
+
+    @torch.no_grad()
+    def adopt(self, policy: str, path: Path) -> None:
+        """Take the parameters of a model of the same shape."""
+        mine = self.learners[policy].parameters.model
+        model, own = load_decoder(path, auto=not isinstance(mine, Llama)), dict(mine.named_parameters())
+        theirs = dict(model.named_parameters())
+        for name in theirs.keys() & own.keys():
+            _take(own[name], theirs[name])
+
+    def memory(self) -> dict[str, int]:
+        """Count the bytes of this rank's parameters, gradients and optimizer, and the most that its process (on a GPU: its
+        tensors) had since the last call.
+        """
+        sizes = {"parameters": 0, "gradients": 0, "optimizer": 0}
+        for learner in self.learners.values():
+            for parameter in learner.trained:
+                sizes["parameters"] += _local(parameter).nbytes
+                sizes["gradients"] += 0 if parameter.grad is None else _local(parameter.grad).nbytes
+                state = learner.optimiser.state.get(parameter, {})
+                sizes["optimizer"] += sum(_local(t).nbytes for t in state.values())
+        return {**sizes, "peak": _peak(self.device)}
+
+
+def _peak(device: torch.device) -> int:
+    """Return the largest memory since the last call, in bytes, where the system tells; else since the process began."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
+    try:
+        status = Path("/proc/self/status").read_text()
+        Path("/proc/self/clear_refs").write_text("5")  # the mark falls to what is held now
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    except (OSError, IndexError):
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def rank_device(spec: GroupSpec, index: int) -> torch.device:
+    """Return the device of a rank: on cuda:K rank i has GPU K + i. An actor sees its own GPU alone."""
+    device = torch.device(spec.device)
+    if device.type != "cuda":
+        return device
+    return torch.device("cuda", 0 if spec.rank_actors else (device.index or 0) + index)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _take(parameter: Tensor, whole: Tensor) -> None:
+    """Copy this rank's part of a whole tensor."""
+    assert isinstance(parameter, DTensor)
+    parameter.to_local().copy_(_part(parameter, whole).to_local())
+
+
+def _part(parameter: DTensor, whole: Tensor) -> DTensor:
+    mesh = parameter.device_mesh
+    return distribute_tensor(whole.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
+
+
+def _parts(moments: Mapping[str, Tensor], parameter: Any) -> dict[str, Tensor]:
+    return {n: _part(parameter, t) if t.shape == parameter.shape else t for n, t in moments.items()}
