@@ -400,9 +400,7 @@ class ModelGroup:
     def _adopt(self, policy: str, path: Path) -> None:
         hosted = self._policy(policy)
         if hosted.parameters.adapter is not None:
-            raise ValueError(
-                f"policy {policy!r} is an adapter; only one with full parameters can adopt a model"
-            )
+            raise ValueError(f"policy {policy!r} is an adapter; only full parameters can adopt a model")
         self._take(hosted, path)
         hosted.dirty = True
 
@@ -415,9 +413,9 @@ class ModelGroup:
     async def report(self) -> dict[str, Any]:
         """Samples by state and cause, engine counters, versions."""
         engines = {name: dict(h.engine.counts) for name, h in self.hosted.items() if h.engine}
-        versions = {name: hosted.version for name, hosted in self.hosted.items()}
         return {
-            "samples": self.store.summary(), "engines": engines, "versions": versions, "at": time.time(),
+            "samples": self.store.summary(), "engines": engines, "at": time.time(),
+            "versions": {name: hosted.version for name, hosted in self.hosted.items()},
             "vocabulary": vocabulary(self.tokenizer),
             "parameters": {n: sum(p.numel() for p in h.parameters.named().values()) for n, h in self.hosted.items()},
         }  # fmt: skip
