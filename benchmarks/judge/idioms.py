@@ -127,6 +127,13 @@ ENDING = {
     "context": "class C:\n    def __enter__(self): return self\n    def __exit__(self, *e): print('exit', e[0] and e[0].__name__); return True\nwith C(): exit(9)",
 }  # fmt: skip
 WHOLE = {
+    "kept beside a function": "out = open(1, 'w'); print('kept', file=out)\ndef f(): pass",
+    "kept by a function": "def f():\n    global out\n    out = open(1, 'w'); print('kept', file=out)\nf()",
+    "kept in a circle": "class A: pass\na = A(); a.a = a; a.out = open(1, 'w'); print('kept', file=a.out)",
+    "kept beside a generator": "def g():\n    try:\n        yield 1\n    finally:\n        print('closed')\nx = g(); next(x)\nout = open(1, 'w'); print('kept', file=out)",
+    "del after atexit": "import atexit\ng = 1\nclass D:\n    def __del__(self): print('del', g)\nd = D()\natexit.register(lambda: print('exit', g))",
+    "del in a circle": "class D:\n    def __del__(self): print('del', g)\na = D(); b = D(); a.b = b; b.a = a\ng = 1",
+    "del in a made module": "import sys, types\nm = types.ModuleType('m'); sys.modules['m'] = m\nexec('class D:\\n    def __del__(self): print(1, g)\\ng = 5\\nd = D()\\ndef f(): pass', m.__dict__)",
     "argv": "import sys; print(len(sys.argv), sys.argv[0].endswith('program.py'))",
     "file": "import os; print(os.path.basename(__file__), os.path.isabs(__file__), os.path.exists(__file__))",
     "source": "print(open(__file__).read())",

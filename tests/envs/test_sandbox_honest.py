@@ -22,6 +22,13 @@ except SandboxError as error:
 
 OFTEN_WRONG = (
     "open 1 kept",
+    "kept beside a function",
+    "kept by a function",
+    "kept in a circle",
+    "kept beside a generator",
+    "del after atexit",
+    "del in a circle",
+    "del in a made module",
     "fdopen kept",
     "dev stdout",
     "emptied",

@@ -151,6 +151,9 @@ class _End:
         status = self.status
         try:
             status = status if _flush() else _FAILED_FLUSH
+            atexit._clear()  # ours is the last, and the program's hold its names
+            if gc.isenabled():  # as the interpreter does; it also orders what is finalized next: a text's buffer before its file
+                gc.collect()
             self._release()
             _flush()  # what fails this late changes no interpreter's status
             sys.stdout = sys.stderr = None
@@ -187,8 +190,13 @@ class _End:
 
 
 def _is_library(module: object) -> bool:
+    """Tell whether a module is one that the program imported, and neither its own file nor one that it made by hand."""
+    if getattr(module, "__name__", "") == "__main__":
+        return False
     file = getattr(module, "__file__", None)
-    return getattr(module, "__name__", "") != "__main__" and (not file or not file.startswith(os.getcwd()))
+    if not file:
+        return getattr(module, "__spec__", None) is not None
+    return not file.startswith(os.getcwd())
 
 
 def _clear(names: dict[str, Any]) -> None:
