@@ -59,6 +59,12 @@ QA_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
             "reward_model": {"ground_truth": {"target": ["x"]}}}, {"question": "q?", "answers": ["x"]}),
     ("nq", {"query": "q?", "golden_answers": ["x"], "query_id": "z9"}, {"id": "z9", "answers": ["x"]}),
     ("nq", {"question": "is it?", "answer": True}, {"answers": ["yes"]}),
+    ("squad-full", {"id": "s1", "title": "New_Town", "context": "It is old.", "question": "How old?",
+                    "answers": {"text": ["old", "old", "very old"], "answer_start": [6, 6, 6]}},
+     {"id": "s1", "question": "How old?", "answers": ["old", "very old"], "supporting": ["New Town"]}),
+    ("squad", {"id": "s2", "title": "New_Town", "answers_text": ["old"],
+               "query": "Title: New Town\nBackground: It is old.\nQuestion: How old?\nAnswer:"},
+     {"id": "s2", "question": "How old?", "answers": ["old"], "supporting": ["New Town"]}),
 ]  # fmt: skip
 
 MATH_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
