@@ -150,11 +150,11 @@ def test_the_limit_holds_outside_the_main_thread_and_others_go_on() -> None:
     pairs = [(rf"\frac{{{n}}}{{\sqrt{{{n}}}}}", rf"\sqrt{{{n}}}") for n in range(2, 12)] + [
         ("7^{7^{77}}", "x")
     ]
-    started = time.monotonic()
+    started, before = time.monotonic(), threading.active_count()
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(ask, pairs)) == [True] * 10 + [False]
     assert time.monotonic() - started < 60
-    assert threading.active_count() < 20
+    assert threading.active_count() < before + 15
 
 
 def test_a_worker_that_is_killed_is_replaced() -> None:
