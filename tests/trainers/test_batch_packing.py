@@ -1,7 +1,7 @@
 """Packing: every trained token is predicted from exactly its own past, whatever was shared and cut."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unitymas.trainers.group.batch import Thin, count, tokens_per_unit
@@ -63,8 +63,14 @@ def test_each_token_is_predicted_from_its_own_past(
     assert token == len(rows.places)
 
 
+def zeros(prompt: int, reply: int) -> Sample:
+    """A sample that says nothing but 0."""
+    return Sample("e", "0", "p", 0, np.zeros(prompt, int), np.zeros(reply, int), np.zeros(reply, np.float32))
+
+
 @settings(deadline=None, max_examples=60)
 @given(given_samples=samples(), budget=st.integers(1, 200))
+@example([zeros(13, 3), zeros(13, 4)], 17)  # 16 tokens shared, of which 15 are laid: too few to be laid once
 def test_micro_batches_are_a_partition_within_budget(given_samples: list[Sample], budget: int) -> None:
     cut = micro_batches(given_samples, budget)
     assert sorted(i for micro in cut for i in micro) == list(range(len(given_samples)))

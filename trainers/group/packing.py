@@ -61,7 +61,8 @@ def micro_batches(
     kind = [sample.role if sample.role in apart else "" for sample in samples]
     for index in sorted(range(len(samples)), key=lambda i: (kind[i], whole[i], i)):
         sequence = whole[index]
-        common = len(os.path.commonprefix([before, sequence]))
+        # without the last tokens, which may not be laid: where they are, more is shared, and less is laid than counted
+        common = len(os.path.commonprefix([before[:-1], sequence[:-1]]))
         cost = len(sequence) - (common if common >= SHARE else 0)
         if not cut or laid + cost > budget or kind[index] != kind[cut[-1][0]]:
             cut.append([])
