@@ -51,22 +51,31 @@ def pack(sequences: Sequence[Sequence[int]], share: int | None = 16) -> Packed:
     """Pack sequences of token ids. Prefixes of at least `share` tokens are laid once (None: nothing is
     shared).
     """
-    if not sequences or any(len(s) == 0 for s in sequences):
-        raise ValueError("pack needs at least one sequence, and no empty one")
-    row = _Row(share)
-    whole = [list(s) for s in sequences]
-    order = sorted(range(len(whole)), key=whole.__getitem__)
-    if share is None:
-        for i in range(len(whole)):
-            row.grow(whole, [i], 0, 0, -1)
-    else:
-        row.grow(whole, order, 0, 0, -1)
+    row = _laid(sequences, share)
     return Packed(
         ids=torch.tensor(row.ids, dtype=torch.long),
         position=torch.tensor(row.position, dtype=torch.long),
         segments=tuple(row.segments),
-        rows=tuple(row.places(i) for i in range(len(whole))),
+        rows=tuple(row.places(i) for i in range(len(sequences))),
     )
+
+
+def packed_length(sequences: Sequence[Sequence[int]], share: int | None = 16) -> int:
+    """Count the tokens that `pack` would lay."""
+    return len(_laid(sequences, share).ids)
+
+
+def _laid(sequences: Sequence[Sequence[int]], share: int | None) -> _Row:
+    if not sequences or any(len(s) == 0 for s in sequences):
+        raise ValueError("pack needs at least one sequence, and no empty one")
+    row = _Row(share)
+    whole = [list(s) for s in sequences]
+    if share is None:
+        for i in range(len(whole)):
+            row.grow(whole, [i], 0, 0, -1)
+    else:
+        row.grow(whole, sorted(range(len(whole)), key=whole.__getitem__), 0, 0, -1)
+    return row
 
 
 class _Row:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...agents.model.attention import Packed, pack
+from ...agents.model.attention import Packed, pack, packed_length
 from ...agents.model.logprobs import Support
 from .sample_store import Sample
 
@@ -61,15 +61,27 @@ def micro_batches(
     kind = [sample.role if sample.role in apart else "" for sample in samples]
     for index in sorted(range(len(samples)), key=lambda i: (kind[i], whole[i], i)):
         sequence = whole[index]
-        # without the last tokens, which may not be laid: where they are, more is shared, and less is laid than counted
-        common = len(os.path.commonprefix([before[:-1], sequence[:-1]]))
+        common = len(os.path.commonprefix([before, sequence]))
         cost = len(sequence) - (common if common >= SHARE else 0)
         if not cut or laid + cost > budget or kind[index] != kind[cut[-1][0]]:
             cut.append([])
             laid, cost = 0, len(sequence)
         cut[-1].append(index)
         laid, before = laid + cost, sequence
-    return cut
+    return [part for micro in cut for part in _fitting(micro, whole, budget)]
+
+
+def _fitting(micro: list[int], whole: list[list[int]], budget: int) -> list[list[int]]:
+    """Halve a micro-batch until it fits. Neighbours say nearly what it costs; what all share may be too short to be laid once."""
+    if len(micro) == 1 or max(_costs([whole[i] for i in micro])) <= budget:
+        return [micro]
+    half = len(micro) // 2
+    return _fitting(micro[:half], whole, budget) + _fitting(micro[half:], whole, budget)
+
+
+def _costs(sequences: list[list[int]]) -> tuple[int, int]:
+    """Count the tokens that are laid, with and without the last of each reply."""
+    return packed_length(sequences, SHARE), packed_length([s[:-1] for s in sequences], SHARE)
 
 
 def lay(samples: Sequence[Sample], whole: bool = False, critic: bool = False, share: bool = True) -> Rows:
