@@ -1,5 +1,6 @@
 """Settings of the whole suite."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,8 +10,10 @@ from unitymas.agents.hints import say_once
 from unitymas.envs import registry
 
 # machines that run tests are busy: a slow example is no failing one
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("default")
+CALM = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("default", derandomize=True, **CALM)  # the same examples everywhere
+settings.register_profile("random", **CALM)  # others each time: UNITYMAS_HYPOTHESIS=random
+settings.load_profile(os.environ.get("UNITYMAS_HYPOTHESIS", "default"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
