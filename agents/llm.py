@@ -208,7 +208,7 @@ def load_model_policy(
 
 def load_vllm_policy(model: str, *, name: str = "", dtype: str | None = None, **sampling: Any) -> LLMPolicy:
     """Start a model in vLLM, in this process. Its samples are for evaluation."""
-    from .engines.vllm_engine import VLLMEngine
+    from .engines.vllm.vllm_engine import VLLMEngine
 
     path = model_path(model)
     options: dict[str, Any] = {"dtype": dtype} if dtype else {}

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from ..agents import model_path
 from ..agents.engines.sampling import SamplingParams
-from ..agents.engines.torch_engine import Engine
+from ..agents.engines.torch.torch_engine import Engine
 from ..agents.llm import LLMPolicy
 from ..agents.model.weights import load_model
 from ..envs.core.drivers import rollout

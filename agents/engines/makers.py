@@ -9,15 +9,15 @@ import torch
 from ..model.decoder import Decoder
 from ..model.weights import save_model
 from .engine import Engine, EngineOrder
-from .torch_engine import TorchEngine
-from .vllm_engine import VLLMEngine
+from .torch.torch_engine import TorchEngine
+from .vllm.vllm_engine import VLLMEngine
 
 
 def engine_kind(model: Decoder) -> type[TorchEngine]:
     """The class of the torch engine for a model."""
     if not model.unpackable:
         return TorchEngine
-    from .whole_engine import WholeEngine
+    from .torch.whole_engine import WholeEngine
 
     return WholeEngine
 

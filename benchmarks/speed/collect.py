@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ...agents.engines.sampling import SamplingParams
-from ...agents.engines.torch_engine import Engine
+from ...agents.engines.torch.torch_engine import Engine
 from ...agents.names import model_path
 from ...agents.policies import Answer, Call
 from ...agents.team import BoundTeam

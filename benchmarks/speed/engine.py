@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from ...agents.engines.sampling import SamplingParams
-from ...agents.engines.torch_engine import Engine
+from ...agents.engines.torch.torch_engine import Engine
 from ...agents.model.weights import from_config, load_model, to_hf
 from ...agents.names import model_path
 

@@ -12,7 +12,7 @@ import statistics
 import time
 
 from ...agents import model_path
-from ...agents.engines.vllm_engine import VLLMEngine
+from ...agents.engines.vllm.vllm_engine import VLLMEngine
 from ...agents.model.weights import load_model
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
-from unitymas.agents.engines import kv_cache as cache
-from unitymas.agents.engines.memory import available
 from unitymas.agents.engines.sampling import SamplingParams
-from unitymas.agents.engines.torch_engine import Engine
+from unitymas.agents.engines.torch import kv_cache as cache
+from unitymas.agents.engines.torch.memory import available
+from unitymas.agents.engines.torch.torch_engine import Engine
 from unitymas.agents.model.weights import from_config
 
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from unitymas.agents.engines.sampling import SamplingParams
-from unitymas.agents.engines.torch_engine import Engine
+from unitymas.agents.engines.torch.torch_engine import Engine
 from unitymas.agents.llm import LLMPolicy, RunPolicy, load_policy
 from unitymas.agents.model.weights import from_config, save_model
 from unitymas.agents.policies import Call

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
 
-from unitymas.agents.engines.prefill import cut, groups
 from unitymas.agents.engines.sampling import SamplingParams, Trie, uniform
-from unitymas.agents.engines.torch_engine import Engine
+from unitymas.agents.engines.torch.prefill import cut, groups
+from unitymas.agents.engines.torch.torch_engine import Engine
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.logprobs import Support, logprobs_entropy
 from unitymas.agents.model.weights import from_config

@@ -19,7 +19,7 @@ from unitymas.agents.failures import (
 )
 from unitymas.agents.remote import RemoteError
 from unitymas.envs.core import execution, ledger, workflow
-from unitymas.envs.tools.retrieval.pool import RetrieverUnavailable
+from unitymas.envs.tools.retrieval.serving.pool import RetrieverUnavailable
 from unitymas.envs.tools.sandbox.runner import SandboxError
 
 

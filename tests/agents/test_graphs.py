@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch.nn.attention.bias import CausalBias
 from transformers import Qwen3Config
 
-from unitymas.agents.engines.graphs import DecodeGraphs, fixed_size
 from unitymas.agents.engines.sampling import SamplingParams
-from unitymas.agents.engines.torch_engine import Engine
+from unitymas.agents.engines.torch.graphs import DecodeGraphs, fixed_size
+from unitymas.agents.engines.torch.torch_engine import Engine
 from unitymas.agents.model import attention
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.weights import from_config

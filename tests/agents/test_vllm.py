@@ -16,8 +16,8 @@ import torch
 import unitymas
 from unitymas.agents import model_path
 from unitymas.agents.engines.sampling import SamplingParams
-from unitymas.agents.engines.torch_engine import TorchEngine
-from unitymas.agents.engines.vllm_engine import VLLMEngine
+from unitymas.agents.engines.torch.torch_engine import TorchEngine
+from unitymas.agents.engines.vllm.vllm_engine import VLLMEngine
 from unitymas.agents.llm import LLMPolicy
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.logprobs import Support, logprobs_entropy
@@ -273,10 +273,10 @@ def test_a_cache_that_cannot_be_reset_is_an_error(engine, model, monkeypatch):
 
 def test_weights_that_do_not_come_are_an_error(engine, model, monkeypatch):
     """Half a model is never put in the place of a whole one in silence."""
-    from unitymas.agents.engines.weight_transfer import Client, sender
+    from unitymas.agents.engines.vllm.weight_transfer import Client, sender
 
     whole = list(to_hf(model))
-    monkeypatch.setattr("unitymas.agents.engines.weight_transfer.to_hf", lambda _: iter(whole[:-1]))
+    monkeypatch.setattr("unitymas.agents.engines.vllm.weight_transfer.to_hf", lambda _: iter(whole[:-1]))
     short = sender("shared", model, Client(engine.llm, engine._wait), torch.float32, 1)
     with pytest.raises(Exception, match="weights of vLLM's model did not come"):
         short.send_weights()

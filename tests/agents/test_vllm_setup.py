@@ -3,8 +3,8 @@
 import pytest
 
 from unitymas.agents import hints
-from unitymas.agents.engines import vllm_setup
-from unitymas.agents.engines.vllm_setup import base_options, check_version
+from unitymas.agents.engines.vllm import vllm_setup
+from unitymas.agents.engines.vllm.vllm_setup import base_options, check_version
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.config.schema import ConfigError
 

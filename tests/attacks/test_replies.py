@@ -14,7 +14,7 @@ from unitymas.agents.policies import FoolPolicy
 from unitymas.agents.roles import Format, read_reply
 from unitymas.envs.tools.code.verify import extract_code
 from unitymas.envs.tools.math.equal import extract_answer
-from unitymas.envs.tools.retrieval.terms import Analyzer
+from unitymas.envs.tools.retrieval.index.terms import Analyzer
 from unitymas.envs.workflows.parts import first_line
 from unitymas.rewards.metrics import exact_match, f1
 

@@ -20,7 +20,7 @@ import pytest
 
 from unitymas.envs.tools.retrieval import Bm25Index, Passage, RetrieverPool, RetrieverUnavailable, make_app
 from unitymas.envs.tools.retrieval.retriever import Hit
-from unitymas.envs.tools.retrieval.server import ServerLimits
+from unitymas.envs.tools.retrieval.serving.server import ServerLimits
 
 web = pytest.importorskip("aiohttp.web")
 FACTS = [Passage(id=str(n), title=f"Town {n}", text=f"town{n} lies on the river{n % 7}") for n in range(300)]
@@ -303,7 +303,8 @@ def test_an_address_has_a_share_and_the_rest_are_others() -> None:
 
 SERVE = """
 import sys, time
-from unitymas.envs.tools.retrieval import Bm25Index, server
+from unitymas.envs.tools.retrieval import Bm25Index
+from unitymas.envs.tools.retrieval.serving import server
 
 class Slow(Bm25Index):
     def search_many(self, queries, k):

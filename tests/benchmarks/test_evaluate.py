@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from unitymas.agents import TINY
-from unitymas.agents.engines.torch_engine import Engine
+from unitymas.agents.engines.torch.torch_engine import Engine
 from unitymas.agents.llm import LLMPolicy
 from unitymas.agents.model.weights import load_model, load_tokenizer
 from unitymas.agents.policies import Answer, Call

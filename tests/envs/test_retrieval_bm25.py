@@ -20,8 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unitymas.envs.tools.retrieval import Analyzer, Bm25Index, IndexFormatError, Passage, RetrievalError, bm25
-from unitymas.envs.tools.retrieval.postings import UNIT, PostingsBuilder
+from unitymas.envs.tools.retrieval import Analyzer, Bm25Index, IndexFormatError, Passage, RetrievalError
+from unitymas.envs.tools.retrieval.index import bm25
+from unitymas.envs.tools.retrieval.index.postings import UNIT, PostingsBuilder
 
 FACTS = [
     Passage(id="a", title="Metropolis", text="Metropolis is a film directed by Fritz Lang in 1927."),
@@ -349,7 +350,8 @@ def test_a_query_to_a_small_index_is_quick() -> None:
 
 BUILD_AND_SAY_PEAK = """
 import resource, sys
-from unitymas.envs.tools.retrieval import Bm25Index, postings
+from unitymas.envs.tools.retrieval import Bm25Index
+from unitymas.envs.tools.retrieval.index import postings
 postings.PostingsBuilder.__init__.__defaults__ = (None, 50_000)
 text = " ".join(f"w{n}" for n in range(200))
 Bm25Index.build(({"id": str(n), "text": text} for n in range(int(sys.argv[2]))), sys.argv[1])

@@ -94,7 +94,7 @@ def test_a_hostile_line_is_named(tmp_path: Path, line: str, says: str) -> None:
 
 
 def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unitymas.envs.tools.retrieval.corpus.LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr("unitymas.envs.tools.retrieval.index.corpus.LONGEST_LINE", 1 << 20)
     corpus = tmp_path / "c.jsonl"
     with open(corpus, "wb") as file:
         file.truncate(1 << 32)  # sparse: four gigabytes of zeros in one line

@@ -91,7 +91,7 @@ def test_blocks_and_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         engine="numpy",
     )
     whole = index.search_many(texts[:40], 7)
-    monkeypatch.setattr("unitymas.envs.tools.retrieval.dense.BLOCK", 37)
+    monkeypatch.setattr("unitymas.envs.tools.retrieval.index.dense.BLOCK", 37)
     assert index.search_many(texts[:40], 7) == whole
     assert [index.search_many([text], 7)[0] for text in texts[:40]] == whole
 

@@ -17,13 +17,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unitymas.envs.tools.retrieval import Bm25Index, Passage, bm25
-from unitymas.envs.tools.retrieval.build import index_corpus, index_main
-from unitymas.envs.tools.retrieval.corpus import CorpusError, read_corpus
-from unitymas.envs.tools.retrieval.index_files import read_manifest
-from unitymas.envs.tools.retrieval.postings import PostingsBuilder
+from unitymas.envs.tools.retrieval import Bm25Index, Passage
+from unitymas.envs.tools.retrieval.index import bm25
+from unitymas.envs.tools.retrieval.index.build import index_corpus, index_main
+from unitymas.envs.tools.retrieval.index.corpus import CorpusError, read_corpus
+from unitymas.envs.tools.retrieval.index.index_files import read_manifest
+from unitymas.envs.tools.retrieval.index.postings import PostingsBuilder
+from unitymas.envs.tools.retrieval.index.terms import Analyzer
 from unitymas.envs.tools.retrieval.retriever import RetrievalError
-from unitymas.envs.tools.retrieval.terms import Analyzer
 
 ROWS = [
     Passage(
@@ -94,8 +95,9 @@ def test_a_killed_command_goes_on(tmp_path: Path, whole: dict[str, Any]) -> None
     script = textwrap.dedent("""
         import os, signal, sys
         from functools import partial
-        from unitymas.envs.tools.retrieval import bm25, build
-        from unitymas.envs.tools.retrieval.postings import PostingsBuilder
+        from unitymas.envs.tools.retrieval.index import build
+        from unitymas.envs.tools.retrieval.index import bm25
+        from unitymas.envs.tools.retrieval.index.postings import PostingsBuilder
         bm25.PostingsBuilder = partial(PostingsBuilder, run=90)
         def dying(done, total, calls=[]):
             calls.append(done)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...agents.engines.engine import ENGINES
-from ...agents.engines.vllm_setup import base_options, check_version, installed
+from ...agents.engines.vllm.vllm_setup import base_options, check_version, installed
 from ...agents.names import model_name, prompts_of, read_name
 from ...agents.team import is_player
 from ...envs.core.ledger import as_rule

@@ -25,8 +25,8 @@ import torch
 from ...agents import model_path
 from ...agents.engines.engine import ENGINES, Engine, EngineOrder
 from ...agents.engines.generation import Generation
-from ...agents.engines.memory import available
 from ...agents.engines.sampling import SamplingParams
+from ...agents.engines.torch.memory import available
 from ...agents.llm import LLMPolicy
 from ...agents.machine import device_of
 from ...agents.model.decoder import Decoder

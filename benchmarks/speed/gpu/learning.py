@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ....agents import model_path
 from ....agents.engines.sampling import SamplingParams
-from ....agents.engines.torch_engine import Engine
+from ....agents.engines.torch.torch_engine import Engine
 from ....agents.model import attention
 from ....agents.model.attention import PackedAttention, Segment, pack
 from ....agents.model.llama import Llama

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ....agents.engines.graphs import DecodeGraphs
 from ....agents.engines.sampling import SamplingParams
-from ....agents.engines.torch_engine import Engine
+from ....agents.engines.torch.graphs import DecodeGraphs
+from ....agents.engines.torch.torch_engine import Engine
 from .shapes import Row, Stand
 
 

@@ -4,16 +4,16 @@ All three are callables `(query, k) -> [{id, title, text}]` (the pool's is await
 `aretrieve_many(queries, k)`, aligned with the queries, and name what they search by `.fingerprint`. See base.py.
 """
 
-from .bm25 import Bm25Index
-from .build import index_corpus, index_main, open_index
-from .corpus import CorpusError, read_corpus
-from .dense import DenseIndex
-from .embedders import Embedder, HashEmbedder, SentenceEncoder
-from .memo import AnswerCache
-from .pool import RetrieverPool, RetrieverUnavailable
+from .index.bm25 import Bm25Index
+from .index.build import index_corpus, index_main, open_index
+from .index.corpus import CorpusError, read_corpus
+from .index.dense import DenseIndex
+from .index.embedders import Embedder, HashEmbedder, SentenceEncoder
+from .index.terms import Analyzer
 from .retriever import Hit, Index, IndexFormatError, Passage, RetrievalError
-from .server import make_app, serve, serve_main
-from .terms import Analyzer
+from .serving.memo import AnswerCache
+from .serving.pool import RetrieverPool, RetrieverUnavailable
+from .serving.server import make_app, serve, serve_main
 
 __all__ = [
     "Analyzer",

@@ -15,7 +15,7 @@ from .arguments import Parser
 def data_main(argv: Sequence[str]) -> int:
     """Run one command; 0 is success, 1 data that cannot be used, 2 a wrong command line."""
     if argv and argv[0] == "index":  # has options of its own
-        from ..envs.tools.retrieval.build import index_main
+        from ..envs.tools.retrieval.index.build import index_main
 
         return index_main(argv[1:])
     options = _parser().parse_args(list(argv))

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ....agents.engines.torch_engine import TorchEngine
+from ....agents.engines.torch.torch_engine import TorchEngine
 from ....agents.model.decoder import Decoder
 from ...algorithms.algorithm import Algorithm
 from ...config.group_settings import GroupSpec

@@ -39,8 +39,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateRequest,
 )
 
-from ..model.llama import Llama
-from ..model.weights import to_hf
+from ...model.llama import Llama
+from ...model.weights import to_hf
 
 SHARED = "unitymas-shared"
 ALIGNED = 64  # bytes; a tensor begins where any type may

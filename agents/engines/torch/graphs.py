@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..model.decoder import Decoder
-from ..model.llama import Llama
-from .generation import Request
+from ...model.decoder import Decoder
+from ...model.llama import Llama
+from ..generation import Request
 from .kv_cache import Cache, Speaking
 
 SMALLEST_WIDTH = 256

@@ -18,8 +18,8 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from .retriever import Passage, RetrievalError
-from .wire import ID_FIELDS, TEXT_FIELDS, BadAnswer, read_passage
+from ..retriever import Passage, RetrievalError
+from ..wire import ID_FIELDS, TEXT_FIELDS, BadAnswer, read_passage
 
 LONGEST_LINE = 64 << 20
 JSON_LINES = {".jsonl", ".ndjson", ".json"}

@@ -34,15 +34,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, TypeVar
 
-from ..hints import nearest
-from ..model.decoder import Decoder
-from ..model.llama import Llama
-from ..model.weights import load_tokenizer, save_adapter, save_model
-from ..threads import contained_async
-from .engine import Ability
-from .generation import Generation, Versioned
-from .sampling import SamplingParams, Tries, uniform
-from .stopping import closing_ids
+from ...hints import nearest
+from ...model.decoder import Decoder
+from ...model.llama import Llama
+from ...model.weights import load_tokenizer, save_adapter, save_model
+from ...threads import contained_async
+from ..engine import Ability
+from ..generation import Generation, Versioned
+from ..sampling import SamplingParams, Tries, uniform
+from ..stopping import closing_ids
 from .vllm_setup import Transfer, base_options, check_version
 from .vllm_setup import adapter_rank as adapter_rank
 from .vllm_setup import lora_options as lora_options

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....cli.arguments import PORT, Parser
+from .....cli.arguments import PORT, Parser
+from ..retriever import Index, Passage, batches
+from ..wire import SearchRequest, decode_request, encode_response
 from .connections import Connections, descriptors
-from .retriever import Index, Passage, batches
-from .wire import SearchRequest, decode_request, encode_response
 
 BATCH = 8  # queries that are searched together; a clock is looked at between two batches
 
@@ -236,7 +236,7 @@ async def _serve(index: Index, host: str, port: int, threads: int, token: str = 
 
 def serve_main(argv: Sequence[str] | None = None) -> int:
     """`unitymas serve retriever INDEX`."""
-    from .build import open_index
+    from ..index.build import open_index
 
     parser = Parser(prog="unitymas serve", description="Serve an index over HTTP.")
     parser.add_argument("what", choices=["retriever"], help="what is served")

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ..model.auto import AutoDecoder
-from .engine import Ability
-from .generation import Request
+from ...model.auto import AutoDecoder
+from ..engine import Ability
+from ..generation import Request
 from .torch_engine import TorchEngine
 
 

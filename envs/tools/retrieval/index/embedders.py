@@ -19,7 +19,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from .retriever import RetrievalError
+from ..retriever import RetrievalError
 from .terms import Analyzer
 
 Vectors = npt.NDArray[np.float32]

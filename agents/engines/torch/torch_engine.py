@@ -28,16 +28,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..model.decoder import Decoder, Route
-from .engine import Ability
-from .generation import Generation as Generation
-from .generation import Request as Request
-from .generation import Versioned as Versioned
+from ...model.decoder import Decoder, Route
+from ..engine import Ability
+from ..generation import Generation as Generation
+from ..generation import Request as Request
+from ..generation import Versioned as Versioned
+from ..sampling import Draw, SamplingParams, Tries, draw
+from ..stopping import Stopper, closing_ids, closing_tokens, pieces_within
 from .graphs import DecodeGraphs
 from .kv_cache import Beside, Cache, Prefixes, Reading, Speaking
 from .prefill import Piece, cut, groups
-from .sampling import Draw, SamplingParams, Tries, draw
-from .stopping import Stopper, closing_ids, closing_tokens, pieces_within
 
 
 class TorchEngine(Versioned):

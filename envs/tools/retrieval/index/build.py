@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ....agents.hints import counted
-from ....agents.names import model_path
-from ....cli.arguments import Parser
+from .....agents.hints import counted
+from .....agents.names import model_path
+from .....cli.arguments import Parser
+from ..retriever import Passage, RetrievalError
 from .bm25 import Bm25Index
 from .corpus import Progress, read_corpus
 from .dense import DenseIndex
 from .embedders import Embedder, HashEmbedder, SentenceEncoder
 from .index_files import read_manifest
-from .retriever import Passage, RetrievalError
 from .terms import Analyzer
 
 

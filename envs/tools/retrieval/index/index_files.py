@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .retriever import IndexFormatError, Passage, RetrievalError, as_passage
+from ..retriever import IndexFormatError, Passage, RetrievalError, as_passage
 
 FORMAT = 1
 _DISK_TROUBLE = {

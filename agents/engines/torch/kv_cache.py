@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..model.attention import PLAIN, Buckets, Span, Weighing, attend, narrowed
-from ..model.decoder import Attention
-from ..model.shape import Dimensions
+from ...model.attention import PLAIN, Buckets, Span, Weighing, attend, narrowed
+from ...model.decoder import Attention
+from ...model.shape import Dimensions
 from .memory import available
 from .prefill import Piece
 

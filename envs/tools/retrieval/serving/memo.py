@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from .retriever import Passage
+from ..retriever import Passage
 
 Key = tuple[str, str, int]
 

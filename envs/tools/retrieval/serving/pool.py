@@ -19,11 +19,11 @@ from collections.abc import MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..tool import Infrastructure, background
+from ...tool import Infrastructure, background
+from ..retriever import Passage, RetrievalError, check_k, check_queries
+from ..wire import DIALECTS
 from .endpoint import Endpoint, Trouble
 from .memo import AnswerCache, copied
-from .retriever import Passage, RetrievalError, check_k, check_queries
-from .wire import DIALECTS
 
 LONGEST_QUERY = 10_000  # characters: models write queries, and a server need not read a novel
 

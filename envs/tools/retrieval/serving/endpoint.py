@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from .retriever import Passage
-from .wire import DIALECTS, BadAnswer, Misaligned, decode_response, encode_request
+from ..retriever import Passage
+from ..wire import DIALECTS, BadAnswer, Misaligned, decode_response, encode_request
 
 PATHS = ("/retrieve", "/query", "/search", "/")
 NOT_THIS_WAY = {400, 404, 405, 415, 422}  # wrong path or dialect: another may do

@@ -15,6 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from ..retriever import (
+    Hit,
+    Index,
+    IntArray,
+    Passage,
+    RetrievalError,
+    batches,
+    best_first,
+    check_k,
+    check_queries,
+)
 from .embedders import Embedder, Vectors, embedder_from
 from .index_files import (
     Fingerprint,
@@ -26,17 +37,6 @@ from .index_files import (
     new_index,
     read_array,
     read_manifest,
-)
-from .retriever import (
-    Hit,
-    Index,
-    IntArray,
-    Passage,
-    RetrievalError,
-    batches,
-    best_first,
-    check_k,
-    check_queries,
 )
 
 UNIT = 1 << 20  # scores are compared in steps of a millionth, so that rounding makes no order

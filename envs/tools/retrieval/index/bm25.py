@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..retriever import Hit, Index, IntArray, Passage, RetrievalError, best_first, check_k, check_queries
 from .index_files import (
     Draft,
     Fingerprint,
@@ -36,7 +37,6 @@ from .index_files import (
     read_manifest,
 )
 from .postings import LENGTHS, PROGRESS, TERMS, UNIT, Postings, PostingsBuilder, restored, save
-from .retriever import Hit, Index, IntArray, Passage, RetrievalError, best_first, check_k, check_queries
 from .terms import Analyzer
 
 SMALL = 4096

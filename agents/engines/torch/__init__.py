@@ -1,0 +1,1 @@
+"""The torch engine: continuous batching in this process, its key-value cache, and CUDA graphs."""

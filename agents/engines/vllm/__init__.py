@@ -1,0 +1,1 @@
+"""vLLM as an engine: the engine, its version and options, and how weights reach it."""

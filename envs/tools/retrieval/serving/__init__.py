@@ -1,0 +1,1 @@
+"""Retrieval over HTTP: the server of an index, and the pool of clients that ask several servers."""
