@@ -104,6 +104,9 @@ MISTAKES = {
     "bench enigne": "unitymas bench: there is no benchmark 'enigne'; did you mean 'engine'?",
     # settings of a run
     "train mask-hotpotqa stpes=2": "unitymas train: stpes: unknown key; did you mean 'steps'?",
+    "train": "unitymas train: name an environment: unitymas train ID, such as mask-hotpotqa (see unitymas train --help)",
+    "train steps=2": "unitymas train: name an environment: unitymas train ID, such as mask-hotpotqa (see unitymas train --help)",
+    "train mask-hotpotqa env.id=rag-nq": "unitymas train: env.id: 'rag-nq' is given beside 'mask-hotpotqa': name one environment",
     "train mask-hotpotqa steps=two": "unitymas train: steps: expected int, got 'two'",
     "train mask-hotpotqa env.data=mini env.args.max_turn=3": "unitymas train: env.args: mask-hotpotqa-v0: unknown argument 'max_turn'; did you mean 'max_turns'?",
     "train mask-hotpotqa recipe=malty": "unitymas train: recipe: unknown recipe 'malty': did you mean 'malt'?",

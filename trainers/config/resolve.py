@@ -52,6 +52,9 @@ def asked(
 ) -> dict[str, Any]:
     """What is given alone, as a tree."""
     tree = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
+    for text in overrides:  # a file's environment may be replaced; two on one line are a mistake
+        if id is not None and text.partition("=")[0].strip() == "env.id" and tree["env"]["id"] != id:
+            raise ConfigError(f"env.id: {tree['env']['id']!r} is given beside {id!r}: name one environment")
     tree = tree if id is None else merge(tree, {"env": {"id": id}})
     return {**tree, "imports": named_imports(tree["imports"])} if "imports" in tree else tree
 

@@ -97,7 +97,10 @@ def train_main(
     else:
         preset = args.preset or (None if args.config else "shared")
         how = how_of(args)
-        load_imports(tree := asked(args.id, **how))
+        tree = asked(args.id, **how)
+        if "id" not in (tree.get("env") or {}):
+            parser.error("name an environment: unitymas train ID, such as mask-hotpotqa")
+        load_imports(tree)
         about = "" if preset is None else note(preset, tree)
         config = resolve(args.id, preset_name=preset, **how)
         args.dir = args.dir or fresh_directory(config)
