@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..manifest import MANIFEST, Damaged, check
+from . import tensor_files
 from .decoder import Decoder
 from .llama import Linear, Llama, LowRank
 from .shape import Shape, UnsupportedArchitecture, computes, shape_of
@@ -128,8 +129,6 @@ def save_model(model: Decoder, path: str | Path, tokenizer: Any = None) -> Path:
     """Write a Hugging Face directory (config, safetensors and, if given, the tokenizer) that transformers
     loads.
     """
-    from safetensors.torch import save_file
-
     if model.hf_config is None:
         raise ValueError(
             "this model was built without a transformers configuration and cannot be saved as one"
@@ -140,11 +139,31 @@ def save_model(model: Decoder, path: str | Path, tokenizer: Any = None) -> Path:
         model.save(path, tokenizer)
         return path
     model.hf_config.save_pretrained(path)
-    state = {name: tensor.detach().cpu().clone() for name, tensor in to_hf(model)}
-    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+    own = model.state_dict()
+    save_tensors(model, (own[name] for name, _, _ in hf_names(model)), path)
     if tokenizer is not None:
         tokenizer.save_pretrained(path)
     return path
+
+
+def save_tensors(
+    model: Llama, tensors: Iterable[Tensor], path: Path, largest: int = tensor_files.LARGEST
+) -> None:
+    """Write tensors of a model's names, in the order of `hf_names`, as safetensors files of at most `largest` bytes. The
+    model may be hollow: it says types and shapes.
+    """
+    own, names = dict(model.named_parameters()), list(hf_names(model))
+    entries = [
+        tensor_files.TensorEntry(part, own[name].dtype, (rows, *own[name].shape[1:]))
+        for name, parts, sizes in names
+        for part, rows in zip(parts, sizes, strict=True)
+    ]
+    split = (
+        part
+        for tensor, (_, _, sizes) in zip(tensors, names, strict=True)
+        for part in tensor.detach().split(sizes)
+    )
+    tensor_files.write(path, entries, split, largest)
 
 
 def save_adapter(model: Decoder, adapter: str, path: str | Path) -> Path:
@@ -185,12 +204,18 @@ def to_hf(model: Llama) -> Iterator[tuple[str, Tensor]]:
     left out. They share the model's memory.
     """
     state = model.state_dict()
-    yield from ((name, state[ours]) for ours, name in _TOP.items() if ours in state)
-    for ours, name, sizes in _layer_names(model.shape):
+    for ours, names, sizes in hf_names(model):
+        yield from zip(names, state[ours].split(sizes), strict=True)
+
+
+def hf_names(model: Llama) -> Iterator[tuple[str, list[str], list[int]]]:
+    """List (our name, Hugging Face names, rows of each) for every parameter but those of adapters."""
+    own = dict(model.named_parameters())
+    yield from ((ours, [name], [len(own[ours])]) for ours, name in _TOP.items() if ours in own)
+    for ours, names, sizes in _layer_names(model.shape):
         for kind in ("weight", "bias"):
-            if f"{ours}.{kind}" in state:
-                parts = state[f"{ours}.{kind}"].split(sizes)
-                yield from ((f"{part}.{kind}", t) for part, t in zip(name, parts, strict=True))
+            if f"{ours}.{kind}" in own:
+                yield f"{ours}.{kind}", [f"{name}.{kind}" for name in names], sizes
 
 
 def from_hf(state: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:

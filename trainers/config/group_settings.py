@@ -38,7 +38,12 @@ class Learning(Settings):
     micro_tokens: Count = 8192
     """Tokens laid in one forward pass. Changes memory and speed, never the result."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the computation; parameters and optimizer are float32 always. bfloat16 pays where the processor has it."""
+    """Precision of the computation. bfloat16 pays where the processor has it."""
+    parameters: Literal["float32", "bfloat16"] = "float32"
+    """Precision in which parameters and gradients are kept. bfloat16: half the memory; each step is rounded at random, in the
+    mean right. It needs precision: bfloat16."""
+    moments: Literal["float32", "8bit"] = "float32"
+    """Precision of the optimizer's moments. 8bit: a quarter of the memory, with a scale for every 256 numbers."""
     thinking: bool = True
     """Train what a reply thinks (`<think>…</think>`), too. false: it is context, and only the reply itself is trained."""
     checkpointing: bool = False
@@ -59,6 +64,10 @@ class Learning(Settings):
             )
         if self.precision not in ("float32", "bfloat16"):
             raise ValueError(f"learning.precision is {self.precision!r}: choose float32 or bfloat16")
+        if self.parameters == "bfloat16" != self.precision:
+            raise ValueError(
+                "learning.parameters=bfloat16 needs learning.precision=bfloat16: a finer computation gains nothing"
+            )
 
     def rate(self, step: int) -> float:
         """The learning rate of optimizer step 0, 1, 2 …"""
@@ -133,6 +142,10 @@ class PolicySpec:
     def __post_init__(self) -> None:
         if self.init and self.adapter:
             raise ValueError("a policy has either an adapter on its group's base, or an init of its own")
+        if (self.adapter or self.adapters) and self.learning and self.learning.parameters == "bfloat16":
+            raise ValueError(
+                "learning.parameters=bfloat16 is for policies without adapters: those are small, so leave them in float32"
+            )
         if self.adapters and (self.adapter or self.critic):
             raise ValueError(
                 "adapters by role stand on a policy's own parameters: give adapter or adapters, and no critic"

@@ -34,7 +34,7 @@ from ...agents.model.llama import Llama
 from ...agents.model.shape import UnsupportedArchitecture
 from ...agents.model.weights import count_parameters, load_decoder, load_tokenizer
 from ...agents.policies import Call
-from ..config.group_settings import Adapter, GroupSpec, PolicySpec
+from ..config.group_settings import Adapter, GroupSpec, Learning, PolicySpec
 from .contract import PolicyLearner
 from .parameters import Parameters
 from .sample_store import Sample
@@ -107,6 +107,7 @@ def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Any]:
                 policy.spec.learning,
                 reference=reference,
                 inspection=inspection,
+                seed=spec.seed,
             )
         if not policy.spec.critic:
             model = policy.parameters.model
@@ -161,6 +162,9 @@ class _Models:
     def parameters(self, name: str, policy: PolicySpec) -> Parameters:
         if policy.adapter is None:
             model = self._fresh(name, policy.init)
+            if policy.learning is not None and policy.learning.parameters == "bfloat16":
+                for parameter in model.parameters():  # buffers keep their precision
+                    parameter.data = parameter.data.bfloat16()
             for role, adapter in policy.adapters.items():
                 self._add(model, f"policies.{name}.adapters.{role}", role, adapter)
             return Parameters(model, critic=policy.critic, roles=policy.adapters)
@@ -210,14 +214,21 @@ def _check_memory(spec: GroupSpec, device: torch.device) -> None:
     except Exception:  # a damaged file is named when it is loaded
         return
     full = [policy for policy in spec.policies.values() if policy.adapter is None]
-    copies = 1 + sum(1 + 3 * (p.learning is not None) + (not p.critic) + p.reference for p in full)
+    copies = 1 + sum(_bytes(p.learning) / 4 + (not p.critic) + p.reference for p in full)
     needed, free = 4 * count * copies / 2**30, available(device) / 2**30
     if needed > free:
         raise MemoryError(
-            f"groups.{spec.name}: {count / 1e9:.2g}B parameters need {needed:.3g} GiB on {device} ({copies} times their size: the "
+            f"groups.{spec.name}: {count / 1e9:.2g}B parameters need {needed:.3g} GiB on {device} ({copies:.3g} times their size: the "
             f"base; of each policy the weights, gradients and two optimizer states, and the engine's copy), and {free:.3g} GiB "
-            "are free. Train adapters (policies.*.adapter), or give a smaller model."
+            "are free. Train adapters (policies.*.adapter), set policies.*.learning.moments=8bit, or give a smaller model."
         )
+
+
+def _bytes(learning: Learning | None) -> int:
+    """Return bytes of a number of a policy: itself, its gradient and its moments."""
+    if learning is None:
+        return 4
+    return 2 * (2 if learning.parameters == "bfloat16" else 4) + (2 if learning.moments == "8bit" else 8)
 
 
 def _load(key: str, model: str, auto: bool = False) -> Decoder:

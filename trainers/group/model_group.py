@@ -44,7 +44,6 @@ from ..config.group_settings import GroupSpec
 from ..controller import checkpoint
 from ..controller.statistics.table import Signal, ValueSummary
 from .hosting import Hosted, host, same_shape, sample_of, vocabulary
-from .parameters import Parameters
 from .sample_store import Sample, SampleStore
 from .targets import Discount, summaries, targets
 from .update import Learner
@@ -375,13 +374,10 @@ class ModelGroup:
         """
         hosted = self._policy(policy)
         tokenizer = hosted.speaking().chat.tokenizer
-        return str(await self._thread(lambda: self._export(self._whole(hosted), Path(path), tokenizer)))
+        return str(await self._thread(lambda: self._export(hosted, Path(path), tokenizer)))
 
-    def _whole(self, hosted: Hosted) -> Parameters:
-        return hosted.parameters
-
-    @staticmethod
-    def _export(parameters: Parameters, path: Path, tokenizer: Any) -> Path:
+    def _export(self, hosted: Hosted, path: Path, tokenizer: Any) -> Path:
+        parameters = hosted.parameters
         with checkpoint.writing(path) as folder:
             if parameters.adapter is not None:
                 save_adapter(parameters.model, parameters.adapter, folder / "adapter")

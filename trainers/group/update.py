@@ -7,7 +7,7 @@
         check, clip, step
 
 Gradients add up over micro-batches, because losses are shares of one global denominator. Computation may run in
-bfloat16; parameters, gradients and optimizer stay float32. Several ranks deal the micro-batches out, and the model is
+bfloat16; parameters, gradients and optimizer stay float32 unless the settings say otherwise (optimizers/). Several ranks deal the micro-batches out, and the model is
 sharded over them (ranks/); everything else each of them computes alike.
 
 An optimizer step is a transaction: losses and gradients are checked before it. When one is not finite, the micro-batch is
@@ -35,6 +35,7 @@ from ..config.group_settings import Learning
 from ..controller.statistics.table import Signal
 from .batch import Batch, Thin, tokens_per_unit
 from .dealing import ALONE, Peers, deal
+from .optimizers.adam import check_moments, make_optimizer
 from .packing import lay
 from .parameters import Parameters
 from .sample_store import Sample
@@ -57,6 +58,7 @@ class Learner:
         reference: Parameters | None = None,
         inspection: Path | None = None,
         peers: Peers = ALONE,
+        seed: int = 0,
     ) -> None:
         self.peers = peers
         self.policy, self.parameters, self.settings = policy, parameters, settings
@@ -65,14 +67,7 @@ class Learner:
         self.trained = list(parameters.named().values())
         for parameter in self.trained:
             parameter.requires_grad_(True)
-        self.optimiser = torch.optim.AdamW(
-            self.trained,
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self.optimiser = make_optimizer(self.trained, settings, f"{seed}/{policy}")
         self.steps = 0
         self._began = 0
 
@@ -358,6 +353,7 @@ class Learner:
         settings = [
             {k: v for k, v in group.items() if k != "params"} for group in self.optimiser.param_groups
         ]
+        check_moments(self.optimiser, state["optimiser"]["state"])
         self.optimiser.load_state_dict(state["optimiser"])
         for group, own in zip(self.optimiser.param_groups, settings, strict=True):
             group.update(own)  # the settings of today: a resumed run may have changed them

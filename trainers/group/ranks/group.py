@@ -15,7 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ....agents.engines.torch.torch_engine import TorchEngine
+from ....agents.model import tensor_files
 from ....agents.model.decoder import Decoder
+from ....agents.model.llama import Llama
+from ....agents.model.weights import save_adapter
 from ...algorithms.algorithm import Algorithm
 from ...config.group_settings import GroupSpec
 from ...controller import checkpoint
@@ -131,6 +134,9 @@ def filled(model: Decoder, tensors: Mapping[str, Tensor]) -> Decoder:
 class RankedGroup(ModelGroup):
     """A model group over many ranks."""
 
+    largest_file = tensor_files.LARGEST
+    """Bytes of one file of an exported model."""
+
     def __init__(self, spec: GroupSpec) -> None:
         self.ranks = _start(spec)  # they load beside what follows
         try:
@@ -177,14 +183,22 @@ class RankedGroup(ModelGroup):
             if hosted.learner is None:
                 hosted.parameters.load_state_dict(state[name]["parameters"])
 
-    def _whole(self, hosted: Hosted) -> Parameters:
-        if not isinstance(hosted.learner, RemoteLearner):
-            return super()._whole(hosted)
+    def _export(self, hosted: Hosted, path: Path, tokenizer: Any) -> Path:
+        """The first rank writes the tensors, one at a time; nobody holds the whole model."""
         learner = hosted.learner
-        names = [name for name, _ in learner.parameters.model.named_parameters()]
-        return Parameters(
-            filled(learner.parameters.model, dict(learner.weights(names))), learner.parameters.adapter
-        )
+        if not isinstance(learner, RemoteLearner):
+            return super()._export(hosted, path, tokenizer)
+        model, adapter = learner.parameters.model, learner.parameters.adapter
+        assert isinstance(model, Llama)
+        with checkpoint.writing(path) as folder:
+            if adapter is not None:
+                own = dict(learner.weights(list(model.learnable(adapter))))
+                save_adapter(filled(model, own), adapter, folder / "adapter")
+            model.hf_config.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            if failure := self.ranks.call("export", hosted.name, folder, self.largest_file)[0]:
+                raise failure
+        return path
 
     def _take(self, hosted: Hosted, path: Path) -> None:
         same_shape(hosted, path)

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ....agents.model.llama import Llama
-from ....agents.model.weights import load_decoder
+from ....agents.model.llama import Linear, Llama, LowRank
+from ....agents.model.weights import hf_names, load_decoder, save_tensors
 from ...algorithms.algorithm import Algorithm
 from ...config.group_settings import GroupSpec
 from ...controller import checkpoint
 from ...controller.statistics.table import Signal
 from ..hosting import learning_parameters
+from ..optimizers.adam import OTHER_MOMENTS, fresh
 from ..sample_store import Sample
 from ..update import Learner
 from . import shards
@@ -63,8 +64,9 @@ class Rank:
             parameters, reference = next(place), next(place) if policy.reference else None
             assert policy.learning is not None
             learners[name] = Learner(
-                name, parameters, policy.learning, reference=reference, inspection=inspection, peers=peers
-            )
+                name, parameters, policy.learning, reference=reference, inspection=inspection, peers=peers,
+                seed=self.spec.seed,
+            )  # fmt: skip
         return learners
 
     # -- what the group asks --------------------------------------------------------------------------------------
@@ -115,6 +117,25 @@ class Rank:
                 gathered[name] = full.to("cpu", dtype or full.dtype)
         return gathered if self.index == 0 else None
 
+    @torch.no_grad()
+    def export(self, policy: str, folder: Path, largest: int) -> OSError | None:
+        """Write a policy's model, adapter included, in files of at most `largest` bytes. Every rank takes part in gathering a
+        tensor, and the first writes it. Return why it could not.
+        """
+        parameters = self.learners[policy].parameters
+        model = parameters.model
+        assert isinstance(model, Llama)
+        tensors = (_played(model, name, parameters.adapter) for name, _, _ in hf_names(model))
+        try:
+            if self.index == 0:
+                save_tensors(model, tensors, folder, largest)
+        except OSError as error:
+            return error
+        finally:
+            for _ in tensors:  # the others wait for this rank
+                pass
+        return None
+
     def save(self, folder: Path) -> dict[str, dict[str, int]]:
         """Write this rank's part of a checkpoint. Return optimizer steps by parameter and policy."""
         return shards.write(folder, self.learners)
@@ -140,7 +161,7 @@ class Rank:
                 learner.optimiser.state.clear()
                 for i, parameter in enumerate(own.values()):
                     if i in moments:
-                        learner.optimiser.state[parameter] = _parts(moments[i], parameter)
+                        learner.optimiser.state[parameter] = _state(learner, parameter, moments[i])
 
     @torch.no_grad()
     def adopt(self, policy: str, path: Path) -> None:
@@ -163,6 +184,18 @@ class Rank:
                 state = learner.optimiser.state.get(parameter, {})
                 sizes["optimizer"] += sum(_local(t).nbytes for t in state.values())
         return {**sizes, "peak": _peak(self.device)}
+
+
+def _played(model: Llama, name: str, adapter: str | None) -> Tensor:
+    """Gather one tensor of a model, and add its adapter."""
+    place, _, kind = name.rpartition(".")
+    module = model.get_submodule(place)
+    whole = _whole(model.get_parameter(name)).cpu()
+    if adapter is not None and kind == "weight" and isinstance(module, Linear):
+        low = module.adapters[adapter]
+        assert isinstance(low, LowRank)
+        whole = whole + _whole(low.up).cpu() @ _whole(low.down).cpu() * low.scale
+    return whole
 
 
 def _peak(device: torch.device) -> int:
@@ -206,5 +239,11 @@ def _part(parameter: DTensor, whole: Tensor) -> DTensor:
     return distribute_tensor(whole.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
 
 
-def _parts(moments: Mapping[str, Tensor], parameter: Any) -> dict[str, Tensor]:
-    return {n: _part(parameter, t) if t.shape == parameter.shape else t for n, t in moments.items()}
+def _state(learner: Learner, parameter: Tensor, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return this rank's part of a parameter's moments."""
+    own = fresh(learner.optimiser, parameter, int(whole["step"]))
+    if {n: t.dtype for n, t in own.items()} != {n: t.dtype for n, t in whole.items()}:
+        raise ValueError(OTHER_MOMENTS)
+    for name in own.keys() - {"step"}:
+        _take(own[name], whole[name])
+    return own

@@ -17,9 +17,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from ...controller import checkpoint
+from ..optimizers.adam import OTHER_MOMENTS, fresh
 from ..update import Learner
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def write(folder: Path, learners: Mapping[str, Learner]) -> dict[str, dict[str, int]]:
@@ -38,12 +37,14 @@ def read(folder: Path, learners: Mapping[str, Learner], steps: Mapping[str, Mapp
         own = learner.parameters.named()
         learner.optimiser.state.clear()
         for name, count in steps[policy].items():
-            learner.optimiser.state[own[name]] = {
-                "step": torch.tensor(float(count)),
-                **{moment: torch.zeros_like(own[name], requires_grad=False) for moment in MOMENTS},
-            }
+            learner.optimiser.state[own[name]] = fresh(learner.optimiser, own[name], count)
         tensors |= _tensors(policy, learner)
     reader = HuggingFaceStorageReader(str(folder))
+    written = reader.read_metadata().state_dict_metadata
+    for name, tensor in tensors.items():
+        kept = getattr(written.get(name), "properties", None)
+        if kept is None or ("/parameters/" not in name and kept.dtype != tensor.dtype):
+            raise ValueError(f"{name}: {OTHER_MOMENTS}")
     load(tensors, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
 
 
@@ -60,7 +61,7 @@ def _tensors(policy: str, learner: Learner) -> dict[str, Tensor]:
     for name, parameter in learner.parameters.named().items():
         tensors[f"{policy}/parameters/{name}"] = parameter.detach()
         state = learner.optimiser.state.get(parameter, {})
-        tensors |= {f"{policy}/{moment}/{name}": state[moment] for moment in MOMENTS if moment in state}
+        tensors |= {f"{policy}/{moment}/{name}": state[moment] for moment in state if moment != "step"}
     return tensors
 
 
