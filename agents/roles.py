@@ -129,7 +129,9 @@ class Raw(_Base):
 
     def _read(self, text: str, node: str) -> Reply:
         stripped = text.strip()
-        return Reply(text, True, stripped, node) if stripped else Reply(text, False, self.otherwise, node)
+        if stripped:
+            return _new(Reply, (text, True, stripped, node, ""))
+        return Reply(text, False, self.otherwise, node)
 
     def describe(self) -> str:
         return "any text"
@@ -222,7 +224,7 @@ class Choice(_Base):
         word = text.strip().casefold()
         for option in self.options:
             if word == option.casefold():
-                return Reply(text, True, option, node)
+                return _new(Reply, (text, True, option, node, ""))
         return Reply(text, False, self.otherwise, node)
 
     def within(self, text: str) -> str | None:

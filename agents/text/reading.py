@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NoReturn
@@ -58,12 +59,10 @@ def tag_split(text: str, *names: str, most: int = 64) -> tuple[list[str], list[s
 
 def tagged(text: str, name: str) -> str | None:
     """Return the content of `<name>…</name>` where the text is that and nothing else; None if it is not."""
-    opening, closing = _pair(name)
-    trimmed = text.strip()
-    if trimmed.startswith(opening) and trimmed.endswith(closing):
-        content = trimmed[len(opening) : -len(closing)]
-        if "<" not in content:  # nearly always; the code below decides the other cases
-            return content.strip()
+    plain = _plain(name)(text)
+    if plain is not None:  # nearly always; the code below decides the other cases
+        content: str = plain[1]
+        return content.strip()
     tags, around = tag_split(text, name, most=3)
     if tags != [name, f"/{name}"] or around[0].strip() or around[2].strip():
         return None
@@ -100,8 +99,10 @@ def tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 
 @lru_cache(maxsize=512)
-def _pair(name: str) -> tuple[str, str]:
-    return f"<{name}>", f"</{name}>"
+def _plain(name: str) -> Callable[[str], re.Match[str] | None]:
+    """Match a text that is one tag pair around a content without tags."""
+    tag = re.escape(name)
+    return re.compile(rf"\s*<{tag}>([^<]*)</{tag}>\s*").fullmatch
 
 
 @lru_cache(maxsize=512)

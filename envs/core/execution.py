@@ -58,7 +58,11 @@ class Execution(Rounds):
             else:
                 reply = self.read(node, text, meta)
         node.reply = reply
-        self._settle(node)
+        if len(self.pending) == 1:
+            node.state = ANSWERED
+            self._advance()
+        else:
+            self._settle(node)
         return reply
 
     def give(self, node: Node, result: object, private: object = None) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Coroutine
+from types import CoroutineType
 from typing import Any
 
 from ...agents.failures import WorkflowError
 from ...own import defined, foreign
 from .fast import new_use
-from .records import ANSWERED, EMPTY
+from .records import ANSWERED, EMPTY, Node
 
 START = new_use("", EMPTY)  # what a branch that nobody has run waits for; its result is None
 START.state = ANSWERED
@@ -26,7 +27,7 @@ class Line:
         self.tails = tails  # ids of the nodes that its next node follows
         self.count = 0
         self.cancelled = False
-        self.node = START  # what it waits for
+        self.node: Node = START  # what it waits for
         self.join: OpenJoin | None = None  # the join it is an arm of
         self.index = 0
 
@@ -52,7 +53,7 @@ def begun(method: Any, *args: Any) -> Coroutine[Any, Any, Any]:
         made = method(*args)
     except Exception as error:
         broken = error
-    if isinstance(made, Coroutine):
+    if type(made) is CoroutineType or isinstance(made, Coroutine):
         return made
     name = type(method.__self__).__name__
     refused = WorkflowError(f"{name}.{method.__name__} must be an `async def`")

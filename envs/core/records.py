@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ...agents.answers import ReplyMeta
 from ...agents.failures import WorkflowError
@@ -42,8 +42,8 @@ def totals_by_node(credits: Iterable[Credit]) -> dict[str, float]:
 class Node:
     """A request, and once answered, a node of the graph trajectory."""
 
-    __slots__ = ("error", "id", "kind", "meta", "parents", "reply", "round", "state", "turn")
-    kind: str
+    __slots__ = ("error", "id", "meta", "parents", "reply", "round", "state", "turn")
+    kind: ClassVar[str]
     id: str
     round: int
     parents: tuple[str, ...]
@@ -107,6 +107,7 @@ class Act(Node):
     """A role is asked to speak."""
 
     __slots__ = ("agent", "anchor", "fields", "format", "max_tokens", "messages", "role")
+    kind = "act"
     tool = args = result = private = None
 
     format: Format
@@ -119,6 +120,7 @@ class Use(Node):
     """A tool is used."""
 
     __slots__ = ("args", "private", "result", "tool")
+    kind = "use"
     agent = role = anchor = None
     messages = ()
     fields = EMPTY

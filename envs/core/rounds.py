@@ -43,6 +43,17 @@ class Budget:
 class Rounds:
     """The branches of one episode, and the requests that they wait for."""
 
+    round = 0
+    ended: Ended = Ended.NO
+    reason = ""
+    outcome: Outcome | None = None
+    exception: BaseException | None = None
+    grade: Any = None
+    tokens = 0
+    _joins = 0  # how many there were
+    _trace: Trace | None = None
+    _grading = False
+
     def __init__(
         self,
         workflow: Workflow,
@@ -60,26 +71,19 @@ class Rounds:
         self._most = budget.requests
         self.seeds = seeds or ((0, seed),)  # (from this round on, this seed)
         self._reseeds = self.seeds[1:]
+        self._watched = (
+            bool(self._reseeds) or budget.tokens is not None
+        )  # between rounds there is something to do
         self.nodes: list[Node] = []
-        self.round = 0
-        self.ended: Ended = Ended.NO
-        self.reason = ""
-        self.outcome: Outcome | None = None
-        self.exception: BaseException | None = None
-        self.grade: Any = None
-        self.tokens = 0
         self._journal = journal
         self._forced = forced
         self.pending: list[Node] = []  # the unanswered requests of this round, in path order
-        self._joins = 0  # how many there were
         self._turns = dict.fromkeys(self.roles, 0)
         self._resuming: list[Line] = []  # the round's branches, while they are resumed
-        self._trace: Trace | None = None
         self.sessions: dict[str, Any] = {}  # open simulators, kept by the toolbox
         self._episode = Episode(task.view, self.seeds[0][1], self.roles, workflow.tools)
         self._root = Line(begun(workflow.run, self._episode), "", ())
         self._next = [self._root]  # the branches that wait in this round, in path order
-        self._grading = False
         self._advance()
 
     @property
@@ -129,31 +133,73 @@ class Rounds:
             _set_running_loop(None)
         try:
             while True:
-                if self.budget.tokens is not None and self.tokens > self.budget.tokens:
-                    self._end(Ended.TRUNCATED, f"more than {counted(self.budget.tokens, 'token', form='d')}")
-                    return
-                self._resuming = resuming = self._next
-                self._next, self.pending = [], []
-                self.round += 1
-                if self._reseeds:
-                    self._reseed()
-                for branch in resuming:
-                    if branch.cancelled:
-                        continue
-                    node = branch.node
-                    if node.error is None:
-                        reply = node.reply
-                        self._run(branch, node.result if reply is None else reply)  # an act's, or a tool's
-                    else:
-                        fault = ToolError if node.meta.raised is None else ToolFault
-                        self._run(branch, None, fault(node.error))
-                    if self.ended is not GOES_ON:
-                        return
-                if self.pending:
+                if len(self._next) == 1 and not self._watched:
+                    self._follow(self._next[0])
+                else:
+                    self._resume()
+                if self.pending or self.ended is not GOES_ON:
                     return
         finally:
             if loop is not None:
                 _set_running_loop(loop)
+
+    def _resume(self) -> None:
+        """Resume every branch of the finished round, as far as its next request."""
+        if self.budget.tokens is not None and self.tokens > self.budget.tokens:
+            self._end(Ended.TRUNCATED, f"more than {counted(self.budget.tokens, 'token', form='d')}")
+            return
+        self._resuming = resuming = self._next
+        self._next, self.pending = [], []
+        self.round += 1
+        if self._reseeds:
+            self._reseed()
+        for branch in resuming:
+            if branch.cancelled:
+                continue
+            node = branch.node
+            if node.error is None:
+                reply = node.reply
+                self._run(branch, node.result if reply is None else reply)  # an act's, or a tool's
+            else:
+                fault = ToolError if node.meta.raised is None else ToolFault
+                self._run(branch, None, fault(node.error))
+            if self.ended is not GOES_ON:
+                return
+
+    def _follow(self, line: Line) -> None:
+        """Play on the only line of control as far as the journal has its answers (see `fast.py`)."""
+        send, journal, nodes, episode = line.coroutine.send, self._journal, self.nodes, self._episode
+        node: Node = line.node
+        while node.error is None:
+            self.round += 1
+            known = None
+            if journal:
+                known = episode._journalled = journal.get(line.prefix + str(line.count))
+            reply = node.reply
+            try:
+                asked = send(node.result if reply is None else reply)
+            except StopIteration as stop:
+                self._next, self.pending = [], []
+                self._finished(line, stop.value)
+                return
+            except Exception as raised:
+                self._next, self.pending = [], []
+                self._failed(line, raised)
+                return
+            request = type(asked) is Act or type(asked) is Use
+            if not request or len(nodes) >= self._most or line.join is not None:
+                self._next, self.pending = [], []
+                self._asked(line, asked)
+                return
+            self._place(line, asked)
+            line.node = node = asked if known is None else self._recall(asked, known)
+            nodes.append(node)
+            if node.state == PENDING:
+                self.pending = [node]
+                return
+            if known is not None and known.meta is not NOTHING_KNOWN:
+                self.tokens += known.meta.tokens_used
+        self._resume()
 
     def _reseed(self) -> None:
         for start, seed in self._reseeds:
@@ -170,40 +216,50 @@ class Rounds:
         except Exception as raised:
             self._failed(branch, raised)
             return
-        kind = type(node)
-        if kind is not Act and kind is not Use:
-            if kind is Join:
-                self._open(branch, node)
-            else:
-                self._refuse(branch, node)
+        self._asked(branch, node)
+
+    def _asked(self, branch: Line, node: object) -> None:
+        """Take what a branch awaits: a request, which the journal may have the answer to, or a join."""
+        if type(node) is Join:
+            self._open(branch, node)
             return
+        if type(node) is not Act and type(node) is not Use:
+            self._refuse(branch, node)
+            return
+        request: Node = node
         nodes = self.nodes
         if len(nodes) >= self._most:
             self._end(Ended.TRUNCATED, f"more than {counted(self.budget.requests, 'request', form='d')}")
             return
+        id, agent = self._place(branch, request), request.agent
+        if agent is not None and branch.join is not None and not self._alone(branch, agent):
+            return
+        known = self._journal.get(id) if self._journal else None
+        if known is not None:
+            request = self._recall(request, known)
+            if request.state == ANSWERED and known.meta is not NOTHING_KNOWN:
+                self.tokens += known.meta.tokens_used
+        branch.node = request
+        nodes.append(request)
+        self._next.append(branch)
+        if request.state == PENDING:
+            self.pending.append(request)
+
+    def _place(self, branch: Line, node: Node) -> str:
+        """Give a request its id, its parents and its turn."""
         count = branch.count
         branch.count = count + 1
         node.id = id = branch.prefix + str(count)
         node.parents, node.round = branch.tails, self.round
         branch.tails = (id,)
-        if kind is Act:
-            agent, turns = node.agent, self._turns
+        agent = node.agent
+        if agent is not None:
+            turns = self._turns
             turn = turns[agent]
             turns[agent] = turn + 1
             if node.turn is None:
                 node.turn = turn
-            if branch.join is not None and not self._alone(branch, agent):
-                return
-        known = self._journal.get(id) if self._journal else None
-        if known is not None:
-            node = self._recall(node, known)
-            if node.state == ANSWERED:
-                self.tokens += known.meta.tokens_used
-        branch.node = node
-        nodes.append(node)
-        self._next.append(branch)
-        if node.state == PENDING:
-            self.pending.append(node)
+        return id
 
     def _refuse(self, branch: Line, got: object) -> None:
         name = type(self.workflow).__name__

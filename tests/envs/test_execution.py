@@ -345,6 +345,28 @@ def test_a_replay_that_asks_something_else_says_which_node():
 # tools, grading, endings -----------------------------------------------------------------------------
 
 
+class Told(Workflow):
+    roles = (Role("a", sees=("word",)),)
+    prompts = {"full": {"a": {"prompt": "say {word}"}}}
+
+    async def run(self, ep):
+        fields = {"word": next(self.words)}
+        first = await ep.act("a", fields)
+        fields["word"] = first.value  # one table of fields for all acts
+        return Outcome(answer=(await ep.act("a", fields)).value)
+
+
+def test_a_replay_takes_prompts_by_fields_from_the_journal_and_still_sees_what_differs():
+    workflow = Told()
+    workflow.words = iter(["x", "x", "y"])
+    done = play(Execution(workflow, TASK), lambda n: n.messages[-1]["content"] + "!")
+    twin = done.fork()
+    assert [n.messages[-1]["content"] for n in twin.nodes] == ["say x", "say say x!"]
+    assert twin.outcome == done.outcome == {"answer": "say say x!!"}
+    with pytest.raises(ReplayDivergence, match="node 0 asked a: 'say y', but the journal holds a: 'say x'"):
+        done.fork()
+
+
 def test_tool_failures_are_journalled_and_can_be_caught():
     async def run(self, ep):
         try:
