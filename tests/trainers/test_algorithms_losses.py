@@ -90,7 +90,7 @@ def by_hand(a: Any, data: dict[str, list[list[float]]], rows: list[Thin], critic
             loss = max(-advantage * ratio, -advantage * min(max(ratio, 1 - a.clip_low), 1 + a.clip_high))
             if a.dual_clip is not None and advantage < 0:
                 loss = min(loss, -advantage * a.dual_clip)
-            loss *= min(math.exp(sum(stale) if by_sequence else stale[t]), a.importance_cap)
+            loss *= correction(a, stale, t)
             gap = at["logp"][t] - at["reference"][t]
             loss += a.kl_loss * (math.exp(-gap) - 1 + gap) - a.entropy * at["entropy"][t]
             if critic:
@@ -105,6 +105,44 @@ def by_hand(a: Any, data: dict[str, list[list[float]]], rows: list[Thin], critic
             }[a.aggregation]
             total += loss * share * row.weight
     return total
+
+
+def correction(a: Any, stale: list[float], t: int) -> float:
+    """Weight of token t of a decision whose log-ratios proximal - behaviour are `stale`."""
+    weight = math.exp(sum(stale) if a.importance.startswith("sequence") else stale[t])
+    if a.importance.endswith("mask"):
+        weight = weight if a.importance_floor <= weight <= a.importance_cap else 0.0
+    mean, lowest = math.exp(sum(stale) / len(stale)), math.exp(min(stale))
+    far = a.geometric is not None and not a.geometric[0] <= mean <= a.geometric[1]
+    return 0.0 if far or lowest < a.veto else min(weight, a.importance_cap)
+
+
+@UNHURRIED
+@given(seed=st.integers(0, 2**20), lengths=LENGTHS)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"importance": "mask", "importance_floor": 0.9, "importance_cap": 1.1},
+        {"importance": "sequence-mask"},
+        {"importance": "sequence-truncate", "veto": 0.8},
+        {"geometric": [0.95, 1.05]},
+        {"geometric": (0.9, 1.1), "veto": 0.7},
+    ],
+)
+def test_corrections_of_old_samples(given: dict[str, Any], seed: int, lengths: list[int]) -> None:
+    data, rows = mini_batch(seed, lengths)
+    algorithm = make_algorithm("grpo", **given)
+    loss, metrics = algorithm.loss(
+        batch_of(data, rows, list(range(len(rows)))), algorithm.denominators(rows)
+    )
+    assert float(loss.detach()) == pytest.approx(by_hand(algorithm, data, rows, False), abs=1e-6)
+    if algorithm.geometric or algorithm.veto:
+        gone = [
+            len(p)
+            for p, b in zip(data["proximal"], data["behaviour"], strict=True)
+            if not correction(algorithm, [x - y for x, y in zip(p, b, strict=True)], 0)
+        ]
+        assert float(metrics["rejected"]) == pytest.approx(sum(gone) / sum(lengths))
 
 
 @UNHURRIED

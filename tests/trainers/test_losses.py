@@ -130,6 +130,7 @@ def test_importance(seed: int, lengths: list[int]) -> None:
     truncated = losses.importance(batch, "truncate", cap=1.3).tolist()
     masked = losses.importance(batch, "mask", cap=1.3, floor=0.8).tolist()
     whole = losses.importance(batch, "sequence-truncate", cap=1.3).tolist()
+    within = losses.importance(batch, "sequence-mask", cap=1.3, floor=0.8).tolist()
     differences = (batch.proximal - batch.behaviour).tolist()
     sequence = batch.sequence.tolist()
     for token, difference in enumerate(differences):
@@ -138,8 +139,30 @@ def test_importance(seed: int, lengths: list[int]) -> None:
         assert truncated[token] == pytest.approx(min(weight, 1.3))
         assert masked[token] == pytest.approx(weight if 0.8 <= weight <= 1.3 else 0.0)
         assert whole[token] == pytest.approx(min(total, 1.3))
+        assert within[token] == pytest.approx(total if 0.8 <= total <= 1.3 else 0.0)
     assert not losses.importance(batch).requires_grad
     assert losses.importance(batch, "off").tolist() == [1.0] * sum(lengths)
+
+
+@on_ragged_data
+def test_decisions_too_far_from_their_behaviour_do_not_count(seed: int, lengths: list[int]) -> None:
+    batch, _ = ragged(seed, lengths)
+    geometric = losses.accepted(batch, geometric=(0.9, 1.1)).tolist()
+    vetoed = losses.accepted(batch, veto=0.8).tolist()
+    both = losses.accepted(batch, (0.9, 1.1), 0.8).tolist()
+    ratios = [
+        math.exp(p - b) for p, b in zip(batch.proximal.tolist(), batch.behaviour.tolist(), strict=True)
+    ]
+    token = 0
+    for n in lengths:
+        own = ratios[token : token + n]
+        mean, lowest = math.prod(own) ** (1 / n), min(own)
+        for t in range(token, token + n):
+            assert geometric[t] == (0.9 <= mean <= 1.1)
+            assert vetoed[t] == (lowest >= 0.8)
+            assert both[t] == (geometric[t] and vetoed[t])
+        token += n
+    assert all(losses.accepted(batch).tolist())
 
 
 def test_kl_gradients_are_the_gradient_of_the_kl() -> None:

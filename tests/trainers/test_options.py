@@ -42,7 +42,8 @@ def test_no_algorithm_takes_a_number_that_is_none(name: str) -> None:
         ("ppo", {"lam": 2.0}), ("ppo", {"gamma": 1.5}), ("ppo", {"gamma": -1.0}), ("gigpo", {"gamma": 1.01}),
         ("ppo", {"clip_low": 1.2}), ("ppo", {"whiten_floor": 0.0}), ("grpo", {"importance_cap": 0.0}),
         ("ppo", {"value_clip": 0.0}), ("dr_grpo", {"length": 0.0}), ("grpo", {"group": "agnet"}),
-        ("ppo", {"role_weights": {"a": math.nan}}),
+        ("ppo", {"role_weights": {"a": math.nan}}), ("ppo", {"geometric": [1.01, 0.99]}), ("grpo", {"geometric": [0.9]}),
+        ("ppo", {"veto": 1.5}), ("grpo", {"importance_floor": 0.9, "importance_cap": 0.8}),
     ],
 )  # fmt: skip
 def test_beyond_the_range(name: str, given: dict[str, object]) -> None:

@@ -84,6 +84,7 @@ def _checked(name: str, cls: type[Algorithm], config: dict[str, Any]) -> dict[st
     """Refuse unknown keys, and values of the wrong kind (YAML reads `1e-3` as a string, for one)."""
     hints = get_type_hints(cls)
     names = [field.name for field in fields(cls)]
+    config = {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}
     for key, value in config.items():
         if key not in names:
             raise ValueError(f"algorithm {name!r} has no key {key!r}: {nearest(key, names)}")

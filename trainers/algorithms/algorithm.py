@@ -216,6 +216,14 @@ class PolicyGradient(Algorithm):
     """Correction of samples drawn by an older version, or by an engine whose numbers differ."""
     importance_cap: Positive = 2.0
     """Largest correction. Usual 2–5."""
+    importance_floor: Share = 0.5
+    """Smallest correction with `mask` and `sequence-mask`; what lies below does not count. Usual 0.2–0.5."""
+    geometric: tuple[Positive, Positive] | None = None
+    """Bounds of the geometric mean of a decision's ratios proximal / behaviour. A decision outside of them does not
+    count. Usual [0.99, 1.01] for long replies; null: off.
+    """
+    veto: Share = 0.0
+    """Ratio below which one token takes its whole decision out of the loss. Usual 1e-4; 0: off."""
     kl_loss: Amount = 0.0
     """Coefficient of the divergence from the reference, in the loss. Usual 0–0.01; 0 needs no reference."""
     kl_estimator: Estimator = "k3"
@@ -231,6 +239,13 @@ class PolicyGradient(Algorithm):
     """
     length: Positive = 1.0
     """Constant that replaces a reply's length in `sequence-sum`. Usual: the token limit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bounds = {"geometric": self.geometric, "importance_floor": (self.importance_floor, self.importance_cap)}
+        for name, pair in bounds.items():
+            if pair is not None and not (len(pair) == 2 and pair[0] <= pair[1]):
+                raise ValueError(f"{self.name}: {name}: {pair}: expected two bounds, the lower one first")
 
     @property
     def needs(self) -> Needs:
@@ -248,8 +263,13 @@ class PolicyGradient(Algorithm):
         per_token, silenced = losses.clipped_policy_loss(
             self.log_ratio(batch), batch.advantage, self.clip_low, self.clip_high, self.dual_clip
         )
-        per_token = per_token * losses.importance(batch, self.importance, self.importance_cap)
+        correction = losses.importance(batch, self.importance, self.importance_cap, self.importance_floor)
         metrics = losses.ratio_metrics(batch, denominators)
+        if self.geometric is not None or self.veto:
+            counts = losses.accepted(batch, self.geometric, self.veto)
+            correction = correction * counts
+            metrics["rejected"] = losses.token_mean((~counts).to(per_token.dtype), denominators)
+        per_token = per_token * correction
         metrics["clipped"] = losses.token_mean(silenced.to(per_token.dtype), denominators)
         if self.entropy:
             per_token = per_token - self.entropy * _given(batch.entropy, self.name, "entropy")

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 Aggregation = Literal["token-mean", "sequence-mean", "sequence-sum", "unit-mean"]
 Estimator = Literal["k1", "k2", "k3"]
-Importance = Literal["off", "truncate", "mask", "sequence-truncate"]
+Importance = Literal["off", "truncate", "mask", "sequence-truncate", "sequence-mask"]
 
 
 @dataclass(frozen=True, slots=True)

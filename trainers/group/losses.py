@@ -104,21 +104,41 @@ def importance(batch: Batch, mode: Importance = "truncate", cap: float = 2.0, fl
     truncate           min(w, cap) per token
     mask               w where floor <= w <= cap, else 0: the token does not count
     sequence-truncate  min(product of w over the decision, cap)
+    sequence-mask      that product where floor <= product <= cap, else 0: the decision does not count
     off                1 everywhere
     """
     difference = log_ratio(batch.proximal, batch.behaviour).detach()
     if mode == "off":
         return torch.ones_like(difference)
-    if mode == "sequence-truncate":
+    if mode in ("sequence-truncate", "sequence-mask"):
         # the sum of log-ratios over the decision, repeated for each of its tokens: (T,)
-        total = batch.sequence_mean(difference) * batch.lengths[batch.sequence]
-        return total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)
+        difference = batch.sequence_mean(difference) * batch.lengths[batch.sequence]
+        difference = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     weight = difference.exp()
-    if mode == "truncate":
+    if mode in ("truncate", "sequence-truncate"):
         return weight.clamp(max=cap)
-    if mode == "mask":
+    if mode in ("mask", "sequence-mask"):
         return torch.where((weight >= floor) & (weight <= cap), weight, torch.zeros_like(weight))
-    raise ValueError(f"unknown importance mode {mode!r}: choose truncate, mask, sequence-truncate or off")
+    raise ValueError(
+        f"unknown importance mode {mode!r}: choose truncate, mask, sequence-truncate, sequence-mask or off"
+    )
+
+
+def accepted(batch: Batch, geometric: tuple[float, float] | None = None, veto: float = 0.0) -> Tensor:
+    """Tell of each token (T,), bool, whether its decision counts. One that is too far from its behaviour does not.
+
+    geometric  the geometric mean of proximal / behaviour over the decision lies within these two bounds
+    veto       no token of the decision has a ratio below this
+    """
+    difference = log_ratio(batch.proximal, batch.behaviour).detach()
+    counts = torch.ones_like(difference, dtype=torch.bool)
+    if geometric is not None:
+        ratio = batch.sequence_mean(difference).exp()
+        counts &= (ratio >= geometric[0]) & (ratio <= geometric[1])
+    if veto:
+        below = (difference.exp() < veto).to(difference.dtype)
+        counts &= batch.sequence_mean(below) == 0
+    return counts
 
 
 def kl_estimate(logp: Tensor, reference: Tensor, estimator: Estimator = "k3") -> Tensor:
