@@ -132,9 +132,7 @@ def correction(a: Any, stale: list[float], t: int) -> float:
 def test_corrections_of_old_samples(given: dict[str, Any], seed: int, lengths: list[int]) -> None:
     data, rows = mini_batch(seed, lengths)
     algorithm = make_algorithm("grpo", **given)
-    loss, metrics = algorithm.loss(
-        batch_of(data, rows, list(range(len(rows)))), algorithm.denominators(rows)
-    )
+    loss, metrics = algorithm.loss(batch_of(data, rows, list(range(len(rows)))), algorithm.denominators(rows))
     assert float(loss.detach()) == pytest.approx(by_hand(algorithm, data, rows, False), abs=1e-6)
     if algorithm.geometric or algorithm.veto:
         gone = [

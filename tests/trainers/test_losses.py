@@ -150,9 +150,7 @@ def test_decisions_too_far_from_their_behaviour_do_not_count(seed: int, lengths:
     geometric = losses.accepted(batch, geometric=(0.9, 1.1)).tolist()
     vetoed = losses.accepted(batch, veto=0.8).tolist()
     both = losses.accepted(batch, (0.9, 1.1), 0.8).tolist()
-    ratios = [
-        math.exp(p - b) for p, b in zip(batch.proximal.tolist(), batch.behaviour.tolist(), strict=True)
-    ]
+    ratios = [math.exp(p - b) for p, b in zip(batch.proximal.tolist(), batch.behaviour.tolist(), strict=True)]
     token = 0
     for n in lengths:
         own = ratios[token : token + n]

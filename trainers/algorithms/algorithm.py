@@ -242,7 +242,10 @@ class PolicyGradient(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bounds = {"geometric": self.geometric, "importance_floor": (self.importance_floor, self.importance_cap)}
+        bounds = {
+            "geometric": self.geometric,
+            "importance_floor": (self.importance_floor, self.importance_cap),
+        }
         for name, pair in bounds.items():
             if pair is not None and not (len(pair) == 2 and pair[0] <= pair[1]):
                 raise ValueError(f"{self.name}: {name}: {pair}: expected two bounds, the lower one first")

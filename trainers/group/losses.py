@@ -128,7 +128,7 @@ def accepted(batch: Batch, geometric: tuple[float, float] | None = None, veto: f
     """Tell of each token (T,), bool, whether its decision counts. One that is too far from its behaviour does not.
 
     geometric  the geometric mean of proximal / behaviour over the decision lies within these two bounds
-    veto       no token of the decision has a ratio below this
+    veto       no token of the decision has a ratio below this; 0: off.
     """
     difference = log_ratio(batch.proximal, batch.behaviour).detach()
     counts = torch.ones_like(difference, dtype=torch.bool)
