@@ -54,6 +54,8 @@ class ReplyMeta(Mapping[str, Any]):
     """Name of the policy that answered."""
     version: int | None = None
     """Version of the policy when it drew the first token."""
+    switches: tuple[tuple[int, int], ...] | None = None
+    """Tokens of the reply from which a newer version drew, each with that version."""
     tokens_in: int | None = None
     """Number of tokens in the prompt."""
     tokens_out: int | None = None
@@ -147,8 +149,16 @@ def _mapping(value: object) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
+def _pairs(value: Any) -> tuple[tuple[int, int], ...] | None:
+    try:
+        pairs = tuple((token, version) for token, version in value)
+    except (TypeError, ValueError):
+        return None
+    return pairs if all(type(number) is int for pair in pairs for number in pair) else None
+
+
 _READ: dict[str, Callable[[Any], Any]] = {
-    "policy": _text, "version": _number, "tokens_in": _number, "tokens_out": _number, "finish_reason": _text,
+    "policy": _text, "version": _number, "switches": _pairs, "tokens_in": _number, "tokens_out": _number, "finish_reason": _text,
     "sample": _sample, "thinking": _text, "prompt_cut": _mapping, "cut": _number, "tokens": _mapping,
     "forced": _flag, "changed": _flag, "raised": _text, "cost": _dollars,
 }  # fmt: skip

@@ -103,7 +103,7 @@ class LLMPolicy:
             )
         endless = "</think>" not in generation.text and opens_thinking(self.chat.tokenizer, prompt.ids)
         meta = ReplyMeta(
-            policy=self.name, version=generation.version, finish_reason=generation.finish_reason,
+            policy=self.name, version=generation.version, switches=generation.switches or None, finish_reason=generation.finish_reason,
             tokens_in=len(generation.prompt_ids), tokens_out=len(generation.ids), prompt_cut=gone or None,
             thinking="open" if endless else None,  # all of it is thinking, so no format may read it
         )  # fmt: skip

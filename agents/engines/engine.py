@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .generation import Generation
     from .sampling import SamplingParams
 
-Ability = Literal["determinism", "tracked truncation", "adapters"]
+Ability = Literal["determinism", "tracked truncation", "adapters", "new weights within a reply"]
 
 
 class Engine(Protocol):
@@ -39,6 +39,7 @@ class Engine(Protocol):
 
     determinism: the same bits for the same request, whatever else runs. tracked truncation: the allowed tokens of
     each position with `top_p` and `top_k`, which training must know. adapters: several low-rank changes of one model.
+    new weights within a reply: `publish` does not wait for replies that are begun; they go on with the new weights.
     """
 
     async def agenerate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .sampling import SamplingParams, Trie
 from .stopping import Stopper
@@ -21,8 +21,15 @@ class Generation:
     support: list[tuple[int, ...] | None] | None = (
         None  # allowed tokens of each id; None where all tokens were allowed
     )
-    version: int = 0  # version of the weights when the request began
+    version: int = 0  # version of the weights that drew the first token
+    versions: list[int] = field(default_factory=list)  # version that drew each token
     cached: int = 0  # prompt tokens whose keys and values were copied, not computed
+
+    @property
+    def switches(self) -> tuple[tuple[int, int], ...]:
+        """Tokens from which newer weights drew, each with the version; empty where one version drew all."""
+        pairs = enumerate(zip(self.versions, self.versions[1:], strict=False), 1)
+        return tuple((token, after) for token, (before, after) in pairs if before != after)
 
 
 class Request:
@@ -30,7 +37,7 @@ class Request:
 
     __slots__ = (
         "adapter", "cached", "ids", "key", "logprobs", "node", "on_done", "params", "prompt", "result", "stopper",
-        "support", "version",
+        "support", "version", "versions",
     )  # fmt: skip
 
     def __init__(self, prompt: list[int], params: SamplingParams, key: object, adapter: str | None) -> None:
@@ -42,7 +49,21 @@ class Request:
         self.stopper: Stopper | None = None
         self.result: Generation | BaseException | None = None
         self.on_done: Callable[[Request], None] | None = None
+        self.versions: list[int] = []
         self.version = self.cached = 0
+
+    def go_on(self, begun: Generation) -> None:
+        """Take over the tokens of a reply that was begun."""
+        self.ids, self.logprobs, self.versions = list(begun.ids), list(begun.logprobs), list(begun.versions)
+        self.support = list(begun.support or [None] * len(begun.ids))
+        for token in self.ids if self.node is not None else ():
+            assert self.node is not None
+            self.node = self.node.children[token]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens that prefill computes when the request gets a slot: the prompt, and what was sampled before."""
+        return self.prompt + self.ids if self.ids else self.prompt
 
     @property
     def done(self) -> bool:

@@ -137,6 +137,60 @@ def test_old_prefixes_give_way_and_are_forgotten_with_new_weights(model):
     check_against_full_forward(other, results, SamplingParams())
 
 
+def moved(model, seed):
+    """The same model after an update."""
+    other, dice = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=dice))
+    return other
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_replies_go_on_under_new_weights(model, deterministic):
+    """Each token's log-prob is that of the version beside it, as if that version had computed all before it."""
+    models = [model, moved(model, 1), moved(model, 2)]
+    engine = Engine(model, slots=4, context=96, stop_ids=[END], deterministic=deterministic)
+    params = [SamplingParams(max_tokens=30, seed=i) for i in range(7)]  # three wait at first
+    requests = [engine.submit(p, one) for p, one in zip(prompts(7, seed=4, shared=9), params, strict=True)]
+    for version in (1, 2):
+        for _ in range(5):
+            engine.step()
+        engine.publish(models[version], version)
+    while engine.busy:
+        engine.step()
+    results = [r.result for r in requests]
+    assert {1, 3} <= {len(set(r.versions)) for r in results} and engine.counts["interrupted"] >= 4
+    for r in results:
+        assert (
+            len(r.versions) == len(r.ids) and r.versions == sorted(r.versions) and r.version == r.versions[0]
+        )
+        assert [v for _, v in r.switches] == sorted(set(r.versions) - {r.version})
+        for version, own in enumerate(models):
+            hidden = own.forward_packed(pack([r.prompt_ids + r.ids]))[len(r.prompt_ids) - 1 : -1]
+            logp, _ = logprobs_entropy(hidden, own.head, torch.tensor(r.ids))
+            mine = torch.tensor(r.versions) == version
+            assert torch.allclose(logp[mine], torch.tensor(r.logprobs)[mine], atol=1e-4)
+    if (
+        deterministic
+    ):  # a reply is settled, bit for bit, by its prompt, its seed, and where which weights took over
+        for r, one in zip(results, params, strict=True):
+            assert continued(models, r, one) == (r.ids, r.logprobs, r.versions)
+
+
+def continued(models, reply, params):
+    """The same reply, part after part, each by an engine that knows one version alone."""
+    begun, ends = None, [*(token for token, _ in reply.switches), params.max_tokens]
+    for version, end in zip([reply.version, *(v for _, v in reply.switches)], ends, strict=True):
+        engine = Engine(models[version], slots=4, context=96, stop_ids=[END], deterministic=True)
+        engine.version = version
+        request = engine.submit(reply.prompt_ids, params.but(max_tokens=end), begun=begun)
+        while engine.busy:
+            engine.step()
+        begun = request.result
+    return begun.ids, begun.logprobs, begun.versions
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_alone_or_in_a_crowd_is_the_same_bit_for_bit(model, dtype):
     params = SamplingParams(max_tokens=10, seed=77, temperature=0.9)

@@ -280,6 +280,7 @@ def sample_of(policy: str, call: Call, generation: Generation, temperature: floa
         node=call.node,
         policy=policy,
         version=generation.version,
+        versions=np.array(generation.versions, np.int64) if generation.switches else None,
         prompt=np.array(generation.prompt_ids, np.int64),
         reply=np.array(generation.ids, np.int64),
         behaviour=np.array(generation.logprobs, np.float32),

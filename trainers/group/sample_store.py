@@ -42,6 +42,8 @@ class Sample:
     reply: NDArray[np.int64]
     behaviour: NDArray[np.float32]
     """Log-probability of each reply token as drawn: at `temperature`, within `support`."""
+    versions: NDArray[np.int64] | None = None
+    """Version that drew each reply token. None: `version` drew all of them."""
     temperature: float = 1.0
     support: tuple[tuple[int, ...] | None, ...] | None = None
     """Token ids that were allowed at each reply token (choices, top-p, top-k). None: the whole vocabulary."""
@@ -90,6 +92,7 @@ class Sample:
             "id": str(self.id),
             "policy": self.policy,
             "version": self.version,
+            **({} if self.versions is None else {"versions": self.versions.tolist()}),
             "role": self.role,
             "prompt_ids": self.prompt.tolist(),
             "reply_ids": self.reply.tolist(),

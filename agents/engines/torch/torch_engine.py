@@ -9,8 +9,10 @@
 Requests of any lengths run side by side (continuous batching). A request joins as soon as a slot is free, and leaves
 when it is done. One `step` decodes the next token of every running request. The same pass also runs the prefill of the
 requests that join: cached prefixes are copied, and what several of them have in common is computed once. `step` is a
-plain function. `agenerate` calls it from asyncio, on the loop's own thread. A second thread would compete with the
-controller for Python's lock after every small product.
+plain function; driving.py calls it from asyncio.
+
+New weights come between two steps, from any thread. Requests that run then keep their tokens, and go through prefill again
+under the new weights. So each token's log-prob is that of the version that is recorded beside it, keys and values included.
 
 With `deterministic=True` every product has a fixed shape and prefill runs in fixed pieces. A request's result is then
 the same, bit for bit, whatever it is batched with. This holds for a fixed number of threads on one machine.
@@ -18,8 +20,8 @@ the same, bit for bit, whatever it is batched with. This holds for a fixed numbe
 
 from __future__ import annotations
 
-import asyncio
 import copy
+import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -35,12 +37,13 @@ from ..generation import Request as Request
 from ..generation import Versioned as Versioned
 from ..sampling import Draw, SamplingParams, Tries, draw
 from ..stopping import Stopper, closing_ids, closing_tokens, pieces_within
+from .driving import Driven, result_of
 from .graphs import DecodeGraphs
 from .kv_cache import Beside, Cache, Prefixes, Reading, Speaking
 from .prefill import Piece, cut, groups
 
 
-class TorchEngine(Versioned):
+class TorchEngine(Driven, Versioned):
     """Continuous batching over one model; the module's docstring shows its use."""
 
     cannot: Mapping[Ability, str] = {}
@@ -48,7 +51,6 @@ class TorchEngine(Versioned):
     fixed_block = 16  # the same in deterministic mode: also the size of a piece of prefill
     reading_rows = 2048  # most prompt tokens in one pass
     fixed_rows = 256  # the same in deterministic mode: always exactly so many
-    turns = 8  # of the loop after an answer: from it to its team's next question takes some, which no step may overtake
 
     def __init__(
         self,
@@ -73,16 +75,16 @@ class TorchEngine(Versioned):
             stop_ids if stop_ids is not None else closing_ids(model.hf_config, tokenizer)
         )
         super().__init__()
+        self._turn = threading.RLock()  # held for a step, and while weights change
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # request i is in slot i
         self.publish(model, 0)
         self.device = self.model.embed.device
         self.share_prefixes = share_prefixes
         self._lay_out()
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # request i is in slot i
         self.counts: Counter[str] = Counter()
         self._trie = Tries(tokenizer, self.stop_ids)
         self._closers: dict[tuple[str, ...], frozenset[int]] = {}
-        self._driver: asyncio.Task[None] | None = None
 
     def _lay_out(self) -> None:
         """Allocate the slots, and the pool of blocks beside them. They grow with use, unless their shape is
@@ -124,23 +126,42 @@ class TorchEngine(Versioned):
     def publish(self, model: Decoder, version: int, adapter: str | None = None) -> None:
         """Copy the model's weights, or one adapter's weights alone.
 
-        A running request continues with the new weights. Its result keeps the version that it began with.
+        A running request continues with the new weights, after a prefill of its prompt and of what it has sampled.
         """
         if adapter is None:
-            self.model: Decoder = copy.deepcopy(model).to(self.dtype).requires_grad_(False).eval()
+            fresh = copy.deepcopy(model).to(self.dtype).requires_grad_(False).eval()
         else:
-            self.model = self.model.with_adapter_of(model, adapter)
-        self.graphs = DecodeGraphs.of(self.model)
-        self._took_over(version, adapter)
-        if hasattr(self, "prefixes"):
-            self.prefixes.clear()
+            fresh = self.model.with_adapter_of(model, adapter)
+        with self._turn:
+            self.model: Decoder = fresh
+            self.graphs = DecodeGraphs.of(self.model)
+            self._took_over(version, adapter)
+            if hasattr(self, "prefixes"):
+                self.prefixes.clear()
+            self._let_out([r for r in self.running if adapter in (None, r.adapter)])
+
+    @torch.inference_mode()
+    def _let_out(self, requests: list[Request]) -> None:
+        """Put running requests back in line, before those that wait. They keep their tokens."""
+        for request in reversed(requests):
+            self._leave(request)
+            self.waiting.appendleft(request)
+            self.counts["interrupted"] += 1
 
     # -- requests
 
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams, key: Any = None, adapter: str | None = None
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        key: Any = None,
+        adapter: str | None = None,
+        begun: Generation | None = None,
     ) -> Request:
-        """Queue a request. `key` is the caller's own name for it; `adapter` names an adapter of the model."""
+        """Queue a request. `key` is the caller's own name for it; `adapter` names an adapter of the model.
+
+        `begun` is the beginning of its reply, which other weights have drawn.
+        """
         if not prompt:
             raise ValueError("a prompt needs at least one token")
         if not 0 <= min(prompt) <= max(prompt) < self.model.shape.vocab:
@@ -151,6 +172,8 @@ class TorchEngine(Versioned):
         request.node = self._trie(params.choices) if params.choices else None
         request.stopper = self._stopper(params.stop, request.prompt) if params.stop else None
         request.version = self.version_of(adapter)
+        if begun is not None:
+            request.go_on(begun)
         if len(request.prompt) >= self.context:
             self._finish(request, "overflow")
         else:
@@ -160,12 +183,13 @@ class TorchEngine(Versioned):
     @torch.inference_mode()  # as in `step`: both move the cache
     def cancel(self, request: Request) -> None:
         """End a request now. The tokens sampled so far are its result."""
-        if request.done:
-            return
-        if request in self.running:
-            self._leave(request)
-        else:
-            self.waiting.remove(request)
+        with self._turn:
+            if request.done:
+                return
+            if request in self.running:
+                self._leave(request)
+            else:
+                self.waiting.remove(request)
         self._finish(request, "cancelled")
 
     def generate(self, prompts: Iterable[Sequence[int]], params: SamplingParams) -> list[Generation]:
@@ -173,50 +197,21 @@ class TorchEngine(Versioned):
         requests = [self.submit(p, params.but(seed=params.seed + i)) for i, p in enumerate(prompts)]
         while not all(r.done for r in requests):
             self.step()
-        return [_result(r) for r in requests]
+        return [result_of(r) for r in requests]
 
-    async def agenerate(
-        self, prompt: Sequence[int], params: SamplingParams, key: Any = None, adapter: str | None = None
-    ) -> Generation:
-        """Answer one prompt beside whatever else runs. Cancelling the task cancels the request."""
-        request = self.submit(prompt, params, key, adapter)
-        if not request.done:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            request.on_done = lambda _: None if future.done() else future.set_result(None)
-            self._drive()
-            try:
-                await future
-            finally:
-                self.cancel(request)
-        return _result(request)
-
-    def _drive(self) -> None:
-        """Make sure that a task on this loop calls `step` while there is work."""
-        loop = asyncio.get_running_loop()
-        if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
-            self._driver = loop.create_task(self._steps())
-
-    async def _steps(self) -> None:
-        await asyncio.sleep(0)  # tasks that are ready to submit a request do so first, and share the pass
-        while self.busy:
-            before = len(self.running) + len(self.waiting)
-            try:
-                self.step()
-            except Exception as error:
-                self._fail(error)
-            answered = len(self.running) + len(self.waiting) < before
-            for _ in range(self.turns if answered else 1):
-                await asyncio.sleep(0)
+    # -- one step
 
     @property
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
-    # -- one step
-
     @torch.inference_mode()
     def step(self) -> None:
         """Let waiting requests in, and give every request a next token: prefill and decode in one pass."""
+        with self._turn:
+            self._step()
+
+    def _step(self) -> None:
         spoken = len(self.running)  # slots
         free = self.slots - spoken
         if self.waiting and free >= min(len(self.waiting), max(1, self.slots // 8)):
@@ -281,12 +276,12 @@ class TorchEngine(Versioned):
         prefill.
         """
         joining = list(enumerate(self.running[first:], first))
-        prefixes = [(slot, self.prefixes.find(r.prompt, r.adapter)) for slot, r in joining]
+        prefixes = [(slot, self.prefixes.find(r.tokens, r.adapter)) for slot, r in joining]
         self.prefixes.load(prefixes)
         size = self.prefixes.size
         pieces = list(
             cut(
-                {slot: r.prompt for slot, r in joining},
+                {slot: r.tokens for slot, r in joining},
                 known={slot: len(places) * size for slot, places in prefixes},
                 family={slot: (0 if self.share_prefixes else slot, r.adapter or "") for slot, r in joining},
                 block=size,
@@ -297,9 +292,11 @@ class TorchEngine(Versioned):
         for piece in pieces:
             new[min(piece.slots)] += piece.n
         for slot, request in joining:
-            request.cached = len(request.prompt) - new[slot]
-            request.version = self.version_of(request.adapter)
-            self.counts.update(prompts=1, tokens_read=new[slot], tokens_copied=request.cached)
+            copied = len(request.tokens) - new[slot]
+            self.counts.update(tokens_read=new[slot], tokens_copied=copied)
+            if not request.ids:
+                request.cached, request.version = copied, self.version_of(request.adapter)
+                self.counts["prompts"] += 1
         return pieces
 
     def _compute(self, pieces: list[Piece], spoken: int) -> Tensor:
@@ -319,7 +316,7 @@ class TorchEngine(Versioned):
         ends = list(range(rows))  # rows whose states are returned: all of decode, then the last of each piece
         for piece in pieces:
             request = self.running[piece.slots[0]]
-            ids += request.prompt[piece.start : piece.start + piece.n]
+            ids += request.tokens[piece.start : piece.start + piece.n]
             position += range(piece.start, piece.start + piece.n)
             adapters += [request.adapter] * piece.n
             ends.append(len(ids) - 1)
@@ -365,6 +362,7 @@ class TorchEngine(Versioned):
         request.ids.append(token)
         request.logprobs.append(drawn.logprobs[i])
         request.support.append(drawn.support[i])
+        request.versions.append(self.version_of(request.adapter))
         if request.node is not None:
             request.node = request.node.children[token]
             if not request.node.children:
@@ -391,7 +389,8 @@ class TorchEngine(Versioned):
             finish_reason=reason,
             text=self._text(request),
             support=request.support if any(s is not None for s in request.support) else None,
-            version=request.version,
+            version=request.versions[0] if request.versions else request.version,
+            versions=request.versions,
             cached=request.cached,
         )
         self._end(request, result)
@@ -436,13 +435,6 @@ class TorchEngine(Versioned):
             (name, torch.tensor([a == name for a in adapters], device=self.device))
             for name in sorted({a for a in adapters if a is not None})
         ]
-
-
-def _result(request: Request) -> Generation:
-    if isinstance(request.result, BaseException):
-        raise request.result
-    assert request.result is not None
-    return request.result
 
 
 Engine = TorchEngine

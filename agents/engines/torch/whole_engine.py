@@ -44,16 +44,14 @@ class WholeEngine(TorchEngine):
         """Refuse: shapes change here."""
         raise ValueError(f"{type(self).__name__} {self.cannot['determinism']}")
 
-    @torch.inference_mode()
-    def step(self) -> None:
-        """Let waiting requests in, and give every request a next token."""
+    def _step(self) -> None:
         free = min(self.slots - len(self.running), len(self.waiting))
         self._admit([self.waiting.popleft() for _ in range(free)])
         self.batches = [batch for batch in self.batches if not all(r.done for r in batch.requests)]
         states: dict[int, torch.Tensor] = {}
         for batch in self.batches:
             if batch.past is None:
-                ids = [r.prompt for r in batch.requests]
+                ids = [r.tokens for r in batch.requests]
                 self.counts.update(prompts=len(ids), tokens_read=sum(map(len, ids)))
             else:  # a row whose reply is complete goes on unread
                 ids = [r.ids[-1:] for r in batch.requests]
@@ -66,15 +64,19 @@ class WholeEngine(TorchEngine):
             self._say(torch.stack([states[id(request)] for request in self.running]))
 
     def _admit(self, requests: list[Request]) -> None:
-        """Make batches of requests with the same adapter and the same number of prompt tokens."""
+        """Make batches of requests with the same adapter and the same number of tokens."""
         alike: dict[tuple[str, int], Lockstep] = {}
         for request in requests:
             request.version = self.version_of(request.adapter)
-            key = (request.adapter or "", len(request.prompt))
+            key = (request.adapter or "", len(request.tokens))
             batch = alike.setdefault(key, Lockstep([], request.adapter))
             batch.requests.append(request)
             self.running.append(request)
         self.batches += alike.values()
+
+    def _let_out(self, requests: list[Request]) -> None:
+        self.batches = [b for b in self.batches if not any(r in requests for r in b.requests)]
+        super()._let_out(requests)
 
     def _leave(self, request: Request) -> None:
         self.running.remove(request)

@@ -58,6 +58,7 @@ class VLLMEngine(Versioned):
     cannot: Mapping[Ability, str] = {
         "determinism": "cannot promise the same bits twice",
         "tracked truncation": "does not tell which tokens top_k and top_p left, without return_sampling_mask",
+        "new weights within a reply": "lets begun replies end before it takes new weights",
     }
 
     def __init__(
@@ -144,7 +145,7 @@ class VLLMEngine(Versioned):
             self._speaking[number] += 1
         try:
             generation = await (self._choose if params.choices else self._say)(prompt, params, lora)
-            return replace(generation, version=version)
+            return replace(generation, version=version, versions=[version] * len(generation.ids))
         finally:
             self._speaking[number] -= 1
             if not self._speaking[number]:
