@@ -150,11 +150,11 @@ def _mapping(value: object) -> Mapping[str, Any] | None:
 
 
 def _pairs(value: Any) -> tuple[tuple[int, int], ...] | None:
-    try:
-        pairs = tuple((token, version) for token, version in value)
-    except (TypeError, ValueError):
+    if not isinstance(value, list | tuple) or not all(isinstance(pair, list | tuple) for pair in value):
         return None
-    return pairs if all(type(number) is int for pair in pairs for number in pair) else None
+    if any(list(map(type, pair)) != [int, int] for pair in value):
+        return None
+    return tuple((token, version) for token, version in value)
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
