@@ -10,18 +10,16 @@ are then the new code's, and so are hashes and keys. If one prompt has changed, 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..envs.core.arena import Arena
 from ..envs.core.trace import Trace, read_dicts, write
 from .evaluation import identity
-from .evaluation.results import episode_list, episode_row, figures
+from .evaluation.results import episode_list, episode_row, figures, results_text
+from .leaderboard.as_written import metadata_text
 from .leaderboard.checks import measure_of, read_submission, sha256
 from .leaderboard.reenact import Mismatch, reenact
 from .leaderboard.remake import NotVerified, make_again
@@ -51,9 +49,9 @@ def renew(folder: Path) -> None:
     rows = [episode_row(t, measure, price) for t in read_dicts(folder / "traces.jsonl.zst")]
     results["figures"] = figures(rows, measure, results["figures"]["k"])
     results["episodes"] = episode_list(rows)
-    write_page(folder / "results.json", [json.dumps(results, indent=1, sort_keys=True) + "\n"])
+    write_page(folder / "results.json", [results_text(results)])
     metadata["files"] = {name: sha256(folder / name) for name in ("results.json", "traces.jsonl.zst")}
-    write_page(folder / "metadata.yaml", [yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)])
+    write_page(folder / "metadata.yaml", [metadata_text(metadata)])
 
 
 def _played(arena: Arena, recorded: Mapping[str, Any]) -> Trace:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,17 @@ from ...envs.registry import UnknownEnv, make_arena, spec
 from ..pages.html import write_page
 from . import identity, stats, tables
 from .episode_files import Store
-from .results import SCHEMA, EpisodeRow, Measure, episode_list, episode_row, figures, per_task, ranked
+from .results import (
+    SCHEMA,
+    EpisodeRow,
+    Measure,
+    episode_list,
+    episode_row,
+    figures,
+    per_task,
+    ranked,
+    results_text,
+)
 from .stats import Difference, Estimate
 
 OnEpisode = Callable[[EpisodeRow, dict[str, Any]], None]
@@ -246,9 +255,7 @@ class Evaluation:
             "episodes": episode_list(rows),
         }  # fmt: skip
         if self.store:
-            write_page(
-                self.store.folder / "results.json", [json.dumps(plain, indent=1, sort_keys=True) + "\n"]
-            )
+            write_page(self.store.folder / "results.json", [results_text(plain)])
         return EvaluationResult(plain, rows)
 
 

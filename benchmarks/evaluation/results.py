@@ -151,6 +151,11 @@ def canonical(value: object) -> bytes:
     )
 
 
+def results_text(plain: Mapping[str, Any]) -> str:
+    """Text of ``results.json``: whoever writes one, writes it so."""
+    return json.dumps(plain, indent=1, sort_keys=True) + "\n"
+
+
 def figures(rows: Sequence[EpisodeRow], measure: Measure, k: int, *, seed: int = 0) -> dict[str, Any]:
     """All figures of an evaluation, as plain JSON; deterministic but for the part called ``timing``."""
     if not rows:

@@ -13,27 +13,34 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta, timezone
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
 
+from ...agents.hints import counted
 from ...envs.core.arena import Arena
 from ...envs.core.drivers import derive
 from ...envs.registry import UnknownEnv, spec
-from ...envs.untrusted import Refused, json_value, open_regular, packed_lines, read_text
+from ...envs.untrusted import Refused, json_value, open_regular, read_text
 from ..evaluation import identity
-from ..evaluation.results import EpisodeRow, Measure, episode_row, figures
+from ..evaluation.results import EpisodeRow, Measure, canonical, episode_row, figures, results_text
 from ..evaluation.stats import Success
-from ..pages.html import asset
 from . import speakers
-from .json_schema import violations
-from .reenact import Mismatch, ToolDown, differences, reenact
+from .as_written import frames, metadata_text, respelled, strangers, unlike
+from .json_schema import schema_of, violations
+from .reenact import LAST_DIGITS, Mismatch, ToolDown, differences, reenact, written
 from .remake import NotVerified, mislabelled, players, remake, tasks_of, untrue
 
 FILES = ("results.json", "metadata.yaml", "traces.jsonl.zst", "README.md")
-MOST = {"results.json": 100_000_000, "metadata.yaml": 64_000, "traces.jsonl.zst": 2_000_000_000}
+MOST = {
+    "results.json": 100_000_000,
+    "metadata.yaml": 64_000,
+    "traces.jsonl.zst": 2_000_000_000,
+    "README.md": 1_000_000,
+}
 """Bytes of each file."""
 MOST_UNPACKED = 8_000_000_000
 """Bytes of all episodes together."""
@@ -42,6 +49,8 @@ MOST_CLAIMED = 1_000_000
 MAX_LINE = 40_000_000
 """Bytes of one episode, unpacked."""
 MOST_PROBLEMS = 200
+TAGS = ("seconds", "team", "players", "key")
+"""Tags of an episode, in the order in which an evaluation writes them."""
 SKETCH = 2000
 """Episodes of an entry that are compared with those of others: the first by their hash, so that copies agree."""
 _DEEPEST = {"results.json": 32, "metadata.yaml": 8}
@@ -89,7 +98,7 @@ def read_submission(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except (Refused, OSError) as error:
         raise Refused(f"results.json or metadata.yaml cannot be read: {error}") from None
     whole = {"results": results, "metadata": metadata}
-    if broken := next(violations(whole, json.loads(asset("submission.schema.json"))), None):
+    if broken := next(violations(whole, schema_of("submission")), None):
         raise Refused(broken)
     return results, metadata
 
@@ -159,6 +168,7 @@ def _problems(folder: Path, verify: bool, verdict: Inspection) -> Iterator[str]:
         yield f"metadata.yaml is about {metadata['env_id']}, results.json about {results['env_id']}"
     with open_regular(folder / "results.json", MOST["results.json"]) as file:
         yield from _signed("results.json", sha256(file), metadata)
+    yield from _spelled(folder, results, metadata)
     with open_regular(folder / "traces.jsonl.zst", MOST["traces.jsonl.zst"]) as file:
         yield from _signed("traces.jsonl.zst", sha256(file), metadata)
         check = Check(results, verdict)
@@ -168,6 +178,14 @@ def _problems(folder: Path, verify: bool, verdict: Inspection) -> Iterator[str]:
             yield from check.provenance()
         yield from check.episodes(file)
     yield from check.end()
+    yield from strangers(folder, FILES)
+
+
+def _spelled(folder: Path, results: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Check that the files that are text are spelled as we write them; README.md is its makers' own."""
+    for name, ours in (("results.json", results_text(results)), ("metadata.yaml", metadata_text(metadata))):
+        yield from unlike(name, read_text(folder / name, MOST[name]), ours)
+    read_text(folder / "README.md", MOST["README.md"])
 
 
 def _signed(name: str, checksum: str, metadata: Mapping[str, Any]) -> Iterator[str]:
@@ -182,6 +200,8 @@ class Check:
     def __init__(self, results: dict[str, Any], verdict: Inspection) -> None:
         self.results, self.verdict = results, verdict
         self.told = results["provenance"]
+        self.order = [(e["task"], e["sample"]) for e in results["episodes"]]
+        self.unlike = 0
         self.measure, self.price = measure_of(results), tuple(results["price"])
         self.k, self.seed = results["figures"]["k"], self.told["seed"]
         self.rows: list[EpisodeRow] = []
@@ -191,7 +211,7 @@ class Check:
         self.team = speakers.SeatedTeam(self.told["roles"])
         self.arena: Arena | None = None
         self.again: dict[str, Any] = {}
-        self.shape = json.loads(asset("trace.schema.json"))
+        self.shape = schema_of("trace")
 
     def claims(self) -> Iterator[str]:
         """Check the claims alone: each task must have each sample once."""
@@ -201,11 +221,12 @@ class Check:
             declared = Measure.of_spec(spec(self.results["env_id"]))
         except UnknownEnv:
             declared = self.measure
-        if self.measure != declared:
+        if not exactly(asdict(self.measure), asdict(declared)):
             yield (
                 f"measure: the environment is ranked by {declared.headline} ({declared}), "
                 f"not by {self.measure.headline} ({self.measure})"
             )
+        yield from _dated(self.results["run"]["date"])
         yield from self.team.claims()
         if len(self.claimed) < len(self.results["episodes"]):
             yield "results.json names an episode twice"
@@ -219,6 +240,8 @@ class Check:
                     f"task {task:.80}: samples {_few(sorted(numbers))} are there; "
                     f"k={self.k} means each of 0 to {self.k - 1}, once"
                 )
+        if self.order != sorted(self.order):
+            yield "results.json: its episodes do not stand in their order, by task and sample"
         if len(samples) != self.told["data"]["tasks"]:
             yield f"provenance.data.tasks: {self.told['data']['tasks']} are claimed, {len(samples)} have episodes"
 
@@ -237,7 +260,7 @@ class Check:
             return
         tasks = tasks_of(self.arena, self.results)
         yield from untrue(self.arena, tasks, self.results)
-        yield from mislabelled(self.again, self.results)
+        yield from mislabelled(self.arena, self.again, self.results)
         first = {task.id for task in tasks}
         played = {task for task, _ in self.claimed}
         if odd := sorted(played - first):
@@ -251,18 +274,25 @@ class Check:
 
     def episodes(self, file: BinaryIO) -> Iterator[str]:
         """List what is wrong with the episodes, each by its name."""
-        lines = packed_lines(file, "traces.jsonl.zst", whole=True, most=MOST_UNPACKED, longest=MAX_LINE)
+        lines = frames(file, "traces.jsonl.zst", most=MOST_UNPACKED, longest=MAX_LINE)
         for number, line in enumerate(lines, 1):
             trace = json_value(line, f"traces.jsonl.zst, line {number}")
             if broken := list(islice(violations(trace, self.shape), 3)):
                 yield f"traces.jsonl.zst: episode {number} is no trace ({'; '.join(broken)})"
                 return
+            if nobody := next((n["id"] for n in trace["nodes"] if not _whose(n)), None):
+                yield f"traces.jsonl.zst: episode {number} is no trace (node {nobody:.60} has neither role nor tool)"
+                return
             row = episode_row(trace, self.measure, self.price)
             self.rows.append(row)
             name = f"episode {row.task:.80}#{row.sample}"
+            if self.order[number - 1 : number] != [(row.task, row.sample)]:
+                yield f"{name}, order: it does not stand where results.json has it"
+            if line != respelled(trace):
+                yield f"{name}: its line is not as the harness writes it (blanks, spelling or the order of keys)"
             yield from (f"{name}, {problem}" for problem in self._episode(trace, row))
             if self.arena is not None and row.task in self.tasks:
-                yield from (f"{name}, {problem}" for problem in self._again(trace))
+                yield from (f"{name}, {problem}" for problem in self._again(trace, line))
 
     def end(self) -> Iterator[str]:
         """Check what only all episodes together show."""
@@ -276,7 +306,13 @@ class Check:
         except ValueError as error:
             yield f"figures: they cannot be computed ({error})"
             return
+        numbers = json.loads(json.dumps(numbers))
         yield from _compare("figures", self.results["figures"], numbers)
+        if self.unlike or not exactly(self.results["figures"], numbers):
+            self.verdict.notes.append(
+                f"numbers of {counted(self.unlike, 'episode')}, or figures, differ from ours in their last digits"
+            )
+        self.verdict.results["figures"] = numbers
         if self.arena is not None:
             self.verdict.unverified += self.team.strangers(self.again)
         self.verdict.digests = sorted(self.team.digests)[:SKETCH]
@@ -291,7 +327,7 @@ class Check:
             yield "which has a trace, is not in results.json (or is there twice)"
             return
         for key in ("digest", "score", "solved", "key"):
-            if claim[key] != getattr(row, key):
+            if not exactly(claim[key], getattr(row, key)):
                 yield f"{key}: results.json says {claim[key]!r:.40}, its trace gives {getattr(row, key)!r:.40}"
         env, data = self.told["env"], self.told["data"]
         tags = trace["tags"]
@@ -302,22 +338,28 @@ class Check:
             ("seed", derive(self.seed, row.task, row.sample), trace["seed"]),
             ("tags.players", self.players, tags.get("players")),
         ):  # fmt: skip
-            if told != again:
+            if not exactly(told, again):
                 yield f"{key}: the provenance gives {told!r:.60}, its trace says {again!r:.60}"
+        if list(tags) != list(TAGS):
+            yield f"tags: {list(tags)!r:.80}, but the harness writes {', '.join(TAGS)}"
         yield from self.team.labels(tags.get("team"))
         for node in trace["nodes"]:
             yield from self.team.reply(node)
         self.team.remember(trace)
 
-    def _again(self, trace: Mapping[str, Any]) -> Iterator[str]:
+    def _again(self, trace: Mapping[str, Any], line: bytes) -> Iterator[str]:
         assert self.arena is not None
         task = self.tasks[trace["task_id"]]
         key = identity.sample_key(self.world, self.players, task, self.seed, trace["sample"])
         if trace["tags"].get("key") != key:
             yield f"key: its trace says {trace['tags'].get('key')!r:.40}, what it hashes gives {key!r}"
         try:
-            again = reenact(self.arena, trace, tools_again=True, players=self.again)
-            yield from differences(trace, again)
+            again = written(reenact(self.arena, trace, tools_again=True, players=self.again), trace["tags"])
+            if list(trace["tags"].get("team") or ()) != list(self.arena.roles):
+                yield "tags.team: its players do not stand in the order of the environment's agents"
+            unlike = list(differences(trace, again))
+            yield from unlike
+            self.unlike += not unlike and again["error"] == trace["error"] and line != respelled(again)
         except Mismatch as error:
             yield str(error)
         except ToolDown as error:
@@ -325,6 +367,11 @@ class Check:
             self.arena = None
         except Exception as error:
             yield f"it cannot be played again ({type(error).__name__}: {str(error):.200})"
+
+
+def _whose(node: Mapping[str, Any]) -> bool:
+    """Tell whether an act has a role, and a use a tool."""
+    return isinstance(node["tool" if node["kind"] == "use" else "role"], str)
 
 
 def _compare(name: str, told: object, again: object) -> Iterator[str]:
@@ -336,11 +383,33 @@ def _compare(name: str, told: object, again: object) -> Iterator[str]:
                 yield f"{where} is {'missing' if key in again else 'not a figure that the traces give'}"
             else:
                 yield from _compare(where, told[key], again[key])
-    elif isinstance(told, (int, float)) and isinstance(again, (int, float)) and not isinstance(told, bool):
-        if not abs(told - again) <= 1e-9 * max(1.0, abs(again)):
+    elif isinstance(told, float) and isinstance(again, float):
+        near = abs(told - again) <= LAST_DIGITS * max(1.0, abs(again))
+        if not near or (told == again and not exactly(told, again)):  # nought has no minus
             yield f"{name}: results.json says {told}, the traces give {again}"
-    elif told != again:
+    elif not exactly(told, again):
         yield f"{name}: results.json says {told!r:.60}, the traces give {again!r:.60}"
+
+
+def exactly(told: object, again: object) -> bool:
+    """Tell whether two values are written alike: 1, 1.0 and true are three values."""
+    return canonical(told) == canonical(again)
+
+
+def _dated(date: str) -> Iterator[str]:
+    """Check that a date is one, in UTC to the second, and not of days that are still to come."""
+    try:
+        told = datetime.fromisoformat(date)
+    except ValueError:
+        told = None
+    if (
+        told is None
+        or told.tzinfo is None
+        or told.astimezone(timezone.utc).isoformat(timespec="seconds") != date
+    ):
+        yield f"run.date: {date!r:.60} is no date as 2026-01-31T12:00:00+00:00 is one"
+    elif told > datetime.now(timezone.utc) + timedelta(days=1):
+        yield f"run.date: {date} is still to come"
 
 
 def _few(numbers: list[int]) -> str:

@@ -9,10 +9,14 @@ without a point, a number is finite, and the end of a pattern is the end of the 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
+
+from ..pages.html import asset
 
 _TYPES: dict[str, Any] = {
     "object": Mapping,
@@ -28,6 +32,13 @@ _SIZES = (
     ("maxItems", list, "items"),
     ("maxProperties", Mapping, "entries"),
 )
+
+
+@cache
+def schema_of(what: str) -> dict[str, Any]:
+    """Read one of our published schemas: "submission" or "trace"."""
+    schema: dict[str, Any] = json.loads(asset(f"{what}.schema.json"))
+    return schema
 
 
 def violations(
@@ -48,9 +59,9 @@ def violations(
         yield f"{where} must be {types}, got {_said(value)}"
         return
     yield from _beyond(value, schema, where)
-    if "const" in schema and value != schema["const"]:
+    if "const" in schema and not _alike(value, schema["const"]):
         yield f"{where} must be {schema['const']!r}, got {value!r:.60}"
-    if "enum" in schema and value not in schema["enum"]:
+    if "enum" in schema and not any(_alike(value, one) for one in schema["enum"]):
         yield f"{where} must be one of {schema['enum']}, got {value!r:.60}"
     if "pattern" in schema and isinstance(value, str) and not re.search(_ended(schema["pattern"]), value):
         yield f"{where} must match {schema['pattern']}, got {value!r:.60}"
@@ -96,6 +107,11 @@ def _is(value: object, name: str) -> bool:
     if name == "number":
         return _is(value, "integer") or (isinstance(value, float) and math.isfinite(value))
     return isinstance(value, _TYPES[name])
+
+
+def _alike(value: object, one: object) -> bool:
+    """Tell whether two plain values are the same: 1 is not true."""
+    return isinstance(value, bool) is isinstance(one, bool) and value == one
 
 
 def _said(value: object) -> str:

@@ -7,22 +7,27 @@ environment's own, so whatever somebody changed in a trace shows as a difference
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...agents.answers import ReplyMeta
+from ...agents.answers import Answer, ReplyMeta
 from ...agents.failures import Ended, Infrastructure
 from ...agents.roles import MAX_REPLY
+from ...agents.text.wording import shortened
 from ...envs.core.arena import Arena
 from ...envs.core.drivers import call_for, take
 from ...envs.core.execution import Execution
-from ...envs.core.trace import Trace
+from ...envs.core.trace import Trace, dumps
 from ...envs.core.workflow import Node
 
 if TYPE_CHECKING:
     from ...agents.policies import Policy
 
-_COMPARED = ("env_id", "config", "code_hash", "task_id", "data", "ended", "outcome", "grade", "metrics")
+_PLACE = re.compile(r" \([\w.<>-]{1,100}:[0-9]{1,9}\)\Z")
+LAST_DIGITS = 1e-12
+"""Share by which a number may differ that another machine has computed."""
 OUTSIDE = ("model", "tool")
 """Reasons of an error that came from outside of the environment, which therefore cannot tell it again."""
 
@@ -69,13 +74,20 @@ def reenact(
     return arena.label(trace, int(recorded.get("sample", 0)))
 
 
-def differences(recorded: Mapping[str, Any], again: Trace) -> Iterator[str]:
-    """List where a recording and its re-enactment differ, each with both values."""
-    ours = again.to_dict(volatile=False)
-    if "score" not in (recorded.get("metrics") or {}):  # recorded before every episode had one
-        ours["metrics"].pop("score", None)
+def written(again: Trace, tags: Mapping[str, object]) -> dict[str, Any]:
+    """The episode as an entry holds it: what was played again, in JSON's own types."""
+    again.tags = dict(tags)
+    plain: dict[str, Any] = json.loads(dumps(Trace.from_dict(again.to_dict())))
+    return plain
+
+
+def differences(recorded: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
+    """List where a recording and its re-enactment differ, each with both values. Tags are not compared.
+
+    Types, and the order of keys, count. Numbers may differ in their last digits, as they do between machines.
+    """
     outside = ours["ended"] == "error" and ours["reason"] in OUTSIDE
-    for name in (*_COMPARED, "reason", *(() if outside else ("error",))):
+    for name in ours.keys() - {"nodes", "tags"} - ({"error"} if outside else set()):
         yield from _difference(name, recorded.get(name), ours[name])
     theirs, mine = {n["id"]: n for n in recorded["nodes"]}, {n["id"]: n for n in ours["nodes"]}
     if len(theirs) < len(recorded["nodes"]):
@@ -86,12 +98,26 @@ def differences(recorded: Mapping[str, Any], again: Trace) -> Iterator[str]:
     if list(theirs) != list(mine) and theirs.keys() == mine.keys():
         yield "its nodes do not stand in their order"
     for id in [id for id in mine if id in theirs]:
-        for field in mine[id]:
-            yield from _difference(f"node {id}, {field}", theirs[id].get(field), mine[id][field])
-        for field in sorted(theirs[id].keys() - mine[id].keys() - {"meta"}):
-            yield f"node {id} has {field!r:.60}, which no node has"
-    for field in sorted(recorded.keys() - ours.keys() - {"tags"}):
+        yield from _unlike(f"node {id}", theirs[id], mine[id])
+    for field in sorted(recorded.keys() - ours.keys()):
         yield f"it has {field!r:.60}, which no trace has"
+
+
+def _unlike(name: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[str]:
+    """List where a node differs, field by field."""
+    for field in mine:
+        if field == "meta" and mine["kind"] == "use":
+            yield from _difference(f"{name}, meta", *map(_placeless, (theirs.get("meta"), mine["meta"])))
+        else:
+            yield from _difference(f"{name}, {field}", theirs.get(field), mine[field])
+    for field in sorted(theirs.keys() - mine.keys()):
+        yield f"{name} has {field!r:.60}, which no node has"
+
+
+def _placeless(meta: Any) -> Any:
+    """The record of a tool's use without the line of code where it failed, which other versions have elsewhere."""
+    raised = meta.get("raised") if isinstance(meta, Mapping) else None
+    return {**meta, "raised": _PLACE.sub("", raised)} if isinstance(raised, str) else meta
 
 
 def _answer(
@@ -107,11 +133,12 @@ def _answer(
             f"node {node.id} is recorded as {row['kind']!r}, but the environment asks for {node.kind!r}"
         )
     if node.kind == "act":
-        from ...agents.policies import Answer
-
+        answer = Answer(row["reply"] or "", dict(row.get("meta") or {}))
         if (player := players.get(node.agent or "")) is not None:
-            _asked_again(execution, node, row, player)
-        take(execution, node, Answer(row["reply"] or "", dict(row.get("meta") or {})))
+            answer = _asked_again(execution, node, row, player) or answer
+        elif answer.meta.prompt_cut is not None:
+            _could_be_cut(execution, node, answer.meta.prompt_cut)
+        take(execution, node, answer)
     elif tools_again:
         arena.toolbox.call(execution, node)
     elif row["error"] is not None:
@@ -121,12 +148,37 @@ def _answer(
         execution.give(node, row["result"], row["private"])
 
 
-def _asked_again(execution: Execution, node: Node, row: Mapping[str, object], player: Policy) -> None:
+def _asked_again(
+    execution: Execution, node: Node, row: Mapping[str, object], player: Policy
+) -> Answer | None:
+    """The answer of a player of ours, which must be the recorded one; None where it has to be waited for."""
     episode = f"{execution.task.id}#"
     reply = player.act(call_for(execution, node, episode, reference=getattr(player, "sees_reference", False)))
-    if isinstance(reply, str) and reply[:MAX_REPLY] != row["reply"]:
+    if not isinstance(reply, str):
+        return None
+    if reply[:MAX_REPLY] != row["reply"]:
         raise Mismatch(
             f"node {node.id}, reply: recorded {row['reply']!r:.60}, but {node.agent} as it is named says {reply!r:.60}"
+        )
+    return Answer(reply)
+
+
+def _could_be_cut(execution: Execution, node: Node, cut: Mapping[str, object]) -> None:
+    """Refuse a prompt that is said to have been cut as its role's fields cannot be."""
+    messages = call_for(execution, node, "").messages
+    whole = sum(n for n in cut.values() if type(n) is int)
+    low, high = (
+        1,
+        max(1, whole),
+    )  # the least that may have been asked for: more characters never leave out fewer
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (
+            (low, middle) if sum(shortened(messages, middle)[1].values()) >= whole else (middle + 1, high)
+        )
+    if list(cut.items()) != list((ours := shortened(messages, low)[1]).items()):
+        raise Mismatch(
+            f"node {node.id}, meta.prompt_cut: {dict(cut)!r:.80}, but so much of this prompt is cut as {ours!r:.80}"
         )
 
 
@@ -149,12 +201,10 @@ def _difference(name: str, theirs: object, ours: object) -> Iterator[str]:
 
 
 def _same(a: object, b: object) -> bool:
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return a == b or abs(a - b) <= 1e-9 * max(1.0, abs(a), abs(b)) or (a != a and b != b)
+    if isinstance(a, float) and isinstance(b, float):
+        return repr(a) == repr(b) or (a != b and abs(a - b) <= LAST_DIGITS * max(abs(a), abs(b)))
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return list(a) == list(b) and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_same, a, b))
-    return bool(a == b)
+    return type(a) is type(b) and a == b

@@ -19,6 +19,7 @@ from ...envs.core.trace import jsonable
 from ...envs.data import sets
 from ...envs.registry import EnvSpec, UnknownEnv, make_arena, resolve, spec
 from ..evaluation import identity
+from ..evaluation.results import canonical
 
 _WORD = re.compile(r"[A-Za-z0-9_ -]{0,64}")
 _LARGEST = 1_000_000
@@ -149,7 +150,7 @@ def untrue(arena: Arena, tasks: list[Task], results: Mapping[str, Any]) -> Itera
         pairs.append((f"provenance.roles.{agent}.role", seat["role"], role.name))
         pairs.append((f"provenance.roles.{agent}.prompt_sha", seat["prompt_sha"], prompt))
     for name, theirs, ours in pairs:
-        if theirs != ours:
+        if canonical(theirs) != canonical(ours):
             yield f"{name}: the submission says {theirs!r:.80}, the environment gives {ours!r:.80}"
 
 
@@ -173,11 +174,16 @@ def players(arena: Arena, results: Mapping[str, Any]) -> dict[str, Policy]:
     return seated
 
 
-def mislabelled(again: Mapping[str, Policy], results: Mapping[str, Any]) -> Iterator[str]:
+def mislabelled(arena: Arena, again: Mapping[str, Policy], results: Mapping[str, Any]) -> Iterator[str]:
     """Each player of ours that the board would show under another name."""
     words = {RandomPolicy: "random", FoolPolicy: "fool", ExpertPolicy: "scripted"}
-    for agent, policy in again.items():
+    for agent in sorted(again.keys() & arena.roles.keys()):
+        policy = again[agent]
         seat = results["provenance"]["roles"][agent]
+        prompt = identity.prompt_sha(arena.roles[agent])
+        ours = {**identity.who(policy, seat["player"]), "role": arena.roles[agent].name, "prompt_sha": prompt}
+        if canonical(seat) != canonical(ours):
+            yield f"provenance.roles.{agent}: the submission says {seat!r:.120}, {seat['name']} is {ours!r:.120}"
         if seat["player"] not in (word := words[type(policy)], seat["name"]):
             yield f"provenance.roles.{agent}.player: {seat['player']!r:.60}, but {seat['name']} is called {word!r}"
 

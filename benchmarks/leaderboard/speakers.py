@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from ...agents.roles import MAX_REPLY
+from ...agents.roles import MAX_REPLY, entry_of
 from ..evaluation import identity
+from .json_schema import schema_of, violations
 
 _LONGEST_TOKEN = 512
 """Bytes: no vocabulary in use holds a longer one."""
@@ -34,13 +36,19 @@ class SeatModel:
     local: bool
     """True if the model ran beside the harness, which then knows its tokens to the last."""
 
+    @property
+    def reply(self) -> str:
+        """Name of the schema that the record of its replies has."""
+        return "local model's reply" if self.local else "endpoint's reply"
+
 
 class SeatedTeam:
     """The players of a submission: what they may say, and what they have said."""
 
     def __init__(self, seats: Mapping[str, Mapping[str, Any]]) -> None:
         self.seats = seats
-        self.voices = {agent: voice for agent, seat in seats.items() if (voice := _voice(seat))}
+        self.voices = {agent: voice for agent, seat in seats.items() if (voice := _voice(agent, seat))}
+        self.versions: dict[str, int] = {}
         self.uncounted: set[str] = set()
         told = {agent: list(temperatures(seat)) for agent, seat in seats.items()}
         self.sampled = {agent for agent, numbers in told.items() if max(numbers, default=0) > 0}
@@ -51,7 +59,14 @@ class SeatedTeam:
         self.digests: set[str] = set()
 
     def claims(self) -> Iterator[str]:
-        """Facts that players of ours always tell, and that are missing here."""
+        """Facts that players of ours always tell and that are missing here, and those that none tells."""
+        for agent in sorted(self.voices):
+            seat = self.seats[agent]
+            shape = "run" if "policies" in seat else "local model" if self.voices[agent].local else "endpoint"
+            broken = violations(seat, schema_of("submission")["$defs"][shape], schema_of("submission"))
+            yield from (
+                f"provenance.roles.{agent:.60}, as a {shape}: {problem}" for problem in islice(broken, 3)
+            )
         for agent in sorted(agent for agent in self.silent & self.voices.keys() if self.voices[agent].local):
             yield f"provenance.roles.{agent:.60}: a model of ours always tells its temperature, a number"
 
@@ -89,10 +104,12 @@ class SeatedTeam:
         if not isinstance(text, str):
             yield f"{name}: an act without a reply"
             return
+        if voice := self.voices.get(agent):
+            yield from (f"{name}, {problem}" for problem in self._record(voice, meta, text))
         if "cut" in meta and len(text) != MAX_REPLY:
             yield f"{name}: a reply of {len(text)} characters is said to be cut"
         yield from (f"{name}: {problem}" for problem in _impossible(node, meta, text))
-        if (voice := self.voices.get(agent)) is None:
+        if voice is None:
             return
         if meta.get("policy") not in voice.names:
             yield f"{name}, meta.policy: {meta.get('policy')!r:.60}, but {agent} is {', '.join(sorted(voice.names))}"
@@ -108,6 +125,27 @@ class SeatedTeam:
             yield f"{name}: {tokens} tokens, more than the {voice.max_tokens} that {agent} may say"
         if voice.local and tokens > size + _CLOSING:  # an endpoint may think where nobody sees it
             yield f"{name}: {tokens} tokens are more than a reply of {size} bytes can hold"
+
+    def _record(self, voice: SeatModel, meta: Mapping[str, Any], text: str) -> Iterator[str]:
+        """Check the record of a model's reply: what it holds is what our policies write, and agrees with itself."""
+        if broken := list(
+            islice(violations(meta, schema_of("trace")["$defs"][voice.reply], schema_of("trace")), 3)
+        ):
+            yield f"meta: {'; '.join(broken)}"
+            return
+        version = meta.get("version")
+        if version is not None and version != (first := self.versions.setdefault(meta["policy"], version)):
+            yield f"meta.version: {version}, but {meta['policy']!r:.60} was at {first} before: no evaluation changes it"
+        if meta["finish_reason"] == "overflow" and (text or meta["tokens_out"]):
+            yield "meta.finish_reason: a prompt that does not fit has no reply"
+        if meta.get("thinking") and "</think>" in text:
+            yield "meta.thinking: the thinking is said to be open, and ends in the reply"
+        if voice.local and meta.get("cut", 0) > _LONGEST_TOKEN * meta["tokens_out"]:
+            yield f"meta.cut: {meta['cut']} characters are more than {meta['tokens_out']} tokens hold"
+        if tokens := meta.get("tokens"):
+            sizes = {len(tokens["text"]), len(tokens["logprob"])}
+            if len(sizes) > 1 or (voice.local and sizes != {meta["tokens_out"]}):
+                yield f"meta.tokens: {sorted(sizes)} texts and log-probs, for {meta.get('tokens_out')} tokens"
 
     def remember(self, trace: Mapping[str, Any]) -> None:
         """Keep what players said, to look for copies; blanks and cases do not make another reply, nor, between
@@ -147,10 +185,10 @@ def _scripts(seats: Mapping[str, Mapping[str, Any]]) -> set[str]:
     return {agent for agent, seat in seats.items() if str(seat.get("name")).startswith("unitymas.")}
 
 
-def _voice(seat: Mapping[str, Any]) -> SeatModel | None:
-    """The models behind a seat: local ones tell their template and sampling, endpoints their place and options."""
+def _voice(agent: str, seat: Mapping[str, Any]) -> SeatModel | None:
+    """The model behind a seat: a local one tells its template and sampling, an endpoint its place and options."""
     several = seat.get("policies")
-    voices = list(several.values()) if isinstance(several, Mapping) else [seat]
+    voices = _seated(agent, seat, several) if isinstance(several, Mapping) else [seat]
     if not voices or not all(isinstance(v, Mapping) and isinstance(v.get("model"), str) for v in voices):
         return None
     local = all("template_sha" in v for v in voices)
@@ -164,6 +202,13 @@ def _voice(seat: Mapping[str, Any]) -> SeatModel | None:
     most = max(known, default=None) if len(known) == len(voices) else None
     names = {str(v["model"]) for v in voices}
     return SeatModel(frozenset(names if local else {f"openai:{name}" for name in names}), most, local)
+
+
+def _seated(agent: str, seat: Mapping[str, Any], policies: Mapping[str, Any]) -> list[Any]:
+    """The policy of a run that its map seats here; its roles may have adapters of their own."""
+    among = seat.get("map")
+    name = entry_of(among, agent, seat["role"]) if isinstance(among, Mapping) else None
+    return [policies.get(f"{name}/{seat['role']}", policies.get(str(name)))]
 
 
 def _impossible(node: Mapping[str, Any], meta: Mapping[str, Any], text: str) -> Iterator[str]:

@@ -13,21 +13,19 @@ its weights, and `unitymas leaderboard rerun`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from ...agents.hints import counted
 from ...cli.arguments import Parser
 from ...envs.core.trace import Trace, read_dicts, write
 from ..evaluation import tables
 from ..evaluation.evaluate import saved_results
-from ..evaluation.results import episode_list, episode_row, figures
+from ..evaluation.results import episode_list, episode_row, figures, results_text
 from ..pages.html import printable, write_page
 from . import guard
+from .as_written import metadata_text
 from .checks import FILES, Inspection, measure_of, read_submission, sha256
 
 __all__ = ["FILES", "SCHEMA", "check", "inspect", "measure_of", "pack", "read_submission", "sha256"]
@@ -67,14 +65,14 @@ def pack(
         "figures": figures(rows, measure, plain["figures"]["k"]),
         "episodes": episode_list(rows),
     }
-    write_page(out / "results.json", [json.dumps(plain, indent=1, sort_keys=True) + "\n"])
+    write_page(out / "results.json", [results_text(plain)])
     metadata = {
         "schema": SCHEMA, "name": name, "authors": authors, "description": description, "url": url,
         "env_id": plain["env_id"],
         "files": {file: sha256(out / file) for file in ("results.json", "traces.jsonl.zst")},
         **({"parameters": parameters} if parameters else {}),
     }  # fmt: skip
-    write_page(out / "metadata.yaml", [yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)])
+    write_page(out / "metadata.yaml", [metadata_text(metadata)])
     write_page(out / "README.md", [_readme(metadata, plain)])
     return out
 

@@ -234,7 +234,7 @@ def write(traces: Iterable[Trace], path: str | Path, *, append: bool = False) ->
     """Write traces to a `.jsonl` or `.jsonl.zst` file. Return how many. Each is a frame of its own."""
     path, count = Path(path), 0
     path.parent.mkdir(parents=True, exist_ok=True)
-    compress = _compressor() if path.suffix == ".zst" else bytes
+    compress = compressor() if path.suffix == ".zst" else bytes
     with open(path, "ab" if append else "wb") as file:
         for trace in traces:
             file.write(compress(dumps(trace) + b"\n"))
@@ -244,13 +244,14 @@ def write(traces: Iterable[Trace], path: str | Path, *, append: bool = False) ->
 
 def write_lines(rows: Iterable[Mapping[str, object]], path: Path) -> None:
     """Write plain records as compressed JSON lines, a frame each."""
-    compress = _compressor()
+    compress = compressor()
     with open(path, "wb") as file:
         for row in rows:
             file.write(compress(json.dumps(row, separators=(",", ":")).encode() + b"\n"))
 
 
-def _compressor() -> Callable[[bytes], bytes]:
+def compressor() -> Callable[[bytes], bytes]:
+    """Return the function that packs one line into a frame of its own."""
     import zstandard
 
     compressor: Any = zstandard.ZstdCompressor(level=3, write_checksum=True)

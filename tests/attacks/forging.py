@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-import zstandard
 
 from unitymas.agents.policies import Answer, Call
 from unitymas.benchmarks.evaluation import identity
 from unitymas.benchmarks.evaluation.evaluate import evaluate
-from unitymas.benchmarks.evaluation.results import episode_list, episode_row, figures
+from unitymas.benchmarks.evaluation.results import episode_list, episode_row, figures, results_text
 from unitymas.benchmarks.leaderboard import checks as checking
 from unitymas.benchmarks.leaderboard import submission
-from unitymas.envs.core.trace import read_dicts
+from unitymas.benchmarks.leaderboard.as_written import metadata_text
+from unitymas.envs.core.trace import compressor, read_dicts
 from unitymas.envs.registry import make_arena
 
 ENV, TASKS, K = "rag-nq", 6, 4
@@ -35,7 +35,8 @@ class Sampler:
 
     def identity(self) -> dict[str, Any]:
         return {"model": "hf:someone/model", "weights": "0" * 64, "template_sha": "1" * 16, "adapter": None,
-                "sampling": {"temperature": 1.0, "max_tokens": 256, "top_p": 1.0}}  # fmt: skip
+                "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 256, "stop": [], "seed": 0,
+                             "choices": None}}  # fmt: skip
 
     def __repr__(self) -> str:
         return "hf:someone/model"
@@ -100,14 +101,15 @@ class Entry:
 
     def write(self) -> Path:
         """Write the files, and their hashes."""
-        lines = [zstandard.compress(json.dumps(t).encode() + b"\n") for t in self.traces]
+        pack = compressor()
+        lines = [pack(json.dumps(t, separators=(",", ":")).encode() + b"\n") for t in self.traces]
         (self.folder / "traces.jsonl.zst").write_bytes(b"".join(lines))
-        (self.folder / "results.json").write_text(json.dumps(self.results))
+        (self.folder / "results.json").write_text(results_text(self.results))
         return self.seal()
 
     def seal(self) -> Path:
         """Write the hashes of the files that lie there."""
         files = {name: submission.sha256(self.folder / name) for name in ("results.json", "traces.jsonl.zst")}
         self.metadata["files"] = files
-        (self.folder / "metadata.yaml").write_text(yaml.safe_dump(self.metadata))
+        (self.folder / "metadata.yaml").write_text(metadata_text(self.metadata))
         return self.folder

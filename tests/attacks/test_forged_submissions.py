@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from unitymas.benchmarks.leaderboard import board as leaderboard
 from unitymas.benchmarks.leaderboard import submission
+from unitymas.benchmarks.leaderboard.as_written import metadata_text
 from unitymas.benchmarks.leaderboard.guard import Guard
 from unitymas.envs.core.drivers import derive
 
@@ -365,12 +365,15 @@ def cut_prompt(e: Entry) -> None:
 
 def endpoint(e: Entry) -> None:
     seat = e.roles["answerer"]
-    del seat["template_sha"], seat["sampling"]
-    seat.update(model="model", endpoint="http://host/v1", options={"temperature": 1.0, "max_tokens": 256})
+    del seat["template_sha"], seat["sampling"], seat["weights"], seat["adapter"]
+    options = {"temperature": 1.0, "max_tokens": 256}
+    seat.update(model="model", endpoint="http://host/v1", options=options, system={}, choices="parse")
     for t in e.traces:
         for n in t["nodes"]:
             if n["role"] == "answerer":
-                n["meta"]["policy"] = "openai:model"
+                meta = n["meta"]
+                meta["policy"] = "openai:model"
+                del meta["version"]
 
 
 def endpoint_of_another_name(e: Entry) -> None:
@@ -420,7 +423,7 @@ def expert_of_other_code(e: Entry) -> None:
 
 def much_beside(e: Entry) -> None:
     """Sixty entries of this size would fill the memory of whoever builds the board."""
-    e.results["more"] = "x" * 2_000_000
+    e.roles["decomposer"]["state"] = "x" * 2_000_000
 
 
 def endless_time(e: Entry) -> None:
@@ -635,9 +638,11 @@ def test_a_board_stands_whatever_its_folders_are_called(source: Path, tmp_path: 
     names = [b"plain", b"plain.", b"plain--", b"not \xff text", b"a" * 255, b"<script>", b"new\nline"]
     for name in names:
         shutil.copytree(source, board / os.fsdecode(name))
-    shutil.copytree(source, board / "plain" / "nested" / "deep")
+    shutil.copytree(source, board / "full")
+    shutil.copytree(source, board / "full" / "nested" / "deep")
     entries, rejected = leaderboard.build(board, tmp_path / "site")
-    assert not rejected and len({entry.slug for entry in entries}) == len(entries) == len(names)
+    assert rejected.keys() == {"full"} and "'nested' does not belong there" in rejected["full"][0]
+    assert len({entry.slug for entry in entries}) == len(entries) == len(names)
     assert all(len(entry.slug) < 100 and len(entry.slug.rpartition("-")[2]) >= 16 for entry in entries)
     assert len(list((tmp_path / "site" / "traces").iterdir())) == len(names)
 
@@ -645,11 +650,11 @@ def test_a_board_stands_whatever_its_folders_are_called(source: Path, tmp_path: 
 def test_a_board_shows_names_as_text(source: Path, tmp_path: Path) -> None:
     entry = Entry(source, tmp_path / "board" / f"x{'<img src=x>'.replace('/', '')}")
     entry.metadata |= {"name": HOSTILE, "authors": HOSTILE, "description": HOSTILE, "url": "https://a.b/?<>"}
-    (entry.folder / "metadata.yaml").write_text(yaml.safe_dump(entry.metadata))
+    (entry.folder / "metadata.yaml").write_text(metadata_text(entry.metadata))
     _, rejected = leaderboard.build(tmp_path / "board", tmp_path / "site")
     assert "metadata.url must match" in next(iter(rejected.values()))[0]
     entry.metadata["url"] = "https://example.org/"
-    (entry.folder / "metadata.yaml").write_text(yaml.safe_dump(entry.metadata))
+    (entry.folder / "metadata.yaml").write_text(metadata_text(entry.metadata))
     (listed,), rejected = leaderboard.build(tmp_path / "board", tmp_path / "site")
     html = (tmp_path / "site" / "index.html").read_text()
     assert listed.verified and not rejected and html.count("<script") == 1 and "<img" not in html

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from unitymas.agents.engines.sampling import SamplingParams
 from unitymas.agents.policies import Answer, Call
 from unitymas.benchmarks.evaluation.evaluate import evaluate
 from unitymas.benchmarks.leaderboard import board as leaderboard
@@ -28,13 +30,20 @@ class Model:
     def act(self, call: Call) -> Answer:
         answer = call.task.reference["answer"] if self.knows else call.seed % 7
         said = f"{call.seed if self.temperature else 'So'}: \\boxed{{{answer}}}"
-        return Answer(
-            said, {"policy": "hf:a/model", "tokens_in": 9, "tokens_out": 12, "finish_reason": "stop"}
-        )
+        meta = {
+            "policy": "hf:a/model",
+            "version": 0,
+            "tokens_in": 9,
+            "tokens_out": 12,
+            "finish_reason": "stop",
+        }
+        return Answer(said, meta)
 
     def identity(self) -> dict[str, Any]:
-        sampling = {"temperature": self.temperature, "max_tokens": 64}
-        return {"model": "hf:a/model", "weights": "0" * 64, "template_sha": "1" * 16, "sampling": sampling}
+        return {
+            "model": "hf:a/model", "weights": "0" * 64, "template_sha": "1" * 16, "adapter": None,
+            "sampling": asdict(SamplingParams(self.temperature, max_tokens=64)),
+        }  # fmt: skip
 
     def __repr__(self) -> str:
         return "hf:a/model"

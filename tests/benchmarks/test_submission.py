@@ -14,11 +14,12 @@ import zstandard
 
 from unitymas.benchmarks.evaluation import suites
 from unitymas.benchmarks.evaluation.evaluate import evaluate
-from unitymas.benchmarks.evaluation.results import canonical, trace_digest
+from unitymas.benchmarks.evaluation.results import canonical, results_text, trace_digest
 from unitymas.benchmarks.leaderboard import json_schema as schema
 from unitymas.benchmarks.leaderboard import reenact, submission
+from unitymas.benchmarks.leaderboard.as_written import metadata_text
 from unitymas.benchmarks.pages.html import asset
-from unitymas.envs.core.trace import read_dicts
+from unitymas.envs.core.trace import compressor, read_dicts
 from unitymas.envs.registry import make_arena
 
 Change = Callable[[list[dict[str, Any]]], None]
@@ -41,7 +42,8 @@ def edit_traces(folder: Path, change: Change, *, resign: bool = False) -> None:
     """Change the traces; with ``resign`` as a forger would, hashes and digests along with them."""
     traces = list(read_dicts(folder / "traces.jsonl.zst"))
     change(traces)
-    packed = b"".join(zstandard.compress(json.dumps(t).encode() + b"\n") for t in traces)
+    pack = compressor()
+    packed = b"".join(pack(json.dumps(t, separators=(",", ":")).encode() + b"\n") for t in traces)
     (folder / "traces.jsonl.zst").write_bytes(packed)
     if resign:
         digests = {(t["task_id"], t["sample"]): trace_digest(t) for t in traces}
@@ -56,11 +58,11 @@ def edit_traces(folder: Path, change: Change, *, resign: bool = False) -> None:
 def edit_results(folder: Path, change: Callable[[dict[str, Any]], None], *, resign: bool = False) -> None:
     results = json.loads((folder / "results.json").read_text())
     change(results)
-    (folder / "results.json").write_text(json.dumps(results))
+    (folder / "results.json").write_text(results_text(results))
     if resign:
         metadata = yaml.safe_load((folder / "metadata.yaml").read_text())
         metadata["files"] = {name: submission.sha256(folder / name) for name in metadata["files"]}
-        (folder / "metadata.yaml").write_text(yaml.safe_dump(metadata))
+        (folder / "metadata.yaml").write_text(metadata_text(metadata))
 
 
 def test_an_honest_submission_passes_and_is_verified(packed: Path) -> None:
@@ -111,7 +113,7 @@ def test_a_changed_trace_is_named_by_file_and_episode(copy: Path) -> None:
 def test_a_changed_hash_is_named(copy: Path) -> None:
     metadata = yaml.safe_load((copy / "metadata.yaml").read_text())
     metadata["files"]["results.json"] = "0" * 64
-    (copy / "metadata.yaml").write_text(yaml.safe_dump(metadata))
+    (copy / "metadata.yaml").write_text(metadata_text(metadata))
     (problem,) = submission.check(copy)
     assert problem.startswith("results.json: its SHA-256 is") and "0000000000000000…" in problem
 

@@ -48,7 +48,8 @@ def test_a_killed_room_is_replaced() -> None:
     """An operator's kill, the kernel's memory killer: the case runs again in a new room."""
     rooms = sandbox._Rooms(resolve("auto"))
     assert rooms.submit(Program("print(1)"), Limits()).result().ok
-    (room,) = (room for room in rooms._free.queue if room is not None)
+    (room,) = (room for place in rooms._free.queue for room in place.values())
+    assert room._process is not None
     room._process.kill()
     room._process.wait()
     assert rooms.submit(Program("print(2)"), Limits()).result().stdout == "2\n"
@@ -58,9 +59,9 @@ def test_a_killed_room_is_replaced() -> None:
 def test_nothing_is_left_of_closed_rooms() -> None:
     rooms = sandbox._Rooms(resolve("auto"))
     assert rooms.submit(Program("print(1)"), Limits()).result().ok
-    processes = [room._process for room in rooms._free.queue if room is not None]
+    processes = [room._process for place in rooms._free.queue for room in place.values()]
     rooms.close()
-    assert processes and all(process.returncode is not None for process in processes)
+    assert processes and all(process is not None and process.returncode is not None for process in processes)
 
 
 def test_a_dead_host_leaves_no_program_behind() -> None:

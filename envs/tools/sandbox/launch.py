@@ -20,6 +20,8 @@ from glob import glob
 from pathlib import Path
 from typing import Literal
 
+from .kernel import NOBODY
+
 Level = Literal["bubblewrap", "namespaces", "unsafe"]
 PACKAGES = ("numpy",)  # what programs may import beyond the standard library, where the host has it
 
@@ -78,6 +80,7 @@ def room_environment(level: Level, group: Sequence[int] = ()) -> dict[str, str]:
         "path": view.path if isolated else view.host_path,
         "hidden": [path for path in view.binds if path.startswith(_COVERED)],
         "privileged": _privileged(),
+        "user": _own_user(),
         "threads_only": not isolated or not _can_count_processes(),
     }
     return {
@@ -203,6 +206,18 @@ def _privileged() -> bool:
     held = int(next(line for line in status.splitlines() if line.startswith("CapEff")).split()[1], 16)
     needed = (1 << 21) | (1 << 6) | (1 << 7)  # CAP_SYS_ADMIN, CAP_SETGID, CAP_SETUID
     return os.geteuid() == 0 and held & needed == needed
+
+
+def _own_user(mapped: Path = Path("/proc/self/uid_map")) -> int:
+    """A user number that nobody else has: drawn from the top of those that exist here (in a container, not all do)."""
+    try:
+        ranges = [tuple(map(int, line.split())) for line in mapped.read_text().splitlines()]
+    except (OSError, ValueError):
+        return NOBODY
+    first, _, count = max(ranges, key=lambda one: one[2], default=(0, 0, 1))
+    end = min(first + count, 1 << 31)
+    span = min(1 << 26, count // 16)
+    return end - 2 - int.from_bytes(os.urandom(4), "big") % span if span > 1 else NOBODY
 
 
 def _can_count_processes() -> bool:

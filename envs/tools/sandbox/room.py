@@ -32,6 +32,8 @@ from .seccomp import build_filter
 CASE, PRELOAD, READY = b"c", b"p", b"r"
 _MEGABYTE = 1 << 20
 _CONNECTION = 60  # a descriptor out of the way
+_GROUP = 61  # and the next: descriptors of the programs' control group
+_ASIDE = 63
 _CHANNEL = 3
 _INSIDE = 1000  # the program's user and group in its own namespace
 _LINUX = sys.platform == "linux"
@@ -57,9 +59,10 @@ def main(config: dict[str, Any]) -> None:
 def _serve(config: dict[str, Any]) -> None:
     os.dup2(0, _CONNECTION, inheritable=False)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    config["group"] = [kernel.moved(given, _GROUP + i) for i, given in enumerate(config["group"])]
     unsafe = config["level"] == "unsafe"
     if not unsafe and config["privileged"]:
-        kernel.become_nobody()
+        kernel.become_nobody(config["user"])
     config["folder"] = os.path.dirname(sys.argv[0])
     for name in ("PYTHONPATH", "PYTHONINSPECT", "UNITYMAS_ROOM"):
         del os.environ[name]
@@ -89,7 +92,7 @@ def _serve(config: dict[str, Any]) -> None:
 
 
 def _preload() -> None:
-    """numpy, once for all cases that use it; without it they fail by themselves, with its own error."""
+    """numpy, once for all cases of a room that is kept for them; without it they fail by themselves, with its own error."""
     try:
         import numpy  # noqa: F401
     except ImportError as error:
@@ -240,15 +243,11 @@ class _Case:
                 os.write(self.config["group"][0], b"0")
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setsid()
-            channel = os.dup2(ends["channel"], 200)
-            for descriptor, target in (
-                (self.stdin, 0),
-                (ends["stdout"], 1),
-                (ends["stderr"], 2),
-                (channel, _CHANNEL),
-            ):
+            channel = os.dup2(ends["channel"], _ASIDE)
+            places = ((self.stdin, 0), (ends["stdout"], 1), (ends["stderr"], 2), (channel, _CHANNEL))
+            for descriptor, target in places:
                 os.dup2(descriptor, target)
-            os.closerange(_CHANNEL + 1, 1024)
+            os.closerange(_CHANNEL + 1, 1024)  # the server holds none above
             facts = Channel(_CHANNEL, key)
             try:
                 self._limit_and_seal()

@@ -182,18 +182,19 @@ def close_rooms() -> None:
 
 
 class _Rooms:
-    """Warm rooms of one level, made when needed, one case at a time in each.
+    """Warm rooms of one level, made when needed, one case at a time in each place.
 
-    One more than there are processors: the kernel takes a moment to clear a case away.
+    One more place than there are processors: the kernel takes a moment to clear a case away. A place has a room for
+    plain programs and one for those that use PACKAGES: what was imported for these is not there for the others.
     """
 
     def __init__(self, level: Level) -> None:
         self.level = level
         affinity = hasattr(os, "sched_getaffinity")
         self.size = 1 + (len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1)
-        self._free: queue.LifoQueue[_Room | None] = queue.LifoQueue()
+        self._free: queue.LifoQueue[dict[bool, _Room]] = queue.LifoQueue()
         for _ in range(self.size):
-            self._free.put(None)
+            self._free.put({})
         self._threads = ThreadPoolExecutor(self.size, thread_name_prefix=f"sandbox-{level}")
 
     def submit(self, program: Program, limits: Limits) -> Future[ProgramResult]:
@@ -203,30 +204,29 @@ class _Rooms:
         """Wait for the programs that run, then end the rooms."""
         self._threads.shutdown()
         for _ in range(self.size):
-            room = self._free.get()
-            if room is not None:
+            for room in self._free.get().values():
                 room.close()
 
     def _run(self, program: Program, limits: Limits) -> ProgramResult:
         """A room that dies is replaced. A program whose rooms die twice is at fault; a start that fails is not."""
-        room = self._free.get()
+        place, kind = self._free.get(), any(name in program.source for name in PACKAGES)
         try:
             for _ in range(2):
-                room = room or _Room(self.level)
+                if kind not in place:
+                    place[kind] = _Room(self.level, with_packages=kind)
                 try:
-                    return room.run(program, limits)
+                    return place[kind].run(program, limits)
                 except _RoomDied as death:
-                    room.close()
-                    room, reason = None, str(death)
+                    place.pop(kind).close()
+                    reason = str(death)
             error = f"the sandbox died twice under this program: {reason}"
             return ProgramResult("sandbox_violation", error, "", "", -1, 0.0, 0.0, self.level)
         except BaseException:
-            if room is not None:
-                room.close()
-                room = None
+            if kind in place:
+                place.pop(kind).close()
             raise
         finally:
-            self._free.put(room)
+            self._free.put(place)
 
 
 class _RoomDied(Exception):
@@ -236,34 +236,40 @@ class _RoomDied(Exception):
 class _Room:
     """One sandbox with a fork server in it (`room`), at the other end of a socket."""
 
-    def __init__(self, level: Level) -> None:
+    def __init__(self, level: Level, *, with_packages: bool = False) -> None:
         self.level = level
-        self._preloaded: set[str] = set()
-        self._socket, theirs = socket.socketpair()
-        self._log = tempfile.TemporaryFile(prefix="unitymas-room-")  # noqa: SIM115
-        self.group = CaseGroup.make() if level != "unsafe" else None
-        inherited = self.group.descriptors if self.group is not None else []
+        self.group: CaseGroup | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._held = contextlib.ExitStack()
         try:
+            self._start()
+            self._receive(1)
+            if with_packages:  # longer to import than most programs run: the server imports them, once
+                self._socket.sendall(b"p")
+        except (_RoomDied, OSError) as error:
+            reason = (self._last_words() if self._process is not None else "") or error
+            self.close()
+            raise SandboxError(f"a {level} room did not start: {reason}") from error
+
+    def _start(self) -> None:
+        """Start the server. Whatever was opened when it fails, `close` closes."""
+        self._socket, theirs = socket.socketpair()
+        self._held.callback(self._socket.close)
+        with theirs:
+            log = tempfile.TemporaryFile(prefix="unitymas-room-")  # noqa: SIM115 (`close` closes it)
+            self._log = self._held.enter_context(log)
+            self.group = CaseGroup.make() if self.level != "unsafe" else None
+            inherited = self.group.descriptors if self.group is not None else []
             self._process = subprocess.Popen(
-                room_command(level),
+                room_command(self.level),
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,  # of the kind that programs have; nothing comes through it
                 stderr=self._log,
-                env=room_environment(level, inherited),
+                env=room_environment(self.level, inherited),
                 close_fds=True,
                 pass_fds=inherited,
             )
-        except OSError as error:
-            raise SandboxError(f"a {level} room did not start: {error}") from error
-        finally:
-            theirs.close()
         self._socket.settimeout(_START_SECONDS)
-        try:
-            self._receive(1)
-        except (_RoomDied, OSError) as error:
-            reason = self._last_words() or error
-            self.close()
-            raise SandboxError(f"a {level} room did not start: {reason}") from error
 
     def run(self, program: Program, limits: Limits) -> ProgramResult:
         case = {
@@ -278,7 +284,6 @@ class _Room:
             self.group.limit((limits.memory_mb + limits.disk_mb) << 20, limits.processes)
         self._socket.settimeout(limits.longest + _GRACE_SECONDS)
         try:
-            self._preload(program.source)
             self._socket.sendall(b"c" + struct.pack("I", len(payload)) + payload)
             reply = json.loads(self._receive(struct.unpack("I", self._receive(4))[0]))
         except (OSError, ValueError) as error:
@@ -289,26 +294,20 @@ class _Room:
 
     def close(self) -> None:
         """The server leaves when we hang up (said aloud: forks of ours may hold the socket too)."""
-        with contextlib.suppress(OSError):  # it hung up first
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._log.close()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        try:
-            self._process.wait(2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._process is not None:
+            with contextlib.suppress(OSError):  # it hung up first
+                self._socket.shutdown(socket.SHUT_RDWR)
+        self._held.close()
+        if self._process is not None:
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+            try:
+                self._process.wait(2)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         if self.group is not None:
             self.group.close()
-
-    def _preload(self, source: str) -> None:
-        """Packages take longer to import than most programs run: the server imports them, once."""
-        for name in PACKAGES:
-            if name in source and name not in self._preloaded:
-                self._preloaded.add(name)
-                self._socket.sendall(b"p")
 
     def _receive(self, length: int) -> bytes:
         chunks = bytearray()
