@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+
 import torch
 
 SMALL = 30_000_000  # parameters: below this, products are too short to gain from a second thread
@@ -29,6 +32,13 @@ def device_of(name: str) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError("'mps' is not there: torch sees no Apple GPU")
     return device
+
+
+def give_back() -> None:
+    """Give memory that was freed back to the system. glibc keeps what it may need again: gigabytes after an update by several threads."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def use_threads(wanted: int | None, parameters: int) -> None:

@@ -113,6 +113,8 @@ class WarmStart:
 
     epochs: float = 1.0
     """Passes over the expert's replies."""
+    draws: int = 0
+    """Replies that are drawn in all, in place of `epochs`; 0: by `epochs`."""
     lr: float = 0.0
     """Peak learning rate. It rises over a twentieth of the steps, and falls to a tenth. 0: by what learns."""
     batch: int = 16
@@ -154,7 +156,7 @@ def fine_tune(
     from .group.update import Learner
 
     torch.manual_seed(how.seed)
-    steps = max(1, math.ceil(how.epochs * len(samples) / how.batch))
+    steps = max(1, math.ceil((how.draws or how.epochs * len(samples)) / how.batch))
     precision: Any = how.precision or faster_precision()
     learning = Learning(
         lr=how.rate, schedule="linear", warmup=min(max(1, steps // 20), steps - 1), horizon=steps, precision=precision
@@ -281,6 +283,7 @@ def warmstart_main(argv: Sequence[str]) -> int:
     )
     more = number(0, kind=float)
     parser.add_argument("--epochs", type=more, default=1.0, help="passes over the traces (default 1)")
+    parser.add_argument("--replies", type=number(0), default=0, help="so many replies, in place of passes")
     parser.add_argument(
         "--lr", type=more, default=0.0, help="learning rate (default 3e-4; an adapter's 1e-3)"
     )
@@ -301,9 +304,8 @@ def warmstart_main(argv: Sequence[str]) -> int:
         if not equals:
             parser.error(parser.unknown(word))
         config[name] = yaml.safe_load(value)
-    settings = {
-        name: getattr(options, name) for name in ("epochs", "lr", "batch", "lora", "precision", "seed")
-    }
+    names = ("epochs", "lr", "batch", "lora", "precision", "seed")
+    settings = {"draws": options.replies, **{name: getattr(options, name) for name in names}}
     where = warmstart(
         options.id, options.model, options.out, tasks=options.tasks, data=options.data, prompts=options.prompts, args=config, **settings
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..text.reading import split_thinking
+from ..text.reading import reply_end
 from .pieces import UNFINISHED, opens_thinking
 
 
@@ -44,7 +44,11 @@ class Stopper:
     __slots__ = ("closers", "opened", "stop", "tail", "tokenizer")
 
     def __init__(
-        self, stop: tuple[str, ...], tokenizer: Any, closers: frozenset[int], prompt: Sequence[int] = ()
+        self,
+        stop: tuple[str, ...],
+        tokenizer: Any,
+        closers: frozenset[int] = frozenset(),
+        prompt: Sequence[int] = (),
     ) -> None:
         self.stop, self.tokenizer, self.closers = stop, tokenizer, closers
         self.opened = "<think>" if opens_thinking(tokenizer, prompt) else ""
@@ -57,15 +61,18 @@ class Stopper:
         tail = self._decoded(ids[-self.tail :])
         return any(s in tail for s in self.stop) and self._end(self._decoded(ids)) is not None
 
+    def open(self, text: str) -> bool:
+        """Tell whether a text goes on, although an engine that knows nothing of thinking took it for complete."""
+        return self._end(text) is None and any(s in text for s in self.stop)
+
     def cut(self, text: str) -> str:
         """Cut the text after the first stop string."""
         return text[: self._end(text)]
 
     def _end(self, text: str) -> int | None:
         """Position where the reply is complete; None where it goes on."""
-        thinking, rest, closed = split_thinking(self.opened + text)
-        ends = [rest.index(s) + len(s) for s in self.stop if s in rest] if closed else []
-        return len(thinking) - len(self.opened) + min(ends) if ends else None
+        end = reply_end(self.opened + text, self.stop)
+        return None if end is None else end - len(self.opened)
 
     def _decoded(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))

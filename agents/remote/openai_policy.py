@@ -28,7 +28,7 @@ from urllib.parse import parse_qsl, urlsplit
 from ..answers import Answer, ReplyMeta
 from ..policies import Call, Message
 from ..spending import Bill, Price, Spending, cost
-from ..text.reading import split_thinking
+from ..text.reading import reply_end, split_thinking
 from ..threads import Background
 from .completion import Completion
 from .connection import Connection
@@ -111,6 +111,19 @@ class OpenAIPolicy:
 
     async def _act(self, call: Call) -> Answer:
         body = self._body(call)
+        completion, dollars = await self._paid(call.role, body)
+        if "stop" in body and stopped_thinking(completion):
+            # the server cannot go on from there, so the reply is asked for whole, and cut here
+            del body["stop"]
+            completion, more = await self._paid(call.role, body)
+            dollars += more
+            end = reply_end(completion.text, call.stop)
+            if end is not None:
+                completion.text, completion.reason = completion.text[:end], "stop"
+        return self._answer(call, completion, dollars)
+
+    async def _paid(self, role: str, body: dict[str, Any]) -> tuple[Completion, float]:
+        """Ask for one completion, within the budget. Return it with its dollars, failed tries included."""
         size = len(json.dumps(body["messages"]))
         guess = self._guess(size, body.get("max_tokens") or body.get("max_completion_tokens"))
         bill = Bill()
@@ -123,8 +136,8 @@ class OpenAIPolicy:
             completion = await self._connection.complete(body, guess.tokens_in + guess.tokens_out, wasted)
             bill.add(self._billed(completion, guess, size))
         finally:
-            self.spending.book(call.role, guess, bill)
-        return self._answer(call, completion, bill.dollars)
+            self.spending.book(role, guess, bill)
+        return completion, bill.dollars
 
     def _guess(self, size: int, most: int | None) -> Bill:
         """Guess what a call takes: its length in the tokens of earlier ones, and the longest reply it may get."""
@@ -241,6 +254,13 @@ def _plain(message: Message) -> dict[str, Any]:
     """
     plain = {k: str(v) if isinstance(v, str) else v for k, v in message.items() if k != "node"}
     return {**plain, "role": "user"} if plain["role"] == "tool" else plain
+
+
+def stopped_thinking(completion: Completion) -> bool:
+    """Tell whether a reply ended by a stop string inside of its thinking: the thinking is open, or there is nothing else."""
+    thinking, text, closed = split_thinking(completion.text)
+    alone = bool(completion.thinking or thinking) and not text.strip()
+    return completion.reason == "stop" and (not closed or alone)
 
 
 def _closed(text: str, stop: tuple[str, ...]) -> str:

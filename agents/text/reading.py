@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NoReturn
@@ -45,6 +45,13 @@ def split_thinking(text: str) -> tuple[str, str, bool]:
         return text, "", False
     end = len(text) - len(text[end:].lstrip()) if end else 0
     return text[:end], text[end:], True
+
+
+def reply_end(text: str, stop: Iterable[str]) -> int | None:
+    """Return the position after the first stop string of a reply; None where there is none. Those inside of thinking do not count."""
+    thinking, reply, closed = split_thinking(text)
+    ends = [reply.index(s) + len(s) for s in stop if s in reply] if closed else []
+    return len(thinking) + min(ends) if ends else None
 
 
 def tag_split(text: str, *names: str, most: int = 64) -> tuple[list[str], list[str]]:

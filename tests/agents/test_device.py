@@ -1,6 +1,11 @@
 """Models on another device than samples and losses. There is no GPU here: torch's `meta` device stands for it, whose
 tensors have shapes and no numbers, and every operation that would mix the two devices is an error, as on a GPU."""
 
+import os
+import platform
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +16,7 @@ from transformers import LlamaConfig
 from unitymas.agents.engines.sampling import Draw, SamplingParams
 from unitymas.agents.engines.torch import torch_engine as engines
 from unitymas.agents.engines.torch.torch_engine import Engine
+from unitymas.agents.machine import give_back
 from unitymas.agents.model.weights import from_config
 from unitymas.trainers.group.packing import lay
 from unitymas.trainers.group.parameters import Parameters
@@ -100,3 +106,17 @@ def test_an_engine_speaks_there(deterministic, monkeypatch):
             engine.step()
         engine.publish(away(["a"]), 1, "a")
     assert mode.seen > 100 and all(request.result.ids for request in asked)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="of glibc's allocator"
+)
+def test_memory_that_was_freed_is_given_back():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    pieces = [bytearray(b"x") * 60_000 for _ in range(2_000)]  # small enough for the heap
+    held, full = pieces[::100], resident()  # scattered, so that no end of the heap is free
+    del pieces
+    give_back()
+    assert full - resident() > 60e6 and len(held) == 20

@@ -11,6 +11,8 @@ import pytest
 from unitymas.agents.policies import Call
 from unitymas.agents.remote import OpenAIPolicy, RemoteError, RemoteUnavailable
 from unitymas.agents.roles import Tags
+from unitymas.agents.spending import Spending
+from unitymas.agents.text.reading import split_thinking
 
 
 class Server:
@@ -52,6 +54,13 @@ def said(text, reason="stop"):
     }
 
 
+def apart(thinking, text, reason="stop"):
+    """An answer of a server that tells thinking apart from the reply."""
+    answer = said(text, reason)
+    answer["choices"][0]["message"]["reasoning_content"] = thinking
+    return answer
+
+
 @pytest.fixture
 def server():
     running = Server()
@@ -86,6 +95,37 @@ def test_a_reply_that_was_cut_stays_cut(server):
     server.script = [(200, said("<a>x", "length"), {})]
     answer = ask(server, call=Call("s", "s", [{"role": "user", "content": "hi"}], stop=("</a>",)))
     assert (answer.text, answer.meta["finish_reason"]) == ("<a>x", "length")
+
+
+THOUGHTS = {
+    "in the text": (
+        said("<think>first <a>draft"),
+        said("<think>first <a>draft</a></think><a>x</a> <a>y</a>"),
+    ),
+    "told apart": (apart("first <a>draft", ""), apart("first <a>draft</a>", "<a>x</a> and more")),
+}
+
+
+@pytest.mark.parametrize("thoughts", THOUGHTS)
+def test_a_stop_string_within_a_thought_ends_no_reply(server, thoughts):
+    """The server ended its reply there; it is asked again, without stop strings, and what follows the reply is cut."""
+    half, full = THOUGHTS[thoughts]
+    server.script = [(200, half, {}), (200, full, {})]
+    spending = Spending()
+    call = Call("s", "s", [{"role": "user", "content": "hi"}], stop=("</a>",))
+    answer = ask(server, call=call, spending=spending)
+    thinking, text, closed = split_thinking(answer.text)
+    assert closed and "draft</a>" in thinking and text == "<a>x</a>"
+    assert answer.meta["finish_reason"] == "stop"
+    assert [("stop" in body) for _, _, body in server.seen] == [True, False]
+    assert spending.total.tokens_in == 22  # both are paid for
+
+
+def test_a_reply_that_never_thought_is_asked_for_once(server):
+    server.script = [(200, said("<a>x"), {}), (200, said(""), {})]
+    call = Call("s", "s", [{"role": "user", "content": "hi"}], stop=("</a>",))
+    assert [ask(server, call=call).text for _ in range(2)] == ["<a>x</a>", ""]
+    assert len(server.seen) == 2
 
 
 def test_what_may_pass_is_tried_again(server):

@@ -115,6 +115,17 @@ def test_stop_strings_are_kept_and_end_the_reply(engine, model, tokenizer):
     agree(model, [cut])
 
 
+def test_a_stop_string_within_a_thought_ends_no_reply(engine, model, tokenizer):
+    """The prompt opens a thinking block that the model never closes: all that it says is thought."""
+    params, texts = SamplingParams(temperature=0, max_tokens=40), [f"{QUESTIONS[0]} <think>"]
+    (whole,) = ask(engine, tokenizer, params, texts=texts)
+    words = tuple(dict.fromkeys(whole.text.split()))
+    assert len(words) > 1
+    (thought,) = ask(engine, tokenizer, params.but(stop=words), texts=texts)
+    assert (thought.ids, thought.text, thought.finish_reason) == (whole.ids, whole.text, whole.finish_reason)
+    agree(model, [thought])
+
+
 def test_choices_are_kept_to_and_their_support_is_told(engine, model, tokenizer):
     choices = ("yes", "no", "Bruno Eaton", "Bruno Wilder")
     results = ask(engine, tokenizer, SamplingParams(temperature=1.3, seed=1, choices=choices, max_tokens=12))

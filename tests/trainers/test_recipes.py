@@ -127,6 +127,15 @@ def test_trees_are_scored_by_rollouts_and_critics(tiny_llama, tmp_path, score):
     assert moved == ({"team", "team-critic"} if score == "value" else {"team"})
 
 
+@pytest.mark.parametrize("score", ["step", "rollout"])
+def test_a_tree_that_cannot_see_what_comes_late_says_so(tiny_llama, tmp_path, capsys, monkeypatch, score):
+    monkeypatch.setattr(Guess, "on_end", lambda self, trace, task: [Credit(trace.acts()[0].id, "team", 1.0)])
+    algorithm = {"name": "at_grpo", "tree": 2, "tree_score": score}
+    stepped(made(tiny_llama, tmp_path, preset="shared", algorithm=algorithm, k=1))
+    told = "pioneer earns team only after later acts" in capsys.readouterr().err
+    assert told == (score == "step")
+
+
 def test_a_leader_learns_and_its_peers_do_not(tiny_llama, tmp_path):
     run = made(tiny_llama, tmp_path, recipe="mlpo", recipe_args={"leader": "observer"}, k=4, tasks_per_step=4)
     assert stepped(run) == [{"observer"}]

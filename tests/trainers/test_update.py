@@ -208,6 +208,39 @@ def test_proximal_is_the_start_of_the_update_in_every_step() -> None:
     assert all(sample.proximal_at == 0 for sample in samples)
 
 
+def test_decisions_without_advantage_cost_nothing() -> None:
+    """The step is that of an update that computes them all; with a KL term they are computed, for they are pulled back."""
+
+    class Thorough(type(make_algorithm("grpo"))):  # type: ignore[misc]
+        skips_still = False
+
+    samples, few = draw(), {"micro_tokens": 60}
+    own = signals(samples)
+    equal = {s.id: own[s.id]._replace(advantage=0.0) for s in samples[2:10]}
+    quick, thorough = learner(**few), learner(**few)
+    brief = quick.update(make_algorithm("grpo"), {**own, **equal}, [samples[:6], samples[6:]])
+    whole = thorough.update(Thorough(), {**own, **equal}, [samples[:6], samples[6:]])
+    assert brief["micro_batches"] < whole["micro_batches"]
+    assert brief["policy_loss"] == pytest.approx(whole["policy_loss"], abs=1e-5)
+    for name, parameter in quick.parameters.named().items():
+        torch.testing.assert_close(parameter, thorough.parameters.named()[name], atol=1e-6, rtol=1e-4)
+
+    pulled = learner(**few)
+    pulled.reference = learner().parameters
+    counts = pulled.update(make_algorithm("grpo", kl_loss=0.1), {**own, **equal}, [samples[:6], samples[6:]])
+    assert counts["micro_batches"] == whole["micro_batches"]
+
+
+def test_a_mini_batch_of_equal_groups_is_a_step_all_the_same() -> None:
+    samples = draw()
+    still = {s.id: Signal(s.id, 0.0) for s in samples}
+    mine = learner()
+    before = [parameter.detach().clone() for parameter in mine.trained]
+    metrics = mine.update(make_algorithm("grpo"), still, [samples])
+    assert mine.steps == 1 and metrics["micro_batches"] == 1 and metrics["grad_norm"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, mine.trained, strict=True))
+
+
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_failed_update_is_an_error_and_changes_nothing(broken: int, tmp_path: Path) -> None:
     """A NaN in the first or in a later mini-batch: parameters and optimizer as before, the batch kept."""

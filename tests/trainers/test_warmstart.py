@@ -17,6 +17,7 @@ from unitymas.cli import main
 from unitymas.cli.training import train_main
 from unitymas.envs.core.workflow import Outcome, Workflow
 from unitymas.envs.registry import make_arena, register, unregister
+from unitymas.trainers.config.group_settings import has_bfloat16
 from unitymas.trainers.config.presets import origin_of, small_settings
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.warmstart import WarmStart, expert_traces, fine_tune, samples_of, tokenized, warmstart
@@ -99,6 +100,8 @@ def test_the_same_seed_gives_the_same_model_and_parts_of_a_pass_count():
         lambda *_: None,
     )
     assert other[1] != one[1]
+    how = WarmStart(epochs=9, draws=9, batch=4, precision="float32")  # 9 replies, in batches of 4
+    assert len(fine_tune(load_model(TINY), samples, how, lambda *_: None)[1]) == 3
 
 
 def test_teams_and_runs_of_it_choose_the_prompts_that_it_learned(tmp_path):
@@ -170,12 +173,14 @@ def test_a_warm_started_small_model_learns_with_the_settings_of_small_models(tmp
         )
         assert (
             config.tasks_per_step == small_settings()["tasks_per_step"]
-            and config.policies["team"].algorithm["name"] == "grpo"
+            and config.policies["team"].algorithm == {"name": "rloo", "kl_loss": 0.1}
+            and config.policies["team"].reference
+            and config.groups["team"].precision == ("bfloat16" if has_bfloat16() else "float32")
         )
     plain = resolve("rag-nq", preset_name="shared", overrides=["groups.*.model=./elsewhere", "env.data=mini"])
     assert plain.tasks_per_step != config.tasks_per_step
     lora = resolve("rag-nq", preset_name="lora", overrides=["groups.*.model=smollm2", "env.data=mini"])
-    assert {p.learning.lr for p in lora.policies.values()} == {1e-4}
+    assert {p.learning.lr for p in lora.policies.values()} == {5e-4}
 
 
 def test_an_environment_whose_expert_solves_nothing_is_told(monkeypatch):

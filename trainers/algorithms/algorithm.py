@@ -140,6 +140,11 @@ class Algorithm(ABC):
     def needs(self) -> Needs:
         return Needs()
 
+    @property
+    def skips_still(self) -> bool:
+        """Tell whether a decision whose advantage is 0 has no gradient, so that its forward pass can be saved."""
+        return False
+
     def collect(self, plan: Plan) -> Plan:
         """Change how samples are drawn."""
         return plan
@@ -253,6 +258,11 @@ class PolicyGradient(Algorithm):
     @property
     def needs(self) -> Needs:
         return Needs(reference=self.kl_loss > 0, entropy=self.entropy > 0)
+
+    @property
+    def skips_still(self) -> bool:
+        plain = type(self).loss is PolicyGradient.loss  # a loss of one's own may have terms of its own
+        return plain and not self.kl_loss and not self.entropy
 
     def log_ratio(self, batch: Batch) -> Tensor:
         """Log-ratio (T,) that is clipped: current over start of the update, per token."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...agents.answers import DecisionId
+from ...agents.hints import say_once
 from ...agents.threads import together
 from ...envs.core.branch import STATELESS
 from ...rewards.monitors import measure
@@ -19,7 +20,7 @@ from ..algorithms.algorithm import Plan
 from . import checkpoint
 from .collect import Collector, Cursor, Harvest, minibatches_of
 from .statistics.comparison import starved
-from .statistics.credit import unearned
+from .statistics.credit import late_rewards, unearned
 from .statistics.decisions import shuffled_credits
 from .statistics.table import Signal, Table
 from .stop_rules import Stopped as Stopped
@@ -77,6 +78,8 @@ class Default:
         signals: dict[str, list[Signal]] = {}
         if len(table) and any(len(table.mine(p)) for p in run.algorithms):
             table = await self.judge(run, table)
+            if run.step == 0:
+                self.warn(run, table, harvest)
             signals = self.advantages(run, table, metrics)
             metrics |= await self.update(run, table, signals)
         else:
@@ -144,6 +147,18 @@ class Default:
         for row in table.rows:
             row.value = by_id.get(row.id)
         return table
+
+    def warn(self, run: Stage, table: Table, harvest: Harvest) -> None:
+        """Say what a tree cannot see when it compares acts by what they earn at once."""
+        trees = {policy: run.algorithms[policy].collect(Plan()).tree for policy in self.trains(run)}
+        blind = [policy for policy, tree in trees.items() if tree is not None and tree.score == "step"]
+        if not blind:
+            return
+        for role, late in late_rewards(table, harvest.traces).items():
+            say_once(
+                f"{role} earns {', '.join(late)} only after later acts, and tree_score=step compares what an act earns at "
+                f"once: {role} is not trained for it. Set policies.{blind[0]}.algorithm.tree_score=rollout"
+            )
 
     def advantages(self, run: Stage, table: Table, metrics: Metrics) -> dict[str, list[Signal]]:
         """Signals per policy; a trained role that cannot learn stops the run with the sentence that says why."""

@@ -13,11 +13,16 @@ therefore does not depend on how its mini-batch is cut into micro-batches or spr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..controller.statistics.table import Signal
+    from .sample_store import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +113,17 @@ def tokens_per_unit(rows: Iterable[Thin]) -> dict[str, int]:
     for row in rows:
         totals[row.unit or row.id] += row.n_tokens
     return dict(totals)
+
+
+def weights_of(samples: Sequence[Sample], thin: Sequence[Thin], sequence: Tensor) -> Tensor:
+    """Weights of the signals per token (T,); 0 on thinking that is not trained."""
+    weights, begin = torch.tensor([row.weight for row in thin])[sequence], 0
+    for sample, row in zip(samples, thin, strict=True):
+        weights[begin : begin + sample.n_tokens - row.n_tokens] = 0.0
+        begin += sample.n_tokens
+    return weights
+
+
+def thin_of(sample: Sample, signal: Signal, context: int = 0) -> Thin:
+    """Thin row of a decision whose first `context` tokens are not trained."""
+    return Thin(sample.id, sample.n_tokens - context, signal.unit, signal.weight)

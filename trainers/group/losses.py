@@ -198,8 +198,8 @@ def value_after_loss(batch: Batch, denominators: Mapping[str, float]) -> Tensor:
 
 
 def token_mean(per_token: Tensor, denominators: Mapping[str, float]) -> Tensor:
-    """A metric's share: the unweighted sum over tokens / all trained tokens of the mini-batch. Detached."""
-    return per_token.detach().sum() / denominators["tokens"]
+    """A metric's share: the unweighted sum over tokens / all tokens of the mini-batch that are computed. Detached."""
+    return per_token.detach().sum() / denominators.get("computed", denominators["tokens"])
 
 
 def ratio_metrics(batch: Batch, denominators: Mapping[str, float]) -> dict[str, Tensor]:

@@ -35,6 +35,7 @@ from ...agents.answers import Answer, DecisionId
 from ...agents.engines.pieces import pieces, thinking_tokens
 from ...agents.engines.sampling import SamplingParams
 from ...agents.hints import nearest
+from ...agents.machine import give_back
 from ...agents.model.weights import save_adapter, save_model
 from ...agents.policies import Call
 from ...agents.text.plain import plain_of
@@ -184,13 +185,13 @@ class ModelGroup:
         """
         if name not in ("collect", "learn"):
             raise ValueError(f"unknown phase {name!r}: choose collect or learn")
-        engines = {id(hosted.engine): hosted.engine for hosted in self.hosted.values()}
-        sleepers: list[Any] = [e for e in engines.values() if getattr(e, "sleeps", False)]
+        engines: dict[int, Any] = {id(hosted.engine): hosted.engine for hosted in self.hosted.values()}
         if name == "learn":
             self._open.clear()
-        for engine in sleepers:
+        for engine in filter(lambda engine: getattr(engine, "sleeps", False), engines.values()):
             await self._thread(engine.wake if name == "collect" else engine.sleep)
         if name == "collect":
+            await self._thread(give_back)
             self._open.set()
 
     # -- learning -------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...agents.answers import DecisionId
 from ..controller.statistics.gae import local_advantages, summarise, token_advantages
 from ..controller.statistics.table import Signal, ValueSummary
+from .batch import Thin
 from .sample_store import Sample
 
 Floats32 = NDArray[np.float32]
@@ -60,6 +61,18 @@ def targets(
     composed = [sample for sample in samples if _signal(signals, sample).advantage is None]
     locals_ = _locals(composed, signals, discount)
     return [_target(sample, signals[sample.id], locals_.get(sample.id)) for sample in samples]
+
+
+def moving(
+    signals: Mapping[DecisionId, Signal],
+    samples: Sequence[Sample],
+    goals: Sequence[Target],
+    thin: Sequence[Thin],
+) -> tuple[list[Sample], list[Target], list[Thin]]:
+    """Return the rows whose advantage is not 0; the shortest one where there is none, for an optimizer step needs one."""
+    rows = [i for i, sample in enumerate(samples) if not signals[sample.id].still]
+    rows = rows or [min(range(len(samples)), key=lambda i: samples[i].n_tokens)]
+    return [samples[i] for i in rows], [goals[i] for i in rows], [thin[i] for i in rows]
 
 
 def _target(sample: Sample, signal: Signal, composed: NDArray[np.float64] | None) -> Target:

@@ -33,13 +33,13 @@ from ...agents.model.decoder import Decoder
 from ..algorithms.algorithm import Algorithm
 from ..config.group_settings import Learning
 from ..controller.statistics.table import Signal
-from .batch import Batch, Thin, tokens_per_unit
+from .batch import Batch, Thin, thin_of, tokens_per_unit, weights_of
 from .dealing import ALONE, Peers, deal
 from .optimizers.adam import check_moments, make_optimizer
 from .packing import lay
 from .parameters import Parameters
 from .sample_store import Sample
-from .targets import Discount, Target, targets
+from .targets import Discount, Target, moving, targets
 
 
 class UpdateError(RuntimeError):
@@ -87,7 +87,7 @@ class Learner:
         before = self._snapshot() if self.settings.snapshot and len(minibatches) > 1 else None
         self._began = self.steps
         try:
-            self._prepare(algorithm, minibatches)
+            self._prepare(algorithm, signals, minibatches)
             steps = [self._step(algorithm, signals, samples) for samples in minibatches]
         except Exception:
             self.optimiser.zero_grad(set_to_none=True)
@@ -107,7 +107,12 @@ class Learner:
 
     # -- before the first step ------------------------------------------------------------------------------------
 
-    def _prepare(self, algorithm: Algorithm, minibatches: Sequence[Sequence[Sample]]) -> None:
+    def _prepare(
+        self,
+        algorithm: Algorithm,
+        signals: Mapping[DecisionId, Signal],
+        minibatches: Sequence[Sequence[Sample]],
+    ) -> None:
         """Measure log-probs at the start of the update, for samples that the first optimizer step does not
         measure itself.
         """
@@ -115,7 +120,10 @@ class Learner:
             return
         everyone = {sample.id: sample for samples in minibatches for sample in samples}
         first = {sample.id for sample in minibatches[0]}
-        self.measure_proximal([sample for id, sample in everyone.items() if id not in first])
+        later = [sample for id, sample in everyone.items() if id not in first]
+        if algorithm.skips_still:
+            later = [sample for sample in later if not signals[sample.id].still]
+        self.measure_proximal(later)
         if algorithm.needs.reference:
             self.measure_reference(list(everyone.values()))
 
@@ -187,8 +195,12 @@ class Learner:
         goals = targets(samples, signals, Discount(needs.gamma, needs.lam, needs.kl_reward))
         unseen = 0 if self.settings.thinking or self.parameters.is_critic else 1
         # in a decision whose thinking is not trained, the thinking tokens leave the denominators too
-        thin = [_thin(sample, signals[sample.id], unseen * sample.thinking) for sample in samples]
+        thin = [thin_of(sample, signals[sample.id], unseen * sample.thinking) for sample in samples]
         denominators, units = algorithm.denominators(thin), tokens_per_unit(thin)
+        if algorithm.skips_still and not self.parameters.is_critic:
+            # denominators stay those of all, and so does the gradient
+            samples, goals, thin = moving(signals, samples, goals, thin)
+            denominators = {**denominators, "computed": float(sum(row.n_tokens for row in thin))}
         self.optimiser.zero_grad(set_to_none=True)
         shares: list[dict[str, float]] = []
         failure, batch, counted = "", None, set[str]()
@@ -251,7 +263,7 @@ class Learner:
             behaviour=behaviour,
             proximal=proximal,
             advantage=_flat([target.advantage for target in goals]),
-            weight=_weights(samples, thin, rows.sequence),
+            weight=weights_of(samples, thin, rows.sequence),
             sequence=rows.sequence,
             n_sequences=len(samples),
             unit_tokens=torch.tensor([float(units[row.unit or row.id]) for row in thin])[rows.sequence],
@@ -358,20 +370,6 @@ class Learner:
         for group, own in zip(self.optimiser.param_groups, settings, strict=True):
             group.update(own)  # the settings of today: a resumed run may have changed them
         self.steps = state["steps"]
-
-
-def _weights(samples: Sequence[Sample], thin: Sequence[Thin], sequence: Tensor) -> Tensor:
-    """Weights of the signals per token (T,); 0 on thinking that is not trained."""
-    weights, begin = torch.tensor([row.weight for row in thin])[sequence], 0
-    for sample, row in zip(samples, thin, strict=True):
-        weights[begin : begin + sample.n_tokens - row.n_tokens] = 0.0
-        begin += sample.n_tokens
-    return weights
-
-
-def _thin(sample: Sample, signal: Signal, context: int = 0) -> Thin:
-    """Thin row of a decision whose first `context` tokens are not trained."""
-    return Thin(sample.id, sample.n_tokens - context, signal.unit, signal.weight)
 
 
 def _critic_loss(algorithm: Algorithm) -> Any:

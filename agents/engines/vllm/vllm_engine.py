@@ -42,7 +42,7 @@ from ...threads import contained_async
 from ..engine import Ability
 from ..generation import Generation, Versioned
 from ..sampling import SamplingParams, Tries, uniform
-from ..stopping import closing_ids
+from ..stopping import Stopper, closing_ids
 from .vllm_setup import Transfer, base_options, check_version
 from .vllm_setup import adapter_rank as adapter_rank
 from .vllm_setup import lora_options as lora_options
@@ -153,6 +153,30 @@ class VLLMEngine(Versioned):
                     self._turn.notify_all()
 
     async def _say(self, prompt: list[int], params: SamplingParams, lora: Any) -> Generation:
+        """Let vLLM answer. A stop string inside of thinking ends its answer, so it is asked to go on from there."""
+        whole = await self._part(prompt, params, lora)
+        if not params.stop:
+            return whole
+        stopper = Stopper(params.stop, self.tokenizer, prompt=prompt)
+        while (
+            whole.finish_reason == "stop" and whole.ids[-1] not in self.stop_ids and stopper.open(whole.text)
+        ):
+            spoken = len(whole.ids)
+            if spoken == params.max_tokens or len(prompt) + spoken >= self.context:
+                return replace(whole, finish_reason="length")
+            seed = int(uniform([params.seed], [spoken])[0] * 2**23)  # else the same draws came again
+            more = params.but(seed=seed, max_tokens=params.max_tokens - spoken)
+            part = await self._part([*prompt, *whole.ids], more, lora)
+            ids = [*whole.ids, *part.ids]
+            closed = bool(ids) and ids[-1] in self.stop_ids
+            text = str(self.tokenizer.decode(ids[:-1] if closed else ids, clean_up_tokenization_spaces=False))
+            whole = replace(
+                whole, ids=ids, logprobs=[*whole.logprobs, *part.logprobs], finish_reason=part.finish_reason,
+                text=stopper.cut(text), support=None if whole.support is None else [*whole.support, *(part.support or ())],
+            )  # fmt: skip
+        return whole
+
+    async def _part(self, prompt: list[int], params: SamplingParams, lora: Any) -> Generation:
         output = await self._ask(prompt, self._params(prompt, params), lora)
         completion = output.outputs[0]
         ids = list(completion.token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,10 @@ def train_main(
         type=number(0, kind=float),
         metavar="EPOCHS",
         help="first fine-tune the model on the expert's traces, so many passes (default: "
-        + ", ".join(f"{name} {epochs:g}" for name, epochs in WARM.items())
+        + ", ".join(
+            f"{name} {how['draws']:g} replies" if "draws" in how else f"{name} {how['epochs']:g}"
+            for name, how in WARM.items()
+        )
         + ", else 0)",
     )
     parser.add_argument("--config", type=Path, help="a YAML file")
@@ -82,7 +85,7 @@ def train_main(
     args.preset = ",".join(args.preset) if args.preset else None
     if args.model is not None:
         args.overrides = [f"groups.*.model={args.model}", *args.overrides]
-    args.warm = WARM.get(args.model or "", 0.0) if args.warm is None else args.warm
+    args.warm = WARM.get(args.model or "", {}) if args.warm is None else {"epochs": args.warm}
     from ..trainers.config.resolve import asked, fresh_directory, load_imports, resolve
     from ..trainers.config.schema import dump
     from ..trainers.controller.run import Run, train
@@ -110,7 +113,9 @@ def train_main(
             return 0
         if about:
             print(about, flush=True)
-        if args.warm and not (args.dir / "metrics.jsonl").exists():  # that a run is there is said below
+        if (
+            any(args.warm.values()) and not (args.dir / "metrics.jsonl").exists()
+        ):  # that a run is there is said below
             told = (tree.get("env") or {}).get("prompts")
             warm = warmed(config, args.warm, args.dir / "warm-start", told)
             how["overrides"] = [*how["overrides"], f"groups.*.model={warm}"]
@@ -119,8 +124,8 @@ def train_main(
     return 0
 
 
-def warmed(config: RunConfig, epochs: float, folder: Path, prompts: Any = None) -> Path:
-    """The run's one model, fine-tuned on the expert's traces of the run's environment."""
+def warmed(config: RunConfig, amount: Mapping[str, float], folder: Path, prompts: Any = None) -> Path:
+    """The run's one model, fine-tuned on the expert's traces of the run's environment; `amount`: `epochs` or `draws` of its settings."""
     from ..trainers.warmstart import warmstart
 
     models = {group.model for group in config.groups.values()}
@@ -133,7 +138,7 @@ def warmed(config: RunConfig, epochs: float, folder: Path, prompts: Any = None) 
     if not isinstance(env.data, str | None):
         raise ConfigError("--warm: takes a data set by its name; use unitymas warmstart")
     adapters = [policy.adapter.rank for policy in config.policies.values() if policy.adapter]
-    how: dict[str, Any] = {"epochs": epochs, "lora": max(adapters, default=0), "seed": config.seed}
+    how: dict[str, Any] = {**amount, "lora": max(adapters, default=0), "seed": config.seed}
     where = {"data": env.data, "tasks": env.size, "prompts": prompts, "args": env.args}
     return warmstart(env.id, model, folder, **where, **how)
 

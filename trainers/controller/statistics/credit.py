@@ -12,9 +12,9 @@ plain mappings from decision id to number, so no transform generates or replays 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from ....rewards.shaping import INFLUENCE_ALPHA, INFLUENCE_KIND, InfluenceKind, 
 from ...config.choices import Amount, Settings, Share
 from ...config.reader import build
 from .table import Floats, Table, total
+
+if TYPE_CHECKING:
+    from ....envs.core.trace import Trace
 
 Transform = Callable[[Table, Floats], Floats]
 
@@ -243,6 +246,21 @@ def unearned(table: Table, credit: Mapping[str, Sequence[Transform]]) -> str | N
                         f"{role}.{kind} names {name!r}, which no decision has earned; {nearest(name, earned)}"
                     )
     return None
+
+
+def late_rewards(table: Table, traces: Iterable[Trace]) -> dict[str, list[str]]:
+    """Return, by role, the components that a tree's candidates never had when they were compared, though episodes paid them."""
+    at_once: dict[str, set[str]] = {}
+    for row in table.rows:
+        if row.sibling_set and row.trainable:
+            at_once.setdefault(row.role, set()).update(name for name, amount in row.credit.items() if amount)
+    paid: dict[str, set[str]] = {role: set() for role in at_once}
+    for trace in traces:
+        roles = {node.id: node.role for node in trace.acts()}
+        for credit in trace.credits:
+            if credit.amount and (role := roles.get(credit.node)) in paid:
+                paid[role].add(credit.component)
+    return {role: sorted(paid[role] - known) for role, known in at_once.items() if paid[role] - known}
 
 
 def apply_credit(table: Table, credit: Mapping[str, Sequence[Transform]], roles: Sequence[str] = ()) -> Table:

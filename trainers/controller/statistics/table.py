@@ -133,6 +133,11 @@ class Signal(NamedTuple):
     after: float | None = None
     """Target of the critic after the decision. None: it is not trained there."""
 
+    @property
+    def still(self) -> bool:
+        """Tell whether the advantage of every token is 0."""
+        return self.advantage == 0 and self.shift == 0
+
 
 class Table:
     """Decisions as columns. Rows are sorted by id, so no result depends on the order of arrival."""
