@@ -5,8 +5,11 @@ VLLM_CPU_KVCACHE_SPACE=1 pytest -m vllm tests/agents/test_vllm.py
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from unitymas.agents import model_path
 from unitymas.agents.engines.sampling import SamplingParams
 from unitymas.agents.engines.torch.torch_engine import TorchEngine
 from unitymas.agents.engines.vllm.vllm_engine import VLLMEngine
+from unitymas.agents.failures import GroupLost
 from unitymas.agents.llm import LLMPolicy
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.logprobs import Support, logprobs_entropy
@@ -360,6 +364,41 @@ def test_weights_change_between_replies_and_never_within_one(engine, model, move
     while len(list(folders.iterdir())) > bool(name):  # the old adapter left with the last who spoke with it
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("moment", ["speaking", "publishing"])
+def test_an_engine_process_that_dies_is_a_lost_group(moment, model, tokenizer, monkeypatch):
+    """Not a call that fails and is tried again, and no wait for ever, in the middle of a weight transfer either."""
+    before = engine_processes()
+    made = VLLMEngine(
+        str(model_path("tiny")), context=256, dtype="float32", enforce_eager=True, max_num_seqs=4
+    )
+    (mine,) = engine_processes() - before
+    try:
+        if moment == "publishing":
+            send = made._send
+            monkeypatch.setattr(made, "_send", lambda *a: (os.kill(mine, signal.SIGKILL), send(*a)))
+            with pytest.raises(GroupLost, match="engine process is gone"):
+                made.publish(model, 1)
+        else:
+            prompt = tokenizer.encode("Where was Bruno Eaton born?")
+            asked = asyncio.wait_for(made.agenerate(prompt, SamplingParams(max_tokens=200)), 120)
+            threading.Timer(0.05, os.kill, [mine, signal.SIGKILL]).start()
+            with pytest.raises(GroupLost, match="engine process is gone"):
+                asyncio.run(asked)
+                asyncio.run(made.agenerate(prompt, SamplingParams(max_tokens=2)))  # it was over first
+    finally:
+        made.close()
+
+
+def engine_processes():
+    """Children of this process that compute for vLLM."""
+    return {
+        int(child)
+        for tasks in Path("/proc/self/task").iterdir()
+        for child in (tasks / "children").read_text().split()
+        if b"EngineCore" in Path(f"/proc/{child}/cmdline").read_bytes()
+    }
 
 
 @pytest.mark.parametrize(("preset", "runtime"), [("shared", "local"), ("lora", "ray")])

@@ -41,6 +41,18 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert [folder.name for folder in finished(tmp_path)] == ["step-000002", "step-000003"]
 
 
+def test_drafts_that_a_kill_left_go_with_the_next_writing(tmp_path: Path) -> None:
+    """Whatever process left them: a policy's export stands beside its own drafts, and nobody prunes there."""
+    (tmp_path / "team.writing-1234").mkdir()
+    (tmp_path / "team.writing-1234" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / "teams.writing-1234").mkdir()  # another one's
+    with writing(tmp_path / "team") as folder:
+        checkpoint.write_json(folder / "config.json", {})
+    (tmp_path / "config.yaml.writing-7").write_text("st")
+    checkpoint.write_whole(tmp_path / "config.yaml", b"steps: 1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "team", "teams.writing-1234"]
+
+
 def test_writing_again_replaces(tmp_path: Path) -> None:
     save(tmp_path / "step-000001", 1)
     save(tmp_path / "step-000001", 7)

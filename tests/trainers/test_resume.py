@@ -375,6 +375,39 @@ class Killed(BaseException):
     pass
 
 
+def test_killed_before_its_book_begins_it_can_begin(tiny_llama, tmp_path, monkeypatch):
+    """A directory with a book has a config as well, so it can be begun again in one way at least at any moment."""
+    where, more = tmp_path / "run", idle(tiny_llama, steps=1)
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Logbook, "_line", killed)
+        patch.setattr(Logbook, "finish", lambda *_: None)
+        train(ID, directory=where, **more)
+    assert read_config(where).steps == 1 and not (where / "metrics.jsonl").exists()
+    assert train(ID, directory=where, **more).step == 1
+
+
+def test_deaths_stay_counted_when_steps_come_again(tiny_llama, tmp_path):
+    """One before the checkpoint, one after it that a resume cuts off, one of the process that resumes, told twice."""
+    run = Run(resolve(ID, **idle(tiny_llama)), tmp_path / "run")
+    first, second, third = ({"cause": "gone", "lost_at": float(i)} for i in range(3))
+    book = Logbook(run.dir, run.config, run.arena)
+    book.begin()
+    book.lost(1, [first])
+    mark = book.mark()
+    book.lost(2, [second])
+    for _ in range(2):
+        again = Logbook(run.dir, run.config, run.arena)
+        again.begin(1, mark)
+        again.lost(1, [third])
+    assert [row["lost_at"] for row in run.history if row["kind"] == "loss"] == [0.0, 1.0, 2.0]
+    again.begin()  # anew
+    assert [row["lost_at"] for row in run.history if row["kind"] == "loss"] == [0.0, 1.0, 2.0]
+
+
 class Clock:
     """Lets so many writes happen; from then on every one fails, so that nothing can be tidied up, as after a kill."""
 

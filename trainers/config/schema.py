@@ -204,6 +204,8 @@ class RunConfig(Settings):
     restarts: Whole = 3
     """Number of times in a row, without a finished step between, that a run whose group died goes on by itself from its newest
     checkpoint."""
+    restart_pause: Amount = 2.0
+    """Seconds before the first of them; each further one waits twice as long, up to a minute."""
     deterministic: bool = False
     """Fixed decode shapes, pinned threads, no wall-clock deadlines: runs agree bit for bit."""
     shuffle_rewards: bool = False

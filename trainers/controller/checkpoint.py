@@ -14,6 +14,7 @@ checksums, and reading runs no code, whoever wrote the files:
 from __future__ import annotations
 
 import errno
+import glob
 import io
 import json
 import os
@@ -41,7 +42,7 @@ def writing(target: str | Path) -> Iterator[Path]:
     target = Path(target)
     draft = target.with_name(f"{target.name}{_UNFINISHED}{os.getpid()}")
     try:
-        shutil.rmtree(draft, ignore_errors=True)
+        _sweep(target)
         draft.mkdir(parents=True)
         yield draft
         _write_synced(draft / MANIFEST, manifest(draft))
@@ -196,9 +197,16 @@ def reading(path: Path) -> Iterator[Any]:
 
 def write_whole(path: Path, data: bytes) -> None:
     """A file that is the old one or the new one at any moment."""
+    _sweep(path)
     draft = path.with_name(f"{path.name}{_UNFINISHED}{os.getpid()}")
     _write_synced(draft, data)
     os.replace(draft, path)
+
+
+def _sweep(target: Path) -> None:
+    """Remove drafts that a kill left beside a target. A target has one writer at a time."""
+    for draft in target.parent.glob(f"{glob.escape(target.name)}{_UNFINISHED}*"):
+        shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
 
 
 def _write_synced(path: Path, data: bytes) -> None:

@@ -196,9 +196,13 @@ class Run:
         mark = await self._load(newest(self.dir)) if self._resume else None
         if mark is not None:  # a kill may have come between the last checkpoint and the removal of older ones
             checkpoint.prune(self.dir / "checkpoints", self.config.checkpoints)
+        config = signed(dump(self.config))
+        if mark is None:  # before the book: a directory with a book is a run, and every run has a config
+            checkpoint.write_whole(self.dir / "config.yaml", config)
         self.book.begin(self.step, mark)
         self.book.lost(self.step, self.losses)
-        checkpoint.write_whole(self.dir / "config.yaml", signed(dump(self.config)))
+        if mark is not None:
+            checkpoint.write_whole(self.dir / "config.yaml", config)
         if (path := self.dir / "spending.json").is_file():
             with checkpoint.reading(path) as bills:
                 self.spending.load_state_dict(bills)
@@ -338,10 +342,16 @@ def supervised(run: Run) -> Run:
                 saved = checkpoint.step_of(last)
             except NothingToResume:
                 last, saved = None, 0
-            row = {"cause": str(loss), "steps_lost": run.step - saved, "attempt": attempts}
-            pause = min(2.0**attempts, 60.0)
+            lost = run.step - saved
+            row = {
+                "cause": str(loss),
+                "steps_lost": lost,
+                "attempt": attempts,
+                "lost_at": round(time.time(), 6),
+            }
+            pause = min(config.restart_pause * 2.0 ** (attempts - 1), 60.0)
             print(
-                f"unitymas: {loss}; going on from step {saved} in {pause:g} s ({counted(run.step - saved, 'step')} lost, attempt "
+                f"unitymas: {loss}; going on from step {saved} in {pause:g} s ({counted(lost, 'step')} lost, attempt "
                 f"{attempts} of {config.restarts})", file=sys.stderr, flush=True,
             )  # fmt: skip
             time.sleep(pause)

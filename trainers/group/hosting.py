@@ -114,6 +114,9 @@ def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Any]:
             if id(model) not in engines:
                 engines[id(model)] = _engine(spec, policy, tokenizer)
             policy.speaker = _speaker(policy, engines[id(model)], tokenizer)
+    torch.manual_seed(
+        spec.seed
+    )  # checkpoints hold this chance: an actor's is then that of a group in the controller
     return hosted, tokenizer
 
 

@@ -27,13 +27,14 @@ import itertools
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, TypeVar
 
+from ...failures import GroupLost
 from ...hints import nearest
 from ...model.decoder import Decoder
 from ...model.llama import Llama
@@ -134,7 +135,7 @@ class VLLMEngine(Versioned):
 
     def _there(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run work in vLLM's loop."""
-        return asyncio.run_coroutine_threadsafe(contained_async(work), self._loop)
+        return asyncio.run_coroutine_threadsafe(contained_async(_alive(work)), self._loop)
 
     async def _answer(self, prompt: list[int], params: SamplingParams, adapter: str | None) -> Generation:
         """Answer one request under one version of the weights, from its first token to its last."""
@@ -307,7 +308,17 @@ class VLLMEngine(Versioned):
             self._wait(self._speak_again())
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._there(work).result()
+        """Wait for work in vLLM's loop. vLLM's own calls to a process that dies meanwhile would never end."""
+
+        async def watched() -> T:
+            task = asyncio.ensure_future(work)
+            while not (await asyncio.wait({task}, timeout=1.0))[0]:
+                if self.llm.errored:
+                    task.cancel()
+                    raise self.llm.dead_error
+            return await task
+
+        return self._there(watched()).result()
 
     def _send(self, model: Decoder, version: int) -> None:
         """Give the workers a model's weights."""
@@ -412,6 +423,16 @@ class VLLMEngine(Versioned):
         self._folder.cleanup()
         self.llm = None  # now, and not when Python has taken half of vLLM down
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+async def _alive(work: Awaitable[T]) -> T:
+    """Wait for vLLM. Its processes being gone is a lost group: the run goes on from its newest checkpoint."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        return await work
+    except EngineDeadError as error:
+        raise GroupLost(f"vLLM's engine process is gone: {error}") from error
 
 
 def truncates(params: SamplingParams) -> bool:

@@ -52,7 +52,10 @@ class Logbook:
 
     def begin(self, step: int = 0, mark: Mapping[str, Any] | None = None) -> None:
         """Open the book. A resumed run forgets what came after its checkpoint's `mark`: those steps come again."""
+        losses: list[dict[str, Any]] = []  # deaths stay counted, whatever steps come again
         if mark is None:
+            with suppress(Damaged, OSError):
+                losses = _losses(self.path)
             self.path.unlink(missing_ok=True)  # a run that ended before its first checkpoint is begun anew
         elif not self.path.exists():
             print(f"unitymas: {self.path} is gone; the curves begin at step {step}", file=sys.stderr)
@@ -62,6 +65,7 @@ class Logbook:
                 "to go on without the curves so far"
             )
         else:
+            losses = _losses(self.path)
             os.truncate(self.path, mark["bytes"])
             if self.console is not None:
                 self.console.recall(rows_of(self.path))
@@ -73,6 +77,7 @@ class Logbook:
                 "headline": self.arena.headline, "resumed": mark is not None, "config": written(to_dict(self.config)),
             },
         )  # fmt: skip
+        self.lost(step, losses)
 
     def mark(self) -> dict[str, Any]:
         """Position where the book ends now, for a checkpoint."""
@@ -100,10 +105,11 @@ class Logbook:
         print(f"alarm, {alarm}", file=sys.stderr, flush=True)
 
     def lost(self, step: int, losses: Sequence[Mapping[str, Any]]) -> None:
-        """Log the deaths of groups that the run has gone on after."""
-        logged = sum(row["kind"] == "loss" for row in rows_of(self.path)) if losses else 0
-        for loss in losses[logged:]:  # what came after the checkpoint's mark was cut off
-            self._line("loss", step, loss)
+        """Log the deaths of groups that the run has gone on after: each once, also those that came after the checkpoint's mark."""
+        logged = {row.get("lost_at") for row in _losses(self.path)} if losses else set()
+        for loss in losses:
+            if loss.get("lost_at") not in logged:
+                self._line("loss", step, loss)
 
     def say(self, text: str) -> None:
         """Tell whoever looks at the console."""
@@ -139,6 +145,12 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise Damaged(f"{path}, line {number}: this is not a line of JSON ({error})") from error
     return rows
+
+
+def _losses(path: Path) -> list[dict[str, Any]]:
+    """Deaths of groups that a book tells."""
+    told = ("kind", "step", "time")
+    return [{k: v for k, v in row.items() if k not in told} for row in rows_of(path) if row["kind"] == "loss"]
 
 
 def _console(directory: Path, config: RunConfig, headline: str) -> Console | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...config.group_settings import GroupSpec
-from .forked import GRACE, RankError, recoverable, told
+from .forked import GRACE, RankError, RankLost, recoverable, told
 
 
 class RankActor:
@@ -50,7 +50,7 @@ class RankActors:
     def __init__(self, spec: GroupSpec) -> None:
         import ray
 
-        self.name, self.ended, self.lock = spec.name, "", threading.Lock()
+        self.name, self.ended, self.lost, self.lock = spec.name, "", False, threading.Lock()
         gpus = 1 if spec.device.startswith("cuda") else 0
         made = ray.remote(RankActor).options(num_gpus=gpus, num_cpus=0)
         spec = replace(spec, threads=spec.threads or 1)
@@ -68,7 +68,7 @@ class RankActors:
 
         with self.lock:
             if self.ended:
-                raise RankError(self.ended)
+                raise (RankLost if self.lost else RankError)(self.ended)
             shared = ray.put(arguments)  # one copy for all ranks of a node
             return self._answers(method, [actor.call.remote(method, shared) for actor in self.actors])
 
@@ -88,16 +88,17 @@ class RankActors:
                 except RayTaskError as error:
                     errors[references.index(reference)] = error.cause
                 except Exception as error:  # the actor, or its node, is gone
-                    errors[references.index(reference)] = error
+                    self.lost = True
+                    errors = {references.index(reference): error}
                     waiting = []
         if not errors:
             return list(ray.get(references))
         index, first = min(errors.items())
-        if len(errors) == len(references) and what != "starting" and recoverable(first):
+        if not self.lost and len(errors) == len(references) and what != "starting" and recoverable(first):
             raise first
         self.close()
         self.ended = f"group {self.name!r}: {told(index, what, first)}; all its ranks are ended"
-        raise RankError(self.ended) from first
+        raise (RankLost if self.lost else RankError)(self.ended) from first
 
     def close(self) -> None:
         """End all ranks, whatever they do."""

@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,10 +22,12 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from ....agents.failures import GroupLost
 from ...config.group_settings import GroupSpec
 
 GRACE = 10.0
@@ -36,21 +39,25 @@ WORD = 60.0
 
 
 class RankError(RuntimeError):
-    """Raised when ranks ended. Their group cannot go on; a run resumes from its newest checkpoint."""
+    """Raised when ranks ended. Their group cannot go on."""
+
+
+class RankLost(RankError, GroupLost):
+    """Raised when a rank died. The run goes on by itself from its newest checkpoint."""
 
 
 class RankProcesses:
     """The ranks of one group. Every call goes to all of them."""
 
     def __init__(self, spec: GroupSpec) -> None:
-        self.name, self.ended = spec.name, ""
+        self.name, self.ended, self.lost = spec.name, "", False
         self.lock = threading.Lock()
-        self.folder = tempfile.TemporaryDirectory(prefix="unitymas-ranks-")
+        self.folder = tempfile.TemporaryDirectory(prefix="unitymas-ranks-", ignore_cleanup_errors=True)
         pairs = [socket.socketpair() for _ in range(spec.ranks)]
         far = [theirs.fileno() for _, theirs in pairs]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self.supervisor = subprocess.Popen(
-            [sys.executable, "-m", __name__, *map(str, far)],
+            [sys.executable, "-m", __name__, self.folder.name, *map(str, far)],
             pass_fds=far, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment,
         )  # fmt: skip
         self.links = [Connection(ours.detach()) for ours, _ in pairs]
@@ -76,7 +83,7 @@ class RankProcesses:
         """
         with self.lock:
             if self.ended:
-                raise RankError(self.ended)
+                raise (RankLost if self.lost else RankError)(self.ended)
             message = _packed((method, arguments))
             for index, link in enumerate(self.links):
                 self._send(index, link, message)
@@ -130,11 +137,12 @@ class RankProcesses:
         cause = json.loads(word) if word.strip() else {}
         index = cause.get("rank", index)
         self.close()
-        self.ended = (
+        self.lost, self.ended = (
+            True,
             f"group {self.name!r}: rank {index} of {len(self.links)} ended {when}{died(cause.get('code'))}. All its ranks "
-            "are ended; resume the run from its newest checkpoint"
+            "are ended; the run can go on from its newest checkpoint",
         )
-        raise RankError(self.ended)
+        raise RankLost(self.ended)
 
     def close(self) -> None:
         """End all ranks, whatever they do."""
@@ -234,8 +242,11 @@ def _end_with(link: int) -> None:
     os._exit(1)
 
 
-def supervise(links: Sequence[int]) -> int:
-    """Fork a rank for each link, and wait for them. When one ends badly, end the others, and print which and how."""
+def supervise(folder: str, links: Sequence[int]) -> int:
+    """Fork a rank for each link, and wait for them. When one ends badly, end the others, and print which and how.
+
+    The folder goes at the end: a group that was killed cannot remove it.
+    """
     from . import one_rank  # noqa: F401  torch comes in here, once for all ranks
 
     children: dict[int, int] = {}
@@ -268,10 +279,12 @@ def supervise(links: Sequence[int]) -> int:
         index = children.pop(child)
         if status and first:
             first = False
-            print(json.dumps({"rank": index, "code": os.waitstatus_to_exitcode(status)}), flush=True)
+            with suppress(BrokenPipeError):  # the group may be gone first
+                print(json.dumps({"rank": index, "code": os.waitstatus_to_exitcode(status)}), flush=True)
             end()
+    shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(supervise([int(word) for word in sys.argv[1:]]))
+    sys.exit(supervise(sys.argv[1], [int(word) for word in sys.argv[2:]]))
