@@ -40,14 +40,14 @@ KINDS = ("controller", "rank", "group", "ray-controller", "engine")
 
 
 @dataclass
-class Report:
+class Toll:
     """Outcome of one kind's runs."""
 
     kind: str
     runs: int = 0
     seconds: float = 0.0
     kills: Counter[str] = field(default_factory=Counter)
-    """By moment."""
+    """Kills by moment."""
     resumed: int = 0
     """Lives after a kill of the controller."""
     restarts: int = 0
@@ -67,11 +67,11 @@ class Battle:
         self.kind, self.place, self.model, self.args = kind, place, model, args
         self.chance = random.Random(f"{args.seed}/{kind}")
         self.moments: Sequence[str] = args.moments
-        self.report = Report(kind)
+        self.report = Toll(kind)
         self.temporary = place / "tmp"
         self.temporary.mkdir()
 
-    def fight(self, kills: int) -> Report:
+    def fight(self, kills: int) -> Toll:
         """Make the undisturbed run, then runs under fire until so many kills are done."""
         began = time.monotonic()
         calls = self.undisturbed()

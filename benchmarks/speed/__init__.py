@@ -18,6 +18,7 @@ PARTS = (
     "advantages",
     "tree",
     "star",
+    "simulate",
     "gpu",
     "memory",
 )

@@ -1,0 +1,224 @@
+"""A star of many groups, simulated: how busy do the controller, the workflow and Ray keep engines of a given speed?
+
+    unitymas bench simulate [--groups 1,4,16] [--flight 256,1024,4096] [--pace 8b-h100] [--runtime ray]
+
+What is real: the controller (collector, M-ASK with its retrieval, prompts, parsing, rewards, table, seals), Ray's actors and
+the messages. What is simulated: the engines, which answer as late as a model of their speed says (paced.py tells its source),
+with fixed replies. Episodes are dealt to the groups by their names. `--flight` episodes are played at once, on engines with
+half as many slots in all (`--slots` a group instead), so that there is always somebody in line.
+
+*utilisation* is the share of the slots that are taken, between the end of the first episodes (half of those in flight) and the
+beginning of the last one: what the controller cannot feed in time is missing. *controller* is the processor time of this process
+for 1,000 calls, workflow and retrieval included. *calls/s* is what the star carried; `limit` what the controller alone would
+carry if it had a processor to itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import pickle
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ....agents.answers import Answer
+from ....agents.policies import Call
+from ....agents.team import BoundTeam
+from ....envs.core.arena import Arena
+from ....envs.core.trace import Trace
+from ....envs.registry import make_arena
+from ....trainers.config.group_settings import GroupSpec, PolicySpec
+from ....trainers.config.schema import RayConfig
+from ....trainers.controller.collect import Collector, Cursor
+from ....trainers.group.actor import GroupActor
+from ....trainers.group.cluster import CALLS_AT_ONCE, connect
+from ....trainers.group.contract import Group
+from ....trainers.group.runtime import RayGroup
+from .paced import PACES, EngineSpeed, Lengths, PacedGroup
+
+
+class Dealt:
+    """A seat whose episodes are dealt out to policies, one in each group."""
+
+    def __init__(self, groups: Mapping[str, Group]) -> None:
+        self.groups = list(groups.items())
+
+    async def act(self, call: Call) -> Answer:
+        """Ask the episode's group."""
+        name, group = self.groups[zlib.crc32(call.episode.encode()) % len(self.groups)]
+        return await group.generate(f"policy-{name}", call, None, True)
+
+
+@dataclass
+class Regime:
+    """Result of one regime."""
+
+    groups: int
+    flight: int
+    slots: int
+    """Slots of each group."""
+    utilisation: float
+    calls_per_second: float
+    controller: float
+    """Seconds of this process for 1,000 calls."""
+    groups_cpu: float
+    """Processors that the paced groups took together: the price of the simulation itself."""
+    own_cpu: float
+    """Share of a processor that this process took."""
+    bytes_per_call: float
+    seal_seconds: float
+    """Time from the last reply to the end of the collection."""
+    episodes: int
+
+    def line(self) -> str:
+        """Return the regime as a row of the table."""
+        limit = 1000 / self.controller if self.controller else 0.0
+        return (
+            f"{self.groups:>6}{self.flight:>8}{self.slots:>7}{self.utilisation:>13.3f}{self.calls_per_second:>9.0f}"
+            f"{self.controller:>12.3f}{limit:>8.0f}{self.own_cpu:>10.2f}{self.groups_cpu:>12.2f}{self.bytes_per_call:>8.0f}"
+            f"{self.seal_seconds:>8.2f}"
+        )
+
+
+HEAD = (
+    f"{'groups':>6}{'flight':>8}{'slots':>7}{'utilisation':>13}{'calls/s':>9}{'controller':>12}{'limit':>8}{'own cpu':>10}"
+    f"{'groups cpu':>12}{'bytes':>8}{'seals':>8}"
+)
+
+
+class Window:
+    """Part of a collection in which the engines could be full: both of its ends are measured."""
+
+    def __init__(self, groups: Mapping[str, Group], first: int, last: int) -> None:
+        self.groups, self.marks, self.ended, self.last_reply = groups, (first, last), 0, 0.0
+        self.reports: list[asyncio.Task[list[Any]]] = []
+        self.own: list[float] = []
+
+    def over(self, trace: Trace) -> None:
+        """An episode is over."""
+        self.ended, self.last_reply = self.ended + 1, time.perf_counter()
+        if self.ended in self.marks:
+            self.own.append(time.process_time())
+            self.reports.append(asyncio.ensure_future(self._look()))
+
+    async def _look(self) -> list[Any]:
+        return [
+            time.perf_counter(),
+            *await asyncio.gather(*(group.report() for group in self.groups.values())),
+        ]
+
+
+async def regime(arena: Arena, groups: Mapping[str, Group], flight: int, slots: int, rounds: float) -> Regime:
+    """Collect with so many episodes in flight, and look at the engines."""
+    episodes = round(flight * rounds)
+    window = Window(groups, flight // 2, episodes - flight)
+    seat: Any = Dealt(groups)
+    team = BoundTeam(dict.fromkeys(arena.roles, seat), dict.fromkeys(arena.roles, "dealt"))
+    home = {f"policy-{name}": name for name in groups}
+    collector = Collector(arena, team, groups, home, trained=set(home), concurrency=flight)
+    tasks = Cursor(list(arena.task_ids), 0).take(max(1, episodes // 8))
+    harvest = await collector.collect(tasks, 8, flight, f"f{flight}", window.over)
+    sealed = time.perf_counter() - window.last_reply
+    if harvest.failures:
+        raise RuntimeError(f"episodes failed: {dict(harvest.failures)}")
+    (begin, *first), (end, *last) = [await report for report in window.reports]
+    calls = sum(b["calls"] - a["calls"] for a, b in zip(first, last, strict=True))
+    held = sum(b["slot_seconds"] - a["slot_seconds"] for a, b in zip(first, last, strict=True))
+    seconds = end - begin
+    own = window.own[1] - window.own[0]
+    theirs = sum(b["cpu"] - a["cpu"] for a, b in zip(first, last, strict=True))
+    act = harvest.traces[0].acts()[-1]
+    call = Call(
+        agent=act.agent or "",
+        role=act.role or "",
+        messages=act.messages,
+        episode=harvest.episodes[0],
+        node=act.id,
+    )
+    size = len(pickle.dumps(("generate", ("policy-0", call, None, True)), protocol=5))
+    size += len(pickle.dumps((True, Answer(act.text, act.meta)), protocol=5))
+    return Regime(
+        len(groups), flight, slots, held / (seconds * slots * len(groups)), calls / seconds, own / calls * 1000,
+        theirs / seconds, own / seconds, size, sealed, len(harvest.traces),
+    )  # fmt: skip
+
+
+def started(count: int, runtime: str, pace: EngineSpeed, slots: int, lengths: Lengths) -> dict[str, Group]:
+    """Start so many paced groups."""
+    if runtime == "local":
+        return {f"g{i}": cast(Group, PacedGroup(pace, slots, lengths)) for i in range(count)}
+    import ray
+
+    remote = ray.remote(GroupActor).options(num_cpus=0, max_concurrency=CALLS_AT_ONCE)
+    specs = [
+        GroupSpec(name=f"g{i}", model="none", policies={f"policy-g{i}": PolicySpec()}) for i in range(count)
+    ]
+    return {
+        spec.name: cast(Group, RayGroup(spec, remote.remote(PacedGroup, pace, slots, lengths)))
+        for spec in specs
+    }
+
+
+async def simulate(args: argparse.Namespace) -> list[Regime]:
+    """Measure all regimes, and print each."""
+    pace, lengths = PACES[args.pace], Lengths(reply=args.reply)
+    print(
+        f"{pace.name}: a step of {pace.floor * 1e3:g} ms + {pace.each * 1e3:g} ms a request ({pace.source})"
+    )
+    print(HEAD, flush=True)
+    if args.runtime == "ray":
+        connect(RayConfig())
+    arena = make_arena("mask-hotpotqa", data="mini", prompts="full", split="train", max_turns=args.turns)
+    table = []
+    for count in args.groups:
+        for flight in args.flight:
+            slots = args.slots or max(1, flight // (2 * count))
+            groups = started(count, args.runtime, pace, slots, lengths)
+            await asyncio.gather(*(group.report() for group in groups.values()))
+            table.append(await regime(arena, groups, flight, slots, args.rounds))
+            print(table[-1].line(), flush=True)
+            for group in groups.values():
+                group.abandon()
+    return table
+
+
+def numbers(text: str) -> list[int]:
+    """Read numbers with commas between."""
+    return [int(word) for word in text.split(",")]
+
+
+def main() -> None:
+    """Read the arguments and simulate."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--groups", type=numbers, default=[1, 4, 16])
+    parser.add_argument("--flight", type=numbers, default=[256, 1024, 4096], help="episodes at once")
+    parser.add_argument(
+        "--slots", type=int, default=0, help="slots of each group (0: half as many in all as episodes)"
+    )
+    parser.add_argument("--pace", choices=list(PACES), default="8b-h100")
+    parser.add_argument("--reply", type=int, default=200, help="mean tokens of a reply")
+    parser.add_argument("--turns", type=int, default=2, help="most turns of an episode")
+    parser.add_argument("--rounds", type=float, default=3.0, help="episodes, in multiples of those in flight")
+    parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
+    parser.add_argument("--out", type=Path, help="a JSON file of the result")
+    args = parser.parse_args()
+    table = asyncio.run(simulate(args))
+    if args.out:
+        told = {
+            "pace": asdict(PACES[args.pace]),
+            "reply": args.reply,
+            "runtime": args.runtime,
+            "rounds": args.rounds,
+        }
+        args.out.write_text(json.dumps({**told, "regimes": [asdict(row) for row in table]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
