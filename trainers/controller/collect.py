@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 from ...agents.answers import Answer, DecisionId
@@ -208,13 +208,16 @@ class Collector:
 
         async with self.team:
             played = await side_by_side(counted(job) for job in jobs)
+        sealing: list[Awaitable[object]] = []
         # in the order of tasks and samples, whoever came first
         for (_, _, index), (name, trace, rows) in zip(jobs, played, strict=True):
             if trace is None:
                 continue
             harvest.take(name, trace, f"{label}:{index}")
             if keep:
-                harvest.decisions += await self._seal(name, rows)
+                harvest.decisions += rows
+                sealing.append(self._seal(name, rows))
+        await asyncio.gather(*sealing)  # side by side: over Ray they travel together
         harvest.seconds = time.perf_counter() - began
         return harvest
 
@@ -262,11 +265,13 @@ class Collector:
                     break  # the same would happen again
         return name, None, []
 
-    async def _seal(self, name: str, rows: list[Decision]) -> list[Decision]:
-        for group_name, group in self.groups.items():
-            keep = [r.node for r in rows if r.trainable and self.home.get(r.policy) == group_name]
-            await group.seal(name, keep)
-        return rows
+    async def _seal(self, name: str, rows: list[Decision]) -> None:
+        """Close an episode where it was sampled. The other groups close it when the step retires it."""
+        nodes: dict[str, list[str]] = {}
+        for row in rows:
+            if (home := self.home.get(row.policy)) in self.groups:
+                nodes.setdefault(home, []).extend([row.node] if row.trainable else [])
+        await asyncio.gather(*(self.groups[home].seal(name, keep) for home, keep in nodes.items()))
 
     async def _drop(self, name: str, cause: str) -> None:
         for group in self.groups.values():

@@ -141,7 +141,7 @@ async def regime(arena: Arena, groups: Mapping[str, Group], flight: int, slots: 
         node=act.id,
     )
     size = len(pickle.dumps(("generate", ("policy-0", call, None, True)), protocol=5))
-    size += len(pickle.dumps((True, Answer(act.text, act.meta)), protocol=5))
+    size += len(pickle.dumps((True, Answer(act.text or "", act.meta)), protocol=5))
     return Regime(
         len(groups), flight, slots, held / (seconds * slots * len(groups)), calls / seconds, own / calls * 1000,
         theirs / seconds, own / seconds, size, sealed, len(harvest.traces),

@@ -80,7 +80,8 @@ class PacedGroup:
         self.running: list[tuple[float, int, asyncio.Future[None]]] = []  # by the progress at which they end
         self.progress = self.stall = 0.0  # decode steps done; prefill that is still to be done
         self.last = time.perf_counter()
-        self.numbers, self.timer = itertools.count(), None
+        self.numbers = itertools.count()
+        self.timer: asyncio.TimerHandle | None = None
         self.slot_seconds = self.tokens = 0.0
         self.calls = self.seals = 0
 
