@@ -390,6 +390,28 @@ def test_killed_before_its_book_begins_it_can_begin(tiny_llama, tmp_path, monkey
     assert train(ID, directory=where, **more).step == 1
 
 
+def test_the_best_checkpoints_stay_beside_the_newest(tiny_llama, tmp_path, monkeypatch):
+    """They stay; the run goes on from its newest all the same."""
+    scores = iter([0.0, 0.1, 0.5, 0.2, 0.9, 0.3, 0.4])
+
+    async def validate(run):
+        return {run.arena.headline: next(scores)}
+
+    monkeypatch.setattr(Run, "validate", validate)
+    more = {
+        **idle(tiny_llama, steps=5, checkpoints_best=2),
+        "checkpoints": 1,
+        "eval": {"every": 1, "tasks": 1},
+    }
+    train(ID, directory=tmp_path / "run", **more)
+    standing = [folder.name for folder in checkpoint.finished(tmp_path / "run" / "checkpoints")]
+    assert standing == ["step-000002", "step-000004", "step-000005"]
+    run = train(directory=tmp_path / "run", resume=True, overrides=["steps=6"])
+    assert [row["step"] for row in run.history if row["kind"] == "step"] == [1, 2, 3, 4, 5, 6]
+    standing = [folder.name for folder in checkpoint.finished(tmp_path / "run" / "checkpoints")]
+    assert standing == ["step-000002", "step-000004", "step-000006"]
+
+
 def test_deaths_stay_counted_when_steps_come_again(tiny_llama, tmp_path):
     """One before the checkpoint, one after it that a resume cuts off, one of the process that resumes, told twice."""
     run = Run(resolve(ID, **idle(tiny_llama)), tmp_path / "run")

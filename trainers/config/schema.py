@@ -222,4 +222,7 @@ class RunConfig(Settings):
     checkpoint_every: Whole = 20
     """Steps between checkpoints; 0: only at the end."""
     checkpoints: Count = 2
-    """Number of checkpoints that are kept."""
+    """Number of checkpoints that are kept, the newest."""
+    checkpoints_best: Whole = 0
+    """Number of checkpoints that are kept besides: those of the steps with the best validation. The run itself never chooses among
+    them: it goes on from the newest, exports its last policies, and reports every validation."""

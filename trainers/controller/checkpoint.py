@@ -20,7 +20,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -127,10 +127,12 @@ def latest(root: str | Path) -> Path | None:
     return None
 
 
-def prune(root: str | Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what was left unfinished."""
+def prune(root: str | Path, keep: int, best: Collection[str] = ()) -> None:
+    """Remove all but the newest `keep` checkpoints and those named in `best`, and what was left unfinished."""
     folders = finished(root)
     for folder in folders[: max(0, len(folders) - keep)]:
+        if folder.name in best:
+            continue
         folder.rename(folder.with_name(folder.name + _UNFINISHED))  # first of all it stops being a checkpoint
     for folder in Path(root).glob(f"*{_UNFINISHED}*"):
         shutil.rmtree(folder, ignore_errors=True)

@@ -269,7 +269,7 @@ class Collector:
         """Close an episode where it was sampled. The other groups close it when the step retires it."""
         nodes: dict[str, list[str]] = {}
         for row in rows:
-            if (home := self.home.get(row.policy)) in self.groups:
+            if (home := self.home.get(row.policy)) is not None:
                 nodes.setdefault(home, []).extend([row.node] if row.trainable else [])
         await asyncio.gather(*(self.groups[home].seal(name, keep) for home, keep in nodes.items()))
 

@@ -195,7 +195,7 @@ class Run:
         """Begin from the newest checkpoint, or from the first validation."""
         mark = await self._load(newest(self.dir)) if self._resume else None
         if mark is not None:  # a kill may have come between the last checkpoint and the removal of older ones
-            checkpoint.prune(self.dir / "checkpoints", self.config.checkpoints)
+            self._prune()
         config = signed(dump(self.config))
         if mark is None:  # before the book: a directory with a book is a run, and every run has a config
             checkpoint.write_whole(self.dir / "config.yaml", config)
@@ -280,9 +280,21 @@ class Run:
             checkpoint.write_json(folder / "controller.json", self._state())
             checkpoint.write_tensors(folder / "state.pt", dict(self.state))
             checkpoint.write_json(folder / "recipe.json", self.recipe.state_dict())
-        checkpoint.prune(self.dir / "checkpoints", self.config.checkpoints)
+        self._prune()
         self._saved = self.step
         return target
+
+    def _prune(self) -> None:
+        """Keep the newest checkpoints, and those of the steps with the best validation where that is asked for."""
+        root, kept = self.dir / "checkpoints", self.config.checkpoints_best
+        scores = {
+            checkpoint.named(row["step"]): row.get(self.arena.headline, 0.0)
+            for row in (self.history if kept else ())
+            if row["kind"] == "validation"
+        }
+        standing = [folder.name for folder in checkpoint.finished(root) if folder.name in scores]
+        best = sorted(standing, key=lambda name: (-scores[name], name))[:kept]
+        checkpoint.prune(root, self.config.checkpoints, best)
 
     def _state(self) -> dict[str, Any]:
         """The controller's own, as plain data."""
