@@ -77,7 +77,7 @@ def _verify(program: str, fn_name: str | None, task: Any, tests: Any = None) -> 
     public = thaw(task.view["visible_tests"])
     if tests is not None:
         fn_name = fn_name or named_function(judging)
-        tests = thaw(tests) if isinstance(tests, list | tuple) else []
+        tests = tests if isinstance(tests, list | tuple) else []
         public = written_tests(tests, fn_name)
         if task.reference.get("solution"):
             golden = verify_code(task.reference["solution"], public, fn_name=fn_name)

@@ -60,6 +60,15 @@ DEEPSEEK = (
     "{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"
 )
 
+GRANITE = (
+    "{% for m in messages %}{{ '<|start_of_role|>' + m['role'] + '<|end_of_role|>' + m['content'] + '<|end_of_text|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}"
+)
+PHI4 = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '<|im_sep|>' + m['content'] + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}"
+)
+
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 MERGES = [("<", "|"), ("|", ">"), ("e", "n"), ("en", "d"), ("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo")]
 GPT = r"'s|\p{N}{1,3}| ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
@@ -169,6 +178,11 @@ FAMILIES = {
         *map(plain, ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")),
         bos_token="<｜begin▁of▁sentence｜>", eos_token="<｜end▁of▁sentence｜>",
     ),
+    "granite": lambda: byte_level(
+        GRANITE, *map(special, ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "<|tool_call|>")),
+        eos_token="<|end_of_text|>",
+    ),
+    "phi-4": lambda: byte_level(PHI4, *map(special, (*SIGNS, "<|im_sep|>", "<|endoftext|>")), eos_token="<|im_end|>"),
     "unigram": lambda: unigram(GEMMA, TURNS),
     "words": lambda: words(CHATML, SIGNS),
     "tiny": lambda: AutoTokenizer.from_pretrained(Path(unitymas.agents.__file__).parent / "tiny"),

@@ -46,6 +46,14 @@ def judged(tests: Any, fn_name: str | None) -> tuple[dict[str, Any], dict[str, A
     return result.public, result.private
 
 
+def deep(levels: int, of: type = list) -> Any:
+    """A value inside of so many lists, or tables."""
+    value: Any = 1
+    for _ in range(levels):
+        value = [value] if of is list else {"a": value}
+    return value
+
+
 @pytest.mark.parametrize("fn_name", [None, "add"])
 @pytest.mark.parametrize(
     "tests",
@@ -63,6 +71,42 @@ def judged(tests: Any, fn_name: str | None) -> tuple[dict[str, Any], dict[str, A
         [None, 7, "x", []],
         [{"input": "9" * 10**6, "output": "9"}],
         [{"input": [float("nan"), float("inf")], "output": float("nan")}],
+        [{"input": [deep(100), 1], "output": deep(100)}],
+        [{"input": [deep(400), 1], "output": 3}],
+        [{"input": [deep(970), 1], "output": 3}],
+        [{"input": [deep(3000), 1], "output": deep(3000)}, STDIN],
+        [{"input": [deep(900, dict), 1], "output": deep(900, dict)}],
+        [{"input": "[" * 5000, "output": "]"}],
+        [{"input": "[" * 900 + "]" * 900 + "\n1", "output": "3"}],
+        [{"input": [10**5000, 1], "output": 3}],
+        [{"input": [10**4000, 1], "output": 10**4000 + 1}],
+        [{"input": "9" * 5000 + "\n1", "output": "3"}],
+        [{"input": [1e400, 1], "output": -0.0}],
+        [{"input": [{"nan": float("nan")}, 1], "output": {"": None}}],
+        [STDIN] * 10_000,
+        [{"input": "1 2\n" + " " * 250_000, "output": "x" * 10_000}] * 64,
+        [{"input": "1\x002", "output": "\x00"}],
+        [{"input": "1 2\r\n", "output": "3\r\n"}],
+        [{"input": [{"\ud800": 1}, 2], "output": {"\udfff": 1}}],
+        [{"input": "\x1b[2J1 2", "output": "\x1b]0;x\x07"}],
+        [{"input": [["__import__", "os"], ["list", 0]], "output": ["set", [1]]}],
+        [{"input": '[["list", 0]]', "output": '[["dict", 0]]'}],
+        [
+            {
+                "input": [1, 2],
+                "output": 3,
+                "checker": "exact",
+                "time_limit": 1e-9,
+                "sandbox": "unsafe",
+                "limits": {},
+            }
+        ],
+        [{"input": "import os; os._exit(0)", "output": ""}],
+        [{"input": True, "output": False}, {"input": "", "output": ""}, {"input": [], "output": None}],
+        [{"input": list(range(5000)), "output": 3}],
+        [{"input": {"__class__": "x", "__reduce__": 1}, "output": {"$ref": "#"}}],
+        [["1 2", "3"], [[1, 2], 3], {"tests": [STDIN], "input": [1, 2], "output": 3}],
+        [{"input": [{str(i): i for i in range(20_000)}, 1], "output": 3}],
     ],
 )
 def test_the_hidden_verdict_stands(tests: Any, fn_name: str | None) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ....agents.frozen import thaw
+
 _INPUT = ("input", "stdin", "inputs")
 _OUTPUT = ("output", "stdout", "outputs", "expected_output", "expected")
 _MOST_TESTS, _MOST_WRITTEN = 64, 1 << 18  # of a role's own: tests, and characters of each
@@ -65,8 +67,8 @@ def written_tests(tests: Sequence[object], fn_name: str | None) -> list[dict[str
         if len(kept) == _MOST_TESTS:
             break
         if isinstance(test, Mapping) and "input" in test and "output" in test:
-            plain = {"input": test["input"], "output": test["output"]}
-            try:
+            try:  # what nests too deeply to be written is no test
+                plain = {"input": thaw(test["input"]), "output": thaw(test["output"])}
                 small = len(json.dumps(plain, default=dict)) <= _MOST_WRITTEN
                 read_tests([plain], fn_name)
             except (TypeError, ValueError, RecursionError):
