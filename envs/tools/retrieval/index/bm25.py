@@ -29,6 +29,7 @@ from .index_files import (
     PassageFile,
     PassageWriter,
     Strings,
+    as_told_by,
     check_files,
     check_same,
     encode,
@@ -120,18 +121,19 @@ class Bm25Index(Index):
         """The index at `path`. `verify` reads every file once to compare checksums (about 1 GB/s)."""
         path = Path(path)
         manifest = read_manifest(path)
-        if manifest["kind"] != "bm25":
-            raise RetrievalError(f"{path} is a {manifest['kind']} index; open it with `open_index`")
-        check_files(path, manifest, contents=verify)
-        settings = manifest["settings"]
-        postings = Postings(
-            starts=read_array(path / "starts", np.int64),
-            passages=read_array(path / "postings", np.int32),
-            impacts=read_array(path / "impacts", np.int32),
-            peaks=read_array(path / "peaks", np.int32),
-        )
-        analyze = Analyzer(stem=settings["stem"], stop_words=settings["stop_words"])
-        return cls(PassageFile(path), _TermFile(path), postings, analyze, manifest["fingerprint"], path)
+        with as_told_by(path):
+            if manifest["kind"] != "bm25":
+                raise RetrievalError(f"{path} is a {manifest['kind']} index; open it with `open_index`")
+            check_files(path, manifest, contents=verify)
+            settings = manifest["settings"]
+            postings = Postings(
+                starts=read_array(path / "starts", np.int64),
+                passages=read_array(path / "postings", np.int32),
+                impacts=read_array(path / "impacts", np.int32),
+                peaks=read_array(path / "peaks", np.int32),
+            )
+            analyze = Analyzer(stem=settings["stem"], stop_words=settings["stop_words"])
+            return cls(PassageFile(path), _TermFile(path), postings, analyze, manifest["fingerprint"], path)
 
     @classmethod
     def _build_in_memory(

@@ -20,7 +20,7 @@ from .terms import Analyzer
 
 def open_index(path: str | Path, *, verify: bool = True) -> Bm25Index | DenseIndex:
     """The index at `path`, of whichever kind it is."""
-    kind = read_manifest(Path(path))["kind"]
+    kind = read_manifest(Path(path)).get("kind")
     return DenseIndex.open(path, verify=verify) if kind == "dense" else Bm25Index.open(path, verify=verify)
 
 

@@ -31,6 +31,7 @@ from .index_files import (
     Fingerprint,
     PassageFile,
     PassageWriter,
+    as_told_by,
     check_files,
     check_same,
     encode,
@@ -107,17 +108,21 @@ class DenseIndex(Index):
         """The index at `path`, searched with the embedder it was built with (by default found by its settings)."""
         path = Path(path)
         manifest = read_manifest(path)
-        if manifest["kind"] != "dense":
-            raise RetrievalError(f"{path} is a {manifest['kind']} index; open it with `open_index`")
-        check_files(path, manifest, contents=verify)
-        embedder = embedder or embedder_from(manifest["settings"])
-        if embedder.fingerprint != manifest["embedder"]:
-            raise RetrievalError(
-                f"{path} was built with the embedder {manifest['embedder']}, not with "
-                f"{embedder.fingerprint}: queries and passages would not be comparable"
-            )
-        vectors = read_array(path / "vectors", np.float32).reshape(-1, manifest["dimensions"])
-        return cls(PassageFile(path), vectors, embedder, manifest["fingerprint"], path, engine=engine)
+        with as_told_by(path):
+            if manifest["kind"] != "dense":
+                raise RetrievalError(f"{path} is a {manifest['kind']} index; open it with `open_index`")
+            check_files(path, manifest, contents=verify)
+            embedder = embedder or embedder_from(manifest["settings"])
+            if embedder.fingerprint != manifest["embedder"]:
+                raise RetrievalError(
+                    f"{path} was built with the embedder {manifest['embedder']}, not with "
+                    f"{embedder.fingerprint}: queries and passages would not be comparable"
+                )
+            vectors = read_array(path / "vectors", np.float32).reshape(-1, manifest["dimensions"])
+            passages = PassageFile(path)
+            if len(vectors) != len(passages):
+                raise ValueError(f"{len(vectors)} vectors of {len(passages)} passages")
+            return cls(passages, vectors, embedder, manifest["fingerprint"], path, engine=engine)
 
     def __len__(self) -> int:
         return len(self._passages)

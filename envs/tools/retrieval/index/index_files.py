@@ -185,6 +185,21 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return body
 
 
+@contextmanager
+def as_told_by(path: Path) -> Iterator[None]:
+    """Open an index as its manifest tells; what is missing in it, or of another kind, is the manifest's fault."""
+    try:
+        yield
+    except RetrievalError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise IndexFormatError(
+            f"{path / 'manifest.json'} does not fit this index ({type(error).__name__}: {error}); build it again"
+        ) from None
+
+
 def check_files(path: Path, manifest: dict[str, Any], *, contents: bool = True) -> None:
     """Raise IndexFormatError, naming the file, unless all files are there with the right size and contents."""
     for name, facts in manifest["files"].items():
