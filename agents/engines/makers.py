@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import torch
@@ -28,7 +30,12 @@ def torch_engine(order: EngineOrder) -> Engine:
         raise ValueError(
             f"deterministic runs need a model whose products keep their shapes, and this one {why}"
         )
-    return engine_kind(order.model)(
+    kind: Callable[..., Engine] = engine_kind(order.model)
+    if (drawn := order.options.get("replay")) is not None:
+        from .torch.by_version import ReplayEngine
+
+        kind = partial(ReplayEngine, drawn)
+    return kind(
         order.model,
         order.tokenizer,
         slots=order.slots,

@@ -196,8 +196,13 @@ class RunConfig(Settings):
     """An episode that takes longer is truncated. Not in deterministic runs."""
     retries: Whole = 2
     """Number of times that an episode that failed for infrastructure's sake is begun anew."""
+    overlap: Literal["off", "wait", "drop"] = "off"
+    """Play episodes while groups update (docs/overlap.md). wait: no episode begins that could become older than `staleness`, and
+    all are trained on, in order. drop: whoever arrives first is trained on, and what is too old is discarded, long episodes more
+    often than short ones. off: play, then update."""
     staleness: Whole = 0
-    """Largest number of versions that a sample may be old when it is trained on; older ones are discarded and counted."""
+    """Largest number of versions that a sample may be old when it is trained on; older ones are discarded and counted.
+    With overlap=wait, steps that collection may run ahead; usual 1."""
     seed: int = 0
     runtime: Literal["local", "ray"] = "local"
     ray: RayConfig = RayConfig()

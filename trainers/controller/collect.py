@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...agents.answers import Answer, DecisionId
@@ -28,6 +28,7 @@ from ...envs.core.trace import Trace
 from ..algorithms.algorithm import Tree
 from ..group.contract import Group
 from .counterfactual import Counterfactual, question
+from .reporting.idle import Idle
 from .reporting.progress import Progress
 from .reporting.watchdog import Watchdog
 from .statistics.decisions import decisions_of
@@ -38,13 +39,16 @@ from .tree import Grown, Judge, TreeSampler, Worth
 class Seat:
     """A policy of a model group, as a player. A temperature of its own is for validation: nothing is kept then."""
 
-    def __init__(self, group: Group, policy: str, temperature: float | None = None) -> None:
-        self.group, self.policy, self.temperature = group, policy, temperature
+    def __init__(
+        self, group: Group, policy: str, temperature: float | None = None, idle: Idle | None = None
+    ) -> None:
+        self.group, self.policy, self.temperature, self.idle = group, policy, temperature, idle or Idle()
 
     async def act(self, call: Call) -> Answer:
         """Ask the group."""
         keep = self.temperature is None
-        return await self.group.generate(self.policy, call, self.temperature, keep)
+        with self.idle.call():
+            return await self.group.generate(self.policy, call, self.temperature, keep)
 
     def __repr__(self) -> str:
         return f"policy {self.policy!r}"
@@ -61,6 +65,7 @@ class Harvest:
     grown: list[Grown] = field(default_factory=list)  # where trees were sampled
     failures: Counter[str] = field(default_factory=Counter)  # by boundary and error
     seconds: float = 0.0
+    stale: int = 0  # episodes that were discarded, too old
     drawn: Counter[str] = field(
         default_factory=Counter
     )  # by environment: begun, whether played, failed or set aside
@@ -192,17 +197,24 @@ class Collector:
         tree: Tree | None = None,
         judge: Judge | None = None,
         worth: Worth | None = None,
+        first: int = 0,
+        attempts: Mapping[int, int] | None = None,
     ) -> Harvest:
-        """`k` episodes (or trees) of each task. `keep=False` plays for the score alone: nothing is sealed."""
+        """`k` episodes (or trees) of each task. `keep=False` plays for the score alone: nothing is sealed.
+
+        `first` is the number of the first task under its label. `attempts` plays these samples alone, each from that attempt on.
+        """
         harvest = Harvest()
         began = time.perf_counter()
-        jobs = [(self.arena.task(t), s, i) for i, t in enumerate(tasks) for s in range(k)]
-        harvest.drawn[self.arena.env_id] = len(jobs)
+        samples = range(k) if attempts is None else attempts
+        jobs = [(self.arena.task(t), s, i) for i, t in enumerate(tasks, first) for s in samples]
+        harvest.drawn[self.arena.env_id] = len(tasks) * k
         grow = None if tree is None else (tree, judge, worth)
         self.progress.begin("playing" if keep else "validating", len(jobs))
 
         async def counted(job: tuple[Task, int, int]) -> tuple[str, Trace | None, list[Decision]]:
-            name, trace, rows = await self._episode(job, seed, label, harvest, on_trace, grow)
+            begun = 0 if attempts is None else attempts[job[1]]
+            name, trace, rows = await self._episode(job, seed, label, harvest, on_trace, grow, begun)
             self.progress.ended(sum(n.meta.tokens_out or 0 for n in trace.acts()) if trace else 0)
             return name, trace, rows
 
@@ -229,11 +241,12 @@ class Collector:
         harvest: Harvest,
         on_trace: Callable[[Trace], None] | None,
         grow: tuple[Tree, Judge | None, Worth | None] | None,
+        begun: int = 0,
     ) -> tuple[str, Trace | None, list[Decision]]:
         task, sample, index = job
         name = ""
         async with self._gate:
-            for attempt in range(self.retries + 1):
+            for attempt in range(begun, self.retries + 1):
                 name = f"{label}:{index}.{sample}" + (f"~{attempt}" if attempt else "")
                 chance = derive(seed, label, index, task.id, sample)
                 if grow is None:
@@ -276,6 +289,11 @@ class Collector:
     async def _drop(self, name: str, cause: str) -> None:
         for group in self.groups.values():
             await group.drop(name, cause)
+
+
+def too_old(decisions: Iterable[Decision], versions: Mapping[str, int], most: int) -> set[str]:
+    """Episodes with a trained act that began more than `most` versions ago."""
+    return {d.episode for d in decisions if d.trainable and versions.get(d.policy, 0) - d.version > most}
 
 
 def minibatches_of(rows: list[Decision], count: int) -> list[list[DecisionId]]:

@@ -15,6 +15,7 @@ from ..config.plan import RunPlan
 from ..config.schema import ConfigError
 from ..group.contract import Group
 from .collect import Seat
+from .reporting.idle import Idle
 from .reporting.progress import Progress
 from .reporting.watchdog import Watchdog
 from .statistics.table import Signal, ValueSummary
@@ -29,6 +30,7 @@ class HostedGroups:
         self.played: Mapping[str, Trace] = {}  # this step's episodes, for critics of the whole trace
         self.versions: dict[str, int] = {}  # of each policy, as last published
         self.sizes: dict[str, int] = {}  # parameters of each policy
+        self.idle = Idle()
 
     def of(self, policy: str) -> Group:
         """The group that hosts a policy."""
@@ -36,7 +38,7 @@ class HostedGroups:
 
     def seat(self, policy: str, temperature: float | None = None) -> Seat:
         """A policy as a player."""
-        return Seat(self.of(policy), policy, temperature)
+        return Seat(self.of(policy), policy, temperature, self.idle)
 
     # from start to end -------------------------------------------------------------------------------
 

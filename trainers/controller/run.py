@@ -15,9 +15,9 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ...agents.failures import GroupLost
 from ...agents.hints import counted
@@ -40,6 +40,9 @@ from . import checkpoint
 from .collect import Collector, Cursor
 from .hosts import HostedGroups
 from .interrupt import Interrupts
+from .overlap.fitting import check_overlap
+from .overlap.replay import Recording, Replay
+from .overlap.stream import Stream
 from .reporting.loggers import Logbook, rows_of
 from .reporting.progress import Progress
 from .reporting.timeline import Timeline
@@ -63,8 +66,10 @@ class Run:
         resume: bool = False,
         changes: Sequence[str] = (),
         losses: Sequence[Mapping[str, Any]] = (),
+        recording: Recording | None = None,
     ) -> None:
         self.config, self.dir, self.changes, self.losses = config, Path(directory), changes, losses
+        self.recording, self.stream = recording, cast(Stream | None, None)
         self.arena, self.validation = make_arenas(config)
         self.plan = plan(config, self.arena)
         self.step = 0
@@ -80,7 +85,7 @@ class Run:
         self.spending = self.plan.guests.spending
         try:
             self.recipe.check(self)
-            self.recipe.plan(self)
+            check_overlap(config, self.recipe, self.recipe.plan(self))
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -162,6 +167,8 @@ class Run:
             raise
         finally:
             self._note_spending()
+            if self.stream is not None:
+                await self.stream.close(done=self.step >= self.config.steps)
             await self.hosts.close()
             self.watchdog.stop()
         return self
@@ -174,6 +181,8 @@ class Run:
 
     async def _start(self) -> Mapping[str, GroupSpec]:
         specs = placed(self.plan, self.dir / "inspection")
+        if self.recording is not None:
+            specs = self.recording.specs(specs, self.config.staleness)
         self.dir.mkdir(parents=True, exist_ok=True)
         try:
             await self.hosts.start(specs)
@@ -183,6 +192,10 @@ class Run:
             raise
         self.collector = self.collector_of(self.arena)
         self.evaluator = self.collector_of(self.validation, self.config.eval.temperature)
+        if self.recording is not None:
+            self.stream = Replay(self, self.recording)
+        elif self.config.overlap != "off":
+            self.stream = Stream(self)
         return specs
 
     def _abandon(self) -> None:
@@ -206,6 +219,8 @@ class Run:
         if (path := self.dir / "spending.json").is_file():
             with checkpoint.reading(path) as bills:
                 self.spending.load_state_dict(bills)
+        if self.stream is not None:
+            self.stream.begin(self.recipe.team(self), self.recipe.trains(self))
         if mark is None:
             self.book.validated(self.step, await self.validate())
             if self.interrupts:
@@ -216,9 +231,12 @@ class Run:
         if self.spending.may_end() and self._saved != self.step:
             await self.save()  # a budget that is spent within the step costs no step that is done
         started = time.perf_counter()
+        self.hosts.idle.begin()
         metrics = await self.recipe.step(self)
         self.step += 1
-        metrics["time/step"] = time.perf_counter() - started
+        metrics |= {"time/step": time.perf_counter() - started, **self.hosts.idle.figures()}
+        if self.stream is not None:
+            self.stream.stepped(metrics)
         metrics |= self.spending.figures()
         self._note_spending()
         metrics |= self.timeline.stepped(self.step, started)
@@ -275,14 +293,20 @@ class Run:
         """A whole checkpoint: every group's policies, and the controller's state."""
         target = self.dir / "checkpoints" / checkpoint.named(self.step)
         self.progress.begin(f"writing {target.name}")
+        async with nullcontext() if self.stream is None else self.stream.at_rest():
+            await self._write(target)
+        self._prune()
+        self._saved = self.step
+        return target
+
+    async def _write(self, target: Path) -> None:
         with checkpoint.writing(target) as folder:
             await self.hosts.save(folder)
             checkpoint.write_json(folder / "controller.json", self._state())
             checkpoint.write_tensors(folder / "state.pt", dict(self.state))
             checkpoint.write_json(folder / "recipe.json", self.recipe.state_dict())
-        self._prune()
-        self._saved = self.step
-        return target
+            if self.stream is not None:
+                checkpoint.write_json(folder / "overlap.json", self.stream.state_dict())
 
     def _prune(self) -> None:
         """Keep the newest checkpoints, and those of the steps with the best validation where that is asked for."""
@@ -321,6 +345,15 @@ class Run:
         self.state = defaultdict(dict, checkpoint.read_tensors(folder / "state.pt"))
         with checkpoint.reading(folder / "recipe.json") as state:
             self.recipe.load_state_dict(state)
+        if self.stream is not None:
+            if not (folder / "overlap.json").exists():
+                raise ConfigError(
+                    "overlap: the run was synchronous so far; leave overlap=off to go on with it"
+                )
+            with checkpoint.reading(folder / "overlap.json") as state:
+                self.stream.load_state_dict(state)
+        elif (folder / "overlap.json").exists():
+            raise ConfigError("overlap: the run has episodes on their way; it cannot go on with overlap=off")
         await self.hosts.load(folder)
         changed = f"; changed: {', '.join(self.changes)}" if self.changes else ""
         print(f"unitymas: resumed from {folder}{changed}", file=sys.stderr, flush=True)

@@ -13,10 +13,18 @@ if TYPE_CHECKING:
     from ..algorithms import Algorithm
     from ..config.plan import RunPlan
     from ..config.schema import RunConfig
-    from .collect import Collector, Cursor
+    from .collect import Collector, Cursor, Harvest
     from .hosts import HostedGroups
     from .statistics.table import Signal, Table
     from .stop_rules import StopRules
+
+
+class Batches(Protocol):
+    """Source of episodes that are played beside the updates."""
+
+    async def batch(self) -> Harvest:
+        """Return the episodes of the next step."""
+        ...
 
 
 class Stage(Protocol):
@@ -35,6 +43,11 @@ class Stage(Protocol):
     hosts: HostedGroups
     """All model groups: values, update, publish, retire, drop, export, adopt."""
     collector: Collector
+
+    @property
+    def stream(self) -> Batches | None:
+        """Episodes that are played beside the updates; None: each step plays its own."""
+
     state: dict[str, dict[str, Any]]
     """State that algorithms keep from step to step, by policy."""
     stops: StopRules

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...agents.answers import DecisionId
 from ...agents.hints import say_once
@@ -18,7 +18,7 @@ from ...envs.core.branch import STATELESS
 from ...rewards.monitors import measure
 from ..algorithms.algorithm import Plan
 from . import checkpoint
-from .collect import Collector, Cursor, Harvest, minibatches_of
+from .collect import Collector, Cursor, Harvest, minibatches_of, too_old
 from .statistics.comparison import starved
 from .statistics.credit import late_rewards, unearned
 from .statistics.decisions import shuffled_credits
@@ -34,6 +34,11 @@ Metrics = dict[str, float]
 
 class Default:
     """Every policy with a learner plays its roles and learns from each step."""
+
+    overlaps: ClassVar[bool] = True
+    """Flag: who plays and who learns is the same in every step, so episodes may be played beside an update (overlap=…).
+    Each recipe says so for itself: the flag is not inherited.
+    """
 
     def check(self, run: Stage) -> None:
         """Raise what does not fit the run's environment and map, before anything is loaded."""
@@ -71,7 +76,7 @@ class Default:
     async def step(self, run: Stage) -> Metrics:
         """Take one step, and return its figures."""
         harvest = await self.collect(run)
-        stale = await self.drop_stale(run, harvest)
+        stale = harvest.stale + await self.drop_stale(run, harvest)
         run.hosts.played = dict(zip(harvest.episodes, harvest.traces, strict=True))
         table = Table(harvest.decisions)
         metrics = {**collected(harvest), **roles(table), "stale": float(stale)}
@@ -90,7 +95,9 @@ class Default:
         return metrics
 
     async def collect(self, run: Stage) -> Harvest:
-        """Play the step's tasks."""
+        """Play the step's tasks, or wait for those that are played already."""
+        if run.stream is not None:
+            return self.prepared(run, await run.stream.batch())
         run.collector.team, run.collector.trained = self.team(run), set(self.trains(run))
         return await self.gather(run, run.collector, run.cursor, run.config.tasks_per_step)
 
@@ -101,13 +108,12 @@ class Default:
         plan, harvest, missing = self.plan(run), Harvest(), tasks
         for attempt in range(plan.resample + 1):
             label = f"{run.step}{place}" if attempt == 0 else f"{run.step}{place}r{attempt}"
-            more = await collector.collect(
-                cursor.take(missing), plan.k, run.config.seed, label, run.on_trace,
-                tree=plan.tree, judge=run.hosts.foresee, worth=run.plan.worth if run.plan.credits else None,
-            )  # fmt: skip
-            if run.config.shuffle_rewards:
-                shuffled_credits(more.traces, run.config.seed + run.step)
-                rebook(more)
+            with run.hosts.idle.waiting():
+                more = await collector.collect(
+                    cursor.take(missing), plan.k, run.config.seed, label, run.on_trace,
+                    tree=plan.tree, judge=run.hosts.foresee, worth=run.plan.worth if run.plan.credits else None,
+                )  # fmt: skip
+            self.prepared(run, more)
             for name in harvest.add(more, self.useful(run, more) if plan.resample else None):
                 await run.hosts.drop(name, "useless")
             missing = tasks - harvest.tasks
@@ -115,13 +121,16 @@ class Default:
                 break
         return harvest
 
+    def prepared(self, run: Stage, harvest: Harvest) -> Harvest:
+        """The harvest as it is trained on: with credits exchanged, in a control."""
+        if run.config.shuffle_rewards:
+            shuffled_credits(harvest.traces, run.config.seed + run.step)
+            rebook(harvest)
+        return harvest
+
     async def drop_stale(self, run: Stage, harvest: Harvest) -> int:
         """Discard episodes with a trained act that is more than `staleness` versions old. Return how many."""
-        old = {
-            d.episode
-            for d in harvest.decisions
-            if d.trainable and run.hosts.versions.get(d.policy, 0) - d.version > run.config.staleness
-        }
+        old = too_old(harvest.decisions, run.hosts.versions, run.config.staleness)
         for name in sorted(old):
             await run.hosts.drop(name, "stale")
         harvest.decisions = [d for d in harvest.decisions if d.episode not in old]

@@ -40,6 +40,8 @@ class MixedSeat(PolicyWrapper):
 
 @dataclass(frozen=True)
 class Cross(Default):
+    overlaps = True
+
     probability: float = 0.2
     """Probability that an act is made by another policy. Usual 0.1–0.3."""
     pool: tuple[str, ...] = ()

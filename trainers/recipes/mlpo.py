@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mlpo(Default):
+    overlaps = True
+
     leader: str
     """The role that learns."""
 

@@ -397,8 +397,9 @@ class TorchEngine(Driven, Versioned):
 
     def _fail(self, error: Exception) -> None:
         """Pass the error of a failed step to all requests."""
-        requests, self.running = [*self.running, *self.waiting], []
-        self.waiting.clear()
+        with self._turn:
+            requests, self.running = [*self.running, *self.waiting], []
+            self.waiting.clear()
         for request in requests:
             self._end(request, error)
 

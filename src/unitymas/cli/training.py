@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..agents.hints import counted
 from ..trainers.config.presets import PAPERS, PRESETS, WARM, note
 from ..trainers.config.reader import ConfigError
 from .arguments import Parser, number
@@ -63,6 +64,12 @@ def train_main(
         help="with --resume: begin again where the run ended before a checkpoint",
     )
     parser.add_argument(
+        "--replay",
+        type=Path,
+        metavar="RUN",
+        help="play an overlapped run again from its log, and compare every bit",
+    )
+    parser.add_argument(
         "--watch", action="store_true", help="a live page of the run, on a local server; prints its address"
     )
     parser.add_argument(
@@ -92,6 +99,10 @@ def train_main(
 
     if args.anew and args.resume is None:
         parser.error("--anew goes with --resume DIR")
+    if args.replay is not None:
+        if args.id or args.overrides or args.preset or args.config or args.resume:
+            parser.error("--replay takes all from the run that it replays; only --dir may stand beside it")
+        return _replay(args.replay, args.dir)
     if args.resume is not None:
         if args.dir is not None and args.dir != args.resume:
             parser.error("--dir: a run that goes on stays in its directory; leave it out")
@@ -179,6 +190,17 @@ def how_of(args: argparse.Namespace) -> dict[str, Any]:
     """What the command line lays over preset and defaults."""
     imports = {"imports": args.imports} if args.imports else {}
     return {"file": args.config, "overrides": args.overrides, **imports}
+
+
+def _replay(original: Path, out: Path | None) -> int:
+    """Play a run again; what differs is an error."""
+    from ..trainers.controller.replaying import replay
+
+    run = replay(original, out)
+    print(
+        f"replayed {counted(run.step, 'step')} of {original} into {run.dir}: all losses and weights are equal, bit for bit"
+    )
+    return 0
 
 
 def _resume(args: argparse.Namespace) -> Run:

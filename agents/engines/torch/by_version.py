@@ -1,0 +1,74 @@
+"""The engine of a replay: each token is drawn by the version of the weights that drew it in the original run.
+
+The original took new weights within replies. Here all versions that a reply needs exist already, so its parts are generated one
+after the other, each by an engine with the weights of its time. In deterministic mode a reply depends on these parts alone, so
+it is the original's to the bit, whatever ran beside it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...model.decoder import Decoder
+from ..drawn import Drawn, ReplayFailed
+from ..generation import Generation
+from ..sampling import SamplingParams
+from .torch_engine import TorchEngine
+
+
+class ReplayEngine(TorchEngine):
+    """The engine of the newest version, with the older ones beside it."""
+
+    def __init__(self, drawn: Drawn, model: Decoder, tokenizer: Any, **how: Any) -> None:
+        self.drawn, self.how = drawn, how
+        self.past: dict[tuple[str | None, int], TorchEngine] = {}  # adapter, version
+        super().__init__(model, tokenizer, **how)
+
+    def publish(self, model: Decoder, version: int, adapter: str | None = None) -> None:
+        """Take over new weights, and keep those so far."""
+        if hasattr(self, "model"):
+            before = self.version_of(adapter)
+            engine = TorchEngine(self.model, self.tokenizer, **self.how)
+            engine.version = before
+            self.past[adapter, before] = engine
+            self.past.pop((adapter, before - self.drawn.keep), None)
+        super().publish(model, version, adapter)
+
+    async def agenerate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        key: Any = None,
+        adapter: str | None = None,
+        begun: Generation | None = None,
+    ) -> Generation:
+        """Answer one prompt, part by part. What the original did not ask (validation) is answered by the newest weights."""
+        parts = self.drawn.versions.get("/".join(key)) if key else None
+        if parts is None:
+            return await super().agenerate(prompt, params, key, adapter, begun)
+        ends = [*(start for start, _ in parts[1:]), params.max_tokens]
+        for (_, version), end in zip(parts, ends, strict=True):
+            begun = await self._part(version, prompt, params.but(max_tokens=end), adapter, begun)
+            if end != ends[-1] and (begun.finish_reason, len(begun.ids)) != ("length", end):
+                raise ReplayFailed(
+                    f"the reply {'/'.join(key)} ends after {len(begun.ids)} tokens ({begun.finish_reason}); in the "
+                    f"original it went on under newer weights from token {end}"
+                )
+        assert begun is not None
+        return begun
+
+    async def _part(
+        self,
+        version: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        adapter: str | None,
+        begun: Generation | None,
+    ) -> Generation:
+        if version == self.version_of(adapter):
+            return await super().agenerate(prompt, params, None, adapter, begun)
+        engine = self.past.get((adapter, version)) or self.past.get((None, version))
+        if engine is None:
+            raise ReplayFailed(f"the log wants version {version}, and the weights of that time are not kept")
+        return await engine.agenerate(prompt, params, None, adapter, begun)

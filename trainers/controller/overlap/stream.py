@@ -1,0 +1,207 @@
+"""Overlap: episodes are played while groups update. One draw of a task, from its admission to the update:
+
+    admit   while there is room, the next task of the cursor begins; its k episodes are played side by side
+    arrive  all of them have ended and are sealed: they wait for their step
+    batch   a step takes the draws that are its, and trains on them as it always does
+    publish the step is done, versions rise, and there is room for more
+
+Room is bounded as in AReaL (2505.24298): (staleness + steps done + 1) · batch − samples admitted. The unit is a draw, all k episodes
+of a task, because algorithms compare within it. Names, seeds and tasks of draws are those of a synchronous run.
+
+`wait`: step s trains on draws s · batch … (s + 1) · batch − 1, whoever arrives first. A draw is admitted only when no more than
+`staleness` steps lie between its first token and its update. Nothing is discarded, so long episodes count as often as short ones.
+
+`drop`: a step takes the first draws that have arrived, and discards those with an act that is older than `staleness` versions. The
+trainer waits for nobody, and long episodes are discarded more often than short ones: the batch is biased against them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ....agents.answers import DecisionId
+from ....agents.team import BoundTeam
+from ....envs.core.trace import Trace
+from ...config.reader import leaves, to_dict, written
+from ..collect import Harvest, too_old
+from ..reporting.progress import Progress
+from ..statistics.table import Decision
+from .log import NAME, Log
+from .record import record_of
+
+if TYPE_CHECKING:
+    from ..stage import Stage
+
+
+class Stream:
+    """Draws on their way: in flight, and arrived."""
+
+    def __init__(self, run: Stage) -> None:
+        self.run, self.size = run, run.config.tasks_per_step
+        self.log = Log(run.dir / NAME)
+        self.admitted = 0  # draws so far
+        self.discarded = 0
+        self.stale = 0  # episodes discarded since the last batch
+        self.flying: dict[int, asyncio.Task[None]] = {}
+        self.arrived: dict[int, Harvest] = {}  # in the order of arrival
+        self.paused = False
+        self._mark: Mapping[str, Any] | None = None
+        self.progress, run.collector.progress = run.collector.progress, Progress()
+
+    @property
+    def room(self) -> int:
+        """Number of draws that may be admitted now."""
+        config = self.run.config
+        steps = min(
+            self.run.step + 1 + config.staleness, config.steps
+        )  # nothing is played for steps that never come
+        return steps * self.size - (self.admitted - self.discarded)
+
+    def begin(self, team: BoundTeam, trained: Collection[str]) -> None:
+        """Open the log, and let the first draws in. The state of a checkpoint was loaded before, if there is one."""
+        run = self.run
+        run.collector.team, run.collector.trained = team, set(trained)
+        settings = dict(leaves(written(to_dict(run.config))))
+        self.log.begin(self._mark, step=run.step, versions=run.hosts.versions, settings=settings)
+        self.admit()
+
+    def admit(self) -> None:
+        """Begin draws while there is room."""
+        while not self.paused and self.room > 0:
+            number, (task,) = self.admitted, self.run.cursor.take(1)
+            self.log.write("admit", draw=number, task=task, step=self.run.step)
+            self.flying[number] = asyncio.ensure_future(self._play(number, task))
+            self.admitted += 1
+
+    async def _play(self, number: int, task: str) -> None:
+        harvest = await self.play(number, task)
+        self.log.write("arrive", draw=number, **record_of(harvest, number, self.size))
+        self.arrived[number] = harvest
+        for trace in harvest.traces:
+            self.progress.ended(sum(n.meta.tokens_out or 0 for n in trace.acts()))
+        del self.flying[number]
+
+    async def play(self, number: int, task: str, attempts: Mapping[int, int] | None = None) -> Harvest:
+        """Play a draw, and seal it. `attempts`: see `Collector.collect`."""
+        config, (label, index) = self.run.config, divmod(number, self.size)
+        return await self.run.collector.collect(
+            [task], config.k, config.seed, str(label), self.run.on_trace, first=index, attempts=attempts
+        )
+
+    async def batch(self) -> Harvest:
+        """Return the episodes of the next step, as soon as they have arrived."""
+        self.progress.begin("waiting for episodes", self.size * self.run.config.k)
+        with self.run.hosts.idle.waiting():
+            while len(chosen := await self._chosen()) < self.size:
+                self.admit()
+                await self._arrival()
+        self.log.write("batch", step=self.run.step, draws=chosen)
+        harvest = Harvest()
+        for number in chosen:
+            harvest.add(self.arrived.pop(number))
+        harvest.stale, self.stale = self.stale, 0
+        return harvest
+
+    async def _chosen(self) -> list[int]:
+        """Draws of the next step that are here."""
+        if self.run.config.overlap == "wait":
+            first = self.run.step * self.size
+            return [n for n in range(first, first + self.size) if n in self.arrived]
+        for number, harvest in list(self.arrived.items()):
+            if too_old(harvest.decisions, self.run.hosts.versions, self.run.config.staleness):
+                await self._discard(number)
+        return sorted(list(self.arrived)[: self.size])
+
+    async def _discard(self, number: int) -> None:
+        """Discard a whole draw, so that what is compared stays whole."""
+        harvest = self.arrived.pop(number)
+        self.log.write("discard", draw=number, step=self.run.step)
+        self.discarded += 1
+        self.stale += len(harvest.episodes)
+        for name in harvest.episodes:
+            await self.run.hosts.drop(name, "stale")
+
+    async def _arrival(self) -> None:
+        """Wait until a draw has arrived. What one raises is raised here."""
+        done, _ = await asyncio.wait(list(self.flying.values()), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    def stepped(self, metrics: Mapping[str, float]) -> None:
+        """A step is done: its versions are published, and there is room for more."""
+        run = self.run
+        self.log.write("publish", step=run.step, versions=run.hosts.versions, figures=exact(metrics))
+        self.admit()
+
+    @asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """Let nobody in and wait until all in flight have arrived: the point at which a checkpoint is consistent."""
+        self.paused = True
+        try:
+            while self.flying:
+                await self._arrival()
+            yield
+        finally:
+            self.paused = False
+        self.admit()
+
+    async def close(self, done: bool) -> None:
+        """End what is still in flight."""
+        for task in (flying := list(self.flying.values())):
+            task.cancel()
+        with suppress(Exception):  # what went wrong there is told by whoever ends the run
+            await asyncio.gather(*flying, return_exceptions=True)
+        if done:
+            self.log.write("end", step=self.run.step)
+
+    # checkpoints -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the draws that wait for their step, and where the log ends. Nothing is in flight."""
+        arrived = [[number, plain(harvest)] for number, harvest in self.arrived.items()]
+        return {
+            "admitted": self.admitted, "discarded": self.discarded, "stale": self.stale, "arrived": arrived,
+            "log": self.log.mark(),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.admitted, self.discarded, self.stale = state["admitted"], state["discarded"], state["stale"]
+        self.arrived = {number: harvest_of(own) for number, own in state["arrived"]}
+        self._mark = state["log"]
+
+
+def exact(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Figures of the updates, which a replay gives again to the bit."""
+    return {k: v for k, v in metrics.items() if k.startswith("policy/") and "time/" not in k}
+
+
+def plain(harvest: Harvest) -> dict[str, Any]:
+    """A harvest as plain JSON."""
+    return {
+        "episodes": harvest.episodes, "draws": harvest.draws, "seconds": harvest.seconds,
+        "traces": [trace.to_dict() for trace in harvest.traces],
+        "decisions": [asdict(row) for row in harvest.decisions],
+        "failures": harvest.failures, "drawn": harvest.drawn,
+        "sums": [[env, metric, value] for (env, metric), value in harvest.sums.items()],
+    }  # fmt: skip
+
+
+def harvest_of(own: Mapping[str, Any]) -> Harvest:
+    """Read what `plain` gave."""
+    harvest = Harvest(
+        traces=[Trace.from_dict(trace) for trace in own["traces"]],
+        episodes=list(own["episodes"]), draws=dict(own["draws"]), seconds=own["seconds"],
+        decisions=[
+            Decision(**{**row, "id": DecisionId.of(row["id"]), "parents": tuple(row["parents"])})
+            for row in own["decisions"]
+        ],
+        sums={(env, metric): value for env, metric, value in own["sums"]},
+    )  # fmt: skip
+    harvest.failures.update(own["failures"])
+    harvest.drawn.update(own["drawn"])
+    return harvest
