@@ -44,7 +44,7 @@ from ..engine import Ability
 from ..generation import Generation, Versioned
 from ..sampling import SamplingParams, Tries, uniform
 from ..stopping import Stopper, closing_ids
-from .vllm_setup import Transfer, base_options, check_version
+from .vllm_setup import Transfer, check_version, engine_arguments
 from .vllm_setup import adapter_rank as adapter_rank
 from .vllm_setup import lora_options as lora_options
 
@@ -438,18 +438,3 @@ async def _alive(work: Awaitable[T]) -> T:
 def truncates(params: SamplingParams) -> bool:
     """Tell whether sampling leaves out tokens."""
     return bool(params.top_k) or params.top_p < 1
-
-
-def engine_arguments(transfer: Transfer, options: Mapping[str, Any]) -> Any:
-    """Return vLLM's engine arguments: ours, and a user's over them."""
-    from vllm import AsyncEngineArgs
-    from vllm.config import WeightTransferConfig
-
-    from .weight_transfer import SHARED
-
-    own = base_options(transfer, options)
-    if transfer != "files":
-        own["weight_transfer_config"] = WeightTransferConfig(
-            backend=SHARED if transfer == "shared" else transfer
-        )
-    return AsyncEngineArgs(**{**own, **options})

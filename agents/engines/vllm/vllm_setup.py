@@ -89,3 +89,18 @@ def adapter_rank(name: str, source: str | Path | int) -> int:
             "adapter_model.safetensors there, as peft's save_pretrained writes them. A run's are in policies/NAME/adapter"
         )
     return int(json.loads(file.read_text())["r"])
+
+
+def engine_arguments(transfer: Transfer, options: Mapping[str, Any]) -> Any:
+    """Return vLLM's engine arguments: ours, and a user's over them."""
+    from vllm import AsyncEngineArgs
+    from vllm.config import WeightTransferConfig
+
+    from .weight_transfer import SHARED
+
+    own = base_options(transfer, options)
+    if transfer != "files":
+        own["weight_transfer_config"] = WeightTransferConfig(
+            backend=SHARED if transfer == "shared" else transfer
+        )
+    return AsyncEngineArgs(**{**own, **options})
