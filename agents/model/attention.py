@@ -18,11 +18,19 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.utils.rnn import pad_sequence
 
-Mask = Tensor | CausalBias
-"""The keys that each query may see: additive [B, Q, S], or everything up to its own place, without a tensor of Q x S."""
+
+@dataclass(frozen=True, slots=True)
+class LastQueries:
+    """Causality without a tensor of Q x S: the queries are the last of the keys, and each sees all up to its own place."""
+
+    queries: int
+    keys: int
+
+
+Mask = Tensor | LastQueries
+"""The keys that each query may see: additive [B, Q, S], or all up to its own place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,7 @@ class _Row:
                 self.last[i] = parent if start == end else self.lay(whole[i][start:], start, parent)
 
     def places(self, i: int) -> Tensor:
-        return _rows_seen(self.segments, self.last[i])
+        return rows_seen(self.segments, self.last[i])
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +191,7 @@ class Buckets:
             self.shapes.append((len(group), longest))
             rows.append(queries.flatten())
             if kernels and len(group) == 1:
-                self.masks.append(causal_lower_right(longest, width))
+                self.masks.append(LastQueries(longest, width))
             else:
                 self.masks.append(self._mask(group, longest))
         self.seen: dict[object, list[Tensor]] = {}  # masks with all that is hidden, by what a layer sees
@@ -227,7 +235,7 @@ class Buckets:
         if how.sees not in self.seen:
             self.seen[how.sees] = [
                 narrowed(
-                    self._mask(group, longest) if isinstance(mask, CausalBias) else mask,
+                    self._mask(group, longest) if isinstance(mask, LastQueries) else mask,
                     self._positions(group, longest).to(self.device),
                     how.sees,
                 )
@@ -262,11 +270,17 @@ class PackedAttention:
     """Causal attention over a packed row: keys and values are gathered from the row itself."""
 
     def __init__(self, segments: Sequence[Segment], dtype: torch.dtype, device: torch.device) -> None:
-        seen = [_rows_seen(segments, i) for i in range(len(segments))]
+        seen = [rows_seen(segments, i) for i in range(len(segments))]
         spans = [
             Span(s.start, s.stop - s.start, len(rows) - (s.stop - s.start))
             for s, rows in zip(segments, seen, strict=True)
         ]
+        self._lay(spans, seen, dtype, device)
+
+    def _lay(
+        self, spans: Sequence[Span], seen: Sequence[Tensor], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Lay spans in buckets. `seen` are the rows that the last query of each sees."""
         self.buckets = Buckets(spans, dtype, device)
         keys = [pad_sequence([seen[i] for i in g], batch_first=True) for g in self.buckets.groups]
         self.shapes = [(len(own), own.shape[1]) for own in keys]
@@ -288,7 +302,7 @@ def _gather(x: Tensor, rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[
     return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _rows_seen(segments: Sequence[Segment], i: int) -> Tensor:
+def rows_seen(segments: Sequence[Segment], i: int) -> Tensor:
     """List the rows of segment i and of all its ancestors, in the order of the sequence."""
     parts = []
     while i >= 0:
@@ -309,9 +323,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, how: Weighing = PLAIN) -
     plain batched products are several times faster, above all in the backward pass (docs/engine.md).
     """
     if how.softcap is not None or how.sinks is not None:
-        assert not isinstance(mask, CausalBias)
+        assert not isinstance(mask, LastQueries)
         return plain_attend(q, k, v, mask, how)
-    if fused(q.device) or isinstance(mask, CausalBias):
+    if fused(q.device) or isinstance(mask, LastQueries):
         return _fused_attend(q, k, v, mask, how.scale)
     exact = q.dtype in (torch.float32, torch.float64)
     if exact or q.device.type != "cpu" or q.shape[2] * k.shape[2] > 1 << 18:
@@ -328,10 +342,14 @@ def _fused_attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | No
     FlashAttention knows causality and shared key heads, in 16 bits. The kernel for float32 and for masks knows neither
     of shared key heads: it gets them repeated, for torch would else fall back to plain products.
     """
-    flash = isinstance(mask, CausalBias) and q.dtype != torch.float32
+    from torch.nn.attention.bias import (
+        causal_lower_right,  # here, because it imports torch's compiler: two seconds
+    )
+
+    flash = isinstance(mask, LastQueries) and q.dtype != torch.float32
     if not flash and (share := q.shape[1] // k.shape[1]) > 1:
         k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
-    own = mask if isinstance(mask, CausalBias) else mask[:, None]
+    own = causal_lower_right(mask.queries, mask.keys) if isinstance(mask, LastQueries) else mask[:, None]
     shared = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=own, enable_gqa=shared, scale=scale)
 

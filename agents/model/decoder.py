@@ -8,6 +8,7 @@ An engine and a learner cannot tell which of the two they have.
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,11 +78,7 @@ class Decoder(nn.Module):
         its order. `dtype` is that of the computation (default: the parameters' own). `checkpointing` keeps only each layer's
         input for the backward pass and computes the rest again.
         """
-        if int(packed.position.max()) >= self.shape.context:
-            raise ValueError(
-                f"a sequence of {int(packed.position.max()) + 1} tokens is longer than the model's context of "
-                f"{self.shape.context}; drop it, or cut it where it was made"
-            )
+        self.check_length(packed)
         device = self.embed.device
         attention = PackedAttention(packed.segments, dtype or self.embed.dtype, device)
         route: Route = () if adapter is None else ((adapter, None),)
@@ -90,6 +87,14 @@ class Decoder(nn.Module):
             ids, position, attention, dtype=dtype, route=route, checkpointing=checkpointing, keep=keep
         )
         return hidden
+
+    def check_length(self, packed: Packed) -> None:
+        """Refuse sequences that are longer than the model's context."""
+        if int(packed.position.max()) >= self.shape.context:
+            raise ValueError(
+                f"a sequence of {int(packed.position.max()) + 1} tokens is longer than the model's context of "
+                f"{self.shape.context}; drop it, or cut it where it was made"
+            )
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -122,6 +127,10 @@ class Decoder(nn.Module):
         """Return a model that shares these tensors, except for one adapter: a copy of another model's, which
         does not learn.
         """
+
+    def copied(self, dtype: torch.dtype) -> Decoder:
+        """Return a copy in another precision."""
+        return copy.deepcopy(self).to(dtype)
 
     @abstractmethod
     def merged(self, adapter: str | None = None) -> Decoder:

@@ -222,6 +222,13 @@ class Llama(Decoder):
                 )
         return mixed
 
+    def copied(self, dtype: torch.dtype) -> Llama:
+        """Return a copy in another precision: cast tensor by tensor, so there is no second copy in the old one."""
+        memo: dict[int, Any] = {
+            id(p): nn.Parameter(p.detach().to(dtype, copy=True)) for p in self.parameters()
+        }
+        return copy.deepcopy(self, memo).to(dtype)
+
     @torch.no_grad()
     def merged(self, adapter: str | None = None) -> Llama:
         """Return a copy without adapters; one of them may be added into the matrices."""

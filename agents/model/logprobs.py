@@ -43,6 +43,12 @@ class Support:
     def to(self, device: torch.device | str) -> Support:
         return Support(self.offsets.to(device), self.ids.to(device))
 
+    def at(self, places: Tensor) -> Support:
+        """Return the support of some of the places."""
+        lists = [self.ids[self.offsets[i] : self.offsets[i + 1]] for i in places.tolist()]
+        counts = self.offsets.diff()[places]
+        return Support(F.pad(counts.cumsum(0), (1, 0)), torch.cat(lists) if lists else self.ids[:0])
+
     def forbid(self, scores: Tensor, start: int) -> Tensor:
         """Set the scores of places `start …` to -inf at tokens that were not allowed."""
         offsets = self.offsets[start : start + len(scores) + 1]

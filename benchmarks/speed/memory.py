@@ -1,10 +1,10 @@
 """Memory of one optimizer step, for groups of 1, 2 and 4 ranks: measured for a small model, computed for large ones.
 
-    python -m unitymas.benchmarks.speed.memory [--shape 0.5B] [--ranks 1,2,4]
+    unitymas bench memory [--shape 0.5B] [--ranks 1,2,4] [--moments 8bit] [--parameters bfloat16]
 
 Measured, on a CPU with gloo: bytes of the parameters, gradients and optimizer that each rank holds after a step, and the
-most memory that its process had during the step above what it had before torch held anything. A rank also gathers one
-layer at a time, and the embedding while a pass runs: that part does not divide.
+most memory of its process during the step and during an export. The process itself (Python and torch, in part shared by
+the ranks) is in it. A rank also gathers one layer at a time, and the embedding while a pass runs: that part does not divide.
 
 Computed, and labelled so: the same parts for 7B and 32B in bfloat16 with float32 masters, by adding up sizes.
 """
@@ -47,28 +47,46 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
     parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks to measure")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of the step")
+    parser.add_argument("--layers", type=int, help="fewer layers than the shape has, where memory is short")
+    parser.add_argument("--moments", choices=("float32", "8bit"), default="float32")
+    parser.add_argument("--parameters", choices=("float32", "bfloat16"), default="float32")
     a = parser.parse_args(argv)
-    print(f"measured: one step of {a.tokens} tokens, {a.shape}, float32, MiB")
-    print("ranks  of rank   parameters  gradients  optimizer  peak of the step")
+    if a.layers:
+        SHAPES[a.shape]["num_hidden_layers"] = a.layers
+    learning = Learning(
+        micro_tokens=max(1, a.tokens // 2),
+        checkpointing=True,
+        precision=a.parameters,
+        parameters=a.parameters,
+        moments=a.moments,
+    )
+    layers = SHAPES[a.shape]["num_hidden_layers"]
+    print(
+        f"measured: one step of {a.tokens} tokens, {a.shape}, {layers} layers, parameters {a.parameters}, "
+        f"moments {a.moments}, MiB"
+    )
+    print("ranks  of rank   parameters  gradients  optimizer  peak of the step  peak of the export")
     with tempfile.TemporaryDirectory() as folder:
         save(a.shape, Path(folder))
         for n in map(int, a.ranks.split(",")):
-            for index, sizes in enumerate(measure(Path(folder), n, a.tokens)):
+            for index, sizes in enumerate(measure(Path(folder), n, a.tokens, learning)):
                 mib = {name: size / 2**20 for name, size in sizes.items()}
                 print(
                     f"{n:5}  {index:7}   {mib['parameters']:10,.1f}  {mib['gradients']:9,.1f}  "
-                    f"{mib['optimizer']:9,.1f}  {mib['peak']:16,.1f}",
+                    f"{mib['optimizer']:9,.1f}  {mib['peak']:16,.1f}  {mib['export']:18,.1f}",
                     flush=True,
                 )
-    print(
-        "\ncomputed: bfloat16 with float32 masters, activation checkpointing, 16,384 tokens a micro-batch, GB for each rank"
-    )
-    print("model  ranks   sharded  gathered  activations     sum")
-    for name in LARGE:
-        for n in (1, 2, 4, 8, 16):
-            parts = computed(name, n)
-            figures = "  ".join(f"{value:9.1f}" for value in (*parts, sum(parts)))
-            print(f"{name:5}  {n:5} {figures}")
+    for lean in (False, True):
+        kept = "parameters bfloat16, moments 8bit" if lean else "float32 masters"
+        print(
+            f"\ncomputed: bfloat16, {kept}, activation checkpointing, 16,384 tokens a micro-batch, GB for each rank"
+        )
+        print("model  ranks   sharded  gathered  activations     sum")
+        for name in LARGE:
+            for n in (1, 2, 4, 8, 16):
+                parts = computed(name, n, lean=lean)
+                figures = "  ".join(f"{value:9.1f}" for value in (*parts, sum(parts)))
+                print(f"{name:5}  {n:5} {figures}")
 
 
 def save(shape: str, folder: Path) -> None:
@@ -82,11 +100,10 @@ def save(shape: str, folder: Path) -> None:
     save_model(from_config(config).to(torch.bfloat16), folder)
 
 
-def measure(model: Path, ranks: int, tokens: int) -> list[dict[str, int]]:
-    """Take two optimizer steps over so many ranks. Return what each rank held."""
+def measure(model: Path, ranks: int, tokens: int, learning: Learning) -> list[dict[str, int]]:
+    """Take two optimizer steps over so many ranks, and export. Return what each rank held."""
     from ...trainers.group.ranks.forked import RankProcesses
 
-    learning = Learning(micro_tokens=max(1, tokens // 2), checkpointing=True)
     spec = GroupSpec(
         name="main",
         model=str(model),
@@ -107,17 +124,25 @@ def measure(model: Path, ranks: int, tokens: int) -> list[dict[str, int]]:
             processes.call("memory")
             processes.call("update", "team", make_algorithm("grpo"), signals, [samples])
         held: list[dict[str, int]] = processes.call("memory")
-        return held
+        processes.call("rest", "team")
+        processes.call("memory")
+        with tempfile.TemporaryDirectory() as folder:
+            processes.call("export", "team", Path(folder), 1 << 30)
+        peaks = [rank["peak"] for rank in processes.call("memory")]
+        return [{**rank, "export": peak} for rank, peak in zip(held, peaks, strict=True)]
     finally:
         processes.close()
 
 
-def computed(name: str, ranks: int, tokens: int = 16_384) -> tuple[float, float, float]:
-    """Add up what one rank needs, in GB: its shards, what it gathers, and activations."""
+def computed(name: str, ranks: int, tokens: int = 16_384, lean: bool = False) -> tuple[float, float, float]:
+    """Add up what one rank needs, in GB: its shards, what it gathers, and activations. `lean`: parameters and gradients in
+    bfloat16, moments in 8 bits.
+    """
     s = LARGE[name]
     layer = s["d"] * (2 * s["d"] + 2 * s["kv"] + 3 * s["ffn"])
     ends = 2 * s["vocab"] * s["d"]
-    sharded = 16 * (s["layers"] * layer + ends) / ranks  # float32: masters, gradients, two moments
+    each = 2 + 2 + 2 * (1 + 4 / 256) if lean else 16  # float32: masters, gradients, two moments
+    sharded = each * (s["layers"] * layer + ends) / ranks
     # bfloat16 weights and gradients of both ends, of a layer, and of the next that is fetched meanwhile
     gathered = 0 if ranks == 1 else 4 * (ends + 2 * layer)
     kept = 2 * tokens * s["layers"] * s["d"]

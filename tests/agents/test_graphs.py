@@ -6,14 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.bias import CausalBias
 from transformers import Qwen3Config
 
 from unitymas.agents.engines.sampling import SamplingParams
 from unitymas.agents.engines.torch.graphs import DecodeGraphs, fixed_size
 from unitymas.agents.engines.torch.torch_engine import Engine
 from unitymas.agents.model import attention
-from unitymas.agents.model.attention import pack
+from unitymas.agents.model.attention import LastQueries, pack
 from unitymas.agents.model.weights import from_config
 
 SIZES = {
@@ -86,8 +85,8 @@ def test_a_long_context_has_no_mask_of_its_square(tokens, as_on_a_gpu, monkeypat
     monkeypatch.setattr(attention.Buckets, "pairs_fused", 1 << 16)
     packed = pack([[1] * tokens, [1] * tokens + [2] * 300, [1] * tokens + [3] * 200], share=8)
     laid = attention.PackedAttention(packed.segments, torch.bfloat16, torch.device("cpu"))
-    assert any(isinstance(mask, CausalBias) for mask in laid.buckets.masks)
-    held = sum(mask.numel() for mask in laid.buckets.masks if not isinstance(mask, CausalBias))
+    assert any(isinstance(mask, LastQueries) for mask in laid.buckets.masks)
+    held = sum(mask.numel() for mask in laid.buckets.masks if not isinstance(mask, LastQueries))
     assert held <= len(laid.buckets.masks) * (1 << 16)
 
 

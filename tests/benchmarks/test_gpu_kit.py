@@ -1,7 +1,10 @@
 """The GPU kit on a CPU: every section in small, and what becomes of one that fails, hangs or dies."""
 
 import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,17 +49,51 @@ def test_a_section_that_dies_or_hangs_keeps_what_it_measured(tmp_path, monkeypat
         "sys.stderr.write('illegal memory access\\n')\n"
         "time.sleep(600) if sys.argv[sys.argv.index('--section') + 1] == 'hangs' else os._exit(7)\n"
     )
-    real = kit.subprocess.run
+    real = kit.subprocess.Popen
 
-    def run(command, **how):
+    def start(command, **how):
         return real([command[0], str(script), *command[3:]], **how)
 
-    monkeypatch.setattr(kit.subprocess, "run", run)
-    died = kit._apart("dies", "cpu", 60.0, True)
+    monkeypatch.setattr(kit.subprocess, "Popen", start)
+    died = list(kit._apart("dies", "cpu", 60.0, True))
     assert [row["what"] for row in died] == ["first", "dies"]
     assert "7" in died[1]["error"] and "illegal memory access" in died[1]["error"]
-    hung = kit._apart("hangs", "cpu", -8.0, True)
-    assert "stopped" in hung[-1]["error"]
+    hung = kit._apart("hangs", "cpu", 60.0, True)
+    assert next(hung) == {"what": "first", "tokens/s": 5}  # a row is there while its section still runs
+    monkeypatch.setattr(kit.time, "monotonic", lambda: float("inf"))
+    assert "stopped" in next(hung)["error"]
+    monkeypatch.undo()
+    assert list(kit._apart("late", "cpu", 1.0, True)) == [{"what": "late", "skipped": "out of time"}]
+
+
+def test_a_kit_that_is_killed_leaves_its_rows_and_no_process(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        kit.__package__,
+        "--tiny",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "gpu.json"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    while "product" not in process.stdout.readline():  # its first row
+        assert process.poll() is None
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait()
+    result = json.loads((tmp_path / "gpu.json").read_text())
+    assert [row["section"] for row in result["rows"]] == ["product"] and not result["finished"]
+    while any(alive(pid) for pid in children):  # the suite's time limit ends this
+        time.sleep(0.05)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_one_command_gives_a_table_and_a_json(tmp_path, capsys):

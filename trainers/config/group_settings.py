@@ -186,10 +186,19 @@ class GroupSpec:
     """Seed of whatever begins at random (adapters)."""
     ranks: int = 1
     """Processes over which parameters, gradients and optimisers are sharded."""
+    context_ranks: int = 1
+    """Ranks among which the tokens of each micro-batch are split (context parallelism)."""
     rank_actors: bool = False
     """Make the ranks Ray actors, on any node. Else they are processes beside this one."""
     folder: str = ""
     """Folder where batches of failed updates are kept for inspection. Empty: nowhere."""
+
+    def __post_init__(self) -> None:
+        if self.ranks % self.context_ranks:
+            raise ValueError(
+                f"groups.{self.name}.context_ranks: {self.context_ranks} does not divide groups.{self.name}.ranks={self.ranks}; "
+                "choose a divisor"
+            )
 
 
 def has_bfloat16(processor: Path = Path("/proc/cpuinfo")) -> bool:

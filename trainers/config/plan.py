@@ -168,6 +168,7 @@ def group_specs(config: RunConfig, policies: Mapping[str, dict[str, PolicySpec]]
             gpus=group.gpus or 0.0,
             cpus=group.cpus,
             ranks=group.ranks,
+            context_ranks=group.context_ranks,
             engine=group.engine,
             engine_options=group.engine_options,
             deterministic=config.deterministic,

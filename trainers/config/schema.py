@@ -77,6 +77,8 @@ class GroupConfig(Settings):
     ranks: Count = 1
     """Processes over which the parameters, gradients and optimisers of its policies are sharded (docs/scale.md): one a GPU.
     On device cuda:K they take K, K + 1 …"""
+    context_ranks: Count = 1
+    """Ranks among which the tokens of each micro-batch are split, for contexts that are too long for one. It divides `ranks`."""
     engine: str = "torch"
     """Engine that generates (docs/engine.md)."""
     engine_options: dict[str, Any] = field(default_factory=dict)

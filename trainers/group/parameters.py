@@ -14,7 +14,9 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from ...agents.model.decoder import Decoder
+from ...agents.model.context_split import ContextRanks, SplitRow
+from ...agents.model.decoder import Decoder, Route
+from ...agents.model.logprobs import Support
 from .packing import Rows
 
 
@@ -31,6 +33,8 @@ class Parameters:
         self.model, self.adapter = model, adapter
         self.roles = frozenset(roles)
         """Roles that have an adapter of their name on these parameters."""
+        self.context: ContextRanks | None = None
+        """Ranks that share every row. None: this process computes whole rows."""
         self.head: nn.Linear | None = None
         if critic:
             self.head = nn.utils.skip_init(nn.Linear, model.shape.d, 1, device=self.device)
@@ -78,12 +82,18 @@ class Parameters:
         """Log-probs and entropies of the trained tokens, each (T,), at the temperature and support of
         sampling.
         """
+        if self.context is not None:
+            return self._split_logprobs(rows, SplitRow(rows.packed, self.context), dtype, checkpointing)
         hidden = self._hidden(rows, rows.places, dtype, checkpointing)
-        targets, heat = rows.targets.to(self.device), rows.temperature.to(self.device)
-        support = rows.support.to(self.device) if rows.support is not None else None
-        logp, entropy = self.model.logprobs(hidden, targets, heat, support)
+        logp, entropy = self._scores(hidden, rows.targets, rows.temperature, rows.support)
         self._rest()
         return logp.cpu(), entropy.cpu()
+
+    def _scores(
+        self, hidden: Tensor, targets: Tensor, heat: Tensor, support: Support | None
+    ) -> tuple[Tensor, Tensor]:
+        support = support.to(self.device) if support is not None else None
+        return self.model.logprobs(hidden, targets.to(self.device), heat.to(self.device), support)
 
     def values(self, rows: Rows, dtype: torch.dtype, checkpointing: bool = False) -> tuple[Tensor, Tensor]:
         """Values before each trained token (T,), and after each reply (S,). The latter are empty unless laid
@@ -91,8 +101,14 @@ class Parameters:
         """
         if self.head is None:
             raise ValueError("this policy has no value head: it is not a critic")
-        hidden = self._hidden(rows, torch.cat((rows.places, rows.after)), dtype, checkpointing)
-        scores = self.head(hidden.float()).squeeze(-1)
+        places = torch.cat((rows.places, rows.after))
+        if self.context is None:
+            hidden = self._hidden(rows, places, dtype, checkpointing)
+            scores = self.head(hidden.float()).squeeze(-1)
+        else:
+            row = SplitRow(rows.packed, self.context)
+            _, hidden = self._split_hidden(rows, row, places, dtype, checkpointing)
+            scores = row.joined(places, self.head(hidden.float())).squeeze(-1)
         self._rest()
         before, after = scores.cpu().split((len(rows.places), len(rows.after)))
         return before, after
@@ -110,3 +126,33 @@ class Parameters:
             checkpointing=checkpointing,
             keep=keep.to(self.device),
         )
+
+    # -- rows that several ranks share ----------------------------------------------------------------------------
+
+    def _split_logprobs(
+        self, rows: Rows, row: SplitRow, dtype: torch.dtype, checkpointing: bool
+    ) -> tuple[Tensor, Tensor]:
+        own, hidden = self._split_hidden(rows, row, rows.places, dtype, checkpointing)
+        support = rows.support.at(own) if rows.support is not None else None
+        both = self._scores(hidden, rows.targets[own], rows.temperature[own], support)
+        logp, entropy = row.joined(rows.places, torch.stack(both, 1)).unbind(1)
+        self._rest()
+        return logp.cpu(), entropy.cpu()
+
+    def _split_hidden(
+        self, rows: Rows, row: SplitRow, places: Tensor, dtype: torch.dtype, checkpointing: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return which of the places are this rank's, and their states."""
+        self.model.check_length(rows.packed)
+        own, keep = row.among(places)
+        route: Route = () if self.adapter is None else ((self.adapter, None),)
+        hidden: Tensor = self.model(
+            rows.packed.ids[row.mine].to(self.device),
+            rows.packed.position[row.mine].to(self.device),
+            row.attention(dtype, self.device),
+            dtype=dtype,
+            route=route,
+            checkpointing=checkpointing,
+            keep=keep.to(self.device),
+        )
+        return own, hidden

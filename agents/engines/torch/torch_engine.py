@@ -20,7 +20,6 @@ the same, bit for bit, whatever it is batched with. This holds for a fixed numbe
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -129,7 +128,7 @@ class TorchEngine(Driven, Versioned):
         A running request continues with the new weights, after a prefill of its prompt and of what it has sampled.
         """
         if adapter is None:
-            fresh = copy.deepcopy(model).to(self.dtype).requires_grad_(False).eval()
+            fresh = model.copied(self.dtype).requires_grad_(False).eval()
         else:
             fresh = self.model.with_adapter_of(model, adapter)
         with self._turn:

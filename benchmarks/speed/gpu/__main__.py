@@ -4,28 +4,33 @@
     unitymas bench gpu --tiny --device cpu          # the kit's own test, in seconds
 
 It needs torch and transformers. Weights are random, of published shapes. Every section runs in a process of its own,
-within its share of the time. What runs out of memory, fails or hangs is reported by name, and the rest goes on.
+within its share of the time. What runs out of memory, fails or hangs is reported by name, and the rest goes on. A row is
+printed, and is in the JSON, as soon as it is measured, so a kit that is killed leaves what it has.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-import torch
+BEGAN = time.monotonic()  # before torch is imported, which takes a part of a section's time
 
-from . import learning, speaking
-from .shapes import TINY, Row, Sizes, Stand
+import torch  # noqa: E402
+
+from . import learning, speaking  # noqa: E402
+from .shapes import TINY, Row, Sizes, Stand  # noqa: E402
 
 Section = Callable[[Stand], Iterator[Row]]
 
@@ -68,35 +73,63 @@ def machine(device: torch.device) -> Row:
     return about
 
 
+GRACE = 15.0
+"""Seconds after its deadline in which a section may finish the row that it is at."""
+LEAST = 8.0
+"""Fewest seconds that are worth a process: it imports torch first."""
+
+
 def run(
-    device: str, seconds: float, only: str = "", tiny: bool = False, say: Callable[[str], None] = print
+    device: str,
+    seconds: float,
+    only: str = "",
+    tiny: bool = False,
+    say: Callable[[str], None] = print,
+    out: Path | None = None,
 ) -> dict[str, Any]:
-    """Run the sections whose names begin with `only`. Return the machine and the rows of each."""
+    """Run the sections whose names begin with `only`. Return the machine and the rows of each; `out` holds them at any time."""
     chosen = {n: s for n, s in sections(TINY if tiny else Sizes()).items() if n.startswith(only)}
     if not chosen:
         raise ValueError(
             f"no section is called {only!r}; there are {', '.join(sections(TINY if tiny else Sizes()))}"
         )
+    began = time.monotonic()
     about = machine(torch.device(device))
     say("  ".join(f"{name} {value}" for name, value in about.items() if name != "missing"))
     if about["missing"]:
         say(f"not here, so not measured: {', '.join(about['missing'])}")
-    until, rows = time.monotonic() + seconds, []
+    result: dict[str, Any] = {"machine": about, "finished": False, "seconds": 0.0, "rows": []}
     shares = {name: share for name, (share, _) in chosen.items()}
     for name in chosen:
-        left = until - time.monotonic()
+        left = began + seconds - time.monotonic()
         budget = left * shares[name] / sum(shares.values())
         del shares[name]
         for row in _apart(name, device, budget, tiny):
-            rows.append({"section": name, **row})
-            say(line(rows[-1]))
-    return {"machine": about, "seconds": round(seconds - (until - time.monotonic()), 1), "rows": rows}
+            result["rows"].append({"section": name, **row})
+            say(line(result["rows"][-1]))
+            _keep(result, began, out)
+    result["finished"] = True
+    _keep(result, began, out)
+    return result
 
 
-def _apart(name: str, device: str, budget: float, tiny: bool) -> list[Row]:
-    """Run a section in a process of its own. What it measured before it was stopped counts."""
+def _keep(result: dict[str, Any], began: float, out: Path | None) -> None:
+    """Write the JSON: the old file or the new one at any moment."""
+    result["seconds"] = round(time.monotonic() - began, 1)
+    if out is not None:
+        draft = out.with_name(f"{out.name}.unfinished")
+        draft.write_text(json.dumps(result, indent=1))
+        draft.replace(out)
+
+
+def _apart(name: str, device: str, budget: float, tiny: bool) -> Iterator[Row]:
+    """Run a section in a process of its own. Yield its rows as it writes them, and how it ended where it ended badly."""
+    if budget < LEAST:
+        yield {"what": name, "skipped": "out of time"}
+        return
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "rows.jsonl"
+        rows, errors = Path(folder) / "rows.jsonl", Path(folder) / "errors"
+        rows.touch()
         command = [
             sys.executable,
             "-m",
@@ -106,19 +139,37 @@ def _apart(name: str, device: str, budget: float, tiny: bool) -> list[Row]:
             "--device",
             device,
             "--out",
-            str(out),
+            str(rows),
         ]
         command += ["--seconds", str(budget), *(["--tiny"] if tiny else [])]
-        ending: list[Row] = []
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=budget + 10)
-            if done.returncode:
-                last = done.stderr.strip().splitlines()[-1:] or ["no word"]
-                ending = [{"what": name, "error": f"ended with {done.returncode}: {last[0]:.200}"}]
-        except subprocess.TimeoutExpired:
-            ending = [{"what": name, "error": f"stopped after {budget + 10:.0f} s, its share of the time"}]
-        written = out.read_text().splitlines() if out.exists() else []
-        return [json.loads(text) for text in written] + ending
+        kill_at = time.monotonic() + budget + GRACE
+        with errors.open("w") as said, rows.open() as written:
+            process = subprocess.Popen(command, stdout=said, stderr=said)
+            try:
+                while (code := process.poll()) is None and time.monotonic() < kill_at:
+                    yield from map(json.loads, whole_lines(written))
+                    time.sleep(0.1)
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+            yield from map(json.loads, whole_lines(written))
+        if code is None:
+            yield {"what": name, "error": f"stopped after {budget + GRACE:.0f} s, its share of the time"}
+        elif code:
+            last = errors.read_text(errors="replace").strip().splitlines()[-1:] or ["no word"]
+            yield {"what": name, "error": f"ended with {code}: {last[0]:.200}"}
+
+
+def whole_lines(file: TextIO) -> Iterator[str]:
+    """Yield the lines that another process has written to the end."""
+    while True:
+        place = file.tell()
+        text = file.readline()
+        if not text.endswith("\n"):
+            file.seek(place)
+            return
+        yield text
 
 
 def line(row: Row) -> str:
@@ -140,13 +191,20 @@ def line(row: Row) -> str:
 
 
 def section(name: str, device: str, seconds: float, tiny: bool, out: Path) -> None:
-    """Run one section here, and write each row as soon as it is measured."""
+    """Run one section here, and write each row as soon as it is measured. End with the kit, whatever ended that."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     sizes = TINY if tiny else Sizes()
-    bench = Stand(torch.device(device), sizes, time.monotonic() + seconds)
-    with out.open("w") as file:
+    bench = Stand(torch.device(device), sizes, BEGAN + seconds)
+    with out.open("a") as file:
         for row in sections(sizes)[name][1](bench):
             file.write(json.dumps(row) + "\n")
             file.flush()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -155,7 +213,7 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=470.0, help="time for all sections together")
+    parser.add_argument("--seconds", type=float, default=460.0, help="time for all sections together")
     parser.add_argument("--only", default="", help="sections whose names begin so")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes: a test of the kit itself")
     parser.add_argument("--out", type=Path, help="file for the JSON")
@@ -168,9 +226,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(
             "unitymas bench gpu: torch sees no GPU here; --tiny --device cpu tests the kit itself"
         )
-    result = run(a.device, a.seconds, a.only, a.tiny)
-    if a.out:
-        a.out.write_text(json.dumps(result, indent=1))
+    result = run(a.device, a.seconds, a.only, a.tiny, out=a.out)
     print(f"{len(result['rows'])} rows in {result['seconds']} s" + (f", as JSON in {a.out}" if a.out else ""))
 
 

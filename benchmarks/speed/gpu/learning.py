@@ -72,7 +72,10 @@ def update(bench: Stand, shape: str) -> Iterator[Row]:
     for context in bench.sizes.contexts:
         for checkpointing in (False, True):
             samples = samples_of(context, vocab)
-            for way, make in (("ours", ours), ("bare", bare), ("transformers padded", padded)):
+            ways = {"ours": ours, "bare": bare, "transformers padded": padded}
+            if checkpointing:
+                ways["ours, 6 bytes a parameter"] = lean
+            for way, make in ways.items():
                 what: Row = {"what": way, "shape": shape, "context": context, "checkpointing": checkpointing}
                 yield from bench.measure(
                     what, partial(_timed, bench, make, shape, samples, checkpointing, context)
@@ -102,12 +105,26 @@ def ours(
     bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
 ) -> tuple[Callable[[], Any], float]:
     """Our update: packing, loss, backward, clipping, AdamW with float32 masters."""
-    model = bench.model(shape)
-    learner = Learner(
-        "team",
-        Parameters(model),
-        Learning(micro_tokens=budget, precision=_precision(bench), checkpointing=checkpointing),
+    settings = Learning(micro_tokens=budget, precision=_precision(bench), checkpointing=checkpointing)
+    return _our_step(bench.model(shape), settings, samples)
+
+
+def lean(
+    bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
+) -> tuple[Callable[[], Any], float]:
+    """Our update with parameters and gradients in bfloat16 and moments in 8 bits: what fits where masters do not."""
+    settings = Learning(
+        micro_tokens=budget,
+        precision="bfloat16",
+        parameters="bfloat16",
+        moments="8bit",
+        checkpointing=checkpointing,
     )
+    return _our_step(bench.model(shape, torch.bfloat16), settings, samples)
+
+
+def _our_step(model: Llama, settings: Learning, samples: list[Sample]) -> tuple[Callable[[], Any], float]:
+    learner = Learner("team", Parameters(model), settings)
     algorithm = make_algorithm("grpo", dual_clip=None)
     signals = {s.id: Signal(s.id, float(i % 3 - 1)) for i, s in enumerate(samples)}
     return lambda: learner.update(algorithm, signals, [samples]), _our_operations(model, samples)

@@ -91,6 +91,7 @@ class RankActors:
                     self.lost = True
                     errors = {references.index(reference): error}
                     waiting = []
+                    break  # what the others report follows from it
         if not errors:
             return list(ray.get(references))
         index, first = min(errors.items())

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ....agents.model.context_split import ContextRanks
 from ....agents.model.llama import Linear, Llama, LowRank
 from ....agents.model.weights import hf_names, load_decoder, save_tensors
 from ...algorithms.algorithm import Algorithm
@@ -57,7 +58,14 @@ class Rank:
             dtypes.pop() if len(dtypes) == 1 else None,
             any(learning.offload for learning in settings),
         )
-        peers = RankPeers(self.spec.ranks, self.index)
+        many = self.spec.context_ranks
+        peers = RankPeers(self.spec.ranks // many, self.index // many, many)
+        if many > 1:
+            pair = init_device_mesh(
+                self.device.type, (peers.size, many), mesh_dim_names=("micro-batch", "context")
+            )
+            for own_part in parts:
+                own_part.context = ContextRanks(pair.get_group("context"), many, self.index % many)
         inspection = Path(self.spec.folder) / "failed-updates" if self.spec.folder else None
         learners, place = {}, iter(parts)
         for name, policy in own.items():
@@ -174,7 +182,7 @@ class Rank:
 
     def memory(self) -> dict[str, int]:
         """Count the bytes of this rank's parameters, gradients and optimizer, and the most that its process (on a GPU: its
-        tensors) had since the last call.
+        tensors) had since the last call. `process` is the process's id.
         """
         sizes = {"parameters": 0, "gradients": 0, "optimizer": 0}
         for learner in self.learners.values():
@@ -183,7 +191,7 @@ class Rank:
                 sizes["gradients"] += 0 if parameter.grad is None else _local(parameter.grad).nbytes
                 state = learner.optimiser.state.get(parameter, {})
                 sizes["optimizer"] += sum(_local(t).nbytes for t in state.values())
-        return {**sizes, "peak": _peak(self.device)}
+        return {**sizes, "peak": _peak(self.device), "process": os.getpid()}
 
 
 def _played(model: Llama, name: str, adapter: str | None) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -29,14 +30,18 @@ from ..parameters import Parameters
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
 class RankPeers(Peers):
     """The ranks of a process group."""
 
+    context: int = 1
+    """Neighbouring ranks that share each micro-batch: they are one peer, and know the same."""
+
     def gather(self, own: T) -> list[T]:
         """Exchange plain data through the CPU."""
-        everyone: list[T | None] = [None] * self.size
+        everyone: list[T | None] = [None] * (self.size * self.context)
         dist.all_gather_object(everyone, own)
-        return everyone  # type: ignore[return-value]
+        return everyone[:: self.context]  # type: ignore[return-value]
 
 
 def hollow(parameters: Sequence[Parameters]) -> list[Parameters]:

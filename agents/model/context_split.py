@@ -1,0 +1,155 @@
+"""One packed row over several ranks (context parallelism): each computes its share of the tokens.
+
+Only attention needs other tokens. Each layer gathers the keys and values of the whole row, and its backward pass adds
+up what every rank's queries gave to them. So results are exact, and activations divide by the ranks.
+
+The row is cut into twice as many pieces as there are ranks. Rank i has pieces i and 2N - 1 - i: late tokens see much,
+early ones little, so the work is even. Shared prefixes stay shared: a piece of a segment sees the segment's earlier
+tokens and its ancestors', as `PackedAttention` has it.
+
+Torch's own `context_parallel` cannot do this: it takes sequences of one length without a mask, on CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .attention import PLAIN, Packed, PackedAttention, Segment, Span, Weighing, rows_seen
+
+
+@dataclass(frozen=True)
+class ContextRanks:
+    """The ranks that share each row, as one of them sees it."""
+
+    group: Any
+    size: int
+    index: int
+
+    def share(self, length: int) -> list[Tensor]:
+        """Return the rows of each rank, of a row of tokens of this length."""
+        edges = [i * length // (2 * self.size) for i in range(2 * self.size + 1)]
+        pieces = [torch.arange(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+        return [torch.cat((pieces[i], pieces[-1 - i])) for i in range(self.size)]
+
+
+class SplitRow:
+    """One packed row, and this rank's part of it."""
+
+    def __init__(self, packed: Packed, ranks: ContextRanks) -> None:
+        if len(packed) < ranks.size:
+            raise ValueError(
+                f"a row of {len(packed)} tokens cannot be split among {ranks.size} ranks: lower groups.*.context_ranks"
+            )
+        self.packed, self.ranks = packed, ranks
+        self.shares = ranks.share(len(packed))
+        self.mine = self.shares[ranks.index]
+        """Rows of this rank, in the order in which it computes them."""
+        self.longest = max(len(rows) for rows in self.shares)
+        self.place = torch.empty(len(packed), dtype=torch.long)
+        """Place of each row where the padded parts of all ranks stand one after the other."""
+        self.owner = torch.empty(len(packed), dtype=torch.long)
+        for index, rows in enumerate(self.shares):
+            self.place[rows] = index * self.longest + torch.arange(len(rows))
+            self.owner[rows] = index
+
+    def among(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Tell which of some rows are this rank's: their indices, and their places in its part."""
+        own = (self.owner[rows] == self.ranks.index).nonzero().squeeze(1)
+        return own, self.place[rows[own]] - self.ranks.index * self.longest
+
+    def joined(self, rows: Tensor, own: Tensor) -> Tensor:
+        """Return numbers for all of `rows`, from those of this rank's among them.
+
+        Every rank goes on with the same numbers to the same loss, so the gradient of its own ones is the whole.
+        """
+        parts = [(self.owner[rows] == index).nonzero().squeeze(1) for index in range(self.ranks.size)]
+        most = max(len(part) for part in parts)
+        every = _Join.apply(own, most, self.ranks).to(own.device)
+        source = torch.empty(len(rows), dtype=torch.long)
+        for index, part in enumerate(parts):
+            source[part] = index * most + torch.arange(len(part))
+        joined: Tensor = every[source.to(own.device)]
+        return joined
+
+    def attention(self, dtype: torch.dtype, device: torch.device) -> SplitAttention:
+        """Return the attention of this rank's tokens over the whole row."""
+        return SplitAttention(self, dtype, device)
+
+
+class SplitAttention(PackedAttention):
+    """Attention of one rank's part of a row: its queries, and the keys and values of all ranks."""
+
+    def __init__(self, row: SplitRow, dtype: torch.dtype, device: torch.device) -> None:
+        self.row = row
+        spans, seen = _spans(row.packed.segments, row.mine)
+        self._lay(spans, [row.place[keys] for keys in seen], dtype, device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
+        """Attend from this rank's q [T / N, H, D] to k and v of the whole row."""
+        both = _Gather.apply(torch.cat((k, v), 1), self.row.longest, self.row.ranks)
+        keys, values = both.chunk(2, 1)
+        return super().__call__(layer, q, keys, values, how)
+
+
+def _spans(segments: Sequence[Segment], mine: Tensor) -> tuple[list[Span], list[Tensor]]:
+    """Cut a rank's rows at the ends of segments. Return the spans, and the rows that the last query of each sees."""
+    spans: list[Span] = []
+    seen: list[Tensor] = []
+    breaks = (mine.diff() != 1).nonzero().squeeze(1) + 1
+    at = 0
+    for piece in mine.tensor_split(breaks.tolist()):
+        first, last = (int(piece[0]), int(piece[-1]) + 1) if len(piece) else (0, 0)
+        for i, segment in enumerate(segments):
+            start, stop = max(first, segment.start), min(last, segment.stop)
+            if start < stop:
+                before = rows_seen(segments, i)
+                keys = before[: len(before) - (segment.stop - stop)]
+                spans.append(Span(at + start - first, stop - start, len(keys) - (stop - start)))
+                seen.append(keys)
+        at += len(piece)
+    return spans, seen
+
+
+class _Gather(torch.autograd.Function):
+    """All ranks' rows, padded; backwards each gets the sum of what all ranks gave to its own."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, longest: int, ranks: ContextRanks) -> Any:
+        ctx.ranks, ctx.rows = ranks, len(own)
+        return _gathered(own, longest, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ranks: ContextRanks = ctx.ranks
+        whole = gradient.float().contiguous()
+        dist.all_reduce(whole, group=ranks.group)
+        return whole.chunk(ranks.size)[ranks.index][: ctx.rows].to(gradient.dtype), None, None
+
+
+class _Join(torch.autograd.Function):
+    """All ranks' rows, padded; backwards each keeps the gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, longest: int, ranks: ContextRanks) -> Any:
+        ctx.rows = len(own)
+        ctx.start = ranks.index * longest
+        return _gathered(own, longest, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient[ctx.start : ctx.start + ctx.rows], None, None
+
+
+def _gathered(own: Tensor, longest: int, ranks: ContextRanks) -> Tensor:
+    """Gather rows of all ranks, each padded to `longest`."""
+    padded = own.new_zeros(longest, *own.shape[1:])
+    padded[: len(own)] = own
+    parts = [torch.empty_like(padded) for _ in range(ranks.size)]
+    dist.all_gather(parts, padded, group=ranks.group)
+    return torch.cat(parts)
