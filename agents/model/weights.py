@@ -69,7 +69,8 @@ def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtyp
     path, where, config = _opened(path, gguf_file)
     shape = shape_of(config)  # refuses an unsupported model before anything large is read
     model = Llama(shape, config)
-    model.load_state_dict(from_hf(_read(path, where.get("gguf_file")), shape), strict=True)
+    # assigned, not copied: a model is in memory once, not twice
+    model.load_state_dict(from_hf(_read(path, where.get("gguf_file")), shape), strict=True, assign=True)
     return model.to(dtype)
 
 

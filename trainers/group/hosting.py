@@ -34,7 +34,7 @@ from ...agents.model.llama import Llama
 from ...agents.model.shape import UnsupportedArchitecture
 from ...agents.model.weights import count_parameters, load_decoder, load_tokenizer
 from ...agents.policies import Call
-from ..config.group_settings import Adapter, GroupSpec, Learning, PolicySpec
+from ..config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, sharded
 from .contract import PolicyLearner
 from .parameters import Parameters
 from .sample_store import Sample
@@ -122,7 +122,7 @@ def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Any]:
 
 def learning_parameters(spec: GroupSpec, names: Sequence[str]) -> list[Parameters]:
     """Load on the CPU what some policies learn, each followed by its reference if it has one."""
-    models = _Models(replace(spec, device="cpu"))
+    models = _Models(replace(spec, device="cpu"), engines=False)
     chosen: list[Parameters] = []
     for name in names:
         chosen.append(models.parameters(name, spec.policies[name]))
@@ -150,14 +150,14 @@ def vocabulary(tokenizer: Any) -> str:
 class _Models:
     """The base model, and copies of it for the policies that need one."""
 
-    def __init__(self, spec: GroupSpec) -> None:
+    def __init__(self, spec: GroupSpec, engines: bool = True) -> None:
         self.spec = spec
         self.device = _device(spec)
         # our own decoder has low-rank changes of all its matrices; other adapters are peft's, on transformers' layers
         policies = spec.policies.values()
         adapters = [a for p in policies for a in (p.adapter, *p.adapters.values()) if a is not None]
         self.auto = any(adapter.targets or adapter.tokens for adapter in adapters)
-        _check_memory(spec, self.device)
+        _check_memory(spec, self.device, engines)
         base = _load(f"groups.{spec.name}.model", spec.model, self.auto)
         self.base = base.requires_grad_(False).to(self.device)
         self.frozen: dict[str, Decoder] = {}
@@ -209,15 +209,20 @@ def _device(spec: GroupSpec) -> torch.device:
         raise ValueError(f"groups.{spec.name}.device: {error}") from error
 
 
-def _check_memory(spec: GroupSpec, device: torch.device) -> None:
-    """Refuse a group whose weights, gradients and optimizers cannot fit, before anything large is read."""
+def _check_memory(spec: GroupSpec, device: torch.device, engines: bool) -> None:
+    """Refuse a group whose weights, gradients and optimizers cannot fit, before anything large is read. What ranks hold is
+    theirs to count: here the models are loaded alone.
+    """
     path = model_path(spec.model)
     try:
         count = count_parameters(path)
     except Exception:  # a damaged file is named when it is loaded
         return
     full = [policy for policy in spec.policies.values() if policy.adapter is None]
-    copies = 1 + sum(_bytes(p.learning) / 4 + (not p.critic) + p.reference for p in full)
+    ranks = sharded(spec)
+    copies = 1 + sum(
+        (1 if ranks else _bytes(p.learning) / 4) + (engines and not p.critic) + p.reference for p in full
+    )
     needed, free = 4 * count * copies / 2**30, available(device) / 2**30
     if needed > free:
         raise MemoryError(

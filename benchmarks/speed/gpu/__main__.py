@@ -106,8 +106,8 @@ def run(
         del shares[name]
         for row in _apart(name, device, budget, tiny):
             result["rows"].append({"section": name, **row})
-            say(line(result["rows"][-1]))
             _keep(result, began, out)
+            say(line(result["rows"][-1]))
     result["finished"] = True
     _keep(result, began, out)
     return result
@@ -144,7 +144,7 @@ def _apart(name: str, device: str, budget: float, tiny: bool) -> Iterator[Row]:
         command += ["--seconds", str(budget), *(["--tiny"] if tiny else [])]
         kill_at = time.monotonic() + budget + GRACE
         with errors.open("w") as said, rows.open() as written:
-            process = subprocess.Popen(command, stdout=said, stderr=said)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
             try:
                 while (code := process.poll()) is None and time.monotonic() < kill_at:
                     yield from map(json.loads, whole_lines(written))

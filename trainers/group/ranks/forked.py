@@ -247,7 +247,10 @@ def supervise(folder: str, links: Sequence[int]) -> int:
 
     The folder goes at the end: a group that was killed cannot remove it.
     """
-    from . import one_rank  # noqa: F401  torch comes in here, once for all ranks
+    # torch comes in here, and what reads the configurations of models: once for all ranks
+    from transformers import AutoConfig, LlamaConfig  # noqa: F401
+
+    from . import one_rank  # noqa: F401
 
     children: dict[int, int] = {}
     for index, link in enumerate(links):
