@@ -247,6 +247,8 @@ def test_ranks_are_for_learners_alone(tiny_llama: str) -> None:
     assert sharded(
         replace(spec(tiny_llama, 1), policies={"team": PolicySpec(learning=Learning(offload=True))})
     )
+    with pytest.raises(ValueError, match=r"groups.main.context_ranks: 3 does not divide groups.main.ranks=4"):
+        spec(tiny_llama, 4, context_ranks=3)
 
 
 @settings(max_examples=60, deadline=None)
