@@ -7,6 +7,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from unitymas.agents.engines.sampling import SamplingParams
+from unitymas.agents.engines.torch.whole_engine import WholeEngine
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.auto import AutoDecoder
 from unitymas.agents.model.logprobs import Support
@@ -124,3 +126,25 @@ def test_a_matrix_that_no_layer_calls_is_no_target():
         decoder.add_adapter("a", targets=["dt_proj"])
     with pytest.raises(ValueError, match="'q_prj'.*did you mean 'q_proj'"):
         decoder.add_adapter("a", targets=["q_prj"])
+
+
+def test_replies_of_a_recurrent_model_go_on_under_new_weights():
+    """What the model remembers is computed again by the new weights, prompt and reply."""
+    nets = [network("rwkv", seed) for seed in (0, 1)]
+    decoders = [AutoDecoder(net) for net in nets]
+    engine = WholeEngine(decoders[0], slots=3, context=96, stop_ids=[])
+    requests = [
+        engine.submit(list(range(3, 9 + i // 2)), SamplingParams(max_tokens=9, seed=i)) for i in range(5)
+    ]
+    for _ in range(4):
+        engine.step()
+    engine.publish(decoders[1], 1)
+    while engine.busy:
+        engine.step()
+    results = [request.result for request in requests]
+    assert {tuple(sorted(set(r.versions))) for r in results} == {(0, 1), (1,)}
+    for r in results:
+        for version, net in enumerate(nets):
+            logp = theirs(net, [r.prompt_ids + r.ids], 1.0, None)[0][len(r.prompt_ids) - 1 :]
+            mine = torch.tensor(r.versions) == version
+            assert torch.allclose(logp[mine].float(), torch.tensor(r.logprobs)[mine], atol=1e-4)

@@ -428,6 +428,37 @@ def test_adapters_of_different_requests_run_side_by_side():
         assert torch.allclose(logp, torch.tensor(r.logprobs), atol=1e-4)
 
 
+def test_new_weights_of_an_adapter_interrupt_its_own_requests_alone():
+    model = from_config(LlamaConfig(**SIZES, initializer_range=0.3))
+    for name in ("a", "b"):
+        for p in model.add_adapter(name, rank=2):
+            torch.nn.init.normal_(p, std=0.3)
+    engine, later = Engine(model, slots=4, stop_ids=[]), copy.deepcopy(model)
+    with torch.no_grad():
+        for p in later.parameters():
+            p.add_(0.1 * torch.randn(p.shape))
+    adapters = ("a", "b", None, "a")
+    asked = [
+        engine.submit(p, SamplingParams(max_tokens=8, seed=i), adapter=adapter)
+        for i, (p, adapter) in enumerate(zip(prompts(4), adapters, strict=True))
+    ]
+    for _ in range(3):
+        engine.step()
+    engine.publish(later, 3, "a")
+    assert engine.counts["interrupted"] == 2
+    while engine.busy:
+        engine.step()
+    mixed = copy.deepcopy(model).with_adapter_of(later, "a")
+    for request, adapter in zip(asked, adapters, strict=True):
+        r = request.result
+        assert r.versions == ([0] * 3 + [3] * 5 if adapter == "a" else [0] * 8)
+        for own, version in ((model, 0), (mixed, 3)):
+            hidden = own.forward_packed(pack([r.prompt_ids + r.ids]), adapter=adapter)
+            logp, _ = logprobs_entropy(hidden[len(r.prompt_ids) - 1 : -1], own.head, torch.tensor(r.ids))
+            mine = torch.tensor(r.versions) == version
+            assert torch.allclose(logp[mine], torch.tensor(r.logprobs)[mine], atol=1e-4)
+
+
 def test_an_adapter_is_published_alone():
     """It alone speaks otherwise and is of another version; the base's weights are not copied again."""
     model = from_config(LlamaConfig(**SIZES, initializer_range=0.3))

@@ -137,7 +137,8 @@ class TorchEngine(Driven, Versioned):
             self._took_over(version, adapter)
             if hasattr(self, "prefixes"):
                 self.prefixes.clear()
-            self._let_out([r for r in self.running if adapter in (None, r.adapter)])
+            if interrupted := [r for r in self.running if adapter in (None, r.adapter)]:
+                self._let_out(interrupted)
 
     @torch.inference_mode()
     def _let_out(self, requests: list[Request]) -> None:
