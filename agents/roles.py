@@ -318,6 +318,11 @@ class Custom(_Base):
         return self.says or (self.read.__doc__ or self.read.__name__).strip().splitlines()[0]
 
 
+def form_in_words(format: Format) -> str:
+    """Description of a legal reply as a noun, for a line such as "planner replies with a plan: …"."""
+    return re.sub(r"\bRead (?=(?:an?|the) |\w+:)", "", format.describe())
+
+
 def read_reply(format: Format, text: str, node: str = "", lenient: bool | None = None) -> Reply:
     """Read a role's reply by its format, with its role's rule for what may stand around (see the module's
     docstring).

@@ -113,7 +113,10 @@ def parse_id(id: str) -> tuple[str, int | None]:
     """Split an id into its name and its version; None where it has none."""
     match = ID.fullmatch(id)
     if match is None:
-        raise UnknownEnv(f"{id!r} is no environment id; ids look like 'mask-hotpotqa' or 'mask-hotpotqa-v0'")
+        how = f"; an environment of a file is {id}:ID" if id.endswith(".py") else ""
+        raise UnknownEnv(
+            f"{id!r} is no environment id; ids look like 'mask-hotpotqa' or 'mask-hotpotqa-v0'{how}"
+        )
     return match["name"], None if match["version"] is None else int(match["version"])
 
 

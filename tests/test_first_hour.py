@@ -1,9 +1,11 @@
 """The mistakes of a first hour, typed at the command line: each ends in one precise line, and leaves nothing behind."""
 
 import errno
+import os
 import re
 import shlex
 import socket
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -85,6 +87,10 @@ MISTAKES = {
     "play mask-hotpotqa --data mini --team tiny --temperature hot": "unitymas play: --temperature: invalid float value: 'hot' (see unitymas play --help)",
     "play mask-hotpotqa --data mini --team scripted --watch -1": "unitymas play: --watch: '-1' does not fit; give a number, 0 or more (see unitymas play --help)",
     "play good.py:capitals --team scripted": "unitymas play: this environment has no scripted expert; give each role a policy",
+    "play mask-hotpotqa --data mini --team planner=fool,planner=random,*=fool": "unitymas play: --team 'planner=fool,planner=random,*=fool': two players for 'planner'; leave one out",
+    "eval good.py --team fool": "unitymas eval: 'good.py' is no environment id; ids look like 'mask-hotpotqa' or 'mask-hotpotqa-v0'; an environment of a file is good.py:ID",
+    "play mask-hotpotqa --data mini --team scripted --split tset": "unitymas play: the mini world has no split 'tset'; its splits are train, validation, test",
+    "play mask-hotpotqa --data mini --team scripted --prompts ful": "unitymas play: prompts='ful': Mask has no such set; did you mean 'full'?, or give a mapping, a .yaml or a .py file",
     # numbers
     "validate mask-hotpotqa --tasks 0": "unitymas validate: --tasks: '0' does not fit; give a whole number, 1 or more (see unitymas validate --help)",
     f"eval mask-hotpotqa {MINI} --team scripted -k 0": "unitymas eval: -k: '0' does not fit; give a whole number, 1 or more (see unitymas eval --help)",
@@ -103,6 +109,10 @@ MISTAKES = {
     "export text.jsonl --to parqet": "unitymas export: --to: unknown 'parqet'; did you mean 'parquet'? (see unitymas export --help)",
     "bench enigne": "unitymas bench: there is no benchmark 'enigne'; did you mean 'engine'?",
     # settings of a run
+    "train mask-hotpotqa env.data=mini map.planer=team": "unitymas train: the team names 'planer', but this environment has no such agent or role; did you mean 'planner'?",
+    "train mask-hotpotqa env.data=mini steps=0": "unitymas train: steps: must be at least 1, got 0",
+    "train mask-hotpotqa env.data=mini env.reward=mymod:f": "unitymas train: env.reward: there is no module 'mymod'",
+    "train --config missing.yaml": "unitymas train: config file missing.yaml: No such file or directory",
     "train mask-hotpotqa stpes=2": "unitymas train: stpes: unknown key; did you mean 'steps'?",
     "train": "unitymas train: name an environment: unitymas train ID, such as mask-hotpotqa (see unitymas train --help)",
     "train steps=2": "unitymas train: name an environment: unitymas train ID, such as mask-hotpotqa (see unitymas train --help)",
@@ -125,6 +135,9 @@ MISTAKES = {
     "view empty": "unitymas view: empty holds no traces (looked for traces/*.jsonl.zst and traces.jsonl.zst)",
     "export nowhere": "unitymas export: nowhere does not exist; give a run directory or a file of traces",
     "export text.jsonl": "unitymas export: text.jsonl, line 1: not JSON (Expecting value: line 1 column 1 (char 0))",
+    "submit nowhere --name x": "unitymas submit: nowhere/results.json does not exist; `unitymas eval … --out nowhere` writes it",
+    "serve retriever nowhere": "unitymas serve: nowhere is no index: it has no manifest.json. Build one with `unitymas data index CORPUS`.",
+    "leaderboard build empty -o site": "unitymas leaderboard: empty holds no submission (a folder with metadata.yaml); pack one with: unitymas submit EVALUATION --name NAME -o empty/NAME",
     # tasks and rewards of one's own
     "eval mask-hotpotqa --team scripted --data tasks.jsonl": "unitymas eval: tasks.jsonl, row 1: field 'question': is missing (also looked for query, problem, Question, input, extra_info.question)",
     "eval mask-hotpotqa --team scripted --data notasks.jsonl": "unitymas eval: notasks.jsonl: holds no task",
@@ -142,6 +155,25 @@ def test_a_mistake_is_one_line_and_leaves_nothing(words, here, capsys):
     assert lines == [MISTAKES[words]]
     left = {path for path in here.rglob("*") if "__pycache__" not in path.parts} - set(before)
     assert not left
+
+
+def test_a_reader_that_has_left_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)  # as `unitymas list | head` does when it has seen enough
+    command = [sys.executable, "-m", "unitymas.cli", "list"]
+    with os.fdopen(writer, "w") as gone:
+        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupted_evaluation_says_what_it_keeps(monkeypatch, capsys):
+    def stop(self, **how):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Evaluation, "run", stop)
+    assert typed(f"eval mask-hotpotqa {MINI} --team fool --out kept -q") == 130
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said == "unitymas: interrupted: kept keeps what was played; the same command plays the rest"
 
 
 def test_a_port_in_use_is_one_line(capsys):

@@ -1,45 +1,122 @@
-"""One documentation page per environment, written from the environment itself: `python -m unitymas.benchmarks.pages.environments docs`."""
+"""The documentation's pages of environments, written from the environments themselves: a gallery, a table, a page and a picture each.
+
+python -m unitymas.benchmarks.pages.environments docs
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from ...agents.hints import counted
 from ...cli.environments import info_text
-from ...envs.registry import PACKAGE, list_envs, resolve, spec
+from ...envs.core.drivers import rollout
+from ...envs.core.trace import Trace
+from ...envs.faces.render import clip, use_in_words
+from ...envs.registry import PACKAGE, list_envs, make, resolve, spec
+from .episode_picture import MOST, ending, picture
+from .html import escape
+
+EPISODES = 4
+"""Scripted episodes among which the longest that fits a picture is shown."""
+HALLS = {
+    "Questions": ("rag-", "mask-", "search-", "tool-qa-"),
+    "Mathematics": ("math-", "chain-", "debate-", "solver-"),
+    "Code": ("code",),
+    "Games": ("blocksworld-", "eight-queens-", "planpath-", "sokoban-", "sudoku-"),
+}
+"""Headings of the gallery, and how the ids under them begin."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Write the pages under DIR, and remove those of environments that are no more."""
     root = Path(argv[0] if argv else "docs")
     texts = pages()
-    (root / "environments").mkdir(parents=True, exist_ok=True)
-    for old in (root / "environments").glob("*.md"):
-        if f"environments/{old.name}" not in texts:
-            old.unlink()
+    for folder, kind in (("environments", "*.md"), ("images/episodes", "*.svg")):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        for old in (root / folder).glob(kind):
+            if f"{folder}/{old.name}" not in texts:
+                old.unlink()
     for name, text in texts.items():
         (root / name).write_text(text, encoding="utf-8")
-    print(f"{counted(len(texts), 'page')} in {root}")
+    print(f"{counted(len(texts), 'file')} in {root}")
     return 0
 
 
 def pages() -> dict[str, str]:
-    """The path of each generated page under ``docs/``, and its text."""
-    texts = {f"environments/{id}.md": page(id) for id in ours()}
-    return {"environments.md": contents(), **texts}
+    """Return the path of each generated file under ``docs/``, and its text."""
+    texts = {"environments.md": contents(), "gallery.md": gallery()}
+    texts |= {f"environments/{id}.md": page(id) for id in ours()}
+    return texts | {f"images/episodes/{first}.svg": drawn(first) for first in families()}
 
 
 def ours() -> list[str]:
-    """The ids that come with the package; what a plug-in or a notebook registered has pages elsewhere."""
+    """List the ids that come with the package; what a plug-in or a notebook registered has pages elsewhere."""
     home = f"{PACKAGE}.envs."
     return [id for id in list_envs() if isinstance(w := spec(id).workflow, str) and w.startswith(home)]
 
 
+def families() -> dict[str, list[str]]:
+    """Environments that differ in their data alone, under the first of them: they share a picture."""
+    members: dict[tuple[object, ...], list[str]] = {}
+    for id in ours():
+        members.setdefault((spec(id).workflow, spec(id).description, spec(id).role_names), []).append(id)
+    return {ids[0]: ids for ids in members.values()}
+
+
+@cache
+def episode(id: str) -> Trace:
+    """The scripted episode that stands for an environment: the longest of the first few that fits a picture."""
+    env = make(id, data=None if spec(id).tasks is not None else "mini")
+    traces = rollout(env, "scripted", tasks=EPISODES)
+    fitting = [trace for trace in traces if len(trace.nodes) <= MOST] or traces[:1]
+    return max(fitting, key=lambda trace: len(trace.nodes))
+
+
+def drawn(id: str) -> str:
+    """The picture of an environment's episode."""
+    return picture(episode(id), spec(id).role_names)
+
+
+def gallery() -> str:
+    """The page of pictures: every family of environments with an episode of its expert."""
+    lines = [
+        "# Gallery",
+        "",
+        "One episode of each kind of team, played by the environment's own expert on the mini data. Time goes down. A dot is a",
+        "reply, in the colour and the lane of its role; a square is a tool. Lines lead from what was said to those who read it.",
+        "A number at the right is the credit of a reply. Each name leads to a page with the episode step by step.",
+        "",
+        "Written by `make docs`.",
+    ]
+    for hall, starts in HALLS.items():
+        lines += ["", f"## {hall}", "", '<div class="gallery" markdown="1">', ""]
+        for first, ids in families().items():
+            if first.startswith(starts):
+                names = " · ".join(f"[{id}](environments/{id}.md)" for id in ids)
+                lines += ['<div markdown="1">', "", f"**{names}**<br>{spec(first).description}", ""]
+                lines += [f"![{alt(first)}](images/episodes/{first}.svg)", "", "</div>", ""]
+        lines += ["</div>"]
+    return "\n".join(lines) + "\n"
+
+
+def alt(id: str) -> str:
+    """What a picture shows, for those who cannot see it."""
+    return (
+        f"An episode of {id}: {counted(len(episode(id).nodes), 'step')} of {', '.join(spec(id).role_names)}"
+    )
+
+
 def contents() -> str:
     """The table of all environments."""
-    rows = ["# Environments", "", "Written by `make docs` from the environments themselves.", ""]
+    rows = [
+        "# Environments",
+        "",
+        "Written by `make docs` from the environments themselves. [The gallery](gallery.md) shows an episode of each kind.",
+        "",
+    ]
     rows += ["| id | roles | headline | |", "|---|---|---|---|"]
     for id in ours():
         known = spec(id)
@@ -49,10 +126,73 @@ def contents() -> str:
 
 
 def page(id: str) -> str:
-    """An environment's page."""
+    """An environment's page: what it is, an episode step by step, and what each role is told."""
     known = spec(id)
+    first = next(first for first, ids in families().items() if id in ids)
     text = (sys.modules[resolve(known.workflow).__module__].__doc__ or "").strip()
-    return f"# {known.id}\n\n```text\n{text}\n```\n\n`unitymas info {id}`:\n\n```text\n{info_text(id)}\n```\n"
+    return "\n".join(
+        [
+            f"# {known.id}",
+            "",
+            f"```text\n{text}\n```",
+            "",
+            f"![{alt(first)}](../images/episodes/{first}.svg)",
+            "",
+            "## An episode, step by step",
+            "",
+            *steps(id),
+            "",
+            "## What each role is told",
+            "",
+            f"`unitymas info {id}`:",
+            "",
+            f"```text\n{info_text(id)}\n```",
+            "",
+        ]
+    )
+
+
+def steps(id: str) -> list[str]:
+    """An environment's episode as a list, the task first."""
+    trace = episode(id)
+    _, _, task = trace.origin
+    lines = [
+        f"The expert plays task `{trace.task_id}`" + (f": {asked}" if (asked := told(task.view)) else ".")
+    ]
+    for number, node in enumerate(trace.nodes, 1):
+        if node.kind == "use":
+            asked, given = use_in_words(node, 240)
+            lines += [
+                "",
+                f"{number}. tool **{node.tool}**",
+                *fenced(f"{asked}\n-> {given}" if asked else given),
+            ]
+        else:
+            earned = ", ".join(
+                f"{name} {amount:+.3g}" for name, amount in trace.rewards(node.id).items() if amount
+            )
+            lines += [
+                "",
+                f"{number}. **{node.agent}**" + (f" (earns {earned})" if earned else ""),
+                *fenced(clip(node.text or "")),
+            ]
+    scores = ", ".join(
+        f"{name} {trace.metrics[name]:.3g}"
+        for name in dict.fromkeys((spec(id).headline, "score"))
+        if name in trace.metrics
+    )
+    return [*lines, "", f"End: {escape(ending(trace))}. {scores}."]
+
+
+def told(task: object) -> str:
+    """The question or the problem of a task, in one line; empty where it is a board."""
+    words = next((str(getattr(task, name)) for name in ("question", "problem") if hasattr(task, name)), "")
+    return escape(" ".join(words.split())[:300])
+
+
+def fenced(text: str) -> list[str]:
+    """Text as a block inside of a list."""
+    return ["", "    ```text", *(f"    {line}" for line in text.splitlines()), "    ```"]
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ...agents.roles import Format, read_reply
+from ...agents.roles import Format, form_in_words, read_reply
 from ...agents.text.reading import MAX_REPLY
 from ..core.trace import jsonable
 from ..core.workflow import Act, Node
-from .render import clip, harmless
+from .render import clip, harmless, use_in_words
 
 ARROWS = {"\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left"}
 END = "\x04"  # Ctrl-D, as a terminal without line editing gives it
@@ -77,9 +77,8 @@ class EpisodeView:
 
     def _tell(self, node: Node) -> None:
         if node.kind == "use":
-            args = ", ".join(f"{k}={_line(v, 40)}" for k, v in (node.args or {}).items())
-            result = f"failed: {_line(node.error, 200)}" if node.error else _line(node.result, 160)
-            self.say((f"  ({node.tool}) {args} -> {result}", "dim"))
+            asked, given = use_in_words(node, 160)
+            self.say((f"  ({node.tool}) {asked} -> {given}", "dim"))
             return
         mark = () if node.ok else (("  malformed", "red"),)
         self.say((f"{node.agent}: ", "bold cyan"), clip(node.text or ""), *mark)
@@ -169,7 +168,7 @@ class EpisodeView:
         self.say(*parts, end="")
 
     def _speak(self, agent: str, form: Format, lenient: bool | None) -> str:
-        hint = f"replies {form.describe()}"
+        hint = f"replies with {form_in_words(form)}"
         while True:
             typed = self._line(agent, hint)
             reply = completed(form, typed, lenient)
@@ -177,7 +176,7 @@ class EpisodeView:
                 return reply
             self.say(
                 (
-                    f"This is not what {agent} {hint}. Type it again, or press Enter to say it as it is.",
+                    f"{agent} {hint}, and this is something else. Type it again, or press Enter to say it as it is.",
                     "yellow",
                 )
             )

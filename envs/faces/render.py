@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from ...agents.hints import counted
 from ..core.trace import Trace, jsonable
 from ..core.workflow import Node
 
@@ -35,12 +38,51 @@ def episode_text(trace: Trace) -> str:
     return "\n".join(lines)
 
 
+def use_in_words(node: Node, width: int = 200) -> tuple[str, str]:
+    """What a tool was asked, and what it gave, each in one line."""
+    args = node.args or {}
+    if isinstance(args.get("query"), str):
+        asked = f"“{args['query']}”"
+    elif args.get("moves"):
+        asked = ", ".join(map(str, args["moves"]))
+    else:
+        asked = "; ".join(
+            f"{name} {in_words(value, 60)}" for name, value in args.items() if value is not None
+        )
+    given = f"failed: {node.error}" if node.error else in_words(node.result, width)
+    return one_line(asked, width), one_line(given, width)
+
+
+def in_words(value: object, width: int = 200) -> str:
+    """A tool's result for a reader: passages by their titles, tests by their number, a board by its rows."""
+    if isinstance(value, Mapping):
+        if {"passed", "total"} <= set(value):
+            return f"{value['passed']} of {counted(value['total'], 'test')} passed"
+        shown = {k: v for k, v in value.items() if v not in ("", None, ())}
+        return one_line("; ".join(f"{k} {in_words(v, width)}" for k, v in shown.items()), width)
+    if isinstance(value, Sequence) and not isinstance(value, str) and value:
+        if all(isinstance(item, Mapping) and "title" in item for item in value):
+            titles = "; ".join(str(item["title"]) for item in value)
+            return one_line(f"{counted(len(value), 'passage')}: {titles}", width)
+        return one_line(", ".join(in_words(item, width) for item in value), width)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return one_line(str(jsonable(value)), width)
+
+
+def one_line(text: str, width: int) -> str:
+    """Harmless text in one line: lines are parted by a slash, and what is too long ends in an ellipsis."""
+    flat = " ".join(
+        " / ".join(part.strip() for part in harmless(text[: width * 8]).strip().split("\n")).split()
+    )
+    return flat if len(flat) <= width else flat[: width - 1].rstrip() + "…"
+
+
 def node_text(node: Node, rewards: dict[str, float] | None = None) -> str:
     """One line (or a few) for one node."""
     if node.kind == "use":
-        args = ", ".join(f"{k}={clip(str(jsonable(v)), 80)}" for k, v in (node.args or {}).items())
-        result = f"failed: {clip(node.error, 200)}" if node.error else clip(str(jsonable(node.result)), 200)
-        return f"{node.id:>6}  ({node.tool}) {args} -> {result}"
+        asked, given = use_in_words(node)
+        return f"{node.id:>6}  ({node.tool}) {asked} -> {given}"
     mark = "" if node.ok else "  [malformed]"
     earned = "  ".join(f"{k} {v:+.3g}" for k, v in (rewards or {}).items())
     tail = f"   {earned}" if earned else ""

@@ -80,11 +80,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"unitymas: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
     try:
-        return int(_command(name)(rest) or 0)
+        status = int(_command(name)(rest) or 0)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt as stop:
         print(f"\nunitymas: interrupted{f': {stop}' if str(stop) else ''}", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `unitymas list | head`
+    except BrokenPipeError:  # `unitymas list | head`: the interpreter must not write the rest at its end
+        sys.stdout = open(os.devnull, "w")
         return 0
     except BrokenPlugin as error:
         print(f"unitymas {name}: {error}", file=sys.stderr)

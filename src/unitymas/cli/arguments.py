@@ -86,6 +86,8 @@ def parse_team(text: str) -> str | dict[str, str]:
     for part in filter(None, text.split(",")):
         match = _SEAT.fullmatch(part.strip())
         last = next(reversed(seats), "")
+        if match is not None and match[1] in seats:
+            raise ValueError(f"--team {text!r}: two players for {match[1]!r}; leave one out")
         if match is not None:
             seats[match[1]] = match[2]
         elif "?" in seats.get(last, "").partition("://")[2]:

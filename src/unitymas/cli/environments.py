@@ -8,6 +8,7 @@ from typing import Any
 
 from ..agents.hints import counted, nearest
 from ..agents.model_settings import add_arguments, settings_of
+from ..agents.roles import form_in_words
 from ..agents.team import Team
 from ..envs.core.drivers import arena_of, call_for, rollout, told_to
 from ..envs.faces.aec import WorkflowEnv
@@ -66,7 +67,7 @@ def info_text(id: str, data: str | None = "mini") -> str:
     lines.append("")
     for role in arena.workflow.roles:
         seats = f" × {role.instances}" if role.instances > 1 else ""
-        lines.append(f"{role.name}{seats}   replies {harmless(role.reply.describe())}")
+        lines.append(f"{role.name}{seats}   replies with {harmless(form_in_words(role.reply))}")
     seen: set[str] = set()
     trace = rollout(arena, "scripted", tasks=1)[0] if arena.expert else None
     if trace is not None:

@@ -147,7 +147,10 @@ def eval_main(argv: list[str] | None = None) -> int:
     played = _evaluations(given, team, out, how)
     if given.dry_run:
         return _say_plans(played, out)
-    result = _run(given, played)
+    try:
+        result = _run(given, played)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{out} keeps what was played; the same command plays the rest") from None
     _print(result, given.format)
     stopped = next((evaluation.stopped for evaluation in played.values() if evaluation.stopped), "")
     if given.baseline and not stopped:
