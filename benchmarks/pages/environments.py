@@ -1,6 +1,8 @@
-"""The documentation's pages of environments, written from the environments themselves: a gallery, a table, a page and a picture each.
+"""The documentation's pages of environments, written from the environments themselves.
 
-python -m unitymas.benchmarks.pages.environments docs
+    python -m unitymas.benchmarks.pages.environments docs
+
+It writes a gallery, a table, and for each environment a page with an episode and its picture.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ def gallery() -> str:
 
 
 def alt(id: str) -> str:
-    """What a picture shows, for those who cannot see it."""
+    """Return a picture in words, for those who cannot see it."""
     return (
         f"An episode of {id}: {counted(len(episode(id).nodes), 'step')} of {', '.join(spec(id).role_names)}"
     )

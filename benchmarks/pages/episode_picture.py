@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ...envs.core.trace import Node, Trace
+from ...envs.core.trace import Trace
+from ...envs.core.workflow import Node
 from ...envs.faces.render import one_line, use_in_words
 from .boards import boards
 from .html import escape
@@ -83,7 +84,7 @@ def edges(rows: Sequence[Node | None], place: Mapping[str, int], lanes: Mapping[
 
 def across(node: Node, lanes: Mapping[str, int]) -> int:
     """Place of a node's mark from the left: its role's lane; a tool stands right of all roles."""
-    return 14 + LANE * (lanes[node.role] if node.role in lanes else len(lanes))
+    return 14 + LANE * (lanes.get(node.role or "", len(lanes)))
 
 
 def line(node: Node, y: int, lanes: Mapping[str, int], rewards: Mapping[str, float]) -> str:
@@ -115,7 +116,7 @@ def plain(text: str) -> str:
 
 
 def ending(trace: Trace) -> str:
-    """What came of the episode, in a line."""
+    """Return the outcome of the episode, in a line."""
     outcome = trace.outcome or {}
     if isinstance(outcome.get("answer"), str):
         return f"answer: {outcome['answer']}"
@@ -129,5 +130,6 @@ def board_of(trace: Trace) -> tuple[str, int]:
     moves = [node for node in trace.nodes if node.kind == "use" and node.tool == "world"]
     if not moves:
         return "", 0
-    first, last = moves[0].args or {}, moves[-1].result
+    first: Mapping[str, object] = moves[0].args or {}
+    last = moves[-1].result
     return boards(str(first["game"]), str(first["state"]), str(last["state"]), TOP - 8)

@@ -40,11 +40,11 @@ def episode_text(trace: Trace) -> str:
 
 def use_in_words(node: Node, width: int = 200) -> tuple[str, str]:
     """What a tool was asked, and what it gave, each in one line."""
-    args = node.args or {}
+    args: Mapping[str, object] = node.args or {}
     if isinstance(args.get("query"), str):
         asked = f"“{args['query']}”"
     elif args.get("moves"):
-        asked = ", ".join(map(str, args["moves"]))
+        asked = in_words(args["moves"], width)
     else:
         asked = "; ".join(
             f"{name} {in_words(value, 60)}" for name, value in args.items() if value is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -87,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\nunitymas: interrupted{f': {stop}' if str(stop) else ''}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `unitymas list | head`: the interpreter must not write the rest at its end
-        sys.stdout = open(os.devnull, "w")
+        sys.stdout = io.StringIO()
         return 0
     except BrokenPlugin as error:
         print(f"unitymas {name}: {error}", file=sys.stderr)
