@@ -163,11 +163,11 @@ def steps(id: str) -> list[str]:
     ]
     for number, node in enumerate(trace.nodes, 1):
         if node.kind == "use":
-            asked, given = use_in_words(node, 240)
+            asked, answer = use_in_words(node, 240)
             lines += [
                 "",
                 f"{number}. tool **{node.tool}**",
-                *fenced(f"{asked}\n-> {given}" if asked else given),
+                *fenced(f"{asked}\n-> {answer}" if asked else answer),
             ]
         else:
             earned = ", ".join(

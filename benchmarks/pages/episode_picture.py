@@ -92,8 +92,8 @@ def line(node: Node, y: int, lanes: Mapping[str, int], rewards: Mapping[str, flo
     x, text = across(node, lanes), 14 + LANE * (len(lanes) + 1)
     letters = LETTERS - 2 * len(lanes)
     if node.kind == "use":
-        asked, given = use_in_words(node, 60)
-        words = given if node.tool not in ("world", "tools") else asked or given
+        asked, answer = use_in_words(node, 60)
+        words = answer if node.tool not in ("world", "tools") else asked or answer
         mark = f'<rect class="box" x="{x - 4}" y="{y - 4}" width="8" height="8" rx="1.5"/>'
         name, style = node.tool or "", 'class="tool"'
     else:

@@ -77,8 +77,8 @@ class EpisodeView:
 
     def _tell(self, node: Node) -> None:
         if node.kind == "use":
-            asked, given = use_in_words(node, 160)
-            self.say((f"  ({node.tool}) {asked} -> {given}", "dim"))
+            asked, answer = use_in_words(node, 160)
+            self.say((f"  ({node.tool}) {asked} -> {answer}", "dim"))
             return
         mark = () if node.ok else (("  malformed", "red"),)
         self.say((f"{node.agent}: ", "bold cyan"), clip(node.text or ""), *mark)

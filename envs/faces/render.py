@@ -49,8 +49,8 @@ def use_in_words(node: Node, width: int = 200) -> tuple[str, str]:
         asked = "; ".join(
             f"{name} {in_words(value, 60)}" for name, value in args.items() if value is not None
         )
-    given = f"failed: {node.error}" if node.error else in_words(node.result, width)
-    return one_line(asked, width), one_line(given, width)
+    answer = f"failed: {node.error}" if node.error else in_words(node.result, width)
+    return one_line(asked, width), one_line(answer, width)
 
 
 def in_words(value: object, width: int = 200) -> str:
@@ -81,8 +81,8 @@ def one_line(text: str, width: int) -> str:
 def node_text(node: Node, rewards: dict[str, float] | None = None) -> str:
     """One line (or a few) for one node."""
     if node.kind == "use":
-        asked, given = use_in_words(node)
-        return f"{node.id:>6}  ({node.tool}) {asked} -> {given}"
+        asked, answer = use_in_words(node)
+        return f"{node.id:>6}  ({node.tool}) {asked} -> {answer}"
     mark = "" if node.ok else "  [malformed]"
     earned = "  ".join(f"{k} {v:+.3g}" for k, v in (rewards or {}).items())
     tail = f"   {earned}" if earned else ""
