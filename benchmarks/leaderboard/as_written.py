@@ -61,8 +61,11 @@ def strangers(folder: Path, known: tuple[str, ...]) -> Iterator[str]:
                 return
 
 
-def frames(file: BinaryIO, name: str, *, most: int, longest: int) -> Iterator[bytes]:
-    """The lines of a packed file, in which each line is one frame of zstd, as `trace.write` leaves it."""
+def frames(file: BinaryIO, name: str, *, most: int, longest: int) -> Iterator[tuple[bytes, bool]]:
+    """The lines of a packed file, in which each line is one frame of zstd, as `trace.write` leaves it.
+
+    With each line: whether it is packed to the byte as here.
+    """
     import zstandard
 
     pack, unpack = compressor(), zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
@@ -81,9 +84,10 @@ def frames(file: BinaryIO, name: str, *, most: int, longest: int) -> Iterator[by
             raise Refused(f"{name}: unfolds to more than {most:,} bytes")
         if line.find(b"\n") != len(line) - 1 or not line:
             raise Refused(f"{where}: a frame must hold one episode, which ends with a line break")
-        if frame != (ours := pack(line)) and len(frame) > len(ours) * _LOOSER + _MORE:
+        ours = pack(line)
+        if len(frame) > len(ours) * _LOOSER + _MORE:
             raise Refused(f"{where}: packed into {len(frame):,} bytes, where {len(ours):,} are enough")
-        yield line
+        yield line, frame == ours
 
 
 def _frame(file: BinaryIO, header: bytes, where: str, longest: int) -> tuple[bytes, int]:

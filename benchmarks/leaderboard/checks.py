@@ -201,7 +201,7 @@ class Check:
         self.results, self.verdict = results, verdict
         self.told = results["provenance"]
         self.order = [(e["task"], e["sample"]) for e in results["episodes"]]
-        self.unlike = 0
+        self.unlike = self.packed_otherwise = 0
         self.measure, self.price = measure_of(results), tuple(results["price"])
         self.k, self.seed = results["figures"]["k"], self.told["seed"]
         self.rows: list[EpisodeRow] = []
@@ -275,7 +275,8 @@ class Check:
     def episodes(self, file: BinaryIO) -> Iterator[str]:
         """List what is wrong with the episodes, each by its name."""
         lines = frames(file, "traces.jsonl.zst", most=MOST_UNPACKED, longest=MAX_LINE)
-        for number, line in enumerate(lines, 1):
+        for number, (line, packed_alike) in enumerate(lines, 1):
+            self.packed_otherwise += not packed_alike
             trace = json_value(line, f"traces.jsonl.zst, line {number}")
             if broken := list(islice(violations(trace, self.shape), 3)):
                 yield f"traces.jsonl.zst: episode {number} is no trace ({'; '.join(broken)})"
@@ -312,6 +313,10 @@ class Check:
             self.verdict.notes.append(
                 f"numbers of {counted(self.unlike, 'episode')}, or figures, differ from ours in their last digits"
             )
+        if self.packed_otherwise:
+            self.verdict.notes.append(
+                f"{counted(self.packed_otherwise, 'episode')} packed by another version of zstd than ours"
+            )
         self.verdict.results["figures"] = numbers
         if self.arena is not None:
             self.verdict.unverified += self.team.strangers(self.again)
@@ -340,6 +345,8 @@ class Check:
         ):  # fmt: skip
             if not exactly(told, again):
                 yield f"{key}: the provenance gives {told!r:.60}, its trace says {again!r:.60}"
+        if type(seconds := tags.get("seconds")) is not float or str(seconds).startswith("-"):
+            yield f"tags.seconds: {seconds!r:.40} is not the time that an episode took, a number with a point"
         if list(tags) != list(TAGS):
             yield f"tags: {list(tags)!r:.80}, but the harness writes {', '.join(TAGS)}"
         yield from self.team.labels(tags.get("team"))

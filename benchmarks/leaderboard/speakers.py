@@ -144,6 +144,8 @@ class SeatedTeam:
             yield f"meta.cut: {meta['cut']} characters are more than {meta['tokens_out']} tokens hold"
         if tokens := meta.get("tokens"):
             sizes = {len(tokens["text"]), len(tokens["logprob"])}
+            if any(type(p) is not float or repr(round(p, 4)) != repr(p) for p in tokens["logprob"]):
+                yield "meta.tokens: log-probs are written with a point, and four digits behind it"
             if len(sizes) > 1 or (voice.local and sizes != {meta["tokens_out"]}):
                 yield f"meta.tokens: {sorted(sizes)} texts and log-probs, for {meta.get('tokens_out')} tokens"
 

@@ -179,6 +179,10 @@ def tags_turned(e: Entry) -> None:
     e.traces[0]["tags"] = dict(reversed(e.traces[0]["tags"].items()))
 
 
+def timed(value: Any) -> Odd:
+    return changed(lambda e: e.traces[0]["tags"].update(seconds=value))
+
+
 def turned_episodes(e: Entry) -> None:
     e.traces.reverse()
 
@@ -249,6 +253,11 @@ ODD: list[tuple[str, Odd, str]] = [
     ("keys of an episode turned", changed(keys_turned), "not as the harness writes it"),
     ("episodes turned", changed(turned_episodes), "does not stand where"),
     ("one more tag", changed(more_tags), "the harness writes seconds, team, players, key"),
+    ("a whole number of seconds", timed(3), "is not the time that an episode took"),
+    ("no seconds", timed(None), "is not the time that an episode took"),
+    ("minus no seconds", timed(-0.0), "is not the time that an episode took"),
+    ("a whole log-prob", noted(tokens={"text": ["a"] * 5, "logprob": [-1] * 5}), "are written with a point"),
+    ("a long log-prob", noted(tokens={"text": ["a"] * 5, "logprob": [-1.23456] * 5}), "four digits behind it"),
     ("tags turned", changed(tags_turned), "the harness writes seconds, team, players, key"),
     ("players turned", changed(swap_players), "tags.team: "),
     ("blanks in the results", spelled("results.json", lambda t: t.replace(": ", ":  ", 1)), "as `unitymas submit` writes"),
@@ -331,6 +340,9 @@ def test_what_nobody_changed_is_verified(source: Path, tmp_path: Path) -> None:
         odd(entry)
         verdict = checking.inspect(entry.folder, verify=True)
         assert (verdict.problems, verdict.unverified) == ([], []), name
+        assert verdict.notes == (
+            [] if name == "same" else ["2 episodes packed by another version of zstd than ours"]
+        )
 
 
 def test_a_prompt_that_was_cut_is_verified(source: Path, tmp_path: Path) -> None:
