@@ -138,9 +138,10 @@ def _paths() -> list[str]:
 def _line(pipe: IO[bytes], deadline: float) -> bytes:
     """One line from a pipe, or what of it came before the deadline."""
     parts: list[bytes] = []
-    size = 0
+    size, waiting = 0, select.poll()  # `select.select` knows no descriptor above 1023
+    waiting.register(pipe, select.POLLIN | select.POLLHUP)
     while time.monotonic() < deadline and size <= _LARGEST_ANSWER:
-        if select.select([pipe], [], [], max(0.0, min(1.0, deadline - time.monotonic())))[0]:
+        if waiting.poll(1000 * max(0.0, min(1.0, deadline - time.monotonic()))):
             part = os.read(pipe.fileno(), 1 << 16)
             if not part:
                 break

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -201,3 +203,21 @@ def test_a_host_with_many_open_files_hands_none_to_programs(tmp_path: Path) -> N
     (tmp_path / "cgroup.procs").chmod(0o666)
     host = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert host.stdout == "'3\\n'\n", (host.stdout, host.stderr[-2000:])
+
+
+def test_an_answer_is_read_from_any_descriptor() -> None:
+    """`select` would refuse a number above 1023, which a host with many open files has."""
+    from unitymas.benchmarks.leaderboard.guard import _line
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 2000), hard), hard))
+    reading, writing = os.pipe()
+    try:
+        high = fcntl.fcntl(reading, fcntl.F_DUPFD, 1500)
+        os.write(writing, b"{}\n")
+        with os.fdopen(high, "rb") as pipe:
+            assert _line(pipe, time.monotonic() + 30) == b"{}\n"
+    finally:
+        os.close(reading)
+        os.close(writing)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

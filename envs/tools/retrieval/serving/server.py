@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -216,7 +217,9 @@ async def _serve(index: Index, host: str, port: int, threads: int, token: str = 
 
     web = _web()
     app = make_app(index, threads=threads, token=token)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
+    quiet = logging.getLogger("unitymas.retrieval.requests")
+    quiet.addFilter(_is_our_fault)
+    runner = web.AppRunner(app, access_log=None, logger=quiet, shutdown_timeout=2.0)
     await runner.setup()
     stopped = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
@@ -232,6 +235,13 @@ async def _serve(index: Index, host: str, port: int, threads: int, token: str = 
         await stopped.wait()
     finally:
         await runner.cleanup()
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Keep what a client sends from filling the log: a request that is no HTTP is refused, and nobody is told."""
+    from aiohttp.http_exceptions import HttpProcessingError
+
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def serve_main(argv: Sequence[str] | None = None) -> int:
