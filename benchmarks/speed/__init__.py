@@ -19,6 +19,7 @@ PARTS = (
     "tree",
     "star",
     "simulate",
+    "overlap",
     "gpu",
     "memory",
 )

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from unitymas import Outcome, Raw, Role, Workflow
 from unitymas.agents.engines.drawn import ReplayFailed
 from unitymas.agents.engines.torch.torch_engine import TorchEngine
 from unitymas.agents.manifest import Damaged
+from unitymas.benchmarks.speed.overlap import played, simulated
 from unitymas.cli.training import train_main
 from unitymas.envs.registry import unregister
 from unitymas.trainers.config.resolve import resolve
@@ -368,3 +370,16 @@ def test_an_error_in_flight_ends_the_run(tiny_llama, tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "validate", lambda self: asyncio.sleep(0, {}))
     with pytest.raises(LookupError, match="collector is broken"):
         supervised(run)
+
+
+# a node that is simulated -------------------------------------------------------------------------------------------
+
+
+def test_the_simulated_node():
+    """The real admission on a clock that jumps: no older than it may be, and faster than the same GPUs in turn."""
+    args = Namespace(steps=5, tasks=4, k=4, staleness=1, seed=0)
+    sync, wait, drop = (simulated(played(args, mode, 2, 2)) for mode in ("off", "wait", "drop"))
+    assert simulated(played(args, "wait", 2, 2)) == wait
+    assert (sync.age, sync.stale, wait.stale) == (0.0, 0, 0) and 0 < wait.age <= 1 and 0 <= drop.age <= 1
+    assert wait.tokens == sync.tokens and wait.seconds < sync.seconds
+    assert wait.waited < sync.waited and drop.waited <= wait.waited

@@ -1,0 +1,330 @@
+"""Overlapped collection beside the synchronous run, on the same budget.
+
+    python -m unitymas.benchmarks.speed.overlap [--steps 12] [--gpus 8] [--staleness 1]
+    python -m unitymas.benchmarks.speed.overlap tasks_per_step=4 --real mask-hotpotqa [--steps 24] [--seeds 0 1]
+
+**Simulated** (default): the real admission, collector and workflow, on a clock that jumps. The groups are models of a node with H100
+GPUs that plays and trains a 7B model. Nothing of them is measured. Their figures follow from data sheets (3.35 TB/s of memory,
+989 TFLOP/s in bfloat16) with assumed efficiencies: 70% of the bandwidth in decode, 50% of the FLOP/s in prefill, 40% in training.
+Reply lengths are lognormal, with a long tail. Synchronous runs have all GPUs for the rollout, and then all of them for the update,
+at no cost of changing over, which favours them. Overlapped runs split the GPUs; every split is tried, and the best is shown.
+
+**Real** (`--real`): `unitymas train` with the tiny model on this machine, synchronous and overlapped: score against wall clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import random
+import selectors
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, TypeVar, cast
+
+from ...agents.answers import DecisionId
+from ...agents.policies import Answer, Call
+from ...agents.roles import Raw, Role
+from ...agents.team import BoundTeam
+from ...envs.core.arena import Arena
+from ...envs.core.tasks import DataSet, fingerprint
+from ...envs.core.workflow import Episode, Outcome, Workflow
+from ...trainers.config.schema import RunConfig
+from ...trainers.controller.collect import Collector, Cursor, Seat
+from ...trainers.controller.overlap.stream import Stream
+from ...trainers.controller.reporting.idle import Idle
+from ...trainers.controller.stage import Stage
+from ...trainers.group.contract import Group
+
+T = TypeVar("T")
+Mode = Literal["off", "wait", "drop"]
+PARAMETERS, BANDWIDTH, FLOPS = 7e9, 3.35e12, 989e12
+PROMPT = 1000
+"""Tokens of a prompt."""
+
+
+class Turns(Workflow):
+    """One role speaks two to four times."""
+
+    roles = (Role("solver", reply=Raw()),)
+
+    async def run(self, ep: Episode) -> Outcome:
+        for turn in range(ep.rng.randint(2, 4)):
+            await ep.act("solver", f"turn {turn}")
+        return Outcome(answer="")
+
+
+@dataclass(eq=False)
+class Replica:
+    """Model of one GPU that generates: a decode step reads the weights once, and the keys and values of each request."""
+
+    running: dict[asyncio.Future[None], int] = field(default_factory=dict)  # -> tokens left
+    said: Counter[asyncio.Future[None]] = field(default_factory=Counter)  # -> tokens so far
+    debt: float = 0.0
+    """Seconds of prefill that the next step has to do."""
+    busy: float = 0.0
+    task: asyncio.Task[None] | None = None
+
+    async def generate(self, tokens: int) -> None:
+        """Generate so many tokens."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.running[done] = tokens
+        self.debt += prefill(PROMPT)
+        if self.task is None or self.task.done():
+            self.task = asyncio.ensure_future(self._steps())
+        await done
+
+    def renew(self) -> None:
+        """Take new weights: what runs goes through prefill again."""
+        self.debt += sum(prefill(PROMPT + self.said[request]) for request in self.running)
+
+    async def _steps(self) -> None:
+        while self.running:
+            steps = min(32, *self.running.values())
+            seconds = steps * decode(len(self.running)) + self.debt
+            self.debt = 0.0
+            await asyncio.sleep(seconds)
+            self.busy += seconds
+            for done in list(self.running):
+                self.running[done] -= steps
+                self.said[done] += steps
+                if self.running[done] <= 0:
+                    del self.running[done], self.said[done]
+                    done.set_result(None)
+
+
+def decode(requests: int) -> float:
+    """Seconds of a decode step: bfloat16 weights, and 2,000 tokens of keys and values of 57 KB each per request."""
+    return (2 * PARAMETERS + requests * 2000 * 57e3) / (0.7 * BANDWIDTH)
+
+
+def prefill(tokens: int) -> float:
+    """Seconds of a prefill."""
+    return 2 * PARAMETERS * tokens / (0.5 * FLOPS)
+
+
+def learning(tokens: float, gpus: int) -> float:
+    """Seconds of an update: forward, backward, and the recomputation of checkpointed layers."""
+    return 8 * PARAMETERS * tokens / (0.4 * FLOPS * gpus)
+
+
+PUBLISH = 2 * PARAMETERS / 50e9
+"""Seconds until the weights are there, at 50 GB/s."""
+
+
+class HollowGroup:
+    """A model group without a model: replies have lengths, and take the time of their replica."""
+
+    def __init__(self, gpus: int, seed: int) -> None:
+        self.replicas, self.seed, self.version = [Replica() for _ in range(gpus)], seed, 0
+
+    async def generate(
+        self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
+    ) -> Answer:
+        """Answer when a replica would have."""
+        chance, version = random.Random(f"{self.seed}/{call.seed}"), self.version
+        tokens = min(8192, max(16, round(chance.lognormvariate(math.log(600), 1.0))))
+        await min(self.replicas, key=lambda replica: len(replica.running)).generate(tokens)
+        sample = DecisionId(call.episode, call.node)
+        return Answer("said", {"policy": policy, "version": version, "tokens_out": tokens, "sample": sample})
+
+    async def seal(self, episode: str, keep: Sequence[str]) -> list[DecisionId]:
+        """Close an episode."""
+        return [DecisionId(episode, node) for node in keep]
+
+    async def drop(self, episode: str, cause: str) -> int:
+        """Discard an episode."""
+        return 0
+
+    def publish(self) -> None:
+        """Give all replicas new weights."""
+        self.version += 1
+        for replica in self.replicas:
+            replica.renew()
+
+
+class Jumping(selectors.DefaultSelector):
+    """A selector that does not wait: it moves the clock of its loop instead."""
+
+    clock = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Move the clock to the next timer."""
+        self.clock += timeout or 0.0
+        return super().select(0)
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop on a clock that jumps from timer to timer."""
+
+    def __init__(self) -> None:
+        self.jumping = Jumping()
+        super().__init__(self.jumping)
+
+    def time(self) -> float:
+        """Return the simulated time in seconds."""
+        return self.jumping.clock
+
+
+def simulated(work: Coroutine[object, object, T]) -> T:
+    """Run work in simulated time."""
+    loop = JumpingLoop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.close()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of one simulated run."""
+
+    seconds: float
+    waited: float
+    """Seconds in which the trainer waited for episodes."""
+    busy: float
+    """Seconds in which a replica worked, on average."""
+    tokens: float
+    age: float
+    """Mean age of an episode in versions when it was trained on."""
+    stale: int
+
+    def line(self, name: str, reference: float, steps: int) -> str:
+        """Describe the run in one line of the table."""
+        rate = self.tokens / self.seconds
+        return (
+            f"{name:<26}{self.seconds / steps:>8.1f} s/step{rate:>9,.0f} tok/s{rate / reference:>7.2f} ×   idle: trainer "
+            f"{self.waited / self.seconds:>4.0%}, rollout {1 - self.busy / self.seconds:>4.0%}   age {self.age:.2f}   "
+            f"discarded {self.stale}"
+        )
+
+
+async def played(args: argparse.Namespace, overlap: Mode, rollout: int, train: int) -> Measured:
+    """Play a run of `steps` steps: `rollout` GPUs generate, `train` GPUs learn."""
+    config = RunConfig(
+        steps=args.steps, tasks_per_step=args.tasks, k=args.k, concurrency=10**6,
+        overlap=overlap, staleness=args.staleness,
+    )  # fmt: skip
+    rows = [{"id": str(i), "question": "?", "answers": ["!"]} for i in range(args.tasks * args.steps)]
+    arena = Arena(Turns(), DataSet("simulated", "train", rows, fingerprint(rows)))
+    group, loop = HollowGroup(rollout, args.seed), asyncio.get_running_loop()
+    member = cast(Group, group)
+    team = BoundTeam({"solver": Seat(member, "team")}, {"solver": "team"})
+    collector = Collector(
+        arena, team, {"main": member}, {"team": "main"}, trained={"team"}, concurrency=config.concurrency
+    )
+    hosts = SimpleNamespace(versions={"team": 0}, idle=Idle(), drop=group.drop)
+    run = SimpleNamespace(
+        config=config, dir=Path(tempfile.mkdtemp()), step=0, cursor=Cursor(list(arena.task_ids), 0),
+        collector=collector, hosts=hosts, on_trace=None,
+    )  # fmt: skip
+    stream = Stream(cast(Stage, run)) if overlap != "off" else None
+    if stream is not None:
+        stream.begin(team, {"team"})
+    waited = tokens = 0.0
+    ages: list[int] = []
+    stale = 0
+    for step in range(args.steps):
+        began = loop.time()
+        if stream is not None:
+            harvest = await stream.batch()
+        else:
+            harvest = await collector.collect(run.cursor.take(args.tasks), args.k, config.seed, str(step))
+        waited += loop.time() - began
+        stale += harvest.stale
+        ages += [step - row.version for row in harvest.decisions]
+        new = sum(row.n_tokens for row in harvest.decisions)
+        tokens += new
+        await asyncio.sleep(learning(new + PROMPT * len(harvest.decisions), train) + PUBLISH)
+        group.publish()
+        run.step += 1
+        hosts.versions = {"team": run.step}
+        if stream is not None:
+            stream.stepped({})
+    seconds = loop.time()
+    if stream is not None:
+        await stream.close(done=False)
+    busy = statistics.mean(replica.busy for replica in group.replicas)
+    return Measured(seconds, waited, busy, tokens, statistics.mean(ages), stale)
+
+
+def simulate(args: argparse.Namespace) -> None:
+    """Print the table of simulated runs."""
+    episodes = args.tasks * args.k
+    print(
+        f"simulated: {args.gpus} GPUs (models of an H100, 7B), {args.steps} steps of {episodes} episodes, staleness {args.staleness}"
+    )
+    base = simulated(played(args, "off", args.gpus, args.gpus))
+    reference = base.tokens / base.seconds
+    print(base.line("synchronous, all GPUs", reference, args.steps))
+    modes: tuple[Mode, ...] = ("off", "wait", "drop")
+    for overlap in modes:
+        splits = {n: simulated(played(args, overlap, n, args.gpus - n)) for n in range(1, args.gpus)}
+        best = max(splits, key=lambda n: splits[n].tokens / splits[n].seconds)
+        name = "synchronous" if overlap == "off" else overlap
+        print(splits[best].line(f"{name}, {best} + {args.gpus - best} GPUs", reference, args.steps))
+
+
+def really(args: argparse.Namespace) -> None:
+    """Train with the tiny model in each mode, and print scores against wall clock."""
+    from ...trainers.controller.run import train
+    from ..demo import COMMON
+
+    every = max(1, args.steps // 4)
+    for seed in args.seeds:
+        for overlap in ("off", "wait", "drop"):
+            where = Path(tempfile.mkdtemp(prefix="overlap-")) / "run"
+            began, own = time.perf_counter(), time.process_time()
+            settings: dict[str, Any] = {
+                **COMMON, "steps": args.steps, "seed": seed, "overlap": overlap,
+                "staleness": 0 if overlap == "off" else args.staleness, "eval": {"every": every}, "log": {"console": "off"},
+            }  # fmt: skip
+            run = train(args.real, preset="shared", directory=where, overrides=args.overrides, **settings)
+            rows = run.history
+            start = rows[0]["time"]
+            scores = [
+                f"{row[run.arena.headline]:.3f} at {row['time'] - start:.0f} s"
+                for row in rows
+                if row["kind"] == "validation"
+            ]
+            idle = [
+                statistics.mean(row[f"time/idle/{who}"] for row in rows if row["kind"] == "step")
+                for who in ("trainer", "rollout")
+            ]
+            print(
+                f"seed {seed}  {overlap:<5} {time.perf_counter() - began:>5.0f} s ({time.process_time() - own:.0f} s of processor)   "
+                f"idle: trainer {idle[0]:.0%}, rollout {idle[1]:.0%}   {', '.join(scores)}",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Read the arguments and measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--tasks", type=int, default=32, help="tasks of a step")
+    parser.add_argument("--k", type=int, default=8)
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--staleness", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--real", metavar="ENV", help="train the tiny model there")
+    parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings of the real runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    args = parser.parse_intermixed_args()
+    if args.real:
+        really(args)
+    else:
+        simulate(args)
+
+
+if __name__ == "__main__":
+    main()
