@@ -14,7 +14,7 @@ from unitymas.agents.model.logprobs import Support
 CPU = torch.device("cpu")
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=30), min_size=1, max_size=5),
     st.integers(0, 40),

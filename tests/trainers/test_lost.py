@@ -153,6 +153,19 @@ def test_an_address_where_nobody_listens_is_told_at_once() -> None:
         cluster.connect(RayConfig(address=f"127.0.0.1:{port}"))
 
 
+def test_a_ray_that_was_killed_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves its address in a file, which is believed only where somebody listens there."""
+    import socket
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert not cluster.runs_here()
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as here:
+        (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{here.getsockname()[1]}\n")
+        assert cluster.runs_here()
+    assert not cluster.runs_here()
+
+
 CHILD = """
 import asyncio, sys
 import ray

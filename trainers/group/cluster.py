@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..config.group_settings import GroupSpec
@@ -35,8 +36,11 @@ def connect(settings: RayConfig) -> None:
         if address and address != "local":
             check_answers(address)
         elif not address:
+            own = {**here, **options}
+            if not runs_here():
+                own["address"] = "local"
             try:
-                ray.init(**{**here, **options})
+                ray.init(**own)
                 return
             except ValueError:  # one that runs on this machine is joined, whose settings are fixed already
                 address = "auto"
@@ -48,6 +52,16 @@ def connect(settings: RayConfig) -> None:
         ) from error
     except TypeError as error:
         raise ConfigError(f"ray.options: {error}") from error
+
+
+def runs_here() -> bool:
+    """Tell whether a Ray runs on this machine. One that was killed leaves its address, for which Ray would wait for minutes."""
+    file = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+    try:
+        check_answers(file.read_text().strip())
+    except OSError:
+        return False
+    return True
 
 
 def check_answers(address: str) -> None:
