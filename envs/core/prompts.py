@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from ...agents.hints import nearest
+from ...agents.hints import nearest, say_once
 from ...agents.roles import Role, read_reply
 from ...agents.text.wording import ENDS, FieldText, Wording, filled
 from ...own import find
@@ -86,6 +86,10 @@ def choose(workflow: Any, given: Any = None) -> PromptSet | None:
             raise PromptError(
                 f"prompts {chosen!r}: the role {role.name!r} has no prompts; say what it is told"
             )
+    if own is not None and "base" not in own and (left := sorted(wordings.keys() - own.keys())):
+        say_once(
+            f"prompts: {', '.join(left)} not in this set, so told as in {DEFAULT!r} (base: {DEFAULT}, in it, says so)"
+        )
     used = {name: texts[name] for name in sorted(wordings)}
     digest = hashlib.sha256(
         json.dumps([used, shots], sort_keys=True, ensure_ascii=False).encode()

@@ -341,3 +341,12 @@ def test_a_prompt_that_does_not_fit_is_cut_and_recorded_and_never_silently_empty
     (node,) = trace.acts("summarizer")
     assert node.meta["finish_reason"] == "overflow" and node.meta["prompt_cut"]
     assert "'summarizer' does not fit" in capsys.readouterr().err
+
+
+def test_a_role_that_is_left_out_is_told(capsys):
+    own = {"answerer": {"system": "Answer."}}
+    unitymas.make("rag-nq", data="mini", prompts=own)
+    assert "prompts: decomposer not in this set, so told as in 'full'" in capsys.readouterr().err
+    unitymas.make("rag-nq", data="mini", prompts={**own, "base": "full"})
+    unitymas.make("rag-nq", data="mini", prompts="short")
+    assert "not in this set" not in capsys.readouterr().err

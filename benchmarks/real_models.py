@@ -1,0 +1,136 @@
+"""Compare evaluations of one environment before and after training, question by question, over seeds.
+
+    python -m unitymas.benchmarks.real_models evaluations/ --out benchmarks/results/rag-squad-smollm2.json
+
+The folders of `unitymas eval … --out FOLDER` are named STATE[SEED]-t0 (greedy) or STATE[SEED]-t1 (temperature 1), where STATE
+is `raw`, `warm` (after the warm start), `rl` (after reinforcement learning) or `control` (with shuffled rewards). Each `rl`
+and `control` is compared with the `warm` of its seed. Intervals are of 95%: tasks and seeds are both drawn again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..envs.core import trace as traces
+
+NAME = re.compile(r"(raw|warm|rl|control)(\d*)-t([01])")
+DRAWS = 20_000
+
+
+class Played(TypedDict):
+    """Figures of one evaluated folder."""
+
+    scores: dict[str, float]
+    """Score of each question, by task id."""
+    legal: dict[str, float]
+    """Share of legal replies, by role."""
+    sound: list[str]
+    """Questions all of whose replies were legal."""
+
+
+def played(folder: Path, metric: str = "f1") -> Played:
+    """Read what an evaluation kept."""
+    scores: dict[str, float] = {}
+    replies: dict[str, list[bool]] = defaultdict(list)
+    sound = []
+    for trace in traces.read(folder / "traces.jsonl.zst"):
+        scores[trace.task_id] = float(trace.metrics.get(metric, 0.0))
+        for node in trace.acts():
+            replies[str(node.role)].append(bool(node.ok))
+        if all(node.ok for node in trace.acts()):
+            sound.append(trace.task_id)
+    return Played(
+        scores=scores, legal={role: float(np.mean(ok)) for role, ok in replies.items()}, sound=sorted(sound)
+    )
+
+
+def interval(gaps: Sequence[NDArray[np.float64]], draws: int = DRAWS) -> tuple[float, float, float]:
+    """Return the mean gap with its 95% interval. `gaps`: of each seed, the differences by question, NaN where not compared."""
+    table, chance = np.stack(gaps), np.random.default_rng(0)
+    seeds, tasks = table.shape
+    means = np.empty(draws)
+    for draw in range(draws):
+        of_seeds, of_tasks = chance.integers(0, seeds, seeds), chance.integers(0, tasks, tasks)
+        means[draw] = mean_of(table[of_seeds][:, of_tasks])
+    low, high = np.nanquantile(means, [0.025, 0.975])
+    return mean_of(table), float(low), float(high)
+
+
+def mean_of(table: NDArray[np.float64]) -> float:
+    """Return the mean of what is known; NaN where nothing is."""
+    known = table[~np.isnan(table)]
+    return float(known.mean()) if known.size else math.nan
+
+
+def compared(
+    after: Mapping[int, Played], before: Mapping[int, Played], both_sound: bool = False
+) -> tuple[float, float, float]:
+    """Compare two states, seed by seed and question by question; `both_sound`: where all replies of both were legal."""
+    gaps = []
+    tasks = sorted(next(iter(before.values()))["scores"])
+    for seed in sorted(after):
+        old, new = before[seed], after[seed]
+        kept = set(old["sound"]) & set(new["sound"]) if both_sound else set(tasks)
+        gaps.append(np.array([new["scores"][t] - old["scores"][t] if t in kept else np.nan for t in tasks]))
+    return interval(gaps)
+
+
+def gather(folder: Path) -> dict[str, dict[str, dict[int, Played]]]:
+    """Read all evaluations: temperature -> state -> seed."""
+    found: dict[str, dict[str, dict[int, Played]]] = defaultdict(lambda: defaultdict(dict))
+    for path in sorted(folder.iterdir()):
+        match = NAME.fullmatch(path.name)
+        if match and (path / "results.json").is_file():
+            found[match[3]][match[1]][int(match[2] or 0)] = played(path)
+    if not found:
+        raise SystemExit(f"{folder}: holds no folder such as raw-t0 or warm0-t0")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the comparison, and write it with the score of every question."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, help="JSON file")
+    parser.add_argument("--about", default="{}", help="JSON that is put first: command, date, machine")
+    args = parser.parse_args(argv)
+    record: dict[str, object] = json.loads(args.about)
+    for temperature, states in gather(args.folder).items():
+        own: dict[str, object] = {}
+        for state, seeds in states.items():
+            means = {seed: float(np.mean(list(run["scores"].values()))) for seed, run in seeds.items()}
+            print(f"t{temperature} {state:8}", {seed: round(mean, 3) for seed, mean in means.items()},
+                  {seed: {r: round(x, 3) for r, x in run["legal"].items()} for seed, run in seeds.items()})  # fmt: skip
+            own[state] = {
+                str(seed): {"f1": round(means[seed], 4), "legal": run["legal"], "questions": run["scores"]}
+                for seed, run in seeds.items()
+            }
+        for state in ("rl", "control"):
+            if states[state] and set(states[state]) <= set(states["warm"]):
+                gains = {"all": compared(states[state], states["warm"])}
+                if all(
+                    set(run["sound"]) & set(states["warm"][seed]["sound"])
+                    for seed, run in states[state].items()
+                ):
+                    gains["legal before and after"] = compared(states[state], states["warm"], both_sound=True)
+                for name, (mean, low, high) in gains.items():
+                    print(f"t{temperature} {state} - warm, {name}: {mean:+.3f} [{low:+.3f}, {high:+.3f}]")
+                own[f"{state} - warm"] = {name: [round(x, 4) for x in gain] for name, gain in gains.items()}
+        record[f"temperature {temperature}"] = own
+    if args.out:
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
