@@ -87,14 +87,14 @@ def compared(
 
 def gather(folder: Path) -> dict[str, dict[str, dict[int, Played]]]:
     """Read all evaluations: temperature -> state -> seed."""
-    found: dict[str, dict[str, dict[int, Played]]] = defaultdict(lambda: defaultdict(dict))
+    evaluations: dict[str, dict[str, dict[int, Played]]] = defaultdict(lambda: defaultdict(dict))
     for path in sorted(folder.iterdir()):
         match = NAME.fullmatch(path.name)
         if match and (path / "results.json").is_file():
-            found[match[3]][match[1]][int(match[2] or 0)] = played(path)
-    if not found:
+            evaluations[match[3]][match[1]][int(match[2] or 0)] = played(path)
+    if not evaluations:
         raise SystemExit(f"{folder}: holds no folder such as raw-t0 or warm0-t0")
-    return found
+    return evaluations
 
 
 def main(argv: Sequence[str] | None = None) -> int:
