@@ -93,7 +93,7 @@ def restless(monkeypatch):
 
     async def between(self, policy=None):
         left[0] = 10**9
-        (engine,) = {hosted.engine for hosted in self.hosted.values()}
+        (engine,) = {hosted.engine for hosted in self.hosted.values() if hosted.engine}
         while engine.busy and not any(request.ids for request in engine.running):
             await asyncio.sleep(0)
         return await publish(self, policy)
@@ -132,10 +132,10 @@ def figures(directory):
     ]
 
 
-def weights(directory):
+def weights(directory, policy="team"):
     from safetensors.torch import load_file
 
-    return load_file(Path(directory) / "policies" / "team" / "model.safetensors")
+    return load_file(Path(directory) / "policies" / policy / "model.safetensors")
 
 
 def same(a, b):
@@ -198,6 +198,23 @@ def test_a_replay_has_the_same_bits(overlap, tiny_llama, tmp_path, restless, mon
     again = replay(tmp_path / "run", tmp_path / "again")
     assert again.step == 5
     same(tmp_path / "run", tmp_path / "again")
+
+
+def test_adapters_and_a_critic_are_replayed(tiny_llama, tmp_path, restless, monkeypatch):
+    """Two roles, each with an adapter of its own on one engine: new weights of one leave the other's replies alone."""
+    one = {
+        "algorithm": {"name": "ppo"}, "learning": {"lr": 1e-2}, "adapter": {"rank": 2},
+        "sampling": {"temperature": 2.0, "max_tokens": 12},
+    }  # fmt: skip
+    more = {"policies": {"a": one, "b": one}, "map": {"first": "a", "second": "b"}}
+    train(ID, directory=tmp_path / "run", **tree(tiny_llama, **more))
+    assert partial(tmp_path / "run")
+    monkeypatch.undo()
+    replay(tmp_path / "run", tmp_path / "again")
+    assert figures(tmp_path / "run") == figures(tmp_path / "again")
+    for policy in ("a", "b"):
+        first, second = (weights(tmp_path / run, policy) for run in ("run", "again"))
+        assert all(torch.equal(first[k], second[k]) for k in first)
 
 
 def test_a_run_that_was_killed_goes_on_and_is_replayed_as_one(tiny_llama, tmp_path, restless):
