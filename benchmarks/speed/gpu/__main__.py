@@ -143,8 +143,8 @@ def _apart(name: str, device: str, budget: float, tiny: bool) -> Iterator[Row]:
         ]
         command += ["--seconds", str(budget), *(["--tiny"] if tiny else [])]
         kill_at = time.monotonic() + budget + GRACE
-        with errors.open("w") as said, rows.open() as written:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        with errors.open("w") as messages, rows.open() as written:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages)
             try:
                 while (code := process.poll()) is None and time.monotonic() < kill_at:
                     yield from map(json.loads, whole_lines(written))
