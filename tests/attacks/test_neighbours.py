@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -101,6 +102,46 @@ def _user_of(room: sandbox._Room) -> int:
     while children := Path(f"/proc/{at}/task/{at}/children").read_text().split():
         at = int(children[0])
     return Path(f"/proc/{at}").stat().st_uid
+
+
+HOGS = {
+    "memory": "kept = []\nwhile True: kept.append(bytearray(1 << 20))",
+    "pages": "b = bytearray(300 << 20)\nwhile True:\n    for i in range(0, len(b), 4096): b[i] ^= 1",
+    "output": "import sys\nwhile True: sys.stdout.write('x' * 65536)",
+    "disk": "n = 0\nwhile True:\n    try: open(f'/tmp/{n}', 'w').write('x' * 100000); n += 1\n    except OSError: pass",
+    "folders": "import os\nwhile True:\n    try: os.mkdir('d'); os.chdir('d')\n    except OSError: pass",
+    "loops": "import os\nfor _ in range(14):\n    if os.fork() == 0: break\nwhile True: pass",
+    "forks": "import os\nwhile True:\n    try:\n        if os.fork() == 0: os._exit(0)\n    except OSError:\n        try: os.wait()\n        except OSError: pass",
+    "pipes": "import os\na, b = os.pipe()\nwhile True: os.write(b, b'x' * 60000); os.read(a, 60000)",
+    "maps": "import mmap\nwhile True:\n    m = mmap.mmap(-1, 1 << 24); m[::4096] = b'x' * 4096; m.close()",
+    "signals": "import os, signal\nsignal.signal(10, lambda *_: 0)\nwhile True: os.kill(os.getpid(), 10)",
+    "sockets": "import socket\nkept = []\nwhile True:\n    try: kept.append(socket.socketpair()); kept[-1][0].setblocking(0); kept[-1][0].send(b'x' * 10**6)\n    except OSError: pass",
+    "syncs": "import os\nf = open('/tmp/a', 'w')\nwhile True: f.write('x'); f.flush(); os.fsync(f.fileno())",
+    "ranks": "import os\ntry: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(99))\nexcept OSError: pass\nwhile True: pass",
+    "locks": "import fcntl\nf = open('/tmp/a', 'w')\ni = 0\nwhile True:\n    fcntl.lockf(f, fcntl.LOCK_EX, 1, i); i += 2",
+    "watches": "import select, os\nkept = []\nwhile True:\n    try:\n        e = select.epoll(); kept.append(e); [e.register(f, 1) for f in os.pipe()]\n    except OSError: pass",
+}  # fmt: skip
+HONEST = {
+    "print(sum(range(10**6)))": "499999500000\n",
+    "import os\nr, w = os.pipe()\nif os.fork() == 0:\n    os.write(w, b'y' * 65536); os._exit(0)\nos.wait(); print(len(os.read(r, 70000)))": "65536\n",
+    "print(len(bytearray(300 << 20)))": "314572800\n",
+    "print(open('/tmp/a', 'w').write('x' * (50 << 20)))": "52428800\n",
+    "import threading\nt = [threading.Thread(target=sum, args=([1],)) for _ in range(10)]\n[x.start() for x in t]; [x.join() for x in t]; print('t')": "t\n",
+}  # fmt: skip
+
+
+def test_hogs_beside_it_change_no_verdict(fuzz: int) -> None:
+    """Honest programs, while two other rooms are full of one kind of hog after the other; `--fuzz 3000` tries them all."""
+    rooms = sandbox._Rooms(LEVEL)
+    try:
+        for name in random.Random(0).sample(sorted(HOGS), min(len(HOGS), max(1, fuzz // 150))):
+            hogs = [rooms.submit(Program(HOGS[name]), Limits(0.5, wall_limit=2.0)) for _ in range(2)]
+            for program, printed in HONEST.items():
+                result = rooms.submit(Program(program), Limits(2.0)).result()
+                assert (result.ended, result.stdout) == ("finished", printed), (name, result)
+            assert {hog.result().ended for hog in hogs} <= {"time_limit", "memory_limit", "output_limit"}
+    finally:
+        rooms.close()
 
 
 LEFT = "import sys; print('num' + 'py' in sys.modules, len(sys.modules))"
