@@ -97,6 +97,10 @@ class GroupLost(Outage):
     """A model group died: its process, its node or the way to it is gone. The run can go on from its newest checkpoint."""
 
 
+class ReplicaLost(GroupLost):
+    """Raised when one of the engines of a model group died: its process, its node or the way to it is gone."""
+
+
 class RewardError(Failure, ValueError):
     """A reward rule gave something that is no reward; the message names the rule and what it gave."""
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from .generation import Generation
     from .sampling import SamplingParams
 
-Ability = Literal["determinism", "tracked truncation", "adapters", "new weights within a reply"]
+Ability = Literal[
+    "determinism", "tracked truncation", "adapters", "new weights within a reply", "replicas"
+]
 
 
 class Engine(Protocol):
@@ -32,15 +34,19 @@ class Engine(Protocol):
     """Most tokens of a prompt and its reply together."""
     version: int
     """Version of the weights, as last published."""
-    counts: Counter[str]
-    """Counters for the run's report; an engine chooses their names."""
     cannot: Mapping[Ability, str]
     """Abilities that the engine lacks, each with a predicate that says why: `{"adapters": "cannot serve adapters"}`.
 
     determinism: the same bits for the same request, whatever else runs. tracked truncation: the allowed tokens of
     each position with `top_p` and `top_k`, which training must know. adapters: several low-rank changes of one model.
     new weights within a reply: `publish` does not wait for replies that are begun; they go on with the new weights.
+    replicas: several engines with the same weights, behind a router.
     """
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Counters for the run's report; an engine chooses their names."""
+        ...
 
     async def agenerate(
         self, prompt: list[int], params: SamplingParams, key: object = None, adapter: str | None = None
@@ -73,6 +79,8 @@ class EngineOrder:
     precision: str = "float32"
     deterministic: bool = False
     seed: int = 0
+    sleeps: bool = False
+    """Give memory to the learner between rollouts, if the engine can."""
     adapters: Mapping[str, int] = field(default_factory=dict)
     """Rank of each adapter on the model, by name."""
     options: Mapping[str, Any] = field(default_factory=dict)

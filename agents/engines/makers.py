@@ -30,12 +30,12 @@ def torch_engine(order: EngineOrder) -> Engine:
         raise ValueError(
             f"deterministic runs need a model whose products keep their shapes, and this one {why}"
         )
-    kind: Callable[..., Engine] = engine_kind(order.model)
+    kind: Callable[..., TorchEngine] = engine_kind(order.model)
     if (drawn := order.options.get("replay")) is not None:
         from .torch.by_version import ReplayEngine
 
         kind = partial(ReplayEngine, drawn)
-    return kind(
+    engine = kind(
         order.model,
         order.tokenizer,
         slots=order.slots,
@@ -43,6 +43,8 @@ def torch_engine(order: EngineOrder) -> Engine:
         dtype=getattr(torch, order.precision),
         deterministic=order.deterministic,
     )
+    engine.sleeps = order.sleeps
+    return engine
 
 
 def vllm_engine(order: EngineOrder) -> Engine:

@@ -20,6 +20,7 @@ PARTS = (
     "star",
     "simulate",
     "overlap",
+    "routing",
     "gpu",
     "memory",
 )

@@ -234,9 +234,9 @@ def test_a_critic_in_another_group_sees_the_same(tiny_llama: str) -> None:
         ids = await play(together)
         assert ids == await play(actor)
         expected = await together.values("team", ids, needs, "judge")
-        await critic.admit(await actor.samples(ids))
+        await actor.send(ids, critic.peer)
         await critic.values("team", ids, needs, "judge")
-        await actor.admit(await critic.samples(ids))
+        await critic.send(ids, actor.peer, True)
         assert await actor.values("team", ids, needs) == expected
         context = {id: "w1 w2 w3" for id in ids}
         assert await together.values("team", ids, needs, "judge", context) != expected

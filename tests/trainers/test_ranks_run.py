@@ -74,13 +74,15 @@ def test_ranks_need_gpus_of_their_own() -> None:
     two = replace(one, name="two", device="cuda:2")
     check_gpus({"one": one, "two": two, "cpu": replace(one, device="cpu", ranks=9)}, 4)
     check_gpus(
-        {"one": replace(one, ranks=1), "two": replace(one, ranks=1)}, 1
-    )  # groups of one rank may share
+        {"one": replace(one, ranks=1), "two": replace(one, name="two", ranks=1)}, 1, {"one", "two"}
+    )  # groups of one rank may share where they take turns
+    with pytest.raises(ConfigError, match=r"groups.two.device: it would share GPU 0 with group 'one'"):
+        check_gpus({"one": replace(one, ranks=1), "two": replace(one, name="two", ranks=1)}, 1, {"one"})
     with pytest.raises(
         ConfigError, match=r"groups.two.ranks: 2 ranks from cuda:2 on need GPUs 2 to 3, and torch sees 3"
     ):
         check_gpus({"one": one, "two": two}, 3)
     with pytest.raises(
-        ConfigError, match=r"groups.two.device: its ranks would share GPU 1 with those of group 'one'"
+        ConfigError, match=r"groups.two.device: it would share GPU 1 with group 'one'; .* fewer groups"
     ):
         check_gpus({"one": one, "two": replace(two, device="cuda:1")}, 4)

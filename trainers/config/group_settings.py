@@ -188,8 +188,12 @@ class GroupSpec:
     """Processes over which parameters, gradients and optimisers are sharded."""
     context_ranks: int = 1
     """Ranks among which the tokens of each micro-batch are split (context parallelism)."""
+    replicas: int = 1
+    """Engines with the same weights for each set of policies."""
+    pool: str = ""
+    """Name of the groups that share its device by turns. Empty: none do."""
     rank_actors: bool = False
-    """Make the ranks Ray actors, on any node. Else they are processes beside this one."""
+    """Make ranks and further replicas Ray actors, on any node. Else they are here: ranks as processes, replicas in this one."""
     folder: str = ""
     """Folder where batches of failed updates are kept for inspection. Empty: nowhere."""
 

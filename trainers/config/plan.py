@@ -7,7 +7,8 @@ specs = placed(planned)                    # on this machine's devices
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,8 @@ def group_specs(config: RunConfig, policies: Mapping[str, dict[str, PolicySpec]]
             cpus=group.cpus,
             ranks=group.ranks,
             context_ranks=group.context_ranks,
+            replicas=group.replicas,
+            pool=group.pool,
             engine=group.engine,
             engine_options=group.engine_options,
             deterministic=config.deterministic,
@@ -253,6 +256,8 @@ def placed(planned: RunPlan, folder: Path) -> dict[str, GroupSpec]:
     there = torch.cuda.device_count() if free else 0
     specs: dict[str, GroupSpec] = {}
     following = 0  # GPU of this machine
+    members = Counter(group.pool for group in groups.values() if group.pool)
+    pools: dict[str, str] = {}  # pool -> its device
     for name, group in groups.items():
         if group.device != "auto":
             device, gpus = group.device, float(group.device.startswith("cuda"))
@@ -260,33 +265,50 @@ def placed(planned: RunPlan, folder: Path) -> dict[str, GroupSpec]:
             device, gpus = "cpu", 0.0
         elif planned.config.runtime == "ray":  # an actor sees its own GPUs only
             device, gpus = "cuda", min(1.0, there / len(free))
+        elif group.pool in pools:
+            device, gpus = pools[group.pool], 1.0
         else:
             device, gpus = f"cuda:{following % there}", 1.0
-            following += group.ranks
+            following += max(group.ranks, group.replicas)
+        if group.pool:
+            pools[group.pool], gpus = device, min(gpus, 1.0 / members[group.pool])
         gpus = group.gpus if group.gpus is not None else gpus
         specs[name] = replace(planned.specs[name], device=device, gpus=gpus, folder=str(folder))
     if local:
-        check_gpus(specs, torch.cuda.device_count())
+        turns = {name for name, group in groups.items() if group.device == "auto"}
+        check_gpus(specs, torch.cuda.device_count(), turns)
     return specs
 
 
-def check_gpus(specs: Mapping[str, GroupSpec], there: int) -> None:
-    """Every rank has a GPU of its own: as many as there are, and none of another group's ranks."""
+def check_gpus(specs: Mapping[str, GroupSpec], there: int, turns: Collection[str] = ()) -> None:
+    """Every rank and every replica has a GPU of its own: as many as there are, and none of another group's. Groups of one
+    process may share a GPU where they take turns on what there is (device auto).
+    """
     taken: dict[int, str] = {}
     for name, group in specs.items():
-        if group.ranks == 1 or not group.device.startswith("cuda"):
+        if not group.device.startswith("cuda"):
             continue
-        first = int(group.device.partition(":")[2] or 0)
-        if first + group.ranks > there:
+        key = "ranks" if group.ranks >= group.replicas else "replicas"
+        first, width = int(group.device.partition(":")[2] or 0), max(group.ranks, group.replicas)
+        if width > 1 and first + width > there:
             raise ConfigError(
-                f"groups.{name}.ranks: {group.ranks} ranks from {group.device} on need GPUs {first} to "
-                f"{first + group.ranks - 1}, and torch sees {there}; lower it, or set groups.{name}.device"
+                f"groups.{name}.{key}: {width} {key} from {group.device} on need GPUs {first} to "
+                f"{first + width - 1}, and torch sees {there}; lower it, or set groups.{name}.device"
             )
-        for gpu in range(first, first + group.ranks):
-            if gpu in taken:
+        for gpu in range(first, first + width):
+            other = specs[taken[gpu]] if gpu in taken else group
+            wide = max(other.ranks, other.replicas, width) > 1
+            shared = not wide and (
+                {name, other.name} <= set(turns) or len(group.pool) > 0 and group.pool == other.pool
+            )
+            if other is not group and not shared:
                 raise ConfigError(
-                    f"groups.{name}.device: its ranks would share GPU {gpu} with those of group {taken[gpu]!r}; set "
-                    f"groups.{name}.device, or fewer groups.*.ranks"
+                    f"groups.{name}.device: it would share GPU {gpu} with group {other.name!r}; set groups.{name}.device, "
+                    + (
+                        "or fewer groups.*.ranks and replicas"
+                        if wide
+                        else "or the same groups.*.pool for both"
+                    )
                 )
             taken[gpu] = name
 

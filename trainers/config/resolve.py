@@ -198,6 +198,7 @@ def check(config: RunConfig) -> None:
     check_given(config)
     check_references(config)
     check_engines(config)
+    check_pools(config)
     for name in config.log.also:
         try:
             LOGGERS.find(name)
@@ -270,6 +271,11 @@ def check_engines(config: RunConfig) -> None:
             )
         if group.engine == "vllm":
             check_vllm(name, group)
+        if group.engine == "vllm" and group.replicas > 1 and config.runtime == "local":
+            raise ConfigError(
+                f"groups.{name}.replicas: in one process all {group.replicas} vLLM engines would take the same GPU; set "
+                "runtime=ray (an actor with a GPU for each), or replicas: 1"
+            )
         if group.engine == "vllm" and config.deterministic:
             raise ConfigError(
                 f"groups.{name}.engine: vLLM cannot promise the same bits twice; leave deterministic out, or take torch"
@@ -284,6 +290,36 @@ def check_engines(config: RunConfig) -> None:
                 f"know; leave them out, set groups.{policy.group}.engine_options.return_sampling_mask=true (on a GPU), or "
                 f"groups.{policy.group}.engine=torch"
             )
+
+
+def check_pools(config: RunConfig) -> None:
+    """Groups that share a device by turns are several, ask for the same device, and can give their memory away."""
+    pools: dict[str, list[str]] = {}
+    for name, group in config.groups.items():
+        if group.pool:
+            pools.setdefault(group.pool, []).append(name)
+    for pool, names in pools.items():
+        if len(names) == 1:
+            raise ConfigError(
+                f"groups.{names[0]}.pool: nobody else is in the pool {pool!r}; name the same pool in another group, or leave it out"
+            )
+        devices = {name: config.groups[name].device for name in names}
+        if len(set(devices.values())) > 1:
+            raise ConfigError(
+                f"groups.{names[1]}.device: the groups of pool {pool!r} share one device, and ask for {devices}; set the same"
+            )
+        for name in names:
+            group = config.groups[name]
+            if group.ranks > 1 or group.replicas > 1:
+                raise ConfigError(
+                    f"groups.{name}.pool: ranks and replicas have devices of their own; leave out the pool, or set ranks and "
+                    "replicas to 1 (policies.*.learning.offload keeps what ranks hold in the CPU's memory)"
+                )
+            if group.engine == "vllm" and not group.engine_options.get("enable_sleep_mode"):
+                raise ConfigError(
+                    f"groups.{name}.pool: vLLM gives its memory away only with sleep mode; set "
+                    f"groups.{name}.engine_options.enable_sleep_mode=true"
+                )
 
 
 def check_vllm(name: str, group: GroupConfig) -> None:

@@ -79,8 +79,13 @@ class GroupConfig(Settings):
     On device cuda:K they take K, K + 1 …"""
     context_ranks: Count = 1
     """Ranks among which the tokens of each micro-batch are split, for contexts that are too long for one. It divides `ranks`."""
+    pool: str = ""
+    """Name of a pool: its groups share one device and learn by turns, while their engines sleep (docs/scale.md). Empty: none."""
     engine: str = "torch"
     """Engine that generates (docs/engine.md)."""
+    replicas: Count = 1
+    """Engines with the same weights, and a router that keeps common prefixes together (docs/scale.md). Each takes `slots` requests, and
+    on GPUs a device of its own. On device cuda:K they take K, K + 1 …"""
     engine_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of vLLM's engine (gpu_memory_utilization, tensor_parallel_size, enforce_eager …)."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...agents.answers import DecisionId
 from ...agents.threads import together
@@ -20,6 +22,8 @@ from .reporting.progress import Progress
 from .reporting.watchdog import Watchdog
 from .statistics.table import Signal, ValueSummary
 
+T = TypeVar("T")
+
 
 class HostedGroups:
     """The groups of a run, by policy. All of them update, *then* all publish."""
@@ -31,6 +35,8 @@ class HostedGroups:
         self.versions: dict[str, int] = {}  # of each policy, as last published
         self.sizes: dict[str, int] = {}  # parameters of each policy
         self.idle = Idle()
+        self.turns: Mapping[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of each pool
+        self.memory: dict[str, float] = {}  # what the groups of pools held in each phase, in MiB
 
     def of(self, policy: str) -> Group:
         """The group that hosts a policy."""
@@ -96,12 +102,12 @@ class HostedGroups:
         if critic is None or self.plan.home[critic] == self.plan.home[policy]:
             return await home.values(policy, ids, needs, critic, contexts)
         elsewhere = self.of(critic)
-        await elsewhere.admit(await home.samples(ids))
+        await home.send(ids, elsewhere.peer)
         await elsewhere.values(critic, ids, replace(needs, kl_reward=0.0), critic, contexts)
-        await home.admit(await elsewhere.samples(ids))
+        await elsewhere.send(ids, home.peer, True)
         summaries = await home.values(policy, ids, needs)
         if needs.kl_reward:  # part of the rewards that the critic is to foresee
-            await elsewhere.admit(await home.samples(ids))
+            await home.send(ids, elsewhere.peer, True)
         return summaries
 
     async def foresee(self, wanted: Mapping[str, list[DecisionId]]) -> dict[DecisionId, float]:
@@ -121,19 +127,34 @@ class HostedGroups:
         self.progress.begin(f"updating {' and '.join(learners)}")
         algorithm = self.plan.algorithms[policy]
         own, *critics = await together(
-            *(self.of(name).update(name, algorithm, signals, batches) for name in learners)
+            *(
+                self._in_turn(self.plan.home[name], self.of(name).update(name, algorithm, signals, batches))
+                for name in learners
+            )
         )
         return dict(own) | {f"critic/{name}": value for figures in critics for name, value in figures.items()}
 
     async def phase(self, name: str) -> None:
         """Tell the groups whose engines may sleep while their policies learn ("learn"), and wake for "collect"."""
-        options = {group: config.engine_options for group, config in self.plan.config.groups.items()}
-        sleepers = [g for name, g in self.members.items() if options[name].get("enable_sleep_mode")]
-        await together(*(group.phase(name) for group in sleepers))
+        groups = self.plan.config.groups
+        sleepers = [
+            g for g in self.members if groups[g].pool or groups[g].engine_options.get("enable_sleep_mode")
+        ]
+        held = await together(*(self.members[group].phase(name) for group in sleepers))
+        for group, sizes in zip(sleepers, held, strict=True):
+            self.memory |= {f"memory/{group}/{name}/{kind}": size / 2**20 for kind, size in sizes.items()}
+
+    async def _in_turn(self, group: str, work: Coroutine[Any, Any, T]) -> T:
+        """Let the groups of a pool work one after the other, and others at once."""
+        pool = self.plan.config.groups[group].pool
+        if not pool:
+            return await work
+        async with self.turns[pool]:
+            return await work
 
     async def publish(self) -> None:
         """New weights to the engines: once per group and step, when all have updated."""
-        await self._publish(*(group.publish() for group in self.members.values()))
+        await self._publish(*(self._in_turn(name, group.publish()) for name, group in self.members.items()))
 
     async def _publish(self, *published: Coroutine[Any, Any, dict[str, int]]) -> None:
         for versions in await together(*published):

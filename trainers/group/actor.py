@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
+from ...agents.failures import GroupLost
+
 Parcel = list[tuple[int, bytes]]
 """Calls of one tick, each packed by itself, so that one that cannot travel harms no other: ticket, (method, arguments)."""
 Batch = list[tuple[int, bytes]]
@@ -92,6 +94,25 @@ def settle(answer: asyncio.Future[Any], packed: bytes) -> None:
         answer.set_exception(value)
 
 
+@dataclass(frozen=True, slots=True)
+class ActorPeer:
+    """Way from one group's actor to another's: samples travel between the two, and never through the controller."""
+
+    actor: Any
+    name: str
+
+    async def admit(self, samples: Any) -> None:
+        """Send samples. Errors there are raised here; an actor that is gone has a name."""
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            await self.actor.receive.remote(samples)
+        except RayTaskError as error:
+            raise error.cause from error
+        except RayActorError as error:
+            raise GroupLost(f"group {self.name!r} is gone: {str(error).strip().splitlines()[0]}") from error
+
+
 @dataclass(slots=True)
 class LinkEnd:
     """One link at the actor's end."""
@@ -141,6 +162,10 @@ class GroupActor:
         batch, channel.ready = channel.ready, []
         channel.filled.clear()
         return batch
+
+    async def receive(self, samples: Any) -> None:
+        """Take in samples that another group's actor sends."""
+        await self.group.admit(samples)
 
     async def _answer(self, channel: LinkEnd, ticket: int, packed: bytes) -> None:
         outcome = await self._outcome(packed)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config.group_settings import GroupSpec
+from ..config.group_settings import GroupSpec, sharded
 from ..config.schema import ConfigError, RayConfig
 
 CALLS_AT_ONCE = 10_000
@@ -86,6 +86,13 @@ def check_room(specs: Mapping[str, GroupSpec], gpus: float) -> None:
             raise ConfigError(
                 f"groups.{name}: no node has {spec.gpus:g} GPUs and {spec.cpus:g} CPUs together; the nodes have {nodes()}"
             )
+
+
+def beside(spec: GroupSpec) -> int:
+    """Return how many GPUs a group's ranks and further replicas reserve beside its own actor."""
+    if not spec.device.startswith("cuda"):
+        return 0
+    return spec.replicas - 1 + (spec.ranks if sharded(spec) else 0)
 
 
 def fits(spec: GroupSpec, resources: Mapping[str, float]) -> bool:

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from .sample_store import Sample
 
 
+class Peer(Protocol):
+    """Way from one group to another one: it is sent to a group, wherever that runs."""
+
+    async def admit(self, samples: Sequence[Sample]) -> None:
+        """Take in sealed samples, or what was measured of samples that are there."""
+        ...
+
+
 class Group(Protocol):
     """One base model with the policies on it, their engines, samples and learners."""
 
@@ -47,8 +55,10 @@ class Group(Protocol):
         """End the step for these episodes. Return what was left of their samples, by state."""
         ...
 
-    async def samples(self, ids: Sequence[DecisionId]) -> list[Sample]:
-        """Return sealed samples, for a critic in another group."""
+    async def send(self, ids: Sequence[DecisionId], peer: Peer, news: bool = False) -> None:
+        """Give sealed samples to another group, straight from group to group: what a critic needs, or (`news`) only
+        what was measured of samples that it has.
+        """
         ...
 
     async def records(
@@ -61,8 +71,10 @@ class Group(Protocol):
         """Take in sealed samples of another group, or the values that its critic computed."""
         ...
 
-    async def phase(self, name: str) -> None:
-        """Set the phase. In "collect" calls are answered; in "learn" new calls wait."""
+    async def phase(self, name: str) -> dict[str, int]:
+        """Set the phase. In "collect" calls are answered; in "learn" new calls wait. Return the bytes that the group holds on
+        its device, by kind.
+        """
         ...
 
     async def values(
@@ -126,6 +138,11 @@ class Group(Protocol):
         """End the group without waiting for anything."""
         ...
 
+    @property
+    def peer(self) -> Peer:
+        """The way for other groups to this one."""
+        ...
+
 
 class PolicyLearner(Protocol):
     """Face of a policy's learner to its group: in the same process, or over ranks."""
@@ -163,5 +180,7 @@ class PolicyLearner(Protocol):
         ...
 
 
-METHODS = tuple(name for name in vars(Group) if not name.startswith("_") and name not in ("close", "abandon"))
+METHODS = tuple(
+    name for name in vars(Group) if not name.startswith("_") and name not in ("close", "abandon", "peer")
+)
 """Names of what a group answers, the same in every runtime."""

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from ...agents import model_path
-from ...agents.engines.engine import ENGINES, Engine, EngineOrder
+from ...agents.engines.engine import Engine, EngineOrder
 from ...agents.engines.generation import Generation
 from ...agents.engines.sampling import SamplingParams
 from ...agents.engines.torch.memory import available
@@ -37,6 +37,7 @@ from ...agents.policies import Call
 from ..config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, sharded
 from .contract import PolicyLearner
 from .parameters import Parameters
+from .replicas.replicated import replicated
 from .sample_store import Sample
 from .update import Learner
 
@@ -220,8 +221,9 @@ def _check_memory(spec: GroupSpec, device: torch.device, engines: bool) -> None:
         return
     full = [policy for policy in spec.policies.values() if policy.adapter is None]
     ranks = sharded(spec)
+    replicas = engines * (1 if spec.rank_actors else spec.replicas)  # in this process
     copies = 1 + sum(
-        (1 if ranks else _bytes(p.learning) / 4) + (engines and not p.critic) + p.reference for p in full
+        (1 if ranks else _bytes(p.learning) / 4) + replicas * (not p.critic) + p.reference for p in full
     )
     needed, free = 4 * count * copies / 2**30, available(device) / 2**30
     if needed > free:
@@ -261,9 +263,9 @@ def _engine(spec: GroupSpec, first: Hosted, tokenizer: Any) -> Engine:
     order = EngineOrder(
         model=first.parameters.model, tokenizer=tokenizer, slots=spec.slots, context=spec.context,
         precision=spec.precision, deterministic=spec.deterministic, seed=spec.seed, adapters=adapters,
-        options=spec.engine_options,
+        options=spec.engine_options, sleeps=bool(spec.pool),
     )  # fmt: skip
-    engine = ENGINES.find(spec.engine)(order)
+    engine = replicated(spec, order)
     for ability, needed in (("adapters", bool(adapters)), ("determinism", spec.deterministic)):
         if needed and (why := engine.cannot.get(ability)):  # type: ignore[call-overload]
             engine.close()

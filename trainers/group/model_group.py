@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from ...agents.answers import Answer, DecisionId
-from ...agents.engines.pieces import pieces, thinking_tokens
+from ...agents.engines.pieces import thinking_tokens
 from ...agents.engines.sampling import SamplingParams
 from ...agents.hints import nearest
 from ...agents.machine import give_back
@@ -44,9 +44,11 @@ from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec
 from ..controller import checkpoint
 from ..controller.statistics.table import Signal, ValueSummary
+from . import turns
+from .contract import Peer
 from .hosting import Hosted, host, same_shape, sample_of, vocabulary
 from .sample_store import Sample, SampleStore
-from .targets import Discount, summaries, targets
+from .targets import Discount, records, summaries
 from .update import Learner
 
 T = TypeVar("T")
@@ -144,9 +146,15 @@ class ModelGroup:
         self.store.retire(episodes)
         return self.store.summary()
 
-    async def samples(self, ids: Sequence[DecisionId]) -> list[Sample]:
-        """Return copies of samples, for a critic in another group."""
-        return [copy.copy(self.store.get(id)) for id in ids]
+    async def send(self, ids: Sequence[DecisionId], peer: Peer, news: bool = False) -> None:
+        """Give copies of sealed samples to another group: what a critic needs, or (`news`) what was measured of them."""
+        samples = [self.store.get(id) for id in ids]
+        await peer.admit([sample.news() if news else sample.for_critic() for sample in samples])
+
+    @property
+    def peer(self) -> Peer:
+        """The group itself: other groups of this process ask it as the controller does."""
+        return self
 
     async def records(
         self, ids: Sequence[DecisionId], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
@@ -154,23 +162,9 @@ class ModelGroup:
         """Return a policy's samples as plain data for the run's sidecar: text, log-prob and advantage of each
         token.
         """
-        return await self._thread(lambda: self._records(ids, policy, algorithm, signals))
-
-    def _records(
-        self, ids: Sequence[DecisionId], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
-    ) -> list[dict[str, Any]]:
         tokenizer = self._policy(policy).speaking().chat.tokenizer
-        samples = {id: self.store.get(id) for id in ids}
-        by_id = {signal.id: signal for signal in signals if signal.id in samples}
-        needs = algorithm.needs
-        advantages = targets(
-            [samples[id] for id in by_id], by_id, Discount(needs.gamma, needs.lam, needs.kl_reward)
-        )
-        advantage = {id: target.advantage.tolist() for id, target in zip(by_id, advantages, strict=True)}
-        return [
-            sample.record(pieces(tokenizer, sample.reply.tolist()), advantage.get(id))
-            for id, sample in samples.items()
-        ]
+        samples = [self.store.get(id) for id in ids]
+        return await self._thread(lambda: records(samples, signals, algorithm.needs, tokenizer))
 
     async def admit(self, samples: Sequence[Sample]) -> None:
         """Take in sealed samples of another group, or the values that another group's critic computed for
@@ -179,9 +173,9 @@ class ModelGroup:
         for sample in samples:
             self.store.admit(copy.copy(sample))
 
-    async def phase(self, name: str) -> None:
+    async def phase(self, name: str) -> dict[str, int]:
         """Set the phase. In "collect" calls are answered; in "learn" new calls wait, and engines that can sleep give
-        their memory to the learner. A group begins in "collect".
+        their memory to the learner. A group begins in "collect". Return the bytes that it holds on its device, by kind.
         """
         if name not in ("collect", "learn"):
             raise ValueError(f"unknown phase {name!r}: choose collect or learn")
@@ -193,6 +187,7 @@ class ModelGroup:
         if name == "collect":
             await self._thread(give_back)
             self._open.set()
+        return turns.memory(self.hosted.values(), self.device)
 
     # -- learning -------------------------------------------------------------------------------------------------
 
@@ -267,7 +262,8 @@ class ModelGroup:
         hosted = self._policy(policy)
         learner = hosted.learning()
         taken = [self.store.take(sorted(ids)) for ids in minibatches]
-        metrics = learner.update(algorithm, {signal.id: signal for signal in signals}, taken)
+        with turns.present(learner, pooled=bool(self.spec.pool)):
+            metrics = learner.update(algorithm, {signal.id: signal for signal in signals}, taken)
         if hosted.spec.critic:
             hosted.version += 1  # a critic has no engine, so its version needs no publishing
         else:
@@ -424,6 +420,10 @@ class ModelGroup:
         for hosted in self.hosted.values():
             if hosted.speaker is not None:
                 hosted.speaker.chat.forget(episode)
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.hosted.values())).parameters.device
 
     def _policy(self, name: str) -> Hosted:
         if name not in self.hosted:

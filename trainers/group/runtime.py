@@ -25,10 +25,10 @@ from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec, sharded
 from ..config.schema import RayConfig
 from ..controller.statistics.table import Signal, ValueSummary
-from .actor import ActorLink, GroupActor, versions
-from .cluster import CALLS_AT_ONCE, check_room, connect, placement, release, reserve
+from .actor import ActorLink, ActorPeer, GroupActor, versions
+from .cluster import CALLS_AT_ONCE, beside, check_room, connect, placement, release, reserve
 from .contract import METHODS as METHODS
-from .contract import Group
+from .contract import Group, Peer
 from .model_group import ModelGroup
 from .sample_store import Sample
 
@@ -92,9 +92,12 @@ class RayGroup:
         answer: dict[str, int] = await self._ask("retire", episodes)
         return answer
 
-    async def samples(self, ids: Sequence[DecisionId]) -> list[Sample]:
-        answer: list[Sample] = await self._ask("samples", ids)
-        return answer
+    async def send(self, ids: Sequence[DecisionId], peer: Peer, news: bool = False) -> None:
+        await self._ask("send", ids, peer, news)
+
+    @property
+    def peer(self) -> Peer:
+        return ActorPeer(self.actor, self.spec.name)
 
     async def records(
         self, ids: Sequence[DecisionId], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
@@ -105,8 +108,9 @@ class RayGroup:
     async def admit(self, samples: Sequence[Sample]) -> None:
         await self._ask("admit", samples)
 
-    async def phase(self, name: str) -> None:
-        await self._ask("phase", name)
+    async def phase(self, name: str) -> dict[str, int]:
+        answer: dict[str, int] = await self._ask("phase", name)
+        return answer
 
     async def values(
         self,
@@ -215,8 +219,7 @@ def group_class(spec: GroupSpec) -> type[ModelGroup]:
 
 async def _start_ray(specs: Mapping[str, GroupSpec], settings: RayConfig) -> dict[str, Group]:
     connect(settings)
-    ranks = sum(spec.ranks for spec in specs.values() if sharded(spec) and spec.device.startswith("cuda"))
-    check_room(specs, ranks + sum(spec.gpus for spec in specs.values()))
+    check_room(specs, sum(spec.gpus + beside(spec) for spec in specs.values()))
     reserved = await reserve(specs, settings)
     groups: dict[str, Group] = {}
     try:

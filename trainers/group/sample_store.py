@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -83,6 +83,16 @@ class Sample:
     @property
     def n_tokens(self) -> int:
         return len(self.reply)
+
+    def for_critic(self) -> Sample:
+        """Return what a critic in another group needs: token ids, their positions, and what was measured."""
+        return replace(self, support=None)
+
+    def news(self) -> Sample:
+        """Return what was measured of the sample, without its tokens."""
+        none = np.empty(0, np.int64)
+        empty = replace(self, prompt=none, reply=none, behaviour=np.empty(0, np.float32))
+        return replace(empty, support=None, critic_prompt=None)
 
     def record(self, tokens: list[str], advantages: list[float] | None) -> dict[str, Any]:
         """Return plain data for the `samples/` sidecar of a run. `tokens` are the pieces of text of the reply
@@ -201,7 +211,7 @@ class SampleStore:
         """Take in a sealed sample of another group (for a critic here), or new values of a sample that is
         here.
         """
-        sample_here = self._find(sample.id)
+        sample_here = self._find(sample.id) if sample.n_tokens else self.get(sample.id)
         if sample_here is None:
             self.counts["put"] += 1
             sample.state = "sealed"

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...agents.answers import DecisionId
+from ...agents.engines.pieces import pieces
+from ..algorithms.algorithm import Needs
 from ..controller.statistics.gae import local_advantages, summarise, token_advantages
 from ..controller.statistics.table import Signal, ValueSummary
 from .batch import Thin
@@ -138,3 +141,17 @@ def _tail(signal: Signal) -> float:
     if signal.tail is None:
         raise ValueError(f"the signal of {signal.id!r} has neither advantage nor tail")
     return signal.tail
+
+
+def records(
+    samples: Sequence[Sample], signals: Sequence[Signal], needs: Needs, tokenizer: Any
+) -> list[dict[str, Any]]:
+    """Return samples as plain data for a run's sidecar: text, log-prob and advantage of each token."""
+    by_id = {sample.id: sample for sample in samples}
+    own = {signal.id: signal for signal in signals if signal.id in by_id}
+    goals = targets([by_id[id] for id in own], own, Discount(needs.gamma, needs.lam, needs.kl_reward))
+    advantage = {id: target.advantage.tolist() for id, target in zip(own, goals, strict=True)}
+    return [
+        sample.record(pieces(tokenizer, sample.reply.tolist()), advantage.get(id))
+        for id, sample in by_id.items()
+    ]

@@ -39,10 +39,11 @@ from ..stopping import Stopper, closing_ids, closing_tokens, pieces_within
 from .driving import Driven, result_of
 from .graphs import DecodeGraphs
 from .kv_cache import Beside, Cache, Prefixes, Reading, Speaking
+from .napping import Napping
 from .prefill import Piece, cut, groups
 
 
-class TorchEngine(Driven, Versioned):
+class TorchEngine(Driven, Napping, Versioned):
     """Continuous batching over one model; the module's docstring shows its use."""
 
     cannot: Mapping[Ability, str] = {}

@@ -49,6 +49,10 @@ COMMANDS = {
         "benchmarks.evaluation.export:export_main",
         "convert traces to a dataset, Parquet, JSON lines or Perfetto",
     ),
+    "launch": (
+        "trainers.launch.command:launch_main",
+        "start a Ray cluster by Slurm, Kubernetes or ssh, and train on it",
+    ),
     "data": ("cli.data:data_main", "list, prepare, check and index data sets"),
     "serve": ("envs.tools.retrieval:serve_main", "serve a search index over HTTP"),
     "bench": ("benchmarks.speed:bench_main", "measure the speed of a part"),
@@ -61,7 +65,9 @@ def main(argv: list[str] | None = None) -> int:
         completion.complete(COMMANDS, lambda name, words: _command(name)(list(words)))
         return 0
     try:
-        args, modules = imported(list(sys.argv[1:] if argv is None else argv))
+        words = list(sys.argv[1:] if argv is None else argv)
+        # what is launched reads its words where it runs
+        args, modules = (words, []) if words[:1] == ["launch"] else imported(words)
     except ValueError as error:
         print(f"unitymas: {error}", file=sys.stderr)
         return 1
@@ -73,7 +79,8 @@ def main(argv: list[str] | None = None) -> int:
 
         print(f"unitymas {__version__}")
         return 0
-    name, rest = args[0], [word for word in args[1:] if word != "--debug"]
+    end = args.index("--") if "--" in args else len(args)
+    name, rest = args[0], [word for i, word in enumerate(args) if i and (word != "--debug" or i > end)]
     if name == "train":
         rest += [f"--import={module}" for module in modules]  # the run's config records them
     if name not in COMMANDS:

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ....agents.engines.torch.torch_engine import TorchEngine
 from ....agents.model import tensor_files
 from ....agents.model.decoder import Decoder
 from ....agents.model.llama import Llama
@@ -151,7 +150,7 @@ class RankedGroup(ModelGroup):
         frozen = {id(policy.parameters.model) for policy in hosted.values() if policy.spec.learning is None}
         for policy, empty in zip(learning, _hollow([policy.parameters for policy in learning]), strict=True):
             engine = policy.engine
-            dtype = engine.dtype if isinstance(engine, TorchEngine) else torch.float32
+            dtype = getattr(engine, "dtype", torch.float32)
             if id(policy.parameters.model) not in frozen:
                 policy.parameters = empty
             policy.learner = RemoteLearner(policy.name, empty, self.ranks, policy.spec.reference, dtype)

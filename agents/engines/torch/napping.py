@@ -1,0 +1,61 @@
+"""Sleep of the torch engine: it frees the memory of keys and values, and takes its weights off the GPU, while others learn there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .graphs import DecodeGraphs
+from .kv_cache import Cache, Prefixes
+
+
+class Napping:
+    """Sleep and waking of an engine that holds `model`, and `cache` and `prefixes` unless transformers keeps its own."""
+
+    sleeps = False
+    """Flag: the engine's group lets it sleep while policies learn."""
+    _asleep = False
+    model: Any
+    prefixes: Prefixes
+    device: Any
+    graphs: DecodeGraphs | None
+
+    def sleep(self) -> None:
+        """Free keys and values, and move the weights to the CPU's memory. No request may be open."""
+        if self._asleep:
+            return
+        if self.busy:
+            raise RuntimeError("an engine cannot sleep while requests run or wait")
+        self._asleep = True
+        cache: Cache | None = getattr(self, "cache", None)
+        if cache is not None:
+            cache.lay_out(0, 0)
+            self.prefixes = Prefixes(cache, self.prefixes.most, self.prefixes.size)
+        self._move("cpu")
+
+    def wake(self) -> None:
+        """Take the memory back."""
+        if self._asleep:
+            self._asleep = False
+            self._move(self.device)
+            self._lay_out()
+
+    def _move(self, device: Any) -> None:
+        if self.device.type != "cpu":
+            self.model = self.model.to(device)
+            self.graphs = DecodeGraphs.of(self.model)  # recorded steps know where the weights were
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes that the engine holds on its device."""
+        cache: Cache | None = getattr(self, "cache", None)
+        keys = 0 if cache is None else cache.both.nbytes + self.prefixes.pool.nbytes
+        weights = [p.nbytes for p in self.model.parameters() if p.device.type == self.device.type]
+        return {"keys_values": keys, "engine_weights": sum(weights)}
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether requests run or wait."""
+        raise NotImplementedError
+
+    def _lay_out(self) -> None:
+        """Allocate what requests need from the beginning."""
+        raise NotImplementedError

@@ -1,0 +1,218 @@
+"""A replica in a Ray actor: requests travel in batches over the star's link, weights through Ray's object store.
+
+A publish puts one copy of the weights into the store; all replicas of a node read that copy. The actor holds the model
+twice: as it was published, and in its engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....agents.engines.engine import ENGINES, Ability, EngineOrder
+from ....agents.engines.generation import Generation, Versioned
+from ....agents.engines.sampling import SamplingParams
+from ....agents.failures import ReplicaLost
+from ....agents.model.decoder import Decoder
+from ...config.group_settings import GroupSpec
+from ..actor import ActorLink, GroupActor, versions
+from ..cluster import CALLS_AT_ONCE
+
+Packed = Mapping[str, tuple[str, tuple[int, ...], Any]]
+"""Weights by name: their type, shape and bytes."""
+
+
+def packed(model: Decoder, adapter: str | None) -> Any:
+    """Put a model's weights, or one adapter's alone, into the object store. Return the reference."""
+    import ray
+
+    tensors = dict(model.named_parameters()) if adapter is None else model.learnable(adapter)
+    return ray.put({name: _bytes(tensor) for name, tensor in tensors.items()})
+
+
+def _bytes(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], Any]:
+    plain = tensor.detach().cpu().contiguous()
+    kind = str(plain.dtype).removeprefix("torch.")
+    return kind, tuple(plain.shape), plain.flatten().view(torch.uint8).numpy()
+
+
+@torch.no_grad()
+def unpack(weights: Packed, model: Decoder) -> None:
+    """Copy weights into a model's own tensors."""
+    own = dict(model.named_parameters())
+    for name, (kind, shape, data) in weights.items():
+        tensor = torch.from_numpy(np.array(data)).view(getattr(torch, kind)).view(shape)
+        own[name].copy_(tensor)
+
+
+class EngineHost:
+    """An engine in another process, and the model whose weights are published to it."""
+
+    def __init__(self, name: str, order: EngineOrder, device: str, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.model, self.device = order.model, torch.device(device)
+        self.engine = ENGINES.find(name)(replace(order, model=self._there()))
+        self.requests: dict[int, asyncio.Task[Generation]] = {}
+
+    def _there(self) -> Decoder:
+        return self.model.to(self.device)
+
+    async def generate(
+        self, number: int, prompt: list[int], params: SamplingParams, key: object, adapter: str | None
+    ) -> Generation:
+        """Answer one prompt. `number` names the request for `cancel`."""
+        task = asyncio.ensure_future(self.engine.agenerate(prompt, params, key, adapter))
+        self.requests[number] = task
+        try:
+            return await task
+        finally:
+            del self.requests[number]
+
+    async def cancel(self, number: int) -> None:
+        """Cancel a request."""
+        if number in self.requests:
+            self.requests[number].cancel()
+
+    def publish(self, weights: Packed, version: int, adapter: str | None) -> None:
+        """Take over weights."""
+        unpack(weights, self.model)
+        self.engine.publish(self.model, version, adapter)
+
+    def about(self) -> dict[str, Any]:
+        """Return what does not change of the engine."""
+        engine = self.engine
+        return {
+            "stop_ids": engine.stop_ids, "context": engine.context, "cannot": dict(engine.cannot),
+            "sleeps": getattr(engine, "sleeps", False),
+        }  # fmt: skip
+
+
+class ReplicaActor(GroupActor):
+    """The actor's end: an engine, asked through a link. What is rare goes by a call of its own."""
+
+    async def rarely(self, method: str, *arguments: Any) -> Any:
+        """Do what changes the engine, in a thread: requests go on."""
+        return await asyncio.to_thread(self._rarely, method, *arguments)
+
+    def _rarely(self, method: str, *arguments: Any) -> Any:
+        host = self.group
+        return getattr(host if hasattr(host, method) else host.engine, method)(*arguments)
+
+
+class DistantEngine(Versioned):
+    """The link to a replica in an actor; an engine to the router."""
+
+    def __init__(self, actor: Any) -> None:
+        super().__init__()
+        self.actor = actor
+        self.counts: Counter[str] = Counter()
+        self._numbers = itertools.count()
+        self._link: ActorLink | None = None
+        about = self._ask("about")
+        self.stop_ids: frozenset[int] = about["stop_ids"]
+        self.context: int = about["context"]
+        self.cannot: Mapping[Ability, str] = about["cannot"]
+        self.sleeps: bool = about["sleeps"]
+
+    @property
+    def link(self) -> ActorLink:
+        """The link of the event loop that runs now."""
+        if self._link is None or self._link.loop is not asyncio.get_running_loop():
+            self._link = ActorLink(self.actor)
+        return self._link
+
+    async def agenerate(
+        self, prompt: list[int], params: SamplingParams, key: object = None, adapter: str | None = None
+    ) -> Generation:
+        """Answer one prompt. Cancelling the task cancels the request in the actor."""
+        from ray.exceptions import RayActorError
+
+        link, number = self.link, next(self._numbers)
+        try:
+            generation: Generation = await link.ask("generate", number, prompt, params, key, adapter)
+        except RayActorError as error:
+            raise ReplicaLost(str(error).strip().splitlines()[0]) from error
+        except asyncio.CancelledError:
+            link.tell("cancel", number)
+            raise
+        read = len(generation.prompt_ids) - generation.cached
+        self.counts.update(
+            prompts=1, tokens_read=read, tokens_copied=generation.cached, tokens_spoken=len(generation.ids)
+        )
+        self.counts[f"finish_{generation.finish_reason}"] += 1
+        return generation
+
+    def publish(self, model: Any, version: int, adapter: str | None = None) -> None:
+        """Take over weights that `packed` put into the store."""
+        self._ask("publish", model, version, adapter)
+        self._took_over(version, adapter)
+
+    def fix_shapes(self) -> None:
+        """Give the same bits for the same request from now on."""
+        self._ask("fix_shapes")
+
+    def sleep(self) -> None:
+        """Give memory away until `wake`."""
+        self._ask("sleep")
+
+    def wake(self) -> None:
+        """Take the memory back."""
+        self._ask("wake")
+
+    def close(self) -> None:
+        """End the actor."""
+        import ray
+
+        if ray.is_initialized():
+            ray.kill(self.actor)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Wait for an answer, in a thread that is not the event loop's."""
+        import ray
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            return ray.get(self.actor.rarely.remote(method, *arguments))
+        except RayTaskError as error:
+            raise error.cause from error
+        except RayActorError as error:
+            raise ReplicaLost(str(error).strip().splitlines()[0]) from error
+
+
+def start(spec: GroupSpec, order: EngineOrder) -> list[DistantEngine]:
+    """Start all replicas but the first, side by side, one GPU each where the group is on GPUs."""
+    import ray
+
+    device = "cuda" if spec.device.startswith("cuda") else "cpu"
+    threads = spec.threads or 1
+    made = ray.remote(ReplicaActor).options(
+        num_gpus=float(device == "cuda"),
+        num_cpus=0,
+        max_concurrency=CALLS_AT_ONCE,
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
+    )
+    model = (
+        order.model if device == "cpu" else copy.deepcopy(order.model).to("cpu")
+    )  # a learner's stays where it is
+    shared = ray.put(replace(order, model=model))
+    actors = [made.remote(EngineHost, spec.engine, shared, device, threads) for _ in range(1, spec.replicas)]
+    try:
+        for there in ray.get([actor.begin.remote() for actor in actors]):
+            if there != versions():
+                raise ValueError(
+                    f"groups.{spec.name}.replicas: a replica's node has {there}, and the group's {versions()}; install the "
+                    "same versions on all nodes"
+                )
+        return [DistantEngine(actor) for actor in actors]
+    except BaseException:
+        for actor in actors:
+            ray.kill(actor)
+        raise

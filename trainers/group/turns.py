@@ -1,0 +1,60 @@
+"""Memory of groups that share a device by turns (`groups.*.pool`): what a group gives away while another one works.
+
+Engines sleep while any group of the pool learns. A policy's optimizer state is on the device only during the policy's
+own update; else it is in the CPU's memory. Its gradients are freed after the update. Its weights stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .contract import PolicyLearner
+from .hosting import Hosted
+from .update import Learner
+
+
+@contextmanager
+def present(learner: PolicyLearner, pooled: bool) -> Iterator[None]:
+    """Have a learner's optimizer state on its device within the block, and in the CPU's memory after it."""
+    if not pooled or not isinstance(learner, Learner):
+        yield
+        return
+    move(learner.optimiser, learner.parameters.device)
+    try:
+        yield
+    finally:
+        learner.rest()
+        move(learner.optimiser, torch.device("cpu"))
+
+
+def move(optimiser: torch.optim.Optimizer, device: torch.device) -> None:
+    """Move all state of an optimizer to a device."""
+    for state in optimiser.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                state[name] = value.to(device)
+
+
+def memory(hosted: Iterable[Hosted], device: torch.device) -> dict[str, int]:
+    """Return the bytes that a group holds on its device, by kind."""
+    bytes_of = dict.fromkeys(("keys_values", "engine_weights", "optimizer", "gradients"), 0)
+    engines: dict[int, Any] = {}
+    for policy in hosted:
+        if policy.engine is not None:
+            engines[id(policy.engine)] = policy.engine
+        if isinstance(policy.learner, Learner):
+            learner = policy.learner
+            states = (x for state in learner.optimiser.state.values() for x in state.values())
+            there = (x for x in states if isinstance(x, torch.Tensor) and x.device.type == device.type)
+            bytes_of["optimizer"] += sum(x.nbytes for x in there)
+            bytes_of["gradients"] += sum(p.grad.nbytes for p in learner.trained if p.grad is not None)
+    for engine in engines.values():
+        for name, size in engine.memory().items() if hasattr(engine, "memory") else ():
+            bytes_of[name] += size
+    if device.type == "cuda":
+        bytes_of["allocated"] = torch.cuda.memory_allocated(device)
+    return bytes_of

@@ -1,0 +1,96 @@
+"""The command line of `unitymas launch`: it prints a recipe, or hands it in."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+from ...cli.arguments import COUNT, PORT, Parser, number
+from . import by_ssh, kuberay, slurm
+from .job import Job
+
+HANDED_IN = {"slurm": ["sbatch"], "kuberay": ["kubectl", "create", "-f", "-"], "ssh": ["bash", "-s"]}
+"""Programs that take a recipe on their standard input."""
+
+
+def launch_main(words: Sequence[str]) -> int:
+    """`unitymas launch slurm|kuberay|ssh … -- train ID …`: print the recipe, or hand it in."""
+    own, command = list(words), []
+    if "--" in own:
+        at = own.index("--")
+        own, command = own[:at], own[at + 1 :]
+    args = _parser().parse_args(own)
+    recipe = _recipe(args, command)
+    if not args.submit:
+        print(recipe, end="")
+        return 0
+    program = HANDED_IN[args.way]
+    if shutil.which(program[0]) is None:
+        raise ValueError(
+            f"{program[0]} is not on this machine: print the recipe without --submit, and hand it in elsewhere"
+        )
+    sys.stdout.flush()
+    return subprocess.run(program, input=recipe.encode()).returncode
+
+
+def _recipe(args: Namespace, command: Sequence[str]) -> str:
+    hosts = [host.strip() for host in getattr(args, "hosts", "").split(",") if host.strip()]
+    job = Job(
+        command=tuple(command), name=args.name, nodes=len(hosts) or args.nodes, cpus=args.cpus, gpus=args.gpus,
+        folder=args.folder, setup="\n".join(args.setup), wait=args.wait,
+    )  # fmt: skip
+    if args.way == "slurm":
+        odd = [option for option in args.sbatch if not option.partition("=")[2]]
+        if odd:
+            raise ValueError(f"--sbatch {odd[0]!r}: give KEY=VALUE, as in --sbatch partition=gpu")
+        return slurm.script(job, dict(option.split("=", 1) for option in args.sbatch))
+    if args.way == "kuberay":
+        return kuberay.manifest(job, args.image, args.memory, args.volume, args.namespace)
+    return by_ssh.script(job, hosts, args.port, args.address)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="unitymas launch", description="Start a Ray cluster and train on it.")
+    ways = parser.add_subparsers(dest="way", required=True, metavar="slurm | kuberay | ssh")
+    for name, what in (
+        ("slurm", "a script for sbatch"), ("kuberay", "a RayJob for kubectl"), ("ssh", "a script that starts Ray by ssh"),
+    ):  # fmt: skip
+        way = ways.add_parser(
+            name, help=what, description=f"{what.capitalize()}. The training command follows --."
+        )
+        way.add_argument("--submit", action="store_true", help="hand it in instead of printing it")
+        way.add_argument("--name", default="unitymas", help="name of the job")
+        way.add_argument("--cpus", type=number(0), default=0, help="CPUs of each node; 0: what Ray finds")
+        way.add_argument("--gpus", type=number(0), default=0, help="GPUs of each node")
+        way.add_argument("--folder", default="", help="working directory, seen by all nodes")
+        way.add_argument(
+            "--setup",
+            action="append",
+            default=[],
+            metavar="SHELL",
+            help="line of shell before all else; may be repeated",
+        )
+        way.add_argument("--wait", type=COUNT, default=600, help="seconds in which all nodes must be there")
+        if name != "ssh":
+            way.add_argument("--nodes", type=COUNT, default=2)
+    slurm_way, kuberay_way, ssh_way = (ways.choices[name] for name in ("slurm", "kuberay", "ssh"))
+    slurm_way.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of sbatch: partition=gpu, time=04:00:00 …",
+    )
+    kuberay_way.add_argument("--image", required=True, help="image with unitymas, torch and Ray")
+    kuberay_way.add_argument("--memory", default="64Gi", help="memory of each node")
+    kuberay_way.add_argument(
+        "--volume", default="", metavar="CLAIM:PATH", help="shared volume for runs and models"
+    )
+    kuberay_way.add_argument("--namespace", default="")
+    ssh_way.add_argument("--hosts", required=True, help="host,host …; the first one is the head")
+    ssh_way.add_argument("--port", type=PORT, default=6379, help="port of Ray on the head")
+    ssh_way.add_argument("--address", default="", help="address of the head as the others see it")
+    return parser

@@ -1,0 +1,96 @@
+"""A job: a training command, and the nodes that it wants. All recipes quote it in one way."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+
+WORD = re.compile(r"[A-Za-z0-9_%][A-Za-z0-9_.,:=@%+/-]*")
+"""Words that need no quotes in any shell, nor in a line that sbatch reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training command, and the nodes that it wants."""
+
+    command: tuple[str, ...]
+    """What follows `unitymas`."""
+    name: str = "unitymas"
+    nodes: int = 2
+    cpus: int = 0
+    """CPUs of each node that Ray may give away. 0: what Ray finds."""
+    gpus: int = 0
+    """GPUs of each node."""
+    folder: str = ""
+    """Working directory on all nodes. Empty: where the job begins."""
+    setup: str = ""
+    """Lines of shell before all else (`module load …`, `source venv/bin/activate`); they are taken as they are."""
+    wait: int = 600
+    """Seconds in which all nodes must be there."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "command", ray_command(self.command))
+        check_word("--name", self.name)
+        if "\0" in self.setup + self.folder or any("\0" in word for word in self.command):
+            raise ValueError("a zero byte cannot stand in a command")
+
+    def line(self) -> str:
+        """Return the command as one line of shell: first wait for all nodes, then train."""
+        return f"python -m unitymas.trainers.launch.gather {self.nodes} --wait {self.wait} && {shlex.join(['unitymas', *self.command])}"
+
+    def before(self) -> list[str]:
+        """Return the lines of shell that come first on every node."""
+        return [
+            *([self.setup] if self.setup else []),
+            *([f"cd -- {shlex.quote(self.folder)}"] if self.folder else []),
+        ]
+
+    def ray_start(self, *options: str) -> str:
+        """Return the line that starts Ray on a node; `options` are shell already. It ends with the job."""
+        room = [f"--num-cpus={self.cpus}"] if self.cpus else []
+        return " ".join(
+            ["ray start --block --disable-usage-stats", *options, *room, f"--num-gpus={self.gpus}"]
+        )
+
+
+def ray_command(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a training command that joins the job's cluster."""
+    if words[:1] == ("unitymas",):
+        words = words[1:]
+    if words[:1] != ("train",):
+        raise ValueError(
+            f"a job runs `unitymas train …`, not {shlex.join(words) or 'nothing'!r}: put it last, after --"
+        )
+    for word in words:
+        if word.startswith("ray.address="):
+            raise ValueError(f"{word}: the job starts a cluster of its own; leave it out")
+        if word.startswith("runtime=") and word != "runtime=ray":
+            raise ValueError(
+                f"{word}: on a cluster the groups are Ray actors; leave it out, or set runtime=ray"
+            )
+    return words if "runtime=ray" in words else (*words, "runtime=ray")
+
+
+def check_word(option: str, word: str) -> str:
+    """Return a word that needs no quotes. Others are refused: what reads them has rules of its own."""
+    if not WORD.fullmatch(word):
+        raise ValueError(f"{option} {word!r}: only letters, digits and _.,:=@%+/- may stand there")
+    return word
+
+
+UNTIL_OPEN = """\
+until_open() {  # host port: wait until somebody listens there
+    for _ in $(seq SECONDS); do
+        if (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null; then return 0; fi
+        sleep 1
+    done
+    echo "no Ray listens at $1:$2" >&2
+    return 1
+}"""
+"""A function of bash."""
+
+
+def until_open(seconds: int) -> str:
+    """Return a function of bash that waits for a port."""
+    return UNTIL_OPEN.replace("SECONDS", str(seconds))
