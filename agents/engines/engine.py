@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from .generation import Generation
     from .sampling import SamplingParams
 
-Ability = Literal[
-    "determinism", "tracked truncation", "adapters", "new weights within a reply", "replicas"
-]
+Ability = Literal["determinism", "tracked truncation", "adapters", "new weights within a reply", "replicas"]
 
 
 class Engine(Protocol):

@@ -57,10 +57,15 @@ class Counted:
         Counted.there.append(self)
 
     def __reduce__(self) -> Any:
-        return Counted.there.__getitem__, (Counted.there.index(self),)
+        return arrived, (Counted.there.index(self),)
 
     def __getattr__(self, name: str) -> Any:
         return Method(self, name)
+
+
+def arrived(number: int) -> Counted:
+    """The actor of a number, at the end of its journey."""
+    return Counted.there[number]
 
 
 class Method:
