@@ -35,15 +35,9 @@ def specs(model: str) -> dict[str, GroupSpec]:
 def sample(id: DecisionId, length: int) -> Sample:
     chance = np.random.default_rng(int(id.node))
     prompt, reply = chance.integers(4, 60, (2, length))
+    allowed = tuple(tuple(sorted({1, int(token)})) for token in reply)
     return Sample(
-        id.episode,
-        id.node,
-        "team",
-        0,
-        prompt,
-        reply,
-        -np.ones(length, np.float32),
-        support=((1, 2),) * length,
+        id.episode, id.node, "team", 0, prompt, reply, -np.ones(length, np.float32), support=allowed
     )
 
 

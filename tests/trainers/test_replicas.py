@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +15,21 @@ from unitymas.agents.engines.engine import ENGINES, EngineOrder
 from unitymas.agents.failures import GroupLost, ReplicaLost
 from unitymas.agents.policies import Call
 from unitymas.benchmarks.speed.routing import compared
+from unitymas.envs.registry import unregister
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
 from unitymas.trainers.config.plan import check_gpus
 from unitymas.trainers.config.reader import ConfigError
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.config.schema import RayConfig
+from unitymas.trainers.controller.run import train
 from unitymas.trainers.controller.statistics.table import Signal
 from unitymas.trainers.group.cluster import connect
 from unitymas.trainers.group.model_group import ModelGroup
 from unitymas.trainers.group.replicas.router import Router
 from unitymas.trainers.group.runtime import start_groups, stop_groups
+
+from .pairs import register_pair
 
 LEARNING = Learning(lr=1e-2)
 POLICIES = {
@@ -266,3 +271,19 @@ def test_a_replica_is_killed_while_it_answers(tiny_llama: str, cluster: None) ->
         await group.close()
 
     asyncio.run(run())
+
+
+def test_a_run_tells_what_its_replicas_do(tiny_llama: str, tmp_path: Path) -> None:
+    register_pair("two-of-replicas")
+    policy = {"algorithm": {"name": "grpo"}, "sampling": {"temperature": 5.0, "max_tokens": 2}}
+    try:
+        run = train(
+            "two-of-replicas", directory=tmp_path / "run", steps=1, tasks_per_step=2, k=2, minibatches=1, starved=False,
+            checkpoint_every=0, eval={"every": 0, "tasks": 1}, log={"console": "off"}, policies={"team": policy},
+            groups={"main": {"model": tiny_llama, "slots": 4, "replicas": 2, "threads": 1}},
+        )  # fmt: skip
+    finally:
+        unregister("two-of-replicas")
+    row = next(row for row in run.history if row["kind"] == "step")
+    assert row["engine/team/replicas"] == 2 and row["engine/team/replicas_lost"] == 0
+    assert row["engine/team/routed_tokens"] > row["engine/team/routed_tokens_held"] >= 0

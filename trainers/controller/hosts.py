@@ -36,7 +36,7 @@ class HostedGroups:
         self.sizes: dict[str, int] = {}  # parameters of each policy
         self.idle = Idle()
         self.turns: Mapping[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of each pool
-        self.memory: dict[str, float] = {}  # what the groups of pools held in each phase, in MiB
+        self.figures: dict[str, float] = {}  # metrics of pools (MiB held in each phase) and of replicas
 
     def of(self, policy: str) -> Group:
         """The group that hosts a policy."""
@@ -142,7 +142,7 @@ class HostedGroups:
         ]
         held = await together(*(self.members[group].phase(name) for group in sleepers))
         for group, sizes in zip(sleepers, held, strict=True):
-            self.memory |= {f"memory/{group}/{name}/{kind}": size / 2**20 for kind, size in sizes.items()}
+            self.figures |= {f"memory/{group}/{name}/{kind}": size / 2**20 for kind, size in sizes.items()}
 
     async def _in_turn(self, group: str, work: Coroutine[Any, Any, T]) -> T:
         """Let the groups of a pool work one after the other, and others at once."""
@@ -155,6 +155,10 @@ class HostedGroups:
     async def publish(self) -> None:
         """New weights to the engines: once per group and step, when all have updated."""
         await self._publish(*(self._in_turn(name, group.publish()) for name, group in self.members.items()))
+        for name in (name for name, group in self.plan.config.groups.items() if group.replicas > 1):
+            for policy, counts in (await self.members[name].report())["engines"].items():
+                kinds = ("replicas", "replicas_lost", "requests_moved", "routed_tokens", "routed_tokens_held")
+                self.figures |= {f"engine/{policy}/{kind}": float(counts[kind]) for kind in kinds}
 
     async def _publish(self, *published: Coroutine[Any, Any, dict[str, int]]) -> None:
         for versions in await together(*published):

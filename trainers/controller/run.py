@@ -237,7 +237,7 @@ class Run:
         metrics |= {"time/step": time.perf_counter() - started, **self.hosts.idle.figures()}
         if self.stream is not None:
             self.stream.stepped(metrics)
-        metrics |= self.spending.figures() | self.hosts.memory
+        metrics |= self.spending.figures() | self.hosts.figures
         self._note_spending()
         metrics |= self.timeline.stepped(self.step, started)
         self.book.stepped(self.step, metrics)

@@ -16,6 +16,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,7 @@ def learning_parameters(spec: GroupSpec, names: Sequence[str]) -> list[Parameter
     return chosen
 
 
+@lru_cache(maxsize=8)
 def vocabulary(tokenizer: Any) -> str:
     """Hash of the words that the tokenizer's ids stand for."""
     words = json.dumps(tokenizer.get_vocab(), sort_keys=True)

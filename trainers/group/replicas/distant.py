@@ -187,6 +187,18 @@ class DistantEngine(Versioned):
             raise ReplicaLost(str(error).strip().splitlines()[0]) from error
 
 
+def _begun(actors: list[Any]) -> list[dict[str, str]]:
+    """Wait until the replicas stand. Return the versions of what computes there, or raise what kept one from standing."""
+    import ray
+    from ray.exceptions import RayTaskError
+
+    try:
+        answers: list[dict[str, str]] = ray.get([actor.begin.remote() for actor in actors])
+        return answers
+    except RayTaskError as error:
+        raise error.cause from error
+
+
 def start(spec: GroupSpec, order: EngineOrder) -> list[DistantEngine]:
     """Start all replicas but the first, side by side, one GPU each where the group is on GPUs."""
     import ray
@@ -205,7 +217,7 @@ def start(spec: GroupSpec, order: EngineOrder) -> list[DistantEngine]:
     shared = ray.put(replace(order, model=model))
     actors = [made.remote(EngineHost, spec.engine, shared, device, threads) for _ in range(1, spec.replicas)]
     try:
-        for there in ray.get([actor.begin.remote() for actor in actors]):
+        for there in _begun(actors):
             if there != versions():
                 raise ValueError(
                     f"groups.{spec.name}.replicas: a replica's node has {there}, and the group's {versions()}; install the "
