@@ -133,8 +133,15 @@ def test_slurm(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     calls = stage.run("bash", str(stage.handed_in))
     check(stage, calls, f"127.0.0.1:{port}")
     rays = [call[1] for call in calls if call[0] == "ray"]
-    both = ["start", "--block"], ["--num-cpus=16", "--num-gpus=4"]
-    assert [*both[0], "--head", "--node-ip-address=127.0.0.1", f"--port={port}", *both[1]] in rays
+    both = ["start", "--block", "--disable-usage-stats"], ["--num-cpus=16", "--num-gpus=4"]
+    assert [
+        *both[0],
+        "--head",
+        "--include-dashboard=false",
+        "--node-ip-address=127.0.0.1",
+        f"--port={port}",
+        *both[1],
+    ] in rays
     assert (
         len(rays) == 1 or [*both[0], f"--address=127.0.0.1:{port}", *both[1]] in rays
     )  # it may end before it has begun
@@ -176,19 +183,13 @@ def test_ssh(stage: Stage) -> None:
     calls = stage.run("bash", "-s", text=printed.stdout)
     check(stage, calls, f"127.0.0.1:{stage.port}")
     (first,) = (call[1] for call in calls if call[0] == "ray" and "--head" in call[1])
-    assert first == [
-        "start",
-        "--block",
-        "--head",
-        "--node-ip-address=127.0.0.1",
-        f"--port={stage.port}",
-        "--num-gpus=1",
-    ]
+    assert first[:5] == ["start", "--block", "--disable-usage-stats", "--head", "--include-dashboard=false"]
+    assert first[5:] == ["--node-ip-address=127.0.0.1", f"--port={stage.port}", "--num-gpus=1"]
 
 
 def test_one_node_starts_no_worker() -> None:
     one = Job(command=("train", "x"), nodes=1)
-    assert "--exclude" not in slurm_script(one, {}) and "ray start --block --head" in slurm_script(one, {})
+    assert "--exclude" not in slurm_script(one, {}) and "--head" in slurm_script(one, {})
     assert ssh_script(one, ["a"], 1).count("ssh -tt -o BatchMode=yes -- a ") == 2  # Ray and the command
 
 
