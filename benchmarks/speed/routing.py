@@ -38,7 +38,7 @@ Act = tuple[list[int], int]
 
 
 @dataclass
-class Replica:
+class HeldPrompts:
     """A simulated engine: what it holds, and what is open."""
 
     room: int
@@ -74,7 +74,7 @@ class Figures:
 
 def simulate(
     episodes: Sequence[Sequence[Act]],
-    replicas: list[Replica],
+    replicas: list[HeldPrompts],
     flight: int,
     choose: Callable[[Sequence[int]], int],
     finished: Callable[[int], None],
@@ -115,8 +115,8 @@ def simulate(
 def compared(episodes: Sequence[Sequence[Act]], count: int, flight: int, room: int) -> dict[str, Figures]:
     """Return the figures of the router, of round robin, of the least load, and of one replica, which holds most."""
 
-    def fresh() -> list[Replica]:
-        return [Replica(room) for _ in range(count)]
+    def fresh() -> list[HeldPrompts]:
+        return [HeldPrompts(room) for _ in range(count)]
 
     router, turn, loaded = Router(count, room), itertools.cycle(range(count)), fresh()
 
