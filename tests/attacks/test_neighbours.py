@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from unitymas.envs.tools.sandbox import runner as sandbox
-from unitymas.envs.tools.sandbox.launch import NOBODY, _own_user
+from unitymas.envs.tools.sandbox.kernel import NOBODY
+from unitymas.envs.tools.sandbox.launch import _own_user
 from unitymas.envs.tools.sandbox.runner import Limits, Program, SandboxError, resolve, run_python
 
 try:
