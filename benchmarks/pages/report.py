@@ -44,6 +44,8 @@ class History:
     begin: dict[str, Any] = field(default_factory=dict)
     steps: Rows = field(default_factory=list)
     validations: Rows = field(default_factory=list)
+    losses: Rows = field(default_factory=list)
+    """Deaths of groups that the run went on after."""
     ending: str = "still running, or killed"
 
     @property
@@ -69,6 +71,8 @@ def read_run(folder: str | Path) -> History:
             history.steps.append(row)
         elif kind == "validation":
             history.validations.append(row)
+        elif kind == "loss":
+            history.losses.append(row)
         elif kind == "end":
             history.ending = str(row.get("ending"))
     return history
@@ -209,10 +213,18 @@ def _head(histories: Sequence[History]) -> str:
         f"data {first.begin.get('data')} ({first.begin.get('fingerprint')})",
         f"{_duration(fmean(seconds))}{' each' if len(seconds) > 1 else ''}" if seconds else "",
         *dict.fromkeys(h.ending for h in histories),
+        *(_lost(h) for h in histories if h.losses),
     ]
     tree = json.dumps(config, indent=1, sort_keys=True)
     return (f"<header id='head'><h1>{escape(first.begin.get('env_id', 'Training run'))}</h1><p class='soft'>{escape(' · '.join(f for f in facts if f))}</p>"
             f"<details><summary>configuration</summary><pre tabindex='0'>{escape(tree, 40_000)}</pre></details></header>")  # fmt: skip
+
+
+def _lost(history: History) -> str:
+    """Tell how often a run went on after a group had died, and what that cost."""
+    steps = sum(int(row["steps_lost"]) for row in history.losses if isinstance(row.get("steps_lost"), int))
+    deaths = counted(len(history.losses), "death")
+    return f"went on after {deaths} of a group ({counted(steps, 'step')} played again; last: {history.losses[-1].get('cause')})"
 
 
 def _duration(seconds: float) -> str:

@@ -52,6 +52,26 @@ def make_run(folder: Path, seed: int = 0, steps: int = 24, sick: bool = False) -
     return folder
 
 
+def test_deaths_of_groups_are_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as book:
+        for attempt in (1, 2):
+            row = {
+                "kind": "loss",
+                "step": 3,
+                "cause": "group 'main' is gone",
+                "steps_lost": 2,
+                "attempt": attempt,
+            }
+            book.write(json.dumps(row) + "\n")
+    report.report_main([str(run)])
+    html = (run / "report.html").read_text()
+    assert (
+        "went on after 2 deaths of a group (4 steps played again; last: group &#x27;main&#x27; is gone)"
+        in html
+    )
+
+
 def test_one_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", sick=True)
     assert report.report_main([str(run)]) == 0

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from unitymas.trainers.controller.statistics.comparison import (
     starved,
     zero_shares,
 )
+from unitymas.trainers.controller.statistics.decisions import prompt_hash
 from unitymas.trainers.controller.statistics.table import Decision, Signal, Table
 
 UNHURRIED = settings(deadline=None, max_examples=20)
@@ -229,3 +231,20 @@ def test_adding_a_task_changes_nothing(name: str, ragged: Callable[..., Any], se
     for signal in before:
         assert after[signal.id].advantage == pytest.approx(signal.advantage, abs=1e-9)
         assert after[signal.id].weight == pytest.approx(signal.weight, abs=1e-9)
+
+
+def test_prompts_are_told_apart_by_their_hash() -> None:
+    """Parts cannot move from one message to the next, and other fields of a message count too."""
+
+    def asked(*messages: dict[str, Any], agent: str = "a") -> str:
+        return prompt_hash(SimpleNamespace(agent=agent, messages=messages))  # type: ignore[arg-type]
+
+    def user(content: Any, **more: Any) -> dict[str, Any]:
+        return {"role": "user", "content": content, **more}
+
+    prompts = [
+        (user("ab"), user("c")), (user("a"), user("bc")), (user("abuserc"),), (user("ab"),), (user("ab", name="x"),),
+        (user(None),), (user(""),), ({"role": "system", "content": "ab"},), (user("\udcff"),), (user(""), user("")), (),
+    ]  # fmt: skip
+    assert len({asked(*prompt) for prompt in prompts} | {asked(user("ab"), agent="b")}) == len(prompts) + 1
+    assert asked(*prompts[0]) == asked(*map(dict, prompts[0])) and len(asked()) == 16

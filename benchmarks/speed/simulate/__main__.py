@@ -22,7 +22,7 @@ import pickle
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -167,6 +167,8 @@ def started(count: int, runtime: str, pace: EngineSpeed, slots: int, lengths: Le
 async def simulate(args: argparse.Namespace) -> list[Regime]:
     """Measure all regimes, and print each."""
     pace, lengths = PACES[args.pace], Lengths(reply=args.reply)
+    slow = {part: getattr(pace, part) * args.slow for part in ("floor", "each", "prefill")}
+    pace = replace(pace, **slow)
     print(
         f"{pace.name}: a step of {pace.floor * 1e3:g} ms + {pace.each * 1e3:g} ms a request ({pace.source})"
     )
@@ -203,6 +205,9 @@ def main() -> None:
         "--slots", type=int, default=0, help="slots of each group (0: half as many in all as episodes)"
     )
     parser.add_argument("--pace", choices=list(PACES), default="8b-h100")
+    parser.add_argument(
+        "--slow", type=float, default=1.0, help="engines so many times slower: for a busy machine"
+    )
     parser.add_argument("--reply", type=int, default=200, help="mean tokens of a reply")
     parser.add_argument("--turns", type=int, default=2, help="most turns of an episode")
     parser.add_argument("--rounds", type=float, default=3.0, help="episodes, in multiples of those in flight")
@@ -212,6 +217,7 @@ def main() -> None:
     table = asyncio.run(simulate(args))
     if args.out:
         told = {
+            "slow": args.slow,
             "pace": asdict(PACES[args.pace]),
             "reply": args.reply,
             "runtime": args.runtime,

@@ -62,8 +62,18 @@ def credits_by_node(trace: Trace) -> dict[str, dict[str, float]]:
 
 def prompt_hash(node: Node) -> str:
     """Hash of a prompt: equal for the same messages to the same agent."""
-    text = json.dumps([node.agent, jsonable(node.messages)], ensure_ascii=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    parts = [node.agent or ""]
+    for message in node.messages:
+        role, content = message["role"], message.get("content")
+        # a message of a role and a text, as nearly all are, needs no JSON; others begin with what no role is
+        parts += (
+            (role, content)
+            if len(message) == 2 and type(content) is str
+            else ("", json.dumps(jsonable(message)))
+        )
+    lengths = ",".join([str(len(part)) for part in parts])  # where each part ends
+    text = f"{lengths}:{''.join(parts)}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def shuffled_credits(traces: Iterable[Trace], seed: int) -> None:
