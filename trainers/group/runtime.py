@@ -239,10 +239,13 @@ async def _start_ray(specs: Mapping[str, GroupSpec], settings: RayConfig) -> dic
 
 async def _begun(name: str, actor: Any) -> None:
     """Wait until a group stands. Its node must compute with what this process computes with."""
-    from ray.exceptions import RayTaskError
+    from ray.exceptions import RayActorError, RayTaskError
 
     try:
         there = await actor.begin.remote()
+    except RayActorError as error:
+        cause = str(error).strip().splitlines()[0]
+        raise GroupLost(f"group {name!r} is gone while it starts: {cause}") from error
     except RayTaskError as error:
         raise error.cause from error
     here = versions()
