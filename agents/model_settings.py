@@ -121,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=help_)
 
 
-def settings_of(given: argparse.Namespace) -> ModelSettings:
+def settings_of(options: argparse.Namespace) -> ModelSettings:
     """Read the settings from a parsed command line."""
     names = (field.name for field in fields(ModelSettings))
-    return ModelSettings(**{name: getattr(given, name, None) for name in names})
+    return ModelSettings(**{name: getattr(options, name, None) for name in names})

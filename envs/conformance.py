@@ -44,8 +44,8 @@ class Player:
     def act(self, call: Call) -> str:
         dice = derive(call.agent, *(m["content"] for m in call.messages)) % 10
         policy: Any = self.expert if dice < 6 else self.chance if dice < 8 else self.fool
-        said: str = policy.act(replace(call, seed=dice + len(call.messages[-1]["content"])))
-        return said
+        reply: str = policy.act(replace(call, seed=dice + len(call.messages[-1]["content"])))
+        return reply
 
 
 class Bench:

@@ -35,7 +35,7 @@ class UnknownEnv(UnknownName):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """What is known about an environment before it is made."""
+    """Facts about an environment, known before it is made."""
 
     id: str
     workflow: Any
@@ -45,16 +45,16 @@ class EnvSpec:
     reward: tuple[Any, ...] = ()
     """The default rules: rules, functions, or entry points to them (a class or function that makes them)."""
     kind: str = ""
-    """Which tasks of the embedded mini world stand in: qa, code, math, …"""
+    """Kind of tasks that the embedded mini world puts in their place: qa, code, math, …"""
     dataset: str = ""
     """The real data set of the id."""
     split: str = "train"
-    """What `make` takes when no split is named; a data set that lacks it gives its first one, and says so."""
+    """Split that `make` takes when none is named; a data set that lacks it gives its first one, and says so."""
     tasks: Any = None
     """Rows, a DataSet, `(split, size) -> rows | DataSet`, or the name of the workflow's method that is one, where
     the tasks are the environment's own."""
     tools: Mapping[str, Any] = field(default_factory=dict)
-    """By name: a tool, or an entry point to a factory `(data: DataSet) -> tool`."""
+    """Tools by name: each a tool, or an entry point to a factory `(data: DataSet) -> tool`."""
     expert: Any = None
     """`(call) -> str`: plays every role right; its call carries the whole task."""
     headline: str = "score"

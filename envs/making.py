@@ -105,10 +105,10 @@ def _default(known: EnvSpec, name: str) -> Any:
     return None if parameter is None else parameter.default
 
 
-def _budget(known: EnvSpec, given: Budget | Mapping[str, Any] | None) -> Budget:
-    if given is None:
+def _budget(known: EnvSpec, budget: Budget | Mapping[str, Any] | None) -> Budget:
+    if budget is None:
         return known.budget
-    return given if isinstance(given, Budget) else replace(known.budget, **given)
+    return budget if isinstance(budget, Budget) else replace(known.budget, **budget)
 
 
 def _own(tasks: Any, workflow: Workflow) -> DataSet:
@@ -146,9 +146,9 @@ def _data(
         from .data import sets
 
         if sets.is_prepared(known.dataset):
-            found = _prepared(known, known.dataset, named)
-            say_once(f"{known.id}: tasks from {known.dataset} ({found.split}), prepared on this machine")
-            return found
+            data = _prepared(known, known.dataset, named)
+            say_once(f"{known.id}: tasks from {known.dataset} ({data.split}), prepared on this machine")
+            return data
         say_once(
             f"{known.id}: {known.dataset} is not on this machine, so the embedded mini world stands in "
             f"(unitymas data prepare {known.dataset}; or data='mini' to say so)"

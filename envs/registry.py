@@ -147,9 +147,9 @@ def _load_plugins() -> None:
     catalogue.register_all(register)
     for point in plugins("unitymas.envs").values():
         try:
-            found = load_plugin(point)
-            if callable(found):  # else a module, whose import registers
-                found()
+            plugin = load_plugin(point)
+            if callable(plugin):  # else a module, whose import registers
+                plugin()
         except OwnCodeError as error:
             say_once(str(error))
         except Exception as error:

@@ -1,7 +1,7 @@
 """Search at inference: the same team, more of its time. Baselines for what training must beat.
 
     best = best_of_n(env, team, n=8, score="em")            # n whole episodes, the best-scored one is kept
-    found = ab_mcts(env, team, budget=16, score=judge)      # adaptive branching: wider or deeper, by what pays
+    traces = ab_mcts(env, team, budget=16, score=judge)      # adaptive branching: wider or deeper, by what pays
 
 Both stand on forks, so a node of the search tree is a state of the episode, and going back to one is free.
 `score` says how good a finished episode is: the name of a metric (an oracle: it knows the answer, as the first
@@ -172,8 +172,8 @@ def _each_task(
                 )
             )
 
-    found: list[Trace] = run_sync(run())
-    return found
+    traces: list[Trace] = run_sync(run())
+    return traces
 
 
 def _worth(arena: Arena, score: Score) -> Callable[[Trace], float]:

@@ -169,7 +169,7 @@ class AutoDecoder(Decoder):
         body = getattr(self.net, self.body)
         known = inspect.signature(body.forward).parameters
         if now.attention is None:
-            inputs = {name: given for name, given in inputs.items() if name in known}
+            inputs = {name: value for name, value in inputs.items() if name in known}
         with running(now), self._computed_in(dtype):
             hidden: Tensor = body(**inputs, **({"use_cache": False} if "use_cache" in known else {}))[0]
         return hidden.to(dtype or self.embed.dtype)

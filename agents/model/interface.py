@@ -108,7 +108,7 @@ def _attention(
         out = attend(query, key, value, _added(attention_mask, query, key), how).transpose(1, 2)
     else:
         odd = sorted(
-            name for name, given in others.items() if isinstance(given, Tensor) and name not in _KNOWN
+            name for name, other in others.items() if isinstance(other, Tensor) and name not in _KNOWN
         )
         if odd or query.shape[0] != 1 or narrow < 0:
             raise Unpackable(f"its attention takes {', '.join(odd) or 'values wider than keys'}")

@@ -93,8 +93,8 @@ def _tensor(data: memoryview) -> tuple[str, Array]:
         elif field == FLOATS:
             numbers += np.frombuffer(value, np.float32).tolist()
         elif field == INTS:
-            found = [value] if isinstance(value, int) else list(_varints(value))
-            numbers += [n - (1 << 64) if n >> 63 else n for n in found]
+            read = [value] if isinstance(value, int) else list(_varints(value))
+            numbers += [n - (1 << 64) if n >> 63 else n for n in read]
     if kind not in TYPES:  # shapes and axes: no weights
         return name, np.zeros(0, np.int64)
     flat = np.frombuffer(raw, TYPES[kind]) if len(raw) else np.array(numbers, TYPES[kind])

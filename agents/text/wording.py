@@ -18,7 +18,7 @@ from typing import Any
 Piece = tuple[str, str]
 """The field that a part of a text tells ("" for none), and the part."""
 ENDS = ("first", "middle", "last")
-"""Which lines of a field go first when there is no room."""
+"""Ends of a field whose lines go first when there is no room."""
 LEFT_OUT = "…"
 _FIELD = re.compile(r"\{\{([a-z_]\w*)\}\}|\{([a-z_]\w*)\}")
 
@@ -122,7 +122,7 @@ class FieldText:
 
 @dataclass(frozen=True)
 class Wording:
-    """What one role is told: `system` as it stands, and `prompt` to be filled for each act."""
+    """Words to one role: `system` as it stands, and `prompt` to be filled for each act."""
 
     system: str
     prompt: FieldText

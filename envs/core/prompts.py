@@ -56,17 +56,17 @@ class PromptSet:
         return role if wording is None else replace(role, system=wording.system, wording=wording)
 
 
-def choose(workflow: Any, given: Any = None) -> PromptSet | None:
+def choose(workflow: Any, prompts: Any = None) -> PromptSet | None:
     """The set that is named, or one's own over it; None where a workflow has no sets and none is asked for."""
     name = type(workflow).__name__
     if workflow.prompts is None:
-        if given is not None:
+        if prompts is not None:
             raise PromptError(
                 f"{name} has no prompts in sets: its roles say what they are told (Role.system)"
             )
         return None
     sets = sets_of(workflow.prompts)
-    chosen, texts, own = _resolve(given if given is not None else DEFAULT, sets, name)
+    chosen, texts, own = _resolve(prompts if prompts is not None else DEFAULT, sets, name)
     shots = WITH_EXAMPLES in (chosen, (own or {}).get("base"))
     mine = {role.name for role in workflow.roles}
     known = mine.union(*sets.values())
@@ -107,12 +107,12 @@ def sets_of(prompts: object) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _resolve(
-    given: Any, sets: Mapping[str, Any], workflow: str
+    prompts: Any, sets: Mapping[str, Any], workflow: str
 ) -> tuple[str, Mapping[str, Any], dict[str, Any] | None]:
     """The set's name, its texts by role, and what of them is one's own."""
-    if isinstance(given, str) and given in sets:
-        return given, sets[given], None
-    own = given if isinstance(given, Mapping) else _from_file(given, sets, workflow)
+    if isinstance(prompts, str) and prompts in sets:
+        return prompts, sets[prompts], None
+    own = prompts if isinstance(prompts, Mapping) else _from_file(prompts, sets, workflow)
     own = json.loads(json.dumps(_plain(own)))
     if sum(len(text) for text in _texts(own)) > MOST:
         raise PromptError(f"prompts: more than {MOST:,} characters in all")
@@ -120,30 +120,32 @@ def _resolve(
     if base not in sets:
         raise PromptError(f"prompts: base is {base!r}; {nearest(str(base), sets)}")
     texts = dict(sets[base])
-    for role, said in own.items():
+    for role, words in own.items():
         if role == "base":
             continue
-        if not isinstance(said, Mapping):
-            raise PromptError(f"prompts 'own': {role} must be a table of {', '.join(KEYS)}, got {said!r:.60}")
-        texts[role] = {**texts.get(role, {}), **said}
+        if not isinstance(words, Mapping):
+            raise PromptError(
+                f"prompts 'own': {role} must be a table of {', '.join(KEYS)}, got {words!r:.60}"
+            )
+        texts[role] = {**texts.get(role, {}), **words}
     return OWN, texts, own
 
 
-def _from_file(given: object, sets: Mapping[str, object], workflow: str) -> Mapping[str, Any]:
+def _from_file(prompts: object, sets: Mapping[str, object], workflow: str) -> Mapping[str, Any]:
     """One's own set out of a YAML file, or of a Python file's (or module's) `PROMPTS`."""
-    name = str(given)
-    if isinstance(given, Path) or name.endswith((".yaml", ".yml")):
-        found: Any = _read_yaml(Path(name)) if not name.endswith(".py") else find(f"{name}:PROMPTS")
-    elif isinstance(given, str) and (name.endswith(".py") or ":" in name):
-        found = find(name if ":" in name else f"{name}:PROMPTS")
+    name = str(prompts)
+    if isinstance(prompts, Path) or name.endswith((".yaml", ".yml")):
+        table: Any = _read_yaml(Path(name)) if not name.endswith(".py") else find(f"{name}:PROMPTS")
+    elif isinstance(prompts, str) and (name.endswith(".py") or ":" in name):
+        table = find(name if ":" in name else f"{name}:PROMPTS")
     else:
-        what = nearest(name, sets) if isinstance(given, str) else f"its sets are {', '.join(sets)}"
+        what = nearest(name, sets) if isinstance(prompts, str) else f"its sets are {', '.join(sets)}"
         raise PromptError(
-            f"prompts={given!r:.60}: {workflow} has no such set; {what}, or give a mapping, a .yaml or a .py file"
+            f"prompts={prompts!r:.60}: {workflow} has no such set; {what}, or give a mapping, a .yaml or a .py file"
         )
-    if not isinstance(found, Mapping):
-        raise PromptError(f"prompts: {name} holds {type(found).__name__}, not a table from roles to texts")
-    return found
+    if not isinstance(table, Mapping):
+        raise PromptError(f"prompts: {name} holds {type(table).__name__}, not a table from roles to texts")
+    return table
 
 
 @lru_cache(maxsize=64)
@@ -182,24 +184,24 @@ def _texts(value: object) -> list[str]:
 
 
 def _wording(
-    where: str, role: Role, said: Mapping[str, Any], terms: Mapping[str, str], shots: bool
+    where: str, role: Role, words: Mapping[str, Any], terms: Mapping[str, str], shots: bool
 ) -> Wording:
     """A role's words, with whatever is wrong with them named."""
-    for key, value in said.items():
+    for key, value in words.items():
         if key not in KEYS:
             raise PromptError(f"{where} has no {key!r}; {nearest(str(key), KEYS)}")
         if not isinstance(value, KEYS[key]):
             raise PromptError(f"{where}.{key} must be {_kind(KEYS[key])}, got {value!r:.60}")
-    if role.sees and not said.get("prompt"):
+    if role.sees and not words.get("prompt"):
         raise PromptError(f"{where} has no prompt; write one with its fields ({_braced(role.sees)})")
-    cut = _cut(where, role, said.get("cut", {}))
+    cut = _cut(where, role, words.get("cut", {}))
     wording = Wording(
-        "", _template(said.get("prompt", "")), _around(said, "when"), _around(said, "unless"), cut, terms
+        "", _template(words.get("prompt", "")), _around(words, "when"), _around(words, "unless"), cut, terms
     )
     wording = replace(wording, terms={**terms, "format": role.reply.describe()})
-    wording = replace(wording, terms={**wording.terms, "example": _example(where, role, said, wording)})
+    wording = replace(wording, terms={**wording.terms, "example": _example(where, role, words, wording)})
     for key in ("when", "unless"):
-        _only(f"{where}.{key}", set(said.get(key, {})), {*role.sees, *terms})
+        _only(f"{where}.{key}", set(words.get(key, {})), {*role.sees, *terms})
     around = [
         (f"{key}.{name}", template)
         for key in ("when", "unless")
@@ -212,7 +214,7 @@ def _wording(
         raise PromptError(
             f"{where}.prompt never shows {{{role.sees[0]}}}: the role would not know what it is about"
         )
-    system = said.get("system", role.system)
+    system = words.get("system", role.system)
     used = FieldText.of(system).fields
     used = used.union(
         *(table[n].fields for n in used for table in (wording.when, wording.unless) if n in table)
@@ -221,7 +223,7 @@ def _wording(
     lines = [filled(system, wording, wording.terms).strip("\n")]
     if shots:
         lines += [
-            _shot(where, role, number, shot, wording) for number, shot in enumerate(said.get("shots", []), 1)
+            _shot(where, role, number, shot, wording) for number, shot in enumerate(words.get("shots", []), 1)
         ]
     return replace(wording, system="\n\n".join(line for line in lines if line))
 
@@ -230,8 +232,8 @@ def _template(text: str) -> FieldText:
     return FieldText.of(text.rstrip("\n"))
 
 
-def _around(said: Mapping[str, Any], key: str) -> dict[str, FieldText]:
-    return {name: _template(str(text)) for name, text in said.get(key, {}).items()}
+def _around(words: Mapping[str, Any], key: str) -> dict[str, FieldText]:
+    return {name: _template(str(text)) for name, text in words.get(key, {}).items()}
 
 
 def _kind(kind: type) -> str:
@@ -251,21 +253,21 @@ def _only(where: str, names: set[str], known: set[str]) -> None:
         )
 
 
-def _cut(where: str, role: Role, said: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def _cut(where: str, role: Role, words: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """The fields that may be cut, in their order."""
-    _only(f"{where}.cut", set(said), set(role.sees))
-    for name, end in said.items():
+    _only(f"{where}.cut", set(words), set(role.sees))
+    for name, end in words.items():
         if end not in ENDS:
             raise PromptError(f"{where}.cut.{name}: {end!r}; {nearest(str(end), ENDS)}")
-    return tuple(said.items())
+    return tuple(words.items())
 
 
-def _example(where: str, role: Role, said: Mapping[str, Any], wording: Wording) -> str:
+def _example(where: str, role: Role, words: Mapping[str, Any], wording: Wording) -> str:
     """The reply that a role is shown, which its own format must read."""
-    if "example" not in said:
+    if "example" not in words:
         return ""
-    _only(f"{where}.example", FieldText.of(said["example"]).fields, set(wording.terms))
-    example = filled(said["example"], wording, wording.terms).strip("\n")
+    _only(f"{where}.example", FieldText.of(words["example"]).fields, set(wording.terms))
+    example = filled(words["example"], wording, wording.terms).strip("\n")
     _legal(f"{where}.example", role, example)
     return example
 

@@ -39,7 +39,7 @@ def episode_text(trace: Trace) -> str:
 
 
 def use_in_words(node: Node, width: int = 200) -> tuple[str, str]:
-    """What a tool was asked, and what it gave, each in one line."""
+    """Return a tool's question and its answer, each in one line."""
     args: Mapping[str, object] = node.args or {}
     if isinstance(args.get("query"), str):
         asked = f"“{args['query']}”"

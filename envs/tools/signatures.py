@@ -70,11 +70,11 @@ def from_signature(tool: Tool, name: str) -> About:
     }
 
 
-def without(told: About, given: Mapping[str, object]) -> About:
-    """The same for a model that may not choose the arguments `given`."""
+def without(told: About, fixed: Mapping[str, object]) -> About:
+    """The same for a model that may not choose the arguments `fixed`."""
     parameters = dict(told["parameters"])
-    parameters["properties"] = {k: v for k, v in parameters.get("properties", {}).items() if k not in given}
-    parameters["required"] = [name for name in parameters.get("required", ()) if name not in given]
+    parameters["properties"] = {k: v for k, v in parameters.get("properties", {}).items() if k not in fixed}
+    parameters["required"] = [name for name in parameters.get("required", ()) if name not in fixed]
     return {**told, "parameters": parameters}
 
 

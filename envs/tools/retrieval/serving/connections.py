@@ -135,7 +135,7 @@ def _stop(connection: _Connection) -> None:
 
 
 def _address(transport: asyncio.Transport) -> str:
-    """Who connects, as far as it can be told apart: an IPv4 address, or the 64 bits that name an IPv6 network."""
+    """Return the address that connects, as far as addresses can be told apart: an IPv4 address, or the 64 bits that name an IPv6 network."""
     peer = transport.get_extra_info("peername")
     if not isinstance(peer, tuple) or not peer:
         return ""

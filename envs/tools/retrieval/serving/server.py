@@ -48,11 +48,11 @@ class ServerLimits:
     waiting: int = 64
     """Requests that are searched or answered at once."""
     waiting_each: int = 48
-    """Of these, requests of one address."""
+    """Requests of one address among them."""
     connections: int = 512
     """Connections at once; half of the files that the process may open, where that is less."""
     connections_each: int = 128
-    """Of these, connections of one address."""
+    """Connections of one address among them."""
     idle: float = 60.0
     """Seconds between two requests of a connection."""
 
