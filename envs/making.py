@@ -146,9 +146,9 @@ def _data(
         from .data import sets
 
         if sets.is_prepared(known.dataset):
-            data = _prepared(known, known.dataset, named)
-            say_once(f"{known.id}: tasks from {known.dataset} ({data.split}), prepared on this machine")
-            return data
+            rows = _prepared(known, known.dataset, named)
+            say_once(f"{known.id}: tasks from {known.dataset} ({rows.split}), prepared on this machine")
+            return rows
         say_once(
             f"{known.id}: {known.dataset} is not on this machine, so the embedded mini world stands in "
             f"(unitymas data prepare {known.dataset}; or data='mini' to say so)"

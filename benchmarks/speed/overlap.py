@@ -66,7 +66,7 @@ class Replica:
     """Model of one GPU that generates: a decode step reads the weights once, and the keys and values of each request."""
 
     running: dict[asyncio.Future[None], int] = field(default_factory=dict)  # -> tokens left
-    said: Counter[asyncio.Future[None]] = field(default_factory=Counter)  # -> tokens so far
+    lengths: Counter[asyncio.Future[None]] = field(default_factory=Counter)  # -> tokens so far
     debt: float = 0.0
     """Seconds of prefill that the next step has to do."""
     busy: float = 0.0
@@ -83,7 +83,7 @@ class Replica:
 
     def renew(self) -> None:
         """Take new weights: what runs goes through prefill again."""
-        self.debt += sum(prefill(PROMPT + self.said[request]) for request in self.running)
+        self.debt += sum(prefill(PROMPT + self.lengths[request]) for request in self.running)
 
     async def _steps(self) -> None:
         while self.running:
@@ -94,9 +94,9 @@ class Replica:
             self.busy += seconds
             for done in list(self.running):
                 self.running[done] -= steps
-                self.said[done] += steps
+                self.lengths[done] += steps
                 if self.running[done] <= 0:
-                    del self.running[done], self.said[done]
+                    del self.running[done], self.lengths[done]
                     done.set_result(None)
 
 
