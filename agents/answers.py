@@ -149,7 +149,7 @@ def _mapping(value: object) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-def _pairs(value: Any) -> tuple[tuple[int, int], ...] | None:
+def _pairs(value: object) -> tuple[tuple[int, int], ...] | None:
     if not isinstance(value, list | tuple) or not all(isinstance(pair, list | tuple) for pair in value):
         return None
     if any(list(map(type, pair)) != [int, int] for pair in value):
@@ -172,5 +172,5 @@ class Answer:
     text: str
     meta: ReplyMeta
 
-    def __init__(self, text: str, meta: ReplyMeta | Mapping[str, Any] = NOTHING_KNOWN) -> None:
+    def __init__(self, text: str, meta: ReplyMeta | Mapping[str, object] = NOTHING_KNOWN) -> None:
         self.text, self.meta = text, ReplyMeta.of(meta)

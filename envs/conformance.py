@@ -288,7 +288,7 @@ def _planted(value: object, canary: str) -> Any:
     return value
 
 
-def _raises(act: Callable[[], Any], kind: type[Exception]) -> None:
+def _raises(act: Callable[[], object], kind: type[Exception]) -> None:
     try:
         act()
     except kind:

@@ -86,7 +86,7 @@ class EnvSpec:
         settings = {name: value for name, value in self.config.items() if name not in ("lenient", "prompts")}
         return tuple(role.name for role in kind(**settings).roles)
 
-    def make_workflow(self, **config: Any) -> Workflow:
+    def make_workflow(self, **config: object) -> Workflow:
         """The workflow, configured; an unknown argument is answered with the nearest."""
         kind = resolve(self.workflow)
         settings = {**self.config, **config}
@@ -120,7 +120,7 @@ def parse_id(id: str) -> tuple[str, int | None]:
     return match["name"], None if match["version"] is None else int(match["version"])
 
 
-def resolve(target: Any) -> Any:
+def resolve(target: object) -> Any:
     """`"package.module:name"` or `"file.py:name"` to what it names; others as they are."""
     if not isinstance(target, str):
         return target
@@ -140,7 +140,7 @@ def _by_role(id: str, lenient: Any, workflow: Workflow) -> dict[str, bool]:
     return table
 
 
-def argument_hints(kind: Any) -> Mapping[str, Any]:
+def argument_hints(kind: object) -> Mapping[str, Any]:
     """The annotated kinds of what makes a workflow, where they can be read."""
     made_by: Any = kind
     try:

@@ -35,7 +35,7 @@ def best_of_n(
     *,
     tasks: TaskChoice = None,
     seed: int = 0,
-    **make: Any,
+    **make: object,
 ) -> list[Trace]:
     """The best of `n` episodes per task; of equals the first."""
     if n < 1:
@@ -57,7 +57,7 @@ def ab_mcts(
     *,
     tasks: TaskChoice = None,
     seed: int = 0,
-    **make: Any,
+    **make: object,
 ) -> list[Trace]:
     """The best episode after `budget` of them, grown as a tree with adaptive branching (AB-MCTS-A, 2503.04412).
 

@@ -41,7 +41,7 @@ async def tool_loop(
     ep: Episode,
     agent: str,
     prompt: str,
-    tools: Sequence[str] | Mapping[str, Mapping[str, Any]],
+    tools: Sequence[str] | Mapping[str, Mapping[str, object]],
     *,
     max_calls: int = 4,
     show: Callable[[Any], str] | None = None,

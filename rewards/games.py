@@ -106,7 +106,9 @@ class GameCredit(Rule):
         }
 
 
-def dense(scale: Scale, game: Game, before: Any, after: Any, steps: int, refused: bool) -> dict[str, float]:
+def dense(
+    scale: Scale, game: Game, before: object, after: object, steps: int, refused: bool
+) -> dict[str, float]:
     """Amount that a turn earns the team, whether or not it ends the game."""
     return {
         "step": scale.step * steps,
@@ -115,7 +117,7 @@ def dense(scale: Scale, game: Game, before: Any, after: Any, steps: int, refused
     }
 
 
-def waste(game: Game, state: Any, moves: Sequence[str], most: int) -> int:
+def waste(game: Game, state: object, moves: Sequence[str], most: int) -> int:
     """Number of steps that these moves lose against a shortest solution; `most` where they lose the game."""
     best = game.best(state)
     if best is None:

@@ -36,7 +36,7 @@ class RewardWrapper(BaseWrapper):  # type: ignore[misc]
 
 
 def _wrapper(rule: type) -> type[RewardWrapper]:
-    def __init__(self: RewardWrapper, env: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: RewardWrapper, env: object, *args: object, **kwargs: object) -> None:
         RewardWrapper.__init__(self, env, rule(*args, **kwargs))
 
     body = {

@@ -109,7 +109,7 @@ class Evaluation:
         retry_errors: bool = False,
         tokens: bool = False,
         deterministic: bool = False,
-        **make: Any,
+        **make: object,
     ) -> None:
         """`tokens` keeps each reply's tokens and log-probs with the episodes, where a player knows them.
 

@@ -151,7 +151,7 @@ def canonical(value: object) -> bytes:
     )
 
 
-def results_text(plain: Mapping[str, Any]) -> str:
+def results_text(plain: Mapping[str, object]) -> str:
     """Text of ``results.json``: whoever writes one, writes it so."""
     return json.dumps(plain, indent=1, sort_keys=True) + "\n"
 

@@ -47,7 +47,7 @@ def unlike(name: str, text: str, ours: str) -> Iterator[str]:
     )
 
 
-def respelled(trace: Mapping[str, Any]) -> bytes:
+def respelled(trace: Mapping[str, object]) -> bytes:
     """A recorded episode's line as `Trace.to_dict` gives it; `ValueError` if it is no trace."""
     return dumps(Trace.from_dict(trace)) + b"\n"
 

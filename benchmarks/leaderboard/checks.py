@@ -181,7 +181,7 @@ def _problems(folder: Path, verify: bool, verdict: Inspection) -> Iterator[str]:
     yield from strangers(folder, FILES)
 
 
-def _spelled(folder: Path, results: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[str]:
+def _spelled(folder: Path, results: Mapping[str, object], metadata: Mapping[str, object]) -> Iterator[str]:
     """Check that the files that are text are spelled as we write them; README.md is its makers' own."""
     for name, ours in (("results.json", results_text(results)), ("metadata.yaml", metadata_text(metadata))):
         yield from unlike(name, read_text(folder / name, MOST[name]), ours)
@@ -376,7 +376,7 @@ class Check:
             yield f"it cannot be played again ({type(error).__name__}: {str(error):.200})"
 
 
-def _whose(node: Mapping[str, Any]) -> bool:
+def _whose(node: Mapping[str, object]) -> bool:
     """Tell whether an act has a role, and a use a tool."""
     return isinstance(node["tool" if node["kind"] == "use" else "role"], str)
 

@@ -103,7 +103,7 @@ def differences(recorded: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterato
         yield f"it has {field!r:.60}, which no trace has"
 
 
-def _unlike(name: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[str]:
+def _unlike(name: str, theirs: Mapping[str, object], mine: Mapping[str, object]) -> Iterator[str]:
     """List where a node differs, field by field."""
     for field in mine:
         if field == "meta" and mine["kind"] == "use":

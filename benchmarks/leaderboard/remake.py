@@ -69,7 +69,7 @@ def make_again(results: Mapping[str, Any]) -> Arena:
         ) from None
 
 
-def settings(known: EnvSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+def settings(known: EnvSpec, config: Mapping[str, object]) -> dict[str, Any]:
     """The workflow's own arguments out of a claimed configuration; whatever else it holds is somebody's own code."""
     taken = inspect.signature(resolve(known.workflow)).parameters
     values: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def settings(known: EnvSpec, config: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def plain(value: Any, levels: int = 3) -> bool:
+def plain(value: object, levels: int = 3) -> bool:
     """Tell whether a setting is data: a number of modest size, a word, or a short list or table of them.
 
     A word has neither ``:`` nor ``.`` nor ``/``, so it is neither an entry point nor a path.

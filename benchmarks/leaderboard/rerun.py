@@ -176,7 +176,7 @@ def _own_team(seats: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
-def _player(seat: Mapping[str, Any]) -> str:
+def _player(seat: Mapping[str, object]) -> str:
     weights = seat.get("weights") or seat.get("code") or ""
     return f"{seat['player']!r:.60}" + (f" ({str(weights):.16}…)" if weights else "")
 

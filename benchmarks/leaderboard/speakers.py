@@ -45,7 +45,7 @@ class SeatModel:
 class SeatedTeam:
     """The players of a submission: what they may say, and what they have said."""
 
-    def __init__(self, seats: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, seats: Mapping[str, Mapping[str, object]]) -> None:
         self.seats = seats
         self.voices = {agent: voice for agent, seat in seats.items() if (voice := _voice(agent, seat))}
         self.versions: dict[str, int] = {}
@@ -84,7 +84,7 @@ class SeatedTeam:
         for agent in sorted(self.uncounted):
             yield f"not verified: {agent:.60} does not say the number of tokens of every prompt and reply"
 
-    def labels(self, team: Any) -> Iterator[str]:
+    def labels(self, team: object) -> Iterator[str]:
         """Check whether an episode was played by the players that the provenance names."""
         told = team if isinstance(team, Mapping) else {}
         for agent, seat in self.seats.items():
@@ -182,12 +182,12 @@ class SeatedTeam:
             )
 
 
-def _scripts(seats: Mapping[str, Mapping[str, Any]]) -> set[str]:
+def _scripts(seats: Mapping[str, Mapping[str, object]]) -> set[str]:
     """Agents played by a program of ours, which may well say the same again."""
     return {agent for agent, seat in seats.items() if str(seat.get("name")).startswith("unitymas.")}
 
 
-def _voice(agent: str, seat: Mapping[str, Any]) -> SeatModel | None:
+def _voice(agent: str, seat: Mapping[str, object]) -> SeatModel | None:
     """The model behind a seat: a local one tells its template and sampling, an endpoint its place and options."""
     several = seat.get("policies")
     voices = _seated(agent, seat, several) if isinstance(several, Mapping) else [seat]
@@ -240,7 +240,7 @@ def _size(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def temperatures(value: Any, levels: int = 4) -> Iterator[float]:
+def temperatures(value: object, levels: int = 4) -> Iterator[float]:
     """Every temperature that a player's identity names."""
     if isinstance(value, Mapping) and levels:
         for name, item in value.items():

@@ -19,7 +19,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from ...agents.answers import NOTHING_KNOWN
 from ...agents.failures import Ended
@@ -36,7 +35,7 @@ GOES_ON = Ended.NO
 def new_act(
     agent: str,
     role: str,
-    messages: tuple[Mapping[str, Any], ...],
+    messages: tuple[Mapping[str, object], ...],
     format: Format,
     turn: int | None = None,
     max_tokens: int | None = None,

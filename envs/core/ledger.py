@@ -46,7 +46,7 @@ class FunctionRule(Rule):
     It may give credits, a mapping from node id (or agent) to amount, or one number for every act.
     """
 
-    def __init__(self, fn: Callable[[Trace, Task], Any], name: str | None = None) -> None:
+    def __init__(self, fn: Callable[[Trace, Task], object], name: str | None = None) -> None:
         self.fn = fn
         self.name = name or getattr(fn, "__name__", type(fn).__name__).strip("_<>")
         if inspect.iscoroutinefunction(fn):

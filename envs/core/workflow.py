@@ -78,7 +78,7 @@ class Join:
         return (yield self)
 
 
-async def _just(request: Awaitable[Any]) -> Any:
+async def _just(request: Awaitable[object]) -> Any:
     return await request
 
 
@@ -186,7 +186,7 @@ class Episode:
         self._made.append(node)
         return node
 
-    def all(self, *branches: Awaitable[Any]) -> Join:
+    def all(self, *branches: Awaitable[object]) -> Join:
         """Side by side: requests, or coroutines of requests. Awaited, gives their results in order."""
         coroutines = []
         for branch in branches:

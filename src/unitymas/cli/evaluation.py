@@ -102,11 +102,7 @@ def parser() -> Parser:
         action="store_true",
         help="the same bits again, whatever is played at the same time (slower)",
     )
-    made.add_argument("--baseline", help="a team to compare with, on the same tasks")
-    made.add_argument("--ablate", action="store_true", help="exchange one role at a time for the baseline's")
-    made.add_argument(
-        "--swap", action="store_true", help="exchange one role of the baseline at a time for the team's"
-    )
+    _add_comparison(made)
     made.add_argument(
         "--price", default="", metavar="[MODEL=]IN,OUT[,…]",
         help="dollars per million tokens in and out, of all models or by the model of an endpoint",
@@ -119,6 +115,14 @@ def parser() -> Parser:
     )
     made.add_argument("-q", "--quiet", action="store_true", help="no progress")
     return made
+
+
+def _add_comparison(made: Parser) -> None:
+    made.add_argument("--baseline", help="a team to compare with, on the same tasks")
+    made.add_argument("--ablate", action="store_true", help="exchange one role at a time for the baseline's")
+    made.add_argument(
+        "--swap", action="store_true", help="exchange one role of the baseline at a time for the team's"
+    )
 
 
 def eval_main(argv: list[str] | None = None) -> int:

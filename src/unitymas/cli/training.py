@@ -20,29 +20,25 @@ if TYPE_CHECKING:
     from ..trainers.controller.run import Run
 
 
-def train_main(
-    argv: Sequence[str],
-    report: Callable[[Path], object] | None = None,
-    watching: Callable[[Path], AbstractContextManager[object]] = nullcontext,
-) -> int:
-    """Train a team. Whatever looks like a.b=c overrides the config."""
-    parser = Parser(
+def parser() -> Parser:
+    """Make the parser of `unitymas train`."""
+    made = Parser(
         "unitymas train", description=train_main.__doc__, hint="settings are written a.b=c, such as steps=40"
     )
-    parser.add_argument("id", nargs="?", help="an environment")
-    parser.add_argument(
+    made.add_argument("id", nargs="?", help="an environment")
+    made.add_argument(
         "overrides", nargs="*", metavar="a.b=c", help="settings, such as steps=40 or eval.tasks=100"
     )
-    parser.add_argument(
+    made.add_argument(
         "--preset",
         action="append",
         metavar="NAME[,NAME]",
         help=f"how roles map to models ({', '.join(PRESETS)}), and a paper's settings ({', '.join(PAPERS)})",
     )
-    parser.add_argument(
+    made.add_argument(
         "--model", metavar="NAME", help="model of all groups (`unitymas models`; default: tiny)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--warm",
         type=number(0, kind=float),
         metavar="EPOCHS",
@@ -53,86 +49,106 @@ def train_main(
         )
         + ", else 0)",
     )
-    parser.add_argument("--config", type=Path, help="a YAML file")
-    parser.add_argument("--dir", type=Path, help="the run's directory (default: runs/<env>-<n>)")
-    parser.add_argument(
+    made.add_argument("--config", type=Path, help="a YAML file")
+    made.add_argument("--dir", type=Path, help="the run's directory (default: runs/<env>-<n>)")
+    made.add_argument(
         "--resume", type=Path, metavar="DIR", help="go on with a run from its newest checkpoint"
     )
-    parser.add_argument(
+    made.add_argument(
         "--anew",
         action="store_true",
         help="with --resume: begin again where the run ended before a checkpoint",
     )
-    parser.add_argument(
+    made.add_argument(
         "--replay",
         type=Path,
         metavar="RUN",
         help="play an overlapped run again from its log, and compare every bit",
     )
-    parser.add_argument(
+    made.add_argument(
         "--watch", action="store_true", help="a live page of the run, on a local server; prints its address"
     )
-    parser.add_argument(
+    made.add_argument(
         "--dry-run",
         action="store_true",
         help="check everything that needs no model, print the resolved config, stop",
     )
-    parser.add_argument(
+    made.add_argument(
         "--import",
         action="append",
         dest="imports",
         metavar="FILE.py|MODULE",
         help="your own code, imported first",
     )
-    args, rest = parser.parse_known_intermixed_args(argv)
+    return made
+
+
+def train_main(
+    argv: Sequence[str],
+    report: Callable[[Path], object] | None = None,
+    watching: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+) -> int:
+    """Train a team. Whatever looks like a.b=c overrides the config."""
+    reader = parser()
+    args, rest = reader.parse_known_intermixed_args(argv)
     if rest:
-        parser.error(parser.unknown(rest[0]))
+        reader.error(reader.unknown(rest[0]))
     if args.id is not None and "=" in args.id:
         args.overrides, args.id = [args.id, *args.overrides], None
     args.preset = ",".join(args.preset) if args.preset else None
     if args.model is not None:
         args.overrides = [f"groups.*.model={args.model}", *args.overrides]
     args.warm = WARM.get(args.model or "", {}) if args.warm is None else {"epochs": args.warm}
+    if args.anew and args.resume is None:
+        reader.error("--anew goes with --resume DIR")
+    if args.replay is not None:
+        if args.id or args.overrides or args.preset or args.config or args.resume:
+            reader.error("--replay takes all from the run that it replays; only --dir may stand beside it")
+        return _replay(args.replay, args.dir)
+    if args.resume is None:
+        _begin(args, reader, report, watching)
+        return 0
+    if args.dir is not None and args.dir != args.resume:
+        reader.error("--dir: a run that goes on stays in its directory; leave it out")
+    with watching(args.resume) if args.watch else nullcontext(), pointing(args.resume, report):
+        _resume(args)
+    return 0
+
+
+def _begin(
+    args: argparse.Namespace,
+    reader: Parser,
+    report: Callable[[Path], object] | None,
+    watching: Callable[[Path], AbstractContextManager[object]],
+) -> None:
+    """Begin a run, or with `--dry-run` say what it would be."""
     from ..trainers.config.resolve import asked, fresh_directory, load_imports, resolve
     from ..trainers.config.schema import dump
     from ..trainers.controller.run import Run, train
 
-    if args.anew and args.resume is None:
-        parser.error("--anew goes with --resume DIR")
-    if args.replay is not None:
-        if args.id or args.overrides or args.preset or args.config or args.resume:
-            parser.error("--replay takes all from the run that it replays; only --dir may stand beside it")
-        return _replay(args.replay, args.dir)
-    if args.resume is not None:
-        if args.dir is not None and args.dir != args.resume:
-            parser.error("--dir: a run that goes on stays in its directory; leave it out")
-        with watching(args.resume) if args.watch else nullcontext(), pointing(args.resume, report):
-            _resume(args)
-    else:
-        preset = args.preset or (None if args.config else "shared")
-        how = how_of(args)
-        tree = asked(args.id, **how)
-        if "id" not in (tree.get("env") or {}):
-            parser.error("name an environment: unitymas train ID, such as mask-hotpotqa")
-        load_imports(tree)
-        about = "" if preset is None else note(preset, tree)
-        config = resolve(args.id, preset_name=preset, **how)
-        args.dir = args.dir or fresh_directory(config)
-        if args.dry_run:
-            Run(config, args.dir)  # its plan is made, and nothing is loaded
-            print((f"# {about}\n" if about else "") + dump(config), end="")
-            return 0
-        if about:
-            print(about, flush=True)
-        if (
-            any(args.warm.values()) and not (args.dir / "metrics.jsonl").exists()
-        ):  # that a run is there is said below
-            told = (tree.get("env") or {}).get("prompts")
-            warm = warmed(config, args.warm, args.dir / "warm-start", told)
-            how["overrides"] = [*how["overrides"], f"groups.*.model={warm}"]
-        with watching(args.dir) if args.watch else nullcontext(), pointing(args.dir, report):
-            train(args.id, preset=preset, directory=args.dir, **how)
-    return 0
+    preset = args.preset or (None if args.config else "shared")
+    how = how_of(args)
+    tree = asked(args.id, **how)
+    if "id" not in (tree.get("env") or {}):
+        reader.error("name an environment: unitymas train ID, such as mask-hotpotqa")
+    load_imports(tree)
+    about = "" if preset is None else note(preset, tree)
+    config = resolve(args.id, preset_name=preset, **how)
+    args.dir = args.dir or fresh_directory(config)
+    if args.dry_run:
+        Run(config, args.dir)  # its plan is made, and nothing is loaded
+        print((f"# {about}\n" if about else "") + dump(config), end="")
+        return
+    if about:
+        print(about, flush=True)
+    if (
+        any(args.warm.values()) and not (args.dir / "metrics.jsonl").exists()
+    ):  # that a run is there is said below
+        told = (tree.get("env") or {}).get("prompts")
+        warm = warmed(config, args.warm, args.dir / "warm-start", told)
+        how["overrides"] = [*how["overrides"], f"groups.*.model={warm}"]
+    with watching(args.dir) if args.watch else nullcontext(), pointing(args.dir, report):
+        train(args.id, preset=preset, directory=args.dir, **how)
 
 
 def warmed(config: RunConfig, amount: Mapping[str, float], folder: Path, prompts: Any = None) -> Path:
