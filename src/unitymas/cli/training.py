@@ -55,10 +55,9 @@ def parser() -> Parser:
         "--resume", type=Path, metavar="DIR", help="go on with a run from its newest checkpoint"
     )
     made.add_argument(
-        "--anew",
-        action="store_true",
+        "--anew", action="store_true",
         help="with --resume: begin again where the run ended before a checkpoint",
-    )
+    )  # fmt: skip
     made.add_argument(
         "--replay",
         type=Path,
