@@ -54,7 +54,9 @@ def _recipe(args: Namespace, command: Sequence[str]) -> str:
 
 def _parser() -> Parser:
     parser = Parser(prog="unitymas launch", description="Start a Ray cluster and train on it.")
-    ways = parser.add_subparsers(dest="way", required=True, metavar="slurm | kuberay | ssh")
+    ways = parser.add_subparsers(
+        dest="way", required=True, metavar="slurm | kuberay | ssh", help="who starts it"
+    )
     for name, what in (
         ("slurm", "a script for sbatch"), ("kuberay", "a RayJob for kubectl"), ("ssh", "a script that starts Ray by ssh"),
     ):  # fmt: skip
@@ -75,7 +77,9 @@ def _parser() -> Parser:
         )
         way.add_argument("--wait", type=COUNT, default=600, help="seconds in which all nodes must be there")
         if name != "ssh":
-            way.add_argument("--nodes", type=COUNT, default=2)
+            way.add_argument(
+                "--nodes", type=COUNT, default=2, help="nodes of the cluster, the head among them"
+            )
     slurm_way, kuberay_way, ssh_way = (ways.choices[name] for name in ("slurm", "kuberay", "ssh"))
     slurm_way.add_argument(
         "--sbatch",
@@ -89,7 +93,9 @@ def _parser() -> Parser:
     kuberay_way.add_argument(
         "--volume", default="", metavar="CLAIM:PATH", help="shared volume for runs and models"
     )
-    kuberay_way.add_argument("--namespace", default="")
+    kuberay_way.add_argument(
+        "--namespace", default="", help="namespace of the cluster (default: that of kubectl)"
+    )
     ssh_way.add_argument("--hosts", required=True, help="host,host …; the first one is the head")
     ssh_way.add_argument("--port", type=PORT, default=6379, help="port of Ray on the head")
     ssh_way.add_argument("--address", default="", help="address of the head as the others see it")
