@@ -1,6 +1,7 @@
 """Settings of the whole suite."""
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,15 @@ def registered() -> Iterator[None]:
     yield
     for id in set(registry.list_envs()) - before:
         registry.unregister(id)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def threads() -> Iterator[None]:
+    """A large model, once loaded, lets a process keep more threads; sums of the next module have another order then."""
+    yield
+    if "torch" in sys.modules and (machine := sys.modules.get("unitymas.agents.machine")):
+        machine._chosen = 0
+        sys.modules["torch"].set_num_threads(machine._ALL)
 
 
 @pytest.fixture(autouse=True)

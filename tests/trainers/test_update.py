@@ -241,6 +241,16 @@ def test_a_mini_batch_of_equal_groups_is_a_step_all_the_same() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, mine.trained, strict=True))
 
 
+def test_a_later_mini_batch_of_equal_groups_is_measured_at_the_start_too() -> None:
+    """The engine's log-probs are compared with those before the update, whichever rows a step computes."""
+    samples, mine = draw(), learner(lr=3e-2)
+    own_behaviour(mine, samples)
+    own = signals(samples)
+    still = {s.id: own[s.id]._replace(advantage=0.0) for s in samples[4:]}
+    metrics = mine.update(make_algorithm("grpo"), {**own, **still}, [samples[:6], samples[6:], samples[4:6]])
+    assert mine.steps == 3 and metrics["max_mismatch"] < 1e-4
+
+
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_failed_update_is_an_error_and_changes_nothing(broken: int, tmp_path: Path) -> None:
     """A NaN in the first or in a later mini-batch: parameters and optimizer as before, the batch kept."""

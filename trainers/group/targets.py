@@ -66,15 +66,20 @@ def targets(
     return [_target(sample, signals[sample.id], locals_.get(sample.id)) for sample in samples]
 
 
+def moved(signals: Mapping[DecisionId, Signal], samples: Sequence[Sample]) -> list[int]:
+    """Return the places of samples whose advantage is not 0; of the shortest where there is none, for an optimizer step needs one."""
+    places = [i for i, sample in enumerate(samples) if not signals[sample.id].still]
+    return places or [min(range(len(samples)), key=lambda i: samples[i].n_tokens)]
+
+
 def moving(
     signals: Mapping[DecisionId, Signal],
     samples: Sequence[Sample],
     goals: Sequence[Target],
     thin: Sequence[Thin],
 ) -> tuple[list[Sample], list[Target], list[Thin]]:
-    """Return the rows whose advantage is not 0; the shortest one where there is none, for an optimizer step needs one."""
-    rows = [i for i, sample in enumerate(samples) if not signals[sample.id].still]
-    rows = rows or [min(range(len(samples)), key=lambda i: samples[i].n_tokens)]
+    """Return samples, targets and thin rows of the decisions that `moved` names."""
+    rows = moved(signals, samples)
     return [samples[i] for i in rows], [goals[i] for i in rows], [thin[i] for i in rows]
 
 

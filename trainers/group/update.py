@@ -39,7 +39,7 @@ from .optimizers.adam import check_moments, make_optimizer
 from .packing import lay
 from .parameters import Parameters
 from .sample_store import Sample
-from .targets import Discount, Target, moving, targets
+from .targets import Discount, Target, moved, moving, targets
 
 
 class UpdateError(RuntimeError):
@@ -119,11 +119,14 @@ class Learner:
         if self.parameters.is_critic:
             return
         everyone = {sample.id: sample for samples in minibatches for sample in samples}
-        first = {sample.id for sample in minibatches[0]}
-        later = [sample for id, sample in everyone.items() if id not in first]
-        if algorithm.skips_still:
-            later = [sample for sample in later if not signals[sample.id].still]
-        self.measure_proximal(later)
+        computed = [
+            {samples[i].id for i in moved(signals, samples)}
+            if algorithm.skips_still
+            else {s.id for s in samples}
+            for samples in minibatches
+        ]
+        later = set[DecisionId]().union(*computed[1:]) - computed[0]
+        self.measure_proximal([sample for id, sample in everyone.items() if id in later])
         if algorithm.needs.reference:
             self.measure_reference(list(everyone.values()))
 
