@@ -12,8 +12,10 @@ trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 {until_open}
 
 {before}
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-address=$(srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{{print $1; exit}}')
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${{hosts%%[[:space:]]*}}
+addresses=$(srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address)
+address=${{addresses%%[[:space:]]*}}
 port=$((20000 + SLURM_JOB_ID % 20000))  # of this job alone, where nodes are shared
 
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \\
