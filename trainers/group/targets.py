@@ -68,7 +68,9 @@ def targets(
 
 def moved(signals: Mapping[DecisionId, Signal], samples: Sequence[Sample]) -> list[int]:
     """Return the places of samples whose advantage is not 0; of the shortest where there is none, for an optimizer step needs one."""
-    places = [i for i, sample in enumerate(samples) if not signals[sample.id].still]
+    places = [
+        i for i, sample in enumerate(samples) if sample.id not in signals or not signals[sample.id].still
+    ]  # what has no signal is refused where targets are made
     return places or [min(range(len(samples)), key=lambda i: samples[i].n_tokens)]
 
 
