@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from .graphs import DecodeGraphs
 from .kv_cache import Cache, Prefixes
 
 
-class Napping:
+class Napping(ABC):
     """Sleep and waking of an engine that holds `model`, and `cache` and `prefixes` unless transformers keeps its own."""
 
     sleeps = False
@@ -52,10 +53,10 @@ class Napping:
         return {"keys_values": keys, "engine_weights": sum(weights)}
 
     @property
+    @abstractmethod
     def busy(self) -> bool:
         """Tell whether requests run or wait."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _lay_out(self) -> None:
         """Allocate what requests need from the beginning."""
-        raise NotImplementedError
