@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
-from .frozen import FrozenDict
+from .basics.frozen import FrozenDict
 
 
 class DecisionId(str):

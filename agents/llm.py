@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .answers import Answer, ReplyMeta
+from .basics.hints import say_once
+from .basics.manifest import Damaged, prompts_of_run, read_signed
 from .engines.engine import Engine
 from .engines.pieces import opens_thinking, pieces
 from .engines.sampling import SamplingParams
-from .hints import say_once
-from .manifest import Damaged, prompts_of_run, read_signed
 from .names import is_run, model_path, prompts_of, read_name
 from .policies import Call
 from .roles import entry_of
@@ -183,8 +183,8 @@ def load_model_policy(
     """
     import torch
 
+    from .basics.machine import device_of, use_threads
     from .engines.makers import engine_kind
-    from .machine import device_of, use_threads
     from .model.weights import learned_prefix, load_decoder, load_tokenizer
 
     place = device_of(device)

@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 import yaml
 
+from .basics.hints import nearest
+from .basics.manifest import prompts_of_run
 from .fetch import hub, packaged
-from .hints import nearest
-from .manifest import prompts_of_run
 
 TINY = Path(__file__).parent / "tiny"
 """The directory of the embedded model."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from .frozen import FROZEN, FrozenDict, freeze
+from .basics.frozen import FROZEN, FrozenDict, freeze
 from .text.reading import (
     MAX_REPLY,
     between,

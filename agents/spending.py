@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .failures import Outage
-from .hints import counted
+from .basics.failures import Outage
+from .basics.hints import counted
 
 Price = tuple[float, float]
 """Dollars for a million tokens in, and for a million tokens out."""

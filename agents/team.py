@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from ..own import defined
-from .failures import Failures
+from .basics.failures import Failures
+from .basics.hints import nearest
+from .basics.named_parts import Registry, is_place
 from .fetch.packaged import PACKAGES
-from .hints import nearest
 from .model_settings import ModelSettings
-from .named_parts import Registry, is_place
 from .names import FORMS, prompts_of, read_name
 from .policies import (
     Answer,

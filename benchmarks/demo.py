@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..agents.hints import counted
+from ..agents.basics.hints import counted
 from ..envs.core import trace as traces
 from ..envs.registry import spec
 from ..trainers.config.group_settings import faster_precision

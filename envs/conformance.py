@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..agents.failures import Ended
-from ..agents.frozen import FrozenDict
+from ..agents.basics.failures import Ended
+from ..agents.basics.frozen import FrozenDict
 from ..agents.policies import Call, ExpertPolicy, FoolPolicy, RandomPolicy
 from ..agents.team import BoundTeam
 from ..agents.text.reading import MAX_REPLY

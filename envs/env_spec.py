@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from ..agents.hints import described, fits, nearest
-from ..agents.named_parts import UnknownName
+from ..agents.basics.hints import described, fits, nearest
+from ..agents.basics.named_parts import UnknownName
 from ..own import find
 from .core.execution import Budget
 from .core.prompts import choose

@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..agents.frozen import FrozenDict
-from ..agents.hints import nearest
+from ..agents.basics.frozen import FrozenDict
+from ..agents.basics.hints import nearest
 from ..agents.roles import Choice, Format, Raw, Role
 from .core.tasks import QA, Schema
 from .core.trace import jsonable

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..agents.hints import nearest, say_once
-from ..agents.named_parts import Registry
+from ..agents.basics.hints import nearest, say_once
+from ..agents.basics.named_parts import Registry
 from .core.arena import Arena
 from .core.execution import Budget
 from .core.prompts import OWN

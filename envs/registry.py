@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..agents.hints import nearest, say_once
-from ..agents.named_parts import Registry
+from ..agents.basics.hints import nearest, say_once
+from ..agents.basics.named_parts import Registry
 from ..own import OwnCodeError, load, load_plugin, plugins, told
 from .core.arena import Arena
 from .core.execution import Budget

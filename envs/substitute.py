@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ..agents.failures import Ended, WorkflowError
+from ..agents.basics.failures import Ended, WorkflowError
 from ..agents.team import BoundTeam, Team, TeamLike
 from .core.arena import Arena
 from .core.branch import Branch

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..agents.hints import nearest
+from ..agents.basics.hints import nearest
 from ..agents.roles import Reply
 from ..agents.text.calls import EXAMPLE, ToolCalls
 from ..agents.text.wording import Told

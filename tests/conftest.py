@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from unitymas.agents.hints import say_once
+from unitymas.agents.basics.hints import say_once
 from unitymas.envs import registry
 
 # machines that run tests are busy: a slow example is no failing one
@@ -36,7 +36,7 @@ def registered() -> Iterator[None]:
 def threads() -> Iterator[None]:
     """A large model, once loaded, lets a process keep more threads; sums of the next module have another order then."""
     yield
-    if "torch" in sys.modules and (machine := sys.modules.get("unitymas.agents.machine")):
+    if "torch" in sys.modules and (machine := sys.modules.get("unitymas.agents.basics.machine")):
         machine._chosen = 0
         sys.modules["torch"].set_num_threads(machine._ALL)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unitymas import __version__
-from unitymas.agents.hints import counted
+from unitymas.agents.basics.hints import counted
 from unitymas.cli import COMMANDS, environments, evaluation, main
 from unitymas.cli.arguments import parse_team
 

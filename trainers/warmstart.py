@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import yaml
 
+from ..agents.basics.frozen import thaw
+from ..agents.basics.hints import counted
 from ..agents.fetch.packaged import PACKAGES
-from ..agents.frozen import thaw
-from ..agents.hints import counted
 from ..agents.names import PROMPTS_FILE, model_path, prompts_of
 from ..agents.text.chat import Chat
 from ..cli.arguments import COUNT, Parser, number

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..named_parts import Registry
+from ..basics.named_parts import Registry
 
 if TYPE_CHECKING:
     from ..model.decoder import Decoder

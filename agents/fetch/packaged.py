@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from ..manifest import MANIFEST, manifest
+from ..basics.manifest import MANIFEST, manifest
 from .home import home
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ..hints import nearest
+from ..basics.hints import nearest
 from .attention import PLAIN, Weighing
 from .decoder import Attention, Route
 from .interface import Unpackable, route_now

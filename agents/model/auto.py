@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ..hints import say_once
+from ..basics.hints import say_once
 from .adapters import PeftAdapters, matrices, noted, read_prefix
 from .attention import Packed, Segment
 from .decoder import Attention, Decoder, Route

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..manifest import MANIFEST, Damaged, check
+from ..basics.manifest import MANIFEST, Damaged, check
 from . import tensor_files
 from .decoder import Decoder
 from .llama import Linear, Llama, LowRank

@@ -20,8 +20,8 @@ from typing import Any
 import anyio
 import httpx
 
-from ..failures import ModelFailure
-from ..hints import say_once
+from ..basics.failures import ModelFailure
+from ..basics.hints import say_once
 from .completion import Completion, TooLarge, Unreadable, read_completion, sentence_of
 
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529)

@@ -26,10 +26,10 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ..answers import Answer, ReplyMeta
+from ..basics.threads import Background
 from ..policies import Call, Message
 from ..spending import Bill, Price, Spending, cost
 from ..text.reading import reply_end, split_thinking
-from ..threads import Background
 from .completion import Completion
 from .connection import Connection
 

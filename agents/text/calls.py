@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ..frozen import freeze
+from ..basics.frozen import freeze
 from ..roles import Format, Reply, _Base
 from .reading import between, is_shallow
 

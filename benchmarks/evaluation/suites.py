@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...agents.hints import nearest
+from ...agents.basics.hints import nearest
 from ...agents.team import Team, TeamLike
 from ...envs.core.drivers import TaskChoice
 from ...envs.core.tasks import DataSet

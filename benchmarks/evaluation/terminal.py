@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from typing import Any, TextIO
 
-from ...agents.hints import counted
+from ...agents.basics.hints import counted
 from ..pages.html import printable
 from . import stats
 from .results import EpisodeRow, RoleSum

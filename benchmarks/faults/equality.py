@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...agents.manifest import MANIFEST, Damaged
+from ...agents.basics.manifest import MANIFEST, Damaged
 from ...envs.core.trace import read_dicts
 from ...trainers.controller import checkpoint
 from ...trainers.controller.reporting.loggers import rows_of

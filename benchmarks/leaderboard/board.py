@@ -22,8 +22,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ...agents.basics.hints import counted
 from ...agents.fetch.packaged import PACKAGES
-from ...agents.hints import counted
 from ...cli.arguments import Parser
 from ..evaluation.identity import digest
 from ..pages.html import escape, page, printable, write_page

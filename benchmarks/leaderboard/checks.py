@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from ...agents.hints import counted
+from ...agents.basics.hints import counted
 from ...envs.core.arena import Arena
 from ...envs.core.drivers import derive
 from ...envs.registry import UnknownEnv, spec

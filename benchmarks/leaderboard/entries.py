@@ -20,8 +20,8 @@ from typing import Any
 
 import yaml
 
-from ...agents.hints import counted
-from ...agents.manifest import read_signed
+from ...agents.basics.hints import counted
+from ...agents.basics.manifest import read_signed
 from ..evaluation.evaluate import evaluate
 from . import submission
 

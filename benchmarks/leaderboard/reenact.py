@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...agents.answers import Answer, ReplyMeta
-from ...agents.failures import Ended, Infrastructure
+from ...agents.basics.failures import Ended, Infrastructure
 from ...agents.roles import MAX_REPLY
 from ...agents.text.wording import shortened
 from ...envs.core.arena import Arena

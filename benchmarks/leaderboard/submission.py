@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...agents.hints import counted
+from ...agents.basics.hints import counted
 from ...cli.arguments import Parser
 from ...envs.core.trace import Trace, read_dicts, write
 from ..evaluation import tables

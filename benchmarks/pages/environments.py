@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from ...agents.hints import counted
+from ...agents.basics.hints import counted
 from ...cli.environments import info_text
 from ...envs.core.drivers import rollout
 from ...envs.core.trace import Trace

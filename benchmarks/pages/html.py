@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
-from ...agents.hints import counted
+from ...agents.basics.hints import counted
 
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

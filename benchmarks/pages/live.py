@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...agents.hints import counted
+from ...agents.basics.hints import counted
 from . import report, viewer
 from .html import escape, page
 

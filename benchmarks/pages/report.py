@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from ...agents.hints import counted
+from ...agents.basics.hints import counted
 from ...cli.arguments import Parser
 from ...rewards.monitors import Alarm, Watch
 from ..evaluation.stats import student_quantile

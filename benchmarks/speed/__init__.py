@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from ...agents.hints import nearest
+from ...agents.basics.hints import nearest
 
 PARTS = (
     "episode",

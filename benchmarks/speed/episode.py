@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...agents.frozen import freeze
+from ...agents.basics.frozen import freeze
 from ...envs.core.drivers import call_for
 from ...envs.core.execution import Execution
 from ...envs.registry import make

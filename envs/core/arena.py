@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeGuard
 
-from ...agents.hints import counted
+from ...agents.basics.hints import counted
 from ...agents.roles import Role
 from ...agents.team import Expert
 from ..tools.toolbox import Toolbox

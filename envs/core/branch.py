@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...agents.failures import Ended, WorkflowError
+from ...agents.basics.failures import Ended, WorkflowError
 from ...agents.policies import Call
 from ...agents.team import BoundTeam, Team
 from ...agents.text.spoken import Spoken

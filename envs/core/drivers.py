@@ -17,8 +17,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from ...agents.answers import NOTHING_KNOWN, Answer
-from ...agents.failures import Boundary, Ended
-from ...agents.hints import counted, say_once
+from ...agents.basics.failures import Boundary, Ended
+from ...agents.basics.hints import counted, say_once
 from ...agents.policies import Call
 from ...agents.roles import Reply
 from ...agents.team import BoundTeam, Team, TeamLike

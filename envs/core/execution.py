@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...agents.answers import NOTHING_KNOWN, ReplyMeta
-from ...agents.failures import Boundary, Ended, WorkflowError
-from ...agents.frozen import freeze
+from ...agents.basics.failures import Boundary, Ended, WorkflowError
+from ...agents.basics.frozen import freeze
 from ...agents.roles import Reply
 from ...agents.text.reading import MAX_REPLY
 from .records import ANSWERED, PENDING, Node

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from ...agents.answers import NOTHING_KNOWN
-from ...agents.failures import Ended
-from ...agents.frozen import FrozenDict
+from ...agents.basics.failures import Ended
+from ...agents.basics.frozen import FrozenDict
 from ...agents.roles import Format
 from .records import EMPTY, MADE, Act, Use
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from ...agents.failures import RewardError as RewardError
+from ...agents.basics.failures import RewardError as RewardError
 from ...own import at, defined
 from .records import Credit as Credit
 from .records import Node, totals_by_node

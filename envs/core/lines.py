@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from types import CoroutineType
 from typing import Any
 
-from ...agents.failures import WorkflowError
+from ...agents.basics.failures import WorkflowError
 from ...own import defined, foreign
 from .fast import new_use
 from .records import ANSWERED, EMPTY, Node

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from ...agents.hints import nearest, say_once
+from ...agents.basics.hints import nearest, say_once
 from ...agents.roles import Role, read_reply
 from ...agents.text.wording import ENDS, FieldText, Wording, filled
 from ...own import find

@@ -6,8 +6,8 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from ...agents.answers import ReplyMeta
-from ...agents.failures import WorkflowError
-from ...agents.frozen import FrozenDict
+from ...agents.basics.failures import WorkflowError
+from ...agents.basics.frozen import FrozenDict
 from ...agents.roles import Format, Reply
 
 MADE, PENDING, ANSWERED = 0, 1, 2

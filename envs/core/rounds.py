@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...agents.answers import NOTHING_KNOWN, ReplyMeta
-from ...agents.failures import Boundary, Ended, ToolError, ToolFault, WorkflowError
-from ...agents.frozen import freeze
-from ...agents.hints import counted
+from ...agents.basics.failures import Boundary, Ended, ToolError, ToolFault, WorkflowError
+from ...agents.basics.frozen import freeze
+from ...agents.basics.hints import counted
 from ...agents.roles import Format, Reply, read_reply
 from ...agents.text.reading import MAX_REPLY, split_thinking
 from ...own import defined, told

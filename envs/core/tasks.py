@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...agents.frozen import FrozenDict, View, freeze
+from ...agents.basics.frozen import FrozenDict, View, freeze
 
 
 @dataclass(frozen=True, slots=True)

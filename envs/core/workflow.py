@@ -23,10 +23,10 @@ from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...agents.failures import ToolError as ToolError
-from ...agents.failures import WorkflowError as WorkflowError
-from ...agents.frozen import FrozenDict, View, freeze
-from ...agents.hints import nearest
+from ...agents.basics.failures import ToolError as ToolError
+from ...agents.basics.failures import WorkflowError as WorkflowError
+from ...agents.basics.frozen import FrozenDict, View, freeze
+from ...agents.basics.hints import nearest
 from ...agents.roles import Format, Reply, Role, entry_of
 from .fast import new_act, new_use
 from .prompts import PromptSet, choose

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...agents.basics.hints import counted
 from ...agents.fetch.home import home
-from ...agents.hints import counted
 from ..core.tasks import fingerprint
 from . import files
 from .local import SCHEMA, folder, is_prepared

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...agents.hints import nearest
+from ...agents.basics.hints import nearest
 from .code_adapters import code, codecontests, humaneval, livecodebench, mbpp
 from .qa_adapters import (
     Adapter,

@@ -14,7 +14,7 @@ from typing import Any
 
 from pettingzoo import AECEnv
 
-from ...agents.failures import Ended
+from ...agents.basics.failures import Ended
 from ...agents.text.reading import MAX_REPLY
 from ..core.arena import Arena
 from ..core.execution import Execution

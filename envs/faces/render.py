@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...agents.hints import counted
+from ...agents.basics.hints import counted
 from ..core.trace import Trace, jsonable
 from ..core.workflow import Node
 

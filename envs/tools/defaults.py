@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from ...agents.frozen import thaw
+from ...agents.basics.frozen import thaw
 from ..core.tasks import DataSet
 from .tool import Result, Tool
 

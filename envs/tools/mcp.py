@@ -23,8 +23,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...agents.failures import ToolError, ToolFault
-from ...agents.hints import nearest
+from ...agents.basics.failures import ToolError, ToolFault
+from ...agents.basics.hints import nearest
 from ...agents.text.reading import is_shallow
 from . import mcp_pipe
 from .tool import Infrastructure, Kind, Tool, background

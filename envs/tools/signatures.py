@@ -13,7 +13,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...agents.hints import nearest
+from ...agents.basics.hints import nearest
 from .tool import Tool
 
 About = Mapping[str, Any]

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ...agents.failures import Infrastructure as Infrastructure
-from ...agents.threads import Background
+from ...agents.basics.failures import Infrastructure as Infrastructure
+from ...agents.basics.threads import Background
 
 Kind = Literal["pure", "session", "unforkable"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...agents.answers import ReplyMeta
-from ...agents.failures import Boundary, Infrastructure, ToolError, ToolFault, WorkflowError
-from ...agents.threads import contained
+from ...agents.basics.failures import Boundary, Infrastructure, ToolError, ToolFault, WorkflowError
+from ...agents.basics.threads import contained
 from ...own import told
 from ..core.execution import Execution
 from ..core.records import Node

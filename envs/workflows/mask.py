@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...agents.frozen import FrozenDict
+from ...agents.basics.frozen import FrozenDict
 from ...agents.policies import Call
 from ...agents.roles import Custom, FormatError, Role
 from ...agents.text.reading import first_tagged, tag_split, tagged

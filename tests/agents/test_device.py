@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig
 
+from unitymas.agents.basics.machine import give_back
 from unitymas.agents.engines.sampling import Draw, SamplingParams
 from unitymas.agents.engines.torch import torch_engine as engines
 from unitymas.agents.engines.torch.torch_engine import Engine
-from unitymas.agents.machine import give_back
 from unitymas.agents.model.weights import from_config
 from unitymas.trainers.group.packing import lay
 from unitymas.trainers.group.parameters import Parameters

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import unitymas
-from unitymas.agents.failures import (
+from unitymas.agents.basics.failures import (
     Boundary,
     Ended,
     Failure,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unitymas.agents import machine
+from unitymas.agents.basics import machine
 from unitymas.agents.llm import load_policy
 from unitymas.agents.team import Team, TeamError
 from unitymas.cli import environments as commands

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import unitymas
+from unitymas.agents.basics.named_parts import Registry, UnknownName
 from unitymas.agents.engines.engine import ENGINES
-from unitymas.agents.named_parts import Registry, UnknownName
 from unitymas.agents.team import PLAYERS, TeamError
 from unitymas.envs.core.ledger import FunctionRule
 from unitymas.envs.making import REWARDS, TOOLS
@@ -33,7 +33,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Registry[object]:
 def test_names_places_and_plug_ins_are_found(parts: Registry[object]) -> None:
     import json
 
-    from unitymas.agents.hints import nearest
+    from unitymas.agents.basics.hints import nearest
 
     assert parts.names() == ["broken", "fine", "near", "thing"]
     assert (

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import unitymas
 from unitymas.agents import TINY, model_path
+from unitymas.agents.basics.manifest import Damaged
 from unitymas.agents.fetch import hub, packaged
 from unitymas.agents.fetch.home import home
 from unitymas.agents.llm import load_policy
-from unitymas.agents.manifest import Damaged
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.onnx import convert
 from unitymas.agents.model.weights import from_config, load_model, load_tokenizer, save_model
@@ -318,7 +318,7 @@ def test_only_what_is_wanted_is_read_of_an_archive(tmp_path, monkeypatch):
 
 
 def test_a_kept_model_that_was_damaged_is_refused(own_home):
-    from unitymas.agents.manifest import MANIFEST, manifest
+    from unitymas.agents.basics.manifest import MANIFEST, manifest
 
     folder = save_model(load_model(TINY), packaged.kept("minimind2"), load_tokenizer(TINY))
     (folder / MANIFEST).write_bytes(manifest(folder))

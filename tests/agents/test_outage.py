@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 import unitymas
-from unitymas.agents.failures import Failures, ModelFailure, Outage
+from unitymas.agents.basics.failures import Failures, ModelFailure, Outage
 from unitymas.agents.remote import OpenAIPolicy
 from unitymas.benchmarks.evaluation.evaluate import evaluate
 from unitymas.cli import main

@@ -18,10 +18,10 @@ import torch
 
 import unitymas
 from unitymas.agents import model_path
+from unitymas.agents.basics.failures import GroupLost
 from unitymas.agents.engines.sampling import SamplingParams
 from unitymas.agents.engines.torch.torch_engine import TorchEngine
 from unitymas.agents.engines.vllm.vllm_engine import VLLMEngine
-from unitymas.agents.failures import GroupLost
 from unitymas.agents.llm import LLMPolicy
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.logprobs import Support, logprobs_entropy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unitymas.agents import hints
+from unitymas.agents.basics import hints
 from unitymas.agents.engines.vllm import vllm_setup
 from unitymas.agents.engines.vllm.vllm_setup import base_options, check_version
 from unitymas.trainers.config.resolve import resolve

@@ -22,8 +22,8 @@ import torch
 import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.agents import TINY
+from unitymas.agents.basics.manifest import MANIFEST, Damaged, manifest
 from unitymas.agents.llm import load_policy
-from unitymas.agents.manifest import MANIFEST, Damaged, manifest
 from unitymas.agents.model.weights import from_config, load_model, load_tokenizer, save_model
 from unitymas.envs.core import trace as traces
 from unitymas.envs.registry import unregister

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from unitymas.agents.hints import say_once
+from unitymas.agents.basics.hints import say_once
 from unitymas.cli.data import data_main
 from unitymas.envs import registry
 from unitymas.envs.data import sources

@@ -128,7 +128,7 @@ def config_of(id: str, team: Any, **how: Any) -> Any:
 
 
 def test_the_default_is_full_and_the_tiny_model_chooses_short(capsys: Any) -> None:
-    from unitymas.agents.hints import say_once
+    from unitymas.agents.basics.hints import say_once
 
     say_once.cache_clear()
     assert config_of("rag-nq", "scripted")["prompts"] == "full"
@@ -314,9 +314,9 @@ def test_the_oldest_steps_and_the_last_passages_go_first() -> None:
 
 def test_a_prompt_that_does_not_fit_is_cut_and_recorded_and_never_silently_empty(capsys: Any) -> None:
     from unitymas.agents import TINY
+    from unitymas.agents.basics.hints import say_once
     from unitymas.agents.engines.sampling import SamplingParams
     from unitymas.agents.engines.torch.torch_engine import Engine
-    from unitymas.agents.hints import say_once
     from unitymas.agents.llm import LLMPolicy
     from unitymas.agents.model.weights import load_model, load_tokenizer
 

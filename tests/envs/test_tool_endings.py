@@ -7,7 +7,7 @@ import pytest
 
 import unitymas
 from unitymas import Infrastructure, Outcome, Role, Tool, ToolError, Workflow
-from unitymas.agents.failures import Boundary, Ended, ToolFault
+from unitymas.agents.basics.failures import Boundary, Ended, ToolFault
 from unitymas.envs.registry import unregister
 
 ROWS = [{"id": "1", "question": "six times seven?", "answers": ["42"]}]

@@ -12,7 +12,7 @@ import pytest
 
 import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
-from unitymas.agents.failures import GroupLost
+from unitymas.agents.basics.failures import GroupLost
 from unitymas.trainers.config.schema import RayConfig
 from unitymas.trainers.controller import run as run_module
 from unitymas.trainers.controller.run import train

@@ -12,9 +12,9 @@ import torch
 
 import unitymas
 from unitymas import Outcome, Raw, Role, Workflow
+from unitymas.agents.basics.manifest import Damaged
 from unitymas.agents.engines.drawn import ReplayFailed
 from unitymas.agents.engines.torch.torch_engine import TorchEngine
-from unitymas.agents.manifest import Damaged
 from unitymas.benchmarks.speed.overlap import played, simulated
 from unitymas.cli.training import train_main
 from unitymas.envs.registry import unregister

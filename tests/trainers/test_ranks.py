@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from unitymas.agents.failures import GroupLost
+from unitymas.agents.basics.failures import GroupLost
 from unitymas.agents.policies import Call
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.config.group_settings import (

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from unitymas.agents.failures import GroupLost
+from unitymas.agents.basics.failures import GroupLost
 from unitymas.agents.policies import Call
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.config.group_settings import GroupSpec, Learning, PolicySpec, Sampling

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unitymas.agents.basics.failures import GroupLost, ReplicaLost
 from unitymas.agents.engines.engine import ENGINES, EngineOrder
-from unitymas.agents.failures import GroupLost, ReplicaLost
 from unitymas.agents.policies import Call
 from unitymas.benchmarks.speed.routing import compared
 from unitymas.envs.registry import unregister

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from unitymas.agents.manifest import Damaged
+from unitymas.agents.basics.manifest import Damaged
 from unitymas.cli.training import train_main
 from unitymas.envs.core.arena import Arena
 from unitymas.envs.core.trace import Trace

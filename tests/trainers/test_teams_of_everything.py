@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 import unitymas
 from unitymas import Outcome, Role, Workflow
+from unitymas.agents.basics.threads import ThreadError
 from unitymas.agents.llm import load_model_policy
 from unitymas.agents.policies import Call
-from unitymas.agents.threads import ThreadError
 from unitymas.envs.registry import unregister
 from unitymas.trainers.controller.run import train
 from unitymas.trainers.group.update import Learner

@@ -9,7 +9,7 @@ import torch
 
 import unitymas
 from unitymas import Outcome, Role, Workflow
-from unitymas.agents.threads import ThreadError, in_thread, together
+from unitymas.agents.basics.threads import ThreadError, in_thread, together
 from unitymas.envs.registry import unregister
 from unitymas.envs.tools import Tool
 from unitymas.trainers.algorithms import PolicyGradient, register_algorithm

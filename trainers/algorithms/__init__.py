@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from ...agents.hints import described, fits, nearest
-from ...agents.named_parts import Registry
+from ...agents.basics.hints import described, fits, nearest
+from ...agents.basics.named_parts import Registry
 from .algorithm import Algorithm, GroupRelative, Needs, Plan, PolicyGradient, Tree
 
 __all__ = [

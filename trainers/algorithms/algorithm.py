@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from ...agents.hints import nearest
+from ...agents.basics.hints import nearest
 from ..config.choices import (
     AboveOne,
     Aggregation,

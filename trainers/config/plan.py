@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...agents.answers import DecisionId
-from ...agents.hints import nearest
+from ...agents.basics.hints import nearest
 from ...agents.roles import entry_of, nobody_plays
 from ...agents.team import Team, TeamError
 from ...envs.core.arena import Arena

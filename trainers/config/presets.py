@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ...agents.basics.hints import nearest
 from ...agents.fetch.packaged import PACKAGES
-from ...agents.hints import nearest
 from ...envs.registry import spec
 from .group_settings import has_bfloat16
 from .reader import ConfigError, leaves

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
-from ...agents.hints import nearest
+from ...agents.basics.hints import nearest
 from .choices import OutOfRange, Settings, check_ranges, hints_of
 
 GIVEN = "given from Python: "

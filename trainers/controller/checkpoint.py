@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...agents.manifest import MANIFEST, Damaged, check, manifest
+from ...agents.basics.manifest import MANIFEST, Damaged, check, manifest
 
 _UNFINISHED = ".writing-"
 _REPLACED = ".replaced"

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...agents.answers import Answer, DecisionId
-from ...agents.failures import Boundary, Ended, is_transient
+from ...agents.basics.failures import Boundary, Ended, is_transient
 from ...agents.policies import Call
 from ...agents.team import BoundTeam
 from ...envs.core.arena import Arena

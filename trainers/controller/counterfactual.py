@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...agents.answers import DecisionId
-from ...agents.failures import Ended
+from ...agents.basics.failures import Ended
 from ...agents.roles import entry_of
 from ...envs.core.branch import Branch
 from ...envs.core.drivers import derive

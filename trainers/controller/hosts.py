@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...agents.answers import DecisionId
-from ...agents.threads import together
+from ...agents.basics.threads import together
 from ...envs.core.trace import Trace
 from ..config.group_settings import GroupSpec
 from ..config.plan import RunPlan

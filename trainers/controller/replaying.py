@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from ...agents.basics.manifest import Damaged, checksum
 from ...agents.engines.drawn import ReplayFailed
-from ...agents.manifest import Damaged, checksum
 from ...envs.core.drivers import run_sync
 from ..config.resolve import load_imports
 from ..config.schema import ConfigError

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from ...agents.manifest import Damaged, read_signed
+from ...agents.basics.manifest import Damaged, read_signed
 from ..config.reader import ConfigError, build, leaves, merge, parse_yaml, to_dict, written
 from ..config.resolve import asked, load_imports, optimizer_steps, settled
 from ..config.schema import RunConfig

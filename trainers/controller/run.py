@@ -19,9 +19,9 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from ...agents.failures import GroupLost
-from ...agents.hints import counted
-from ...agents.manifest import signed
+from ...agents.basics.failures import GroupLost
+from ...agents.basics.hints import counted
+from ...agents.basics.manifest import signed
 from ...agents.policies import Policy
 from ...agents.spending import BudgetSpent
 from ...agents.team import BoundTeam

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...agents.answers import DecisionId
-from ...agents.hints import say_once
-from ...agents.threads import together
+from ...agents.basics.hints import say_once
+from ...agents.basics.threads import together
 from ...envs.core.branch import STATELESS
 from ...rewards.monitors import measure
 from ..algorithms.algorithm import Plan

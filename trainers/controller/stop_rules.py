@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from ...agents.hints import counted
+from ...agents.basics.hints import counted
 from ..config.schema import RunConfig
 
 

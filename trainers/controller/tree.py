@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ...agents.answers import DecisionId
-from ...agents.failures import Ended
+from ...agents.basics.failures import Ended
 from ...envs.core.branch import Branch
 from ...envs.core.drivers import derive
 from ...envs.core.execution import path_key

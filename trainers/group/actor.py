@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from ...agents.failures import GroupLost
+from ...agents.basics.failures import GroupLost
 
 Parcel = list[tuple[int, bytes]]
 """Calls of one tick, each packed by itself, so that one that cannot travel harms no other: ticket, (method, arguments)."""

@@ -24,12 +24,12 @@ import numpy as np
 import torch
 
 from ...agents import model_path
+from ...agents.basics.machine import device_of
 from ...agents.engines.engine import Engine, EngineOrder
 from ...agents.engines.generation import Generation
 from ...agents.engines.sampling import SamplingParams
 from ...agents.engines.torch.memory import available
 from ...agents.llm import LLMPolicy
-from ...agents.machine import device_of
 from ...agents.model.decoder import Decoder
 from ...agents.model.llama import Llama
 from ...agents.model.shape import UnsupportedArchitecture

@@ -32,14 +32,14 @@ import numpy as np
 import torch
 
 from ...agents.answers import Answer, DecisionId
+from ...agents.basics.hints import nearest
+from ...agents.basics.machine import give_back
+from ...agents.basics.threads import in_thread
 from ...agents.engines.pieces import thinking_tokens
 from ...agents.engines.sampling import SamplingParams
-from ...agents.hints import nearest
-from ...agents.machine import give_back
 from ...agents.model.weights import save_adapter, save_model
 from ...agents.policies import Call
 from ...agents.text.plain import plain_of
-from ...agents.threads import in_thread
 from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec
 from ..controller import checkpoint

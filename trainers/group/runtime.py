@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...agents.answers import Answer, DecisionId
-from ...agents.failures import GroupLost
+from ...agents.basics.failures import GroupLost
 from ...agents.policies import Call
 from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec, sharded

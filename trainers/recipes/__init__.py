@@ -13,8 +13,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ...agents.hints import nearest
-from ...agents.named_parts import Registry
+from ...agents.basics.hints import nearest
+from ...agents.basics.named_parts import Registry
 from ..config.reader import build
 from ..controller.step import Default
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...agents.hints import nearest
+from ...agents.basics.hints import nearest
 from ...agents.team import BoundTeam
 from ..config.choices import Count
 from ..controller.step import Default

@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...agents.hints import nearest
+from ...agents.basics.hints import nearest
 from ...agents.policies import Answer, Call, Policy, PolicyWrapper
 from ...agents.team import BoundTeam
 from ..controller.step import Default

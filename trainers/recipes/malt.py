@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...agents.manifest import MANIFEST
-from ...agents.threads import in_thread
+from ...agents.basics.manifest import MANIFEST
+from ...agents.basics.threads import in_thread
 from ...envs.core.ledger import Credit
 from ...envs.core.trace import Trace
 from ..algorithms.algorithm import Plan, Tree

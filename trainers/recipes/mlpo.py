@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...agents.hints import nearest
+from ...agents.basics.hints import nearest
 from ..controller.step import Default
 
 if TYPE_CHECKING:

@@ -34,12 +34,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, TypeVar
 
-from ...failures import GroupLost
-from ...hints import nearest
+from ...basics.failures import GroupLost
+from ...basics.hints import nearest
+from ...basics.threads import contained_async
 from ...model.decoder import Decoder
 from ...model.llama import Llama
 from ...model.weights import load_tokenizer, save_adapter, save_model
-from ...threads import contained_async
 from ..engine import Ability
 from ..generation import Generation, Versioned
 from ..sampling import SamplingParams, Tries, uniform

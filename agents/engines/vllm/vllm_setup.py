@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ...hints import say_once
+from ...basics.hints import say_once
 
 OLDEST, NEWEST = (0, 32), (0, 32)
 """The first version whose weight transfer the engine knows, and the last one that the tests were run with."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ....agents.frozen import thaw
+from ....agents.basics.frozen import thaw
 
 _INPUT = ("input", "stdin", "inputs")
 _OUTPUT = ("output", "stdout", "outputs", "expected_output", "expected")

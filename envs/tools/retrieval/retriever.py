@@ -20,7 +20,7 @@ from typing import NamedTuple, TypedDict, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ....agents.threads import contained
+from ....agents.basics.threads import contained
 
 T = TypeVar("T")
 IntArray = npt.NDArray[np.integer]

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Literal
 
-from ....agents.failures import Infrastructure
+from ....agents.basics.failures import Infrastructure
 from .cgroups import CaseGroup
 from .launch import PACKAGES, Level, room_command, room_environment
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
-from ....agents.hints import nearest
+from ....agents.basics.hints import nearest
 from ...core.tasks import DataSet, Schema, TaskError, fingerprint
 
 Solution = tuple[str, ...]

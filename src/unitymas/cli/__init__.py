@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ..agents.hints import nearest
+from ..agents.basics.hints import nearest
 from ..own import BrokenPlugin, load, place, told
 from . import completion
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ..agents.hints import nearest
+from ..agents.basics.hints import nearest
 from .completion import ASKED, answer
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..agents.hints import counted
+from ..agents.basics.hints import counted
 from ..envs.data.row_schemas import KINDS, DataError
 from ..envs.data.sets import check, list_data, load, prepare
 from .arguments import Parser

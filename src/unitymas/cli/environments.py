@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..agents.hints import counted, nearest
+from ..agents.basics.hints import counted, nearest
 from ..agents.model_settings import add_arguments, settings_of
 from ..agents.roles import form_in_words
 from ..agents.team import Team

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ..agents.hints import counted
+from ..agents.basics.hints import counted
 from ..agents.model_settings import add_arguments, settings_of
 from ..agents.spending import BudgetSpent
 from ..agents.team import Team

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..agents.basics.manifest import MANIFEST
 from ..agents.fetch.packaged import PACKAGES, kept
-from ..agents.manifest import MANIFEST
 from ..agents.names import model_path
 from .arguments import Parser
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..agents.hints import counted
+from ..agents.basics.hints import counted
 from ..trainers.config.presets import PAPERS, PRESETS, WARM, note
 from ..trainers.config.reader import ConfigError
 from .arguments import Parser, number

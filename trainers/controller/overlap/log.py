@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ....agents.manifest import Damaged
+from ....agents.basics.manifest import Damaged
 
 NAME = "overlap.jsonl"
 

@@ -15,8 +15,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ....agents.basics.manifest import Damaged
 from ....agents.engines.drawn import Drawn, ReplayFailed
-from ....agents.manifest import Damaged
 from ....agents.team import BoundTeam
 from ....envs.core.drivers import side_by_side
 from ...config.group_settings import GroupSpec

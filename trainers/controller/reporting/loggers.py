@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ....agents.manifest import Damaged, checksum
-from ....agents.named_parts import Registry
+from ....agents.basics.manifest import Damaged, checksum
+from ....agents.basics.named_parts import Registry
 from ....rewards.monitors import Alarm
 from ...config.reader import to_dict, written
 from ...config.schema import RunConfig

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from ....agents.hints import nearest
+from ....agents.basics.hints import nearest
 from .table import Bools, Floats, Ints, Signal, Table, total
 
 Each = Literal["trajectory", "call"]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ....agents.answers import DecisionId
-from ....agents.hints import nearest
+from ....agents.basics.hints import nearest
 from ....agents.roles import entry_of
 from ....rewards.shaping import INFLUENCE_ALPHA, INFLUENCE_KIND, InfluenceKind, influence
 from ...config.choices import Amount, Settings, Share

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ....agents.failures import GroupLost
+from ....agents.basics.failures import GroupLost
 from ...config.group_settings import GroupSpec
 
 GRACE = 10.0

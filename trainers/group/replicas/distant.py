@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ....agents.basics.failures import ReplicaLost
 from ....agents.engines.engine import ENGINES, Ability, EngineOrder
 from ....agents.engines.generation import Generation, Versioned
 from ....agents.engines.sampling import SamplingParams
-from ....agents.failures import ReplicaLost
 from ....agents.model.decoder import Decoder
 from ...config.group_settings import GroupSpec
 from ..actor import ActorLink, GroupActor, versions

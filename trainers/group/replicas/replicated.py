@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
+from ....agents.basics.failures import GroupLost, ReplicaLost
 from ....agents.engines.engine import ENGINES, Ability, Engine, EngineOrder
 from ....agents.engines.generation import Generation, Versioned
 from ....agents.engines.sampling import SamplingParams
-from ....agents.failures import GroupLost, ReplicaLost
 from ....agents.model.decoder import Decoder
 from ...config.group_settings import GroupSpec
 from .router import Router

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from .....agents.hints import counted
+from .....agents.basics.hints import counted
 from .....agents.names import model_path
 from .....cli.arguments import Parser
 from ..retriever import Passage, RetrievalError

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar, cast
 
-from ..own import find, load_plugin, plugins
+from ...own import find, load_plugin, plugins
 from .hints import nearest
 
 T = TypeVar("T")

@@ -1,0 +1,12 @@
+"""Plain values: what JSON says, and what crosses files, processes and the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+JsonObject: TypeAlias = dict[str, Any]
+"""A JSON object as `json.loads` gives it. Whoever reads a field checks what it is."""
+
+JsonView: TypeAlias = Mapping[str, Any]
+"""A JSON object that is only read."""
