@@ -17,13 +17,13 @@ from .answers import Answer, ReplyMeta
 from .basics.hints import say_once
 from .basics.manifest import Damaged, prompts_of_run, read_signed
 from .engines.engine import Engine
-from .engines.pieces import opens_thinking, pieces
 from .engines.sampling import SamplingParams
+from .engines.token_text import opens_thinking, pieces
 from .names import is_run, model_path, prompts_of, read_name
 from .policies import Call
 from .roles import entry_of
 from .text.chat import Chat, Prompt
-from .text.wording import Told, shortened
+from .text.role_prompt import Told, shortened
 
 if TYPE_CHECKING:
     from .engines.generation import Generation
@@ -184,7 +184,7 @@ def load_model_policy(
     import torch
 
     from .basics.machine import device_of, use_threads
-    from .engines.makers import engine_kind
+    from .engines.built_in import engine_kind
     from .model.weights import learned_prefix, load_decoder, load_tokenizer
 
     place = device_of(device)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from .answers import Answer as Answer
-from .text.spoken import Spoken as Spoken
+from .text.attributed_text import Spoken as Spoken
 
 Message = Mapping[str, Any]
 

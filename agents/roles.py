@@ -22,7 +22,8 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from .basics.frozen import FROZEN, FrozenDict, freeze
-from .text.reading import (
+from .text.attributed_text import Spoken
+from .text.reply_readers import (
     MAX_REPLY,
     between,
     first_json_object,
@@ -32,8 +33,7 @@ from .text.reading import (
     split_thinking,
     tag_pattern,
 )
-from .text.spoken import Spoken
-from .text.wording import Wording
+from .text.role_prompt import Wording
 
 T = TypeVar("T")
 

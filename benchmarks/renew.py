@@ -21,8 +21,8 @@ from .evaluation import identity
 from .evaluation.results import episode_list, episode_row, figures, results_text
 from .leaderboard.as_written import metadata_text
 from .leaderboard.checks import measure_of, read_submission, sha256
-from .leaderboard.reenact import Mismatch, reenact
-from .leaderboard.remake import NotVerified, make_again
+from .leaderboard.claimed_environment import NotVerified, make_again
+from .leaderboard.replay_episodes import Mismatch, reenact
 from .leaderboard.submission import check
 from .pages.html import write_page
 

@@ -20,7 +20,7 @@ from ..agents.basics.failures import Ended
 from ..agents.basics.frozen import FrozenDict
 from ..agents.policies import Call, ExpertPolicy, FoolPolicy, RandomPolicy
 from ..agents.team import BoundTeam
-from ..agents.text.reading import MAX_REPLY
+from ..agents.text.reply_readers import MAX_REPLY
 from .core.arena import Arena
 from .core.drivers import aplay, arena_of, call_for, derive, run_sync, take
 from .core.tasks import Task

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..agents.basics.hints import nearest
 from ..agents.roles import Reply
 from ..agents.text.calls import EXAMPLE, ToolCalls
-from ..agents.text.wording import Told
+from ..agents.text.role_prompt import Told
 from .core.trace import jsonable
 from .core.workflow import TOOLS, Episode, ToolError, WorkflowError
 from .tools.signatures import About, misfit, without

@@ -89,5 +89,5 @@ ENGINES: Registry[Callable[[EngineOrder], Engine]] = Registry(
     "engine",
     "unitymas.engines",
     __package__,
-    {"torch": ".makers:torch_engine", "vllm": ".makers:vllm_engine"},
+    {"torch": ".built_in:torch_engine", "vllm": ".built_in:vllm_engine"},
 )

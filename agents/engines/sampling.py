@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..text.plain import plain_of
+from ..text.control_tokens import plain_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..text.reading import reply_end
-from .pieces import UNFINISHED, opens_thinking
+from ..text.reply_readers import reply_end
+from .token_text import UNFINISHED, opens_thinking
 
 
 def pieces_within(tokenizer: Any, vocab: int) -> list[str]:

@@ -28,8 +28,8 @@ from .attention import Packed, Segment
 from .decoder import Attention, Decoder, Route
 from .interface import Pass, Recomputed, running
 from .logprobs import Support, plain_logprobs_entropy, rows_of_chunk
+from .packing_trial import Ways, try_out
 from .shape import Dimensions, UnsupportedArchitecture
-from .trial import Ways, try_out
 
 ENDLESS = 1 << 17
 """Context of a model that has no positions."""

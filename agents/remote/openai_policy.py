@@ -12,7 +12,7 @@ The key comes from the environment: OPENAI_API_KEY_ and the host's name in capit
 OPENAI_API_KEY. It is in no trace, no log and no error.
 
 The server makes tokens of the messages. Contents go to it unchanged. For models in this process, control tokens in
-contents (`<|im_end|>` in a passage) are plain text (`plain.py`). For a server this cannot be promised from here.
+contents (`<|im_end|>` in a passage) are plain text (`control_tokens.py`). For a server this cannot be promised from here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..answers import Answer, ReplyMeta
 from ..basics.threads import Background
 from ..policies import Call, Message
 from ..spending import Bill, Price, Spending, cost
-from ..text.reading import reply_end, split_thinking
+from ..text.reply_readers import reply_end, split_thinking
 from .completion import Completion
 from .connection import Connection
 

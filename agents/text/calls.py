@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from ..basics.frozen import freeze
 from ..roles import Format, Reply, _Base
-from .reading import between, is_shallow
+from .reply_readers import between, is_shallow
 
 OPEN, CLOSE = "<tool>", "</tool>"
 EXAMPLE = '<tool>{"name": "…", "arguments": {…}}</tool>'

@@ -9,7 +9,7 @@ training.
 
 Some templates rewrite earlier turns (they drop old thoughts). Then there is no such prefix; the conversation is
 rendered anew, and `Prompt.continued` says so. It is also rendered anew where one agent's reply, shown to another, holds
-control tokens that the agent sampled. Contents are data: only the template writes control tokens (`plain.py`).
+control tokens that the agent sampled. Contents are data: only the template writes control tokens (`control_tokens.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from ..policies import Call, Message
-from .plain import plain_of
+from .control_tokens import plain_of
 
 Turn = tuple[tuple[str, Any], ...]  # a message as plain data that can be compared
 

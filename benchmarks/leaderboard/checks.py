@@ -30,9 +30,9 @@ from ..evaluation.results import EpisodeRow, Measure, canonical, episode_row, fi
 from ..evaluation.stats import Success
 from . import speakers
 from .as_written import frames, metadata_text, respelled, strangers, unlike
+from .claimed_environment import NotVerified, mislabelled, players, remake, tasks_of, untrue
 from .json_schema import schema_of, violations
-from .reenact import LAST_DIGITS, Mismatch, ToolDown, differences, reenact, written
-from .remake import NotVerified, mislabelled, players, remake, tasks_of, untrue
+from .replay_episodes import LAST_DIGITS, Mismatch, ToolDown, differences, reenact, written
 
 FILES = ("results.json", "metadata.yaml", "traces.jsonl.zst", "README.md")
 MOST = {

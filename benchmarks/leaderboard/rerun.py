@@ -30,7 +30,7 @@ from ..evaluation.results import Measure
 from ..evaluation.stats import Difference
 from ..pages.html import printable
 from .checks import measure_of, read_submission
-from .remake import NotVerified, remake, tasks_of
+from .claimed_environment import NotVerified, remake, tasks_of
 from .speakers import temperatures
 from .submission import check
 

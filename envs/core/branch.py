@@ -22,7 +22,7 @@ from typing import Any
 from ...agents.basics.failures import Ended, WorkflowError
 from ...agents.policies import Call
 from ...agents.team import BoundTeam, Team
-from ...agents.text.spoken import Spoken
+from ...agents.text.attributed_text import Spoken
 from .arena import Arena
 from .drivers import ask, call_for, derive, play
 from .execution import Execution

@@ -19,7 +19,7 @@ from ...agents.answers import NOTHING_KNOWN, ReplyMeta
 from ...agents.basics.failures import Boundary, Ended, WorkflowError
 from ...agents.basics.frozen import freeze
 from ...agents.roles import Reply
-from ...agents.text.reading import MAX_REPLY
+from ...agents.text.reply_readers import MAX_REPLY
 from .records import ANSWERED, PENDING, Node
 from .rounds import Budget, ReplayDivergence, Rounds, path_key
 from .tasks import Task

@@ -24,7 +24,7 @@ import yaml
 
 from ...agents.basics.hints import nearest, say_once
 from ...agents.roles import Role, read_reply
-from ...agents.text.wording import ENDS, FieldText, Wording, filled
+from ...agents.text.role_prompt import ENDS, FieldText, Wording, filled
 from ...own import find
 
 DEFAULT, WITH_EXAMPLES, OWN = "full", "few-shot", "own"

@@ -17,7 +17,7 @@ from ...agents.basics.failures import Boundary, Ended, ToolError, ToolFault, Wor
 from ...agents.basics.frozen import freeze
 from ...agents.basics.hints import counted
 from ...agents.roles import Format, Reply, read_reply
-from ...agents.text.reading import MAX_REPLY, split_thinking
+from ...agents.text.reply_readers import MAX_REPLY, split_thinking
 from ...own import defined, told
 from .fast import GOES_ON
 from .lines import Line, OpenJoin, begun, close, place_of

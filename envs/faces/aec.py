@@ -15,7 +15,7 @@ from typing import Any
 from pettingzoo import AECEnv
 
 from ...agents.basics.failures import Ended
-from ...agents.text.reading import MAX_REPLY
+from ...agents.text.reply_readers import MAX_REPLY
 from ..core.arena import Arena
 from ..core.execution import Execution
 from ..core.ledger import Credit, Scorer

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...agents.roles import Format, form_in_words, read_reply
-from ...agents.text.reading import MAX_REPLY
+from ...agents.text.reply_readers import MAX_REPLY
 from ..core.trace import jsonable
 from ..core.workflow import Act, Node
 from .render import clip, harmless, use_in_words

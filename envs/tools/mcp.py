@@ -25,7 +25,7 @@ from typing import Any
 
 from ...agents.basics.failures import ToolError, ToolFault
 from ...agents.basics.hints import nearest
-from ...agents.text.reading import is_shallow
+from ...agents.text.reply_readers import is_shallow
 from . import mcp_pipe
 from .tool import Infrastructure, Kind, Tool, background
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...agents.policies import Call
 from ...agents.roles import Custom, FormatError, Role
-from ...agents.text.reading import between, tag_split
+from ...agents.text.reply_readers import between, tag_split
 from ..core.tasks import CODE
 from ..core.workflow import Episode, Outcome, Workflow
 from .parts import PROMPTS

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ...agents.basics.frozen import FrozenDict
 from ...agents.policies import Call
 from ...agents.roles import Custom, FormatError, Role
-from ...agents.text.reading import first_tagged, tag_split, tagged
+from ...agents.text.reply_readers import first_tagged, tag_split, tagged
 from ..core.workflow import Episode, Outcome, Workflow
 from .parts import ANSWER, PROMPTS, UNKNOWN, first_line, passages_text
 

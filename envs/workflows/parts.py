@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...agents.roles import Custom, FormatError
-from ...agents.text.reading import first_tagged, tagged
+from ...agents.text.reply_readers import first_tagged, tagged
 
 UNKNOWN = "unknown"
 PROMPTS = Path(__file__).with_name("prompts")

@@ -12,8 +12,8 @@ from unitymas.agents.engines.torch.torch_engine import Engine
 from unitymas.agents.llm import LLMPolicy, RunPolicy, load_policy
 from unitymas.agents.model.weights import from_config, save_model
 from unitymas.agents.policies import Call
+from unitymas.agents.text.attributed_text import Spoken
 from unitymas.agents.text.chat import Chat
-from unitymas.agents.text.spoken import Spoken
 
 torch.set_num_threads(1)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unitymas.agents import TINY
-from unitymas.agents.engines.pieces import pieces
+from unitymas.agents.engines.token_text import pieces
 from unitymas.agents.llm import load_policy
 from unitymas.agents.model.weights import load_tokenizer
 from unitymas.agents.policies import Call

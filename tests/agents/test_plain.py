@@ -12,9 +12,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import unitymas.agents
 from unitymas.agents.engines.sampling import Tries
 from unitymas.agents.policies import Call
+from unitymas.agents.text.attributed_text import Spoken
 from unitymas.agents.text.chat import Chat
-from unitymas.agents.text.plain import plain_of
-from unitymas.agents.text.spoken import Spoken
+from unitymas.agents.text.control_tokens import plain_of
 
 CHATML = """{%- for m in messages %}
 {%- if m.role == 'assistant' and m.tool_calls %}<|im_start|>assistant

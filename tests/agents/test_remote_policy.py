@@ -12,7 +12,7 @@ from unitymas.agents.policies import Call
 from unitymas.agents.remote import OpenAIPolicy, RemoteError, RemoteUnavailable
 from unitymas.agents.roles import Tags
 from unitymas.agents.spending import Spending
-from unitymas.agents.text.reading import split_thinking
+from unitymas.agents.text.reply_readers import split_thinking
 
 
 class Server:

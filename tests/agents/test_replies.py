@@ -14,7 +14,7 @@ import unitymas
 from unitymas.agents.policies import Answer
 from unitymas.agents.roles import Boxed, Choice, Custom, Json, Raw, Reply, Role, Tags, read_reply
 from unitymas.agents.text.calls import ToolCalls
-from unitymas.agents.text.reading import MAX_REPLY, first_json_object, split_thinking, tag_split, tagged
+from unitymas.agents.text.reply_readers import MAX_REPLY, first_json_object, split_thinking, tag_split, tagged
 from unitymas.envs.core.drivers import arena_of, take
 from unitymas.envs.core.trace import Trace
 from unitymas.envs.core.workflow import Episode, Outcome, Workflow
@@ -319,7 +319,7 @@ def test_what_is_said_while_thinking_is_no_stop_string(tokenizer, opened):
 
 
 def test_the_tokens_of_thinking_are_counted(tokenizer):
-    from unitymas.agents.engines.pieces import thinking_tokens
+    from unitymas.agents.engines.token_text import thinking_tokens
 
     for thought, n in (("<think>Paris or Rome</think>", None), ("", 0), ("<think>", 0)):
         text = f"{thought}<answer>Paris</answer>"
@@ -335,7 +335,7 @@ def test_the_tokens_of_thinking_are_counted(tokenizer):
 
 
 def test_thinking_that_the_prompt_began_and_nobody_ended_reaches_no_other_role(pair, tokenizer, monkeypatch):
-    from unitymas.agents.engines.pieces import opens_thinking
+    from unitymas.agents.engines.token_text import opens_thinking
 
     ends = {"<think>\n": True, "<think>\n\n</think>\n\n": False, "": False}
     for end, opened in ends.items():

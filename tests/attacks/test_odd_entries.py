@@ -347,7 +347,7 @@ def test_what_nobody_changed_is_verified(source: Path, tmp_path: Path) -> None:
 
 def test_a_prompt_that_was_cut_is_verified(source: Path, tmp_path: Path) -> None:
     """What a model without the room leaves out is what its role may lack, by so many characters as whole lines have."""
-    from unitymas.agents.text.wording import shortened
+    from unitymas.agents.text.role_prompt import shortened
     from unitymas.envs.core.drivers import call_for
     from unitymas.envs.registry import make_arena
 

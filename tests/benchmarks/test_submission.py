@@ -16,7 +16,7 @@ from unitymas.benchmarks.evaluation import suites
 from unitymas.benchmarks.evaluation.evaluate import evaluate
 from unitymas.benchmarks.evaluation.results import canonical, results_text, trace_digest
 from unitymas.benchmarks.leaderboard import json_schema as schema
-from unitymas.benchmarks.leaderboard import reenact, submission
+from unitymas.benchmarks.leaderboard import replay_episodes, submission
 from unitymas.benchmarks.leaderboard.as_written import metadata_text
 from unitymas.benchmarks.pages.html import asset
 from unitymas.envs.core.trace import compressor, read_dicts
@@ -200,16 +200,20 @@ def test_reenacting_every_recorded_ending(packed: Path) -> None:
     arena = make_arena("mask-hotpotqa", split="test", data="mini")
     trace = next(iter(read_dicts(packed / "traces.jsonl.zst")))
     shorter = {**trace, "nodes": trace["nodes"][:2]}
-    with pytest.raises(reenact.Mismatch, match="lacks"):
-        reenact.reenact(arena, shorter)
+    with pytest.raises(replay_episodes.Mismatch, match="lacks"):
+        replay_episodes.reenact(arena, shorter)
     late = {**shorter, "ended": "truncated", "reason": "more than 3 s"}
-    with pytest.raises(reenact.Mismatch, match="lacks"):  # nobody set it a time limit
-        reenact.reenact(arena, late)
+    with pytest.raises(replay_episodes.Mismatch, match="lacks"):  # nobody set it a time limit
+        replay_episodes.reenact(arena, late)
     hurried = make_arena("mask-hotpotqa", split="test", data="mini", budget={"seconds": 3})
-    cut = reenact.reenact(hurried, late)
+    cut = replay_episodes.reenact(hurried, late)
     assert str(cut.ended) == "truncated" and cut.reason == "more than 3 s" and len(cut.nodes) == 2
     assert (
-        str(reenact.reenact(arena, {**shorter, "ended": "error", "error": "down", "reason": "model"}).ended)
+        str(
+            replay_episodes.reenact(
+                arena, {**shorter, "ended": "error", "error": "down", "reason": "model"}
+            ).ended
+        )
         == "error"
     )
 

@@ -15,7 +15,7 @@ import unitymas
 from unitymas.agents.policies import ExpertPolicy
 from unitymas.agents.roles import read_reply
 from unitymas.agents.team import Team
-from unitymas.agents.text.wording import LEFT_OUT, FieldText, Told, Wording
+from unitymas.agents.text.role_prompt import LEFT_OUT, FieldText, Told, Wording
 from unitymas.envs.core.drivers import call_for, derive, play
 from unitymas.envs.core.prompts import PromptError, sets_of
 from unitymas.envs.registry import list_envs, make_arena, spec

@@ -16,7 +16,7 @@ from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.cli import main
 from unitymas.envs.registry import unregister
 from unitymas.trainers.controller import checkpoint
-from unitymas.trainers.controller.hosts import HostedGroups
+from unitymas.trainers.controller.all_groups import HostedGroups
 from unitymas.trainers.controller.run import Run, train
 from unitymas.trainers.controller.step import Default
 from unitymas.trainers.recipes import register_recipe

@@ -8,8 +8,8 @@ from torch import nn
 
 from unitymas.trainers.config.group_settings import Adapter, Learning, PolicySpec
 from unitymas.trainers.group.optimizers.adam import CompactAdam, check_moments, make_optimizer
-from unitymas.trainers.group.optimizers.blocks import FIRST, SECOND
-from unitymas.trainers.group.optimizers.chance import bits, to_bfloat16
+from unitymas.trainers.group.optimizers.moments_8bit import FIRST, SECOND
+from unitymas.trainers.group.optimizers.stochastic_rounding import bits, to_bfloat16
 
 EIGHT = Learning(lr=3e-3, moments="8bit", weight_decay=0.01)
 BOTH = Learning(lr=3e-3, moments="8bit", parameters="bfloat16", precision="bfloat16")

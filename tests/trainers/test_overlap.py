@@ -13,7 +13,7 @@ import torch
 import unitymas
 from unitymas import Outcome, Raw, Role, Workflow
 from unitymas.agents.basics.manifest import Damaged
-from unitymas.agents.engines.drawn import ReplayFailed
+from unitymas.agents.engines.drawn_versions import ReplayFailed
 from unitymas.agents.engines.torch.torch_engine import TorchEngine
 from unitymas.benchmarks.speed.overlap import played, simulated
 from unitymas.cli.training import train_main
@@ -23,7 +23,7 @@ from unitymas.trainers.config.schema import ConfigError
 from unitymas.trainers.controller import checkpoint
 from unitymas.trainers.controller.overlap import log
 from unitymas.trainers.controller.overlap.stream import Stream
-from unitymas.trainers.controller.replaying import replay
+from unitymas.trainers.controller.replayed_run import replay
 from unitymas.trainers.controller.run import Run, supervised, train
 from unitymas.trainers.controller.step import Default
 from unitymas.trainers.group.model_group import ModelGroup

@@ -13,7 +13,7 @@ from unitymas.trainers.config.plan import check_gpus
 from unitymas.trainers.config.reader import ConfigError
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.controller.run import train
-from unitymas.trainers.group import turns
+from unitymas.trainers.group import shared_device
 from unitymas.trainers.group.model_group import ModelGroup
 
 from .pairs import register_pair
@@ -85,7 +85,7 @@ def test_all_of_an_optimizer_moves() -> None:
     optimiser = torch.optim.AdamW(parameters)
     sum(p.sum() for p in parameters).backward()
     optimiser.step()
-    turns.move(optimiser, torch.device("meta"))
+    shared_device.move(optimiser, torch.device("meta"))
     moved = [x for state in optimiser.state.values() for x in state.values()]
     assert len(moved) == 6 and all(x.device.type == "meta" for x in moved)
 

@@ -3,8 +3,8 @@
 import pytest
 
 import unitymas
+from unitymas.agents.engines.built_in import torch_engine
 from unitymas.agents.engines.engine import ENGINES
-from unitymas.agents.engines.makers import torch_engine
 
 SEEN = []
 

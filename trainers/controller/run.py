@@ -37,8 +37,8 @@ from ..config.schema import ConfigError, RunConfig, dump, merge
 from ..group.contract import Group
 from ..recipes import make_recipe
 from . import checkpoint
+from .all_groups import HostedGroups
 from .collect import Collector, Cursor
-from .hosts import HostedGroups
 from .interrupt import Interrupts
 from .overlap.fitting import check_overlap
 from .overlap.replay import Recording, Replay

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ..algorithms import Algorithm
     from ..config.plan import RunPlan
     from ..config.schema import RunConfig
+    from .all_groups import HostedGroups
     from .collect import Collector, Cursor, Harvest
-    from .hosts import HostedGroups
     from .statistics.table import Signal, Table
     from .stop_rules import StopRules
 

@@ -35,16 +35,16 @@ from ...agents.answers import Answer, DecisionId
 from ...agents.basics.hints import nearest
 from ...agents.basics.machine import give_back
 from ...agents.basics.threads import in_thread
-from ...agents.engines.pieces import thinking_tokens
 from ...agents.engines.sampling import SamplingParams
+from ...agents.engines.token_text import thinking_tokens
 from ...agents.model.weights import save_adapter, save_model
 from ...agents.policies import Call
-from ...agents.text.plain import plain_of
+from ...agents.text.control_tokens import plain_of
 from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec
 from ..controller import checkpoint
 from ..controller.statistics.table import Signal, ValueSummary
-from . import turns
+from . import shared_device
 from .contract import Peer
 from .hosting import Hosted, host, same_shape, sample_of, vocabulary
 from .sample_store import Sample, SampleStore
@@ -187,7 +187,7 @@ class ModelGroup:
         if name == "collect":
             await self._thread(give_back)
             self._open.set()
-        return turns.memory(self.hosted.values(), self.device)
+        return shared_device.memory(self.hosted.values(), self.device)
 
     # -- learning -------------------------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class ModelGroup:
         hosted = self._policy(policy)
         learner = hosted.learning()
         taken = [self.store.take(sorted(ids)) for ids in minibatches]
-        with turns.present(learner, pooled=bool(self.spec.pool)):
+        with shared_device.present(learner, pooled=bool(self.spec.pool)):
             metrics = learner.update(algorithm, {signal.id: signal for signal in signals}, taken)
         if hosted.spec.critic:
             hosted.version += 1  # a critic has no engine, so its version needs no publishing
@@ -359,9 +359,9 @@ class ModelGroup:
                 if name in learners and state[name]["learner"] is not None:
                     learners[name].load_state_dict(state[name]["learner"])
         if (path / "shards").is_dir():  # of a group of many ranks
-            from .ranks import shards
+            from .ranks import sharded_checkpoint
 
-            shards.resume(path, learners, state)
+            sharded_checkpoint.resume(path, learners, state)
 
     async def export(self, policy: str, path: str | Path) -> str:
         """Write a policy as it is now to a Hugging Face directory, tokenizer included. Return the path.

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...agents.answers import DecisionId
-from ...agents.engines.pieces import pieces
+from ...agents.engines.token_text import pieces
 from ..algorithms.algorithm import Needs
 from ..controller.statistics.gae import local_advantages, summarise, token_advantages
 from ..controller.statistics.table import Signal, ValueSummary

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...model.decoder import Decoder
-from ..drawn import Drawn, ReplayFailed
+from ..drawn_versions import Drawn, ReplayFailed
 from ..generation import Generation
 from ..sampling import SamplingParams
 from .torch_engine import TorchEngine

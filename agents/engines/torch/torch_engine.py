@@ -39,8 +39,8 @@ from ..stopping import Stopper, closing_ids, closing_tokens, pieces_within
 from .driving import Driven, result_of
 from .graphs import DecodeGraphs
 from .kv_cache import Beside, Cache, Prefixes, Reading, Speaking
-from .napping import Napping
 from .prefill import Piece, cut, groups
+from .sleeping import Napping
 
 
 class TorchEngine(Driven, Napping, Versioned):

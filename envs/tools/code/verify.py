@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ....agents.text.reading import first_tagged, split_thinking
+from ....agents.text.reply_readers import first_tagged, split_thinking
 from ..sandbox.launch import Level
 from ..sandbox.runner import Limits, Program, ProgramResult, resolve, submit
 from ..sandbox.values import decode, encode

@@ -209,7 +209,7 @@ def how_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def _replay(original: Path, out: Path | None) -> int:
     """Play a run again; what differs is an error."""
-    from ..trainers.controller.replaying import replay
+    from ..trainers.controller.replayed_run import replay
 
     run = replay(original, out)
     print(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....agents.basics.manifest import Damaged
-from ....agents.engines.drawn import Drawn, ReplayFailed
+from ....agents.engines.drawn_versions import Drawn, ReplayFailed
 from ....agents.team import BoundTeam
 from ....envs.core.drivers import side_by_side
 from ...config.group_settings import GroupSpec

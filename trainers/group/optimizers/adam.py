@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ...config.group_settings import Learning
-from .blocks import BLOCK, FIRST, SECOND
-from .chance import bits, share, to_bfloat16
+from .moments_8bit import BLOCK, FIRST, SECOND
+from .stochastic_rounding import bits, share, to_bfloat16
 
 SMALL = 4096
 """Tensors with fewer numbers, and vectors, keep their moments in float32."""

@@ -28,7 +28,7 @@ from ..parameters import Parameters
 from ..sample_store import Sample
 from ..update import UpdateError
 from .forked import RankProcesses
-from .sharding import hollow
+from .fsdp import hollow
 
 AT_ONCE = 1 << 28
 """Numbers that travel in one message from the ranks: 1 GiB in float32."""

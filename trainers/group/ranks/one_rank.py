@@ -26,8 +26,8 @@ from ..hosting import learning_parameters
 from ..optimizers.adam import OTHER_MOMENTS, fresh
 from ..sample_store import Sample
 from ..update import Learner
-from . import shards
-from .sharding import RankPeers, spread
+from . import sharded_checkpoint
+from .fsdp import RankPeers, spread
 
 PATIENCE = timedelta(minutes=30)
 """Longest wait for the other ranks. One that died is noticed at once, by its connections."""
@@ -146,11 +146,11 @@ class Rank:
 
     def save(self, folder: Path) -> dict[str, dict[str, int]]:
         """Write this rank's part of a checkpoint. Return optimizer steps by parameter and policy."""
-        return shards.write(folder, self.learners)
+        return sharded_checkpoint.write(folder, self.learners)
 
     def load(self, folder: Path, steps: Mapping[str, Mapping[str, int]], taken: Mapping[str, int]) -> None:
         """Go on from a checkpoint of any number of ranks."""
-        shards.read(folder, self.learners, steps)
+        sharded_checkpoint.read(folder, self.learners, steps)
         for name, learner in self.learners.items():
             learner.steps = taken[name]
 

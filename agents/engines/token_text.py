@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..text.reading import split_thinking
+from ..text.reply_readers import split_thinking
 
 UNFINISHED = "\ufffd"  # what a decoder shows for the first bytes of a character
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...agents.basics.manifest import Damaged, checksum
-from ...agents.engines.drawn import ReplayFailed
+from ...agents.engines.drawn_versions import ReplayFailed
 from ...envs.core.drivers import run_sync
 from ..config.resolve import load_imports
 from ..config.schema import ConfigError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...agents.answers import Answer, ReplyMeta
 from ...agents.basics.failures import Ended, Infrastructure
 from ...agents.roles import MAX_REPLY
-from ...agents.text.wording import shortened
+from ...agents.text.role_prompt import shortened
 from ...envs.core.arena import Arena
 from ...envs.core.drivers import call_for, take
 from ...envs.core.execution import Execution
