@@ -1,6 +1,7 @@
 """The Python of the documentation runs, block after block, as a reader would type it."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,13 @@ import pytest
 import unitymas
 from unitymas.agents.engines.engine import ENGINES
 from unitymas.agents.team import PLAYERS
+from unitymas.cli import main
 from unitymas.envs.making import REWARDS, TOOLS
 from unitymas.envs.registry import unregister
+from unitymas.trainers.config.plan import make_arenas, plan
+from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.controller.reporting.loggers import LOGGERS
+from unitymas.trainers.group.cluster import beside
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -61,6 +66,22 @@ def run(page, monkeypatch):
     for number, block in enumerate(blocks, 1):
         exec(compile(block, f"{page}, block {number}", "exec"), module.__dict__)
     return module
+
+
+def test_the_config_and_the_recipe_for_eight_gpus(tmp_path, capsys):
+    page = (ROOT / "docs/eight-gpus.md").read_text()
+    file = tmp_path / "team.yaml"
+    file.write_text(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
+    config = resolve(file=file, overrides=["env.data=mini"])
+    planned = plan(config, make_arenas(config)[0])
+    [spec] = planned.specs.values()
+    assert int(spec.gpus) + beside(spec) == 8  # as Ray is asked for them
+
+    command = re.search(r"unitymas (launch slurm --nodes 2 .*?)\n```", page, re.DOTALL)[1]
+    assert main(shlex.split(command.replace("\\\n", " "))) == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --gpus-per-node=4\n" in script
+    assert "unitymas train --config team.yaml --dir runs/first runtime=ray" in script
 
 
 def test_the_first_workflow_stays_short():

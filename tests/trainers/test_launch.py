@@ -200,6 +200,7 @@ def test_one_node_starts_no_worker() -> None:
         (["slurm"], "not 'nothing'"),
         (["slurm", "--", "train", "x", "runtime=local"], "runtime=local: on a cluster the groups are Ray actors"),
         (["slurm", "--", "train", "x", "ray.address=h:1"], "ray.address=h:1: the job starts a cluster of its own"),
+        (["slurm", "--", "train", "x", "--submit"], "--submit is launch's own, and train knows none: put it before --"),
         (["slurm", "--name", "a\n#SBATCH --uid=0", "--", "train", "x"], "--name 'a\\n#SBATCH --uid=0': only letters"),
         (["slurm", "--sbatch", "time=1 2", "--", "train", "x"], "--sbatch '1 2': only letters"),
         (["slurm", "--sbatch", "time", "--", "train", "x"], "--sbatch 'time': give KEY=VALUE"),

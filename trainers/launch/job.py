@@ -63,6 +63,8 @@ def ray_command(words: tuple[str, ...]) -> tuple[str, ...]:
             f"a job runs `unitymas train …`, not {shlex.join(words) or 'nothing'!r}: put it last, after --"
         )
     for word in words:
+        if word == "--submit":
+            raise ValueError("--submit is launch's own, and train knows none: put it before --")
         if word.startswith("ray.address="):
             raise ValueError(f"{word}: the job starts a cluster of its own; leave it out")
         if word.startswith("runtime=") and word != "runtime=ray":
