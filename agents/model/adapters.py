@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -221,10 +221,14 @@ def noted(net: Any) -> Iterator[set[str]]:
 
 
 def matrices(net: Any, called: set[str]) -> list[str]:
-    """Names of matrices as peft's targets: those that are called, but for the head's and the experts' own."""
+    """Names of matrices as peft's targets: those that are called, but for the head's, a router's and the experts' own.
+    They are short where that means the same.
+    """
     head, kinds = net.get_output_embeddings(), (nn.Linear, Conv1D)
-    every = [name for name, module in net.named_modules() if isinstance(module, kinds) and module is not head]
-    wanted = [name for name in every if name in called and ".experts." not in name]
+    every = {name: m for name, m in net.named_modules() if isinstance(m, kinds) and m is not head}
+    wanted = [n for n, m in every.items() if n in called and type(m) in kinds and ".experts." not in n]
+    if any(name.rpartition(".")[2] == "experts" for name, _ in net.named_modules()):
+        wanted = [name for name in wanted if name.rpartition(".")[2] not in AS_EXPERTS]
     short = {name.rpartition(".")[2] for name in wanted}
     meant = [name for name in every if name.rpartition(".")[2] in short]
     return sorted(short if len(meant) == len(wanted) else wanted)
@@ -237,7 +241,16 @@ def _layers(net: Any) -> list[Any]:
     return [module for module in net.modules() if isinstance(module, BaseTunerLayer)]
 
 
+AS_EXPERTS = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+"""Names that peft takes for the experts' own tensors in a model that has experts, also where a plain layer has them."""
+
 _ROUTED: list[type] = []
+
+
+def _empty() -> Any:
+    """Return a routed layer that waits for its state, in another process."""
+    made = _routed()
+    return made.__new__(made)
 
 
 def _routed() -> Any:
@@ -247,6 +260,9 @@ def _routed() -> Any:
 
         class Routed(Linear):  # type: ignore[misc]
             """A linear layer of peft in which each row uses the adapter that the pass gives it."""
+
+            def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
+                return _empty, (), self.__dict__
 
             def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
                 y: Tensor = self.base_layer(x, *args, **kwargs)

@@ -26,7 +26,7 @@ from ..basics.hints import say_once
 from .adapters import PeftAdapters, matrices, noted, read_prefix
 from .attention import Packed, Segment
 from .decoder import Attention, Decoder, Route
-from .interface import Pass, Recomputed, running
+from .interface import Pass, Recomputed, recomputed, running
 from .logprobs import Support, plain_logprobs_entropy, rows_of_chunk
 from .packing_trial import Ways, try_out
 from .shape import Dimensions, UnsupportedArchitecture
@@ -56,8 +56,7 @@ class AutoDecoder(Decoder):
         self.adapters = PeftAdapters(net)
         for module in net.modules():
             if isinstance(module, GradientCheckpointingLayer) and not isinstance(module, Recomputed):
-                kind = type(module)
-                module.__class__ = type(kind.__name__, (Recomputed, kind), {"__module__": kind.__module__})
+                module.__class__ = recomputed(type(module))
         self.ways = Ways()
         with noted(net) as called:
             self.ways = try_out(self)
@@ -241,8 +240,9 @@ class AutoDecoder(Decoder):
         self, name: str, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = (), tokens: int = 0
     ) -> list[nn.Parameter]:
         """Add an adapter, made by peft."""
-        if tokens and self.unpackable:
-            raise ValueError(f"no prefix can be learned for {self.shape.kind}: {self.unpackable}")
+        compressed = getattr(self.hf_config, "kv_lora_rank", None)
+        if tokens and (why := self.unpackable or (compressed and "its keys and values are compressed")):
+            raise ValueError(f"no prefix can be learned for {self.shape.kind}: {why}")
         return self.adapters.add(self.net, name, rank, alpha, targets, tokens, self.shape)
 
     def learnable(self, adapter: str | None, critic: bool = False) -> dict[str, nn.Parameter]:

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 import torch.nn.functional as F
@@ -143,6 +143,10 @@ def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
 class Recomputed:
     """Mixed into a model's layers: in a pass with checkpointing, the backward pass computes them again."""
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
+        """Let a layer travel to another process: its class is made there from the layer's own kind."""
+        return _empty, (type(self).__mro__[2],), self.__dict__
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the layer, as the pass says."""
         now = _PASS.get()
@@ -154,6 +158,22 @@ class Recomputed:
             return nullcontext(), running(now)
 
         return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, context_fn=contexts)
+
+
+def recomputed(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return a kind of layer with `Recomputed` mixed in."""
+    if kind not in _RECOMPUTED:
+        _RECOMPUTED[kind] = type(kind.__name__, (Recomputed, kind), {"__module__": kind.__module__})
+    return _RECOMPUTED[kind]
+
+
+_RECOMPUTED: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def _empty(kind: type[nn.Module]) -> nn.Module:
+    """Return a layer that waits for its state."""
+    made = recomputed(kind)
+    return made.__new__(made)
 
 
 def route_now() -> Route:

@@ -135,10 +135,10 @@ def learning_parameters(spec: GroupSpec, names: Sequence[str]) -> list[Parameter
             raise ValueError(
                 f"groups.{spec.name}.ranks: adapters by role cannot be sharded yet; set ranks: 1"
             )
-        if not isinstance(own.model, Llama):
+        if own.model.unpackable:  # ranks would call their layers unequally often, and wait for each other
             raise ValueError(
-                f"groups.{spec.name}.ranks: a model that transformers computes cannot be sharded yet; set ranks: 1, and no "
-                "policies.*.learning.offload"
+                f"groups.{spec.name}.ranks: a model whose rows cannot be packed cannot be sharded "
+                f"({own.model.unpackable}); set ranks: 1, and no policies.*.learning.offload"
             )
     return chosen
 

@@ -183,16 +183,21 @@ class RankedGroup(ModelGroup):
                 hosted.parameters.load_state_dict(state[name]["parameters"])
 
     def _export(self, hosted: Hosted, path: Path, tokenizer: Any) -> Path:
-        """The first rank writes the tensors, one at a time; nobody holds the whole model."""
+        """Write a policy. The first rank writes the tensors of our own decoder one at a time, and nobody holds the whole
+        model. One that transformers computes is gathered here, because transformers writes it.
+        """
         learner = hosted.learner
         if not isinstance(learner, RemoteLearner):
             return super()._export(hosted, path, tokenizer)
         model, adapter = learner.parameters.model, learner.parameters.adapter
-        assert isinstance(model, Llama)
         with checkpoint.writing(path) as folder:
             if adapter is not None:
                 own = dict(learner.weights(list(model.learnable(adapter))))
                 save_adapter(filled(model, own), adapter, folder / "adapter")
+            if not isinstance(model, Llama):
+                whole = filled(model, dict(learner.weights(list(dict(model.named_parameters())))))
+                whole.merged(adapter).save(folder, tokenizer)
+                return path
             model.hf_config.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             if failure := self.ranks.call("export", hosted.name, folder, self.largest_file)[0]:
@@ -227,10 +232,10 @@ def _start(spec: GroupSpec) -> Ranks:
 
 
 def _hollow(parameters: list[Parameters]) -> list[Parameters]:
-    """Hollow models, whose buffers stay: they are small, and no checkpoint has them."""
+    """Hollow models, whose buffers stay: they are small, and no checkpoint of ranks has them."""
     empty = hollow(parameters)
     for own, bare in zip(parameters, empty, strict=True):
         for name, buffer in own.model.named_buffers():
             place, _, last = name.rpartition(".")
-            bare.model.get_submodule(place).register_buffer(last, buffer, persistent=False)
+            bare.model.get_submodule(place)._buffers[last] = buffer  # it is saved as it was before
     return empty
