@@ -247,9 +247,9 @@ AS_EXPERTS = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 _ROUTED: list[type] = []
 
 
-def _empty() -> Any:
+def _empty() -> nn.Module:
     """Return a routed layer that waits for its state, in another process."""
-    made = _routed()
+    made: type[nn.Module] = _routed()
     return made.__new__(made)
 
 
