@@ -34,17 +34,23 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
 """Names of the settings that each kind of model takes."""
 
 HELP = {
-    "temperature": (float, "of the models' sampling; 0: greedy (default: 1, or the endpoint's own)"),
-    "top_p": (float, "sample among the likeliest tokens of this share (default: 1, or the endpoint's own)"),
-    "max_tokens": (int, "longest reply (default: 256; a role's own limit counts if it is lower)"),
-    "device": (str, "cpu, cuda, cuda:1, mps (default: a GPU where there is one)"),
-    "dtype": (str, "float32 (default) or bfloat16"),
-    "threads": (int, "of matrix products (default: 1 for small models, else torch's)"),
-    "deadline": (float, "seconds for one call to an endpoint, retries included (default: 120)"),
-    "requests_per_minute": (float, "most requests to an endpoint"),
-    "tokens_per_minute": (float, "most tokens of an endpoint, in and out"),
+    "temperature": (float, "temperature of sampling; 0: greedy (default: 1, or the endpoint's own)"),
+    "top_p": (
+        float,
+        "share of the probability whose likeliest tokens may be drawn (default: 1, or the endpoint's own)",
+    ),
+    "max_tokens": (int, "longest reply in tokens (default: 256; a role's own limit counts if it is lower)"),
+    "device": (str, "device: cpu, cuda, cuda:1, mps (default: a GPU if there is one)"),
+    "dtype": (str, "precision: float32 (default) or bfloat16"),
+    "threads": (int, "CPU threads of matrix products (default: 1 for small models, else torch's)"),
+    "deadline": (
+        float,
+        "longest time of one call to an endpoint in seconds, retries included (default: 120)",
+    ),
+    "requests_per_minute": (float, "largest number of requests to an endpoint in a minute"),
+    "tokens_per_minute": (float, "largest number of tokens of an endpoint in a minute, in and out"),
     "budget_dollars": (float, "stop when the next call could cost more than is left; it needs --price"),
-    "budget_tokens": (int, "the same in tokens of endpoints, in and out"),
+    "budget_tokens": (int, "the same limit in tokens, in and out"),
 }
 
 
@@ -53,24 +59,33 @@ class ModelSettings:
     """Settings of a team's models. None: the model's own default."""
 
     temperature: float | None = None
+    """Temperature of sampling. 0: greedy."""
     top_p: float | None = None
+    """Share of the probability whose likeliest tokens may be drawn."""
     max_tokens: int | None = None
+    """Longest reply in tokens."""
     device: str | None = None
+    """Device of models on this machine: cpu, cuda, cuda:1, mps."""
     dtype: str | None = None
+    """Precision of models on this machine: float32 or bfloat16."""
     threads: int | None = None
+    """CPU threads of matrix products."""
     concurrency: int | None = None
-    """Number of requests at once: to an endpoint, or in the engine of a model here."""
+    """Largest number of requests at the same time: to an endpoint, or in the engine of a model on this machine."""
     deadline: float | None = None
-    """Seconds for one call to an endpoint, retries included."""
+    """Longest time of one call to an endpoint in seconds, retries included."""
     stream: bool | None = None
-    """Let endpoints stream their replies, or not. They do, if nothing is told."""
+    """Flag: endpoints stream their replies. null: they do."""
     price: Mapping[str, Price] | None = None
-    """Model, or "*", of an endpoint -> dollars for a million tokens in, and out."""
+    """Price by model of an endpoint, or for "*": dollars for a million tokens in, and out."""
     requests_per_minute: float | None = None
+    """Largest number of requests to an endpoint in a minute."""
     tokens_per_minute: float | None = None
+    """Largest number of tokens of an endpoint in a minute, in and out."""
     budget_dollars: float | None = None
     """Dollars that all endpoints of the team may cost together."""
     budget_tokens: int | None = None
+    """Tokens, in and out, that all endpoints of the team may take together."""
 
     def __post_init__(self) -> None:
         for name, fine, want in (

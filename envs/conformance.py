@@ -87,7 +87,7 @@ class Bench:
 
 
 def check_env(env: Any, **make: Any) -> list[str]:
-    """Run every check over an environment or an id; gives the names of those that passed."""
+    """Run every check on an environment, or on that of an id. Return the names of the checks that passed."""
     if isinstance(env, str) and not make:
         make = {"data": "mini", "size": 16} if _uses_mini(env) else {}
     bench = Bench(arena_of(env, **make))

@@ -66,7 +66,7 @@ class _Draft:
 
 
 class GraphWorkflow(Workflow):
-    """Declare nodes and edges, then `build`; the result is a workflow like any other."""
+    """Builder of a workflow: declare nodes and edges, then call `build`. The result is a workflow like any other."""
 
     def __init__(self, schema: Schema = QA, max_steps: int = 32) -> None:
         if max_steps < 1:

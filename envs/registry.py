@@ -99,11 +99,17 @@ def make(
 ) -> WorkflowEnv:
     """Make an environment: `unitymas.make("mask-hotpotqa", split="validation", data="mini", max_turns=3)`.
 
-    `tasks` are one's own rows (then neither `split` nor `data`); `reward` is `"default"`, None, a rule, a
-    plain function, a name of `REWARDS`, or a list of them; `tools` replace the default ones by name (a tool, or a name of `TOOLS`); `lenient` (True, False, or a mapping
-    by role) says what may stand around a reply, as `Role.lenient`; `prompts` is what the roles are told: "full" (the
-    default), "few-shot", "short", or one's own by role, as a mapping or a file (docs/prompts.md); whatever else is
-    given configures the workflow.
+    - `split`: part of the data set, such as "train", "validation" or "test".
+    - `data`: "mini", the name of a prepared data set, or a file. None: the environment's real data set if it is prepared on
+      this machine, else mini.
+    - `tasks`: your own rows. They exclude `split` and `data`.
+    - `size`: number of tasks to generate in the mini world.
+    - `reward`: "default", None, a rule, a plain function, a registered name, or a list of these.
+    - `tools`: tools by name (a tool, or a registered name). They replace the environment's.
+    - `budget`: limits of an episode: requests, tokens, seconds.
+    - `prompts`: the prompt set: "full" (the default), "few-shot", "short", a mapping from role to text, or a file (docs/prompts.md).
+    - `lenient`: True, False, or a mapping by role: text that is allowed around a reply, as in `Role.lenient`.
+    - All other keywords are arguments of the workflow.
     """
     from .faces.aec import WorkflowEnv
 

@@ -52,10 +52,10 @@ def evaluate(
     on_episode: OnEpisode | None = None,
     **options: Any,
 ) -> Any:
-    """avg@k with its interval, pass@k, pass^k, per role, cost: an `EvaluationResult` (for ``"suite:…"`` one by
-    environment).
+    """Evaluate a team on an environment or a suite. Return an `EvaluationResult`; for ``"suite:…"`` one by environment.
 
-    What else is given goes to `Evaluation` or to ``make``; the split is "test" unless it says otherwise.
+    It holds avg@k with its interval, pass@k, pass^k, figures by role, and the cost. The split is "test" by default. All other
+    keywords are fields of `Evaluation` or arguments of ``make``.
     """
     if isinstance(env, str) and env.startswith("suite:"):
         return evaluate_suite(

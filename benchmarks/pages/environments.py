@@ -20,6 +20,7 @@ from ...envs.faces.render import clip, use_in_words
 from ...envs.registry import PACKAGE, list_envs, make, resolve, spec
 from .episode_picture import MOST, ending, picture
 from .html import escape
+from .settings import settings_page
 
 EPISODES = 4
 """Scripted episodes among which the longest that fits a picture is shown."""
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 def pages() -> dict[str, str]:
     """Return the path of each generated file under ``docs/``, and its text."""
-    texts = {"environments.md": contents(), "gallery.md": gallery()}
+    texts = {"environments.md": contents(), "gallery.md": gallery(), "settings.md": settings_page()}
     texts |= {f"environments/{id}.md": page(id) for id in ours()}
     return texts | {f"images/episodes/{first}.svg": drawn(first) for first in families()}
 
@@ -87,9 +88,11 @@ def gallery() -> str:
     lines = [
         "# Gallery",
         "",
-        "One episode of each kind of team, played by the environment's own expert on the mini data. Time goes down. A dot is a",
-        "reply, in the colour and the lane of its role; a square is a tool. Lines lead from what was said to those who read it.",
-        "A number at the right is the credit of a reply. Each name leads to a page with the episode step by step.",
+        "One episode of each kind of team. The environment's own expert plays it on the mini data.",
+        "",
+        "Time goes down. Each role has a lane and a colour. A dot is a reply, and a square is the use of a tool. A line leads from a",
+        "reply to those who read it. The number at the right is the reward of a reply. Each name links to a page with the episode step",
+        "by step.",
         "",
         "Written by `make docs`.",
     ]
@@ -116,10 +119,13 @@ def contents() -> str:
     rows = [
         "# Environments",
         "",
-        "Written by `make docs` from the environments themselves. [The gallery](gallery.md) shows an episode of each kind.",
+        "All environments that come with the package. *Headline* is the metric by which an environment is ranked. Names are",
+        "`<workflow>-<data set>`. [The gallery](gallery.md) shows an episode of each kind. `unitymas list` prints this list.",
+        "",
+        "Written by `make docs` from the environments themselves.",
         "",
     ]
-    rows += ["| id | roles | headline | |", "|---|---|---|---|"]
+    rows += ["| id | roles | headline | what the team does |", "|---|---|---|---|"]
     for id in ours():
         known = spec(id)
         roles = ", ".join(r.name + (f" × {r.instances}" if r.instances > 1 else "") for r in known.roles)
@@ -128,7 +134,7 @@ def contents() -> str:
 
 
 def page(id: str) -> str:
-    """An environment's page: what it is, an episode step by step, and what each role is told."""
+    """Return an environment's page: what it is, an episode step by step, and what each role reads."""
     known = spec(id)
     first = next(first for first, ids in families().items() if id in ids)
     text = (sys.modules[resolve(known.workflow).__module__].__doc__ or "").strip()
@@ -136,22 +142,35 @@ def page(id: str) -> str:
         [
             f"# {known.id}",
             "",
-            f"```text\n{text}\n```",
+            f"{known.description[:1].upper()}{known.description[1:]}. [All environments](../environments.md).",
             "",
+            *prose(text),
             f"![{alt(first)}](../images/episodes/{first}.svg)",
             "",
             "## An episode, step by step",
             "",
             *steps(id),
             "",
-            "## What each role is told",
+            "## Roles, reply formats, rewards, data",
             "",
-            f"`unitymas info {id}`:",
+            f"`unitymas info {id}` prints this. Each role is followed by a sample of what it reads.",
             "",
             f"```text\n{info_text(id)}\n```",
             "",
         ]
     )
+
+
+def prose(text: str) -> list[str]:
+    """Return a docstring as Markdown: paragraphs, and indented parts as blocks."""
+    lines = []
+    for part in text.split("\n\n"):
+        if all(line.startswith("    ") for line in part.splitlines()):
+            lines += [f"```text\n{part}\n```", ""]
+        else:
+            pieces = part.split("`")  # every second one is code
+            lines += ["`".join(p if i % 2 else p.replace("<", "&lt;") for i, p in enumerate(pieces)), ""]
+    return lines
 
 
 def steps(id: str) -> list[str]:

@@ -265,11 +265,11 @@ async def arollout(
 ) -> list[Trace]:
     """Play `k` episodes of each task with a team; the traces come in the order of tasks and samples.
 
-    `env` is an id, or an environment. An episode's seed comes from (`seed`, task, sample) alone, so what
-    else runs beside it changes nothing. `on_trace` gets each trace as its episode ends.
+    `env` is an id or an environment. An episode's seed comes from (`seed`, task, sample) alone. So other episodes that run
+    at the same time change nothing. `on_trace` is called with each trace when its episode ends.
 
-    `keep_tokens="ids"` puts what local models saw and sampled into `node.meta["tokens"]`: `prompt_ids`, `ids` (the
-    closing token included) and their `logprobs`; `"text"` puts the tokens as text there, for the viewer.
+    `keep_tokens="ids"` keeps the tokens of local models in `node.meta["tokens"]`: `prompt_ids`, `ids` (the closing token
+    included) and their `logprobs`. `keep_tokens="text"` keeps the tokens as text, for the viewer.
     """
     if keep_tokens not in (None, "ids", "text"):
         raise ValueError(f"keep_tokens={keep_tokens!r}: use 'ids', 'text' or None")

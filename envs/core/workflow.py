@@ -83,7 +83,7 @@ async def _just(request: Awaitable[object]) -> Any:
 
 
 class Episode:
-    """The argument of `run`: the task without its reference, chance, and the three ways to ask."""
+    """Argument of `run`: the task without its reference, a random generator, and the three ways to ask."""
 
     __slots__ = ("_journalled", "_made", "_rng", "_roles", "_seed", "_tools", "task")
 
@@ -98,19 +98,19 @@ class Episode:
 
     @property
     def rng(self) -> random.Random:
-        """The only source of chance inside `run`; seeded by the episode."""
+        """Random generator of this episode, the only one that `run` may use."""
         if self._rng is None:
             self._rng = random.Random(self._seed)
         return self._rng
 
     def role(self, agent: str) -> Role:
-        """The role of an agent."""
+        """Return the role of an agent."""
         if agent not in self._roles:
             raise unknown("agent", agent, self._roles)
         return self._roles[agent]
 
     def cast(self, role: str) -> tuple[str, ...]:
-        """The agents of a role, in order."""
+        """Return the agents of a role, in order."""
         agents = tuple(agent for agent, known in self._roles.items() if known.name == role)
         if not agents:
             raise unknown("role", role, {known.name for known in self._roles.values()})
@@ -126,12 +126,11 @@ class Episode:
         max_tokens: int | None = None,
         anchor: str | None = None,
     ) -> Act:
-        """Ask an agent to speak; awaited, gives its `Reply`. `reply` overrides the role's format.
+        """Ask an agent for a reply. `await` it to get the `Reply`. `reply` replaces the role's reply format.
 
-        `prompt` is a text, messages, or the fields that the role's prompt is filled with (`Workflow.prompts`).
-        The role's system message stands before the prompt, unless this is a conversation with one of its own.
-        `anchor` is the state of the world as text: acts with the same one are comparable (GiGPO's groups),
-        whatever their prompts say besides.
+        `prompt` is a text, messages, or the fields that fill the role's prompt (`Workflow.prompts`). The role's system
+        message stands before it, unless the prompt brings one of its own. `anchor` is the state of the world as text. GiGPO
+        compares acts with the same anchor, whatever their prompts say.
         """
         try:
             role = self._roles[agent]
@@ -169,7 +168,7 @@ class Episode:
         return node
 
     def told(self, agent: str, fields: Mapping[str, object]) -> str:
-        """The prompt of an agent's role, filled: what `act` makes of fields."""
+        """Return the prompt of an agent's role, filled with these fields, as `act` would."""
         words = self.role(agent).wording
         if words is None:
             raise _unworded(agent, fields)
@@ -179,7 +178,7 @@ class Episode:
             raise _unfilled(agent, fields, error) from None
 
     def use(self, tool: str, /, **args: object) -> Use:
-        """Use a tool; awaited, gives its (public) result, or raises the `ToolError` it failed with."""
+        """Use a tool. `await` it to get its public result. If the tool failed, its `ToolError` is raised."""
         if tool not in self._tools and tool.partition(":")[0] not in self._tools and tool != TOOLS:
             raise unknown("tool", tool, self._tools)
         node = new_use(tool, freeze(args))
@@ -187,7 +186,7 @@ class Episode:
         return node
 
     def all(self, *branches: Awaitable[object]) -> Join:
-        """Side by side: requests, or coroutines of requests. Awaited, gives their results in order."""
+        """Run requests, or coroutines of requests, at the same time. `await` it to get their results in order."""
         coroutines = []
         for branch in branches:
             if isinstance(branch, Coroutine):
@@ -203,7 +202,7 @@ class Episode:
         return join
 
     def memory(self, agent: str, system: str = "") -> Memory:
-        """A conversation of this agent's own, which every act of it continues; `system` replaces its role's."""
+        """Return a conversation of this agent, which each of its acts continues. `system` replaces the role's system message."""
         return Memory(self, agent, system)
 
     def _forgotten(self, asked: int) -> Node | Join | None:
@@ -254,11 +253,11 @@ class Workflow:
     """Role (or "*") -> `Role.lenient`, where an environment was made with it."""
 
     async def run(self, ep: Episode) -> Outcome | None:
-        """The program. Only `ep`'s requests may be awaited."""
+        """Run one episode. Only requests of `ep` may be awaited."""
         raise WorkflowError(f"{type(self).__name__} needs an `async def run(self, ep)`")
 
     def told_roles(self) -> tuple[Role, ...]:
-        """The roles with the words of the prompt set."""
+        """Return the roles with the texts of the prompt set."""
         return tuple({role.name: role for role in self.agents().values()}.values())
 
     def terms(self) -> Mapping[str, Any]:
@@ -273,11 +272,11 @@ class Workflow:
         return twin
 
     async def grade(self, ep: Episode, trace: Trace, task: Task) -> Mapping[str, Any] | None:
-        """After `run`: may use the reference, tools and judges; what it returns is `trace.grade`."""
+        """Grade an episode after `run`. It may use the reference, tools and judges. Its result is `trace.grade`."""
         return None
 
     def seal(self) -> Workflow:
-        """Freeze the object; from here on it is shared by every episode."""
+        """Freeze the object. From now on all episodes share it."""
         name = type(self).__name__
         if not isinstance(self.tools, tuple | list):
             raise WorkflowError(

@@ -23,36 +23,39 @@ class Learning(Settings):
     lr: Amount = 1e-5
     """Peak learning rate. Usual 1e-6 for billions of parameters, 1e-5 to 3e-4 for millions or adapters."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Schedule by which the rate falls after the warm-up, to `final` of its peak at `horizon` optimizer steps."""
+    """Course of the rate after the warm-up. linear and cosine fall to `final` of the peak at `horizon` optimizer steps."""
     warmup: Whole = 0
     """Optimizer steps over which the rate rises from 0."""
     horizon: Whole = 0
-    """Optimizer steps until the schedule ends. 0: all of the run's (steps × epochs × minibatches)."""
+    """Optimizer steps until the schedule ends. 0: the number of the whole run (steps × epochs × minibatches)."""
     final: Share = 0.1
-    """Share of the peak that the schedule ends on."""
+    """Rate at the end of the schedule, as a share of the peak."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """Betas of AdamW."""
     eps: Positive = 1e-8
+    """Epsilon of AdamW."""
     weight_decay: Amount = 0.0
+    """Weight decay of AdamW."""
     clip_norm: Amount = 1.0
-    """Largest gradient norm; 0: no clipping. Usual 0.5–1."""
+    """Largest gradient norm. 0: no clipping. Usual 0.5–1."""
     micro_tokens: Count = 8192
-    """Tokens laid in one forward pass. Changes memory and speed, never the result."""
+    """Largest number of tokens in one forward pass. It changes memory and speed, never the result."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the computation. bfloat16 pays where the processor has it."""
+    """Precision of the forward and backward pass. bfloat16 is faster on hardware that supports it."""
     parameters: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which parameters and gradients are kept. bfloat16: half the memory; each step is rounded at random, in the
-    mean right. It needs precision: bfloat16."""
+    """Precision in which parameters and gradients are stored. bfloat16 takes half the memory. It rounds each step at random, which is
+    right on average, and needs precision: bfloat16."""
     moments: Literal["float32", "8bit"] = "float32"
-    """Precision of the optimizer's moments. 8bit: a quarter of the memory, with a scale for every 256 numbers."""
+    """Precision of the optimizer's moments. 8bit takes a quarter of the memory, with a scale for every 256 numbers."""
     thinking: bool = True
-    """Train what a reply thinks (`<think>…</think>`), too. false: it is context, and only the reply itself is trained."""
+    """Flag: train the thinking part of a reply (`<think>…</think>`), too. false: it is context, and only the rest is trained."""
     checkpointing: bool = False
-    """Keep only each layer's input for the backward pass: less memory, a third more time."""
+    """Flag: activation checkpointing. Only each layer's input is kept for the backward pass: less memory, a third more time."""
     snapshot: bool = False
-    """Copy parameters and optimiser before an update of several mini-batches, so that one that fails changes nothing. Without
-    it a failed update ends after its last whole optimiser step, and memory is half as large."""
+    """Flag: copy parameters and optimizer before an update of several mini-batches, so that a failed update changes nothing. Without the
+    copy a failed update ends after its last whole optimizer step, and the memory is half as large."""
     offload: bool = False
-    """Keep parameters and optimiser in the CPU's memory between uses (FSDP). For a GPU that holds too little."""
+    """Flag: keep parameters and optimizer in the CPU's memory between uses (FSDP), for a GPU with too little memory."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "learning.")
@@ -96,11 +99,13 @@ class Adapter(Settings):
     """A policy as a small change to its group's base: low-rank (LoRA), or with `tokens` a learned prefix."""
 
     rank: Count = 8
+    """Rank of LoRA."""
     alpha: Positive = 16.0
+    """Alpha of LoRA: the change is scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Matrices that change, as peft names them (q_proj, v_proj …). Empty: all of every layer."""
+    """Matrices that change, as peft names them (q_proj, v_proj …). Empty: all matrices of every layer."""
     tokens: Whole = 0
-    """Tokens of a learned prefix of every layer (prefix tuning), in place of a low-rank change. 0: none."""
+    """Number of tokens of a learned prefix in every layer (prefix tuning), instead of LoRA. 0: LoRA."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "adapter.")
@@ -113,9 +118,13 @@ class Sampling(Settings):
     """Sampling of a policy while it collects. It is recorded with every sample and enters training."""
 
     temperature: Amount = 1.0
+    """Temperature. It must be above 0 for a policy that learns."""
     top_p: Annotated[float, Range(0.0, 1.0, above=True)] = 1.0
+    """Share of the probability whose likeliest tokens may be drawn. 1: all tokens."""
     top_k: Whole = 0
+    """Number of likeliest tokens that may be drawn. 0: all tokens."""
     max_tokens: Count = 256
+    """Longest reply in tokens. The default of a policy is 64."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "sampling.")
@@ -185,7 +194,7 @@ class GroupSpec:
     seed: int = 0
     """Seed of whatever begins at random (adapters)."""
     ranks: int = 1
-    """Processes over which parameters, gradients and optimisers are sharded."""
+    """Processes over which parameters, gradients and optimizers are sharded."""
     context_ranks: int = 1
     """Ranks among which the tokens of each micro-batch are split (context parallelism)."""
     replicas: int = 1

@@ -30,26 +30,29 @@ class EnvConfig(Settings):
     """Source of episodes: the arguments of `unitymas.make`."""
 
     id: str = "mask-hotpotqa"
+    """Id of the environment (`unitymas list`), or module:id."""
     data: DataSet | str | None = None
-    """"mini", the name of a prepared data set, or a file. null: the real one if prepared, else mini."""
+    """Data set: "mini", the name of a prepared one, or a file. null: the environment's real data set if it is prepared on this
+    machine, else mini."""
     split: str = "train"
+    """Part of the data set that is trained on."""
     size: Count | None = None
-    """Number of tasks of the mini world to generate. null: its default."""
+    """Number of tasks to generate in the mini world. null: its default (2,048 for training)."""
     reward: Any = "default"
-    """Rules, functions, or entry points to them (module:name). null: none."""
+    """Reward: "default", one rule or a list of rules, by registered name or as module:name. null: no reward."""
     rules: tuple[Any, ...] = ()
-    """Rules besides: what reward wrappers attach."""
+    """Further rules, which reward wrappers attach."""
     tasks: Any = None
-    """Rows of one's own, from Python; then neither `data` nor `split` counts, and validation plays them too."""
+    """Tasks given from Python as rows. Then `data` and `split` do not count, and validation plays these tasks too."""
     tools: dict[str, Any] = field(default_factory=dict)
-    """Tools in place of the environment's, by name, from Python."""
+    """Tools given from Python, by name. They replace the environment's."""
     budget: dict[str, Any] | None = None
-    """Limits of an episode: requests, tokens, seconds. null: the environment's."""
+    """Limits of an episode: requests, tokens, seconds. null: the environment's own."""
     prompts: Any = None
-    """What the roles are told: full, few-shot, short, one's own by role, or a file (docs/prompts.md). null: short where
-    all models are tiny, else full."""
+    """Prompt set (docs/prompts.md): full, few-shot, short, a mapping from role to text, or a file. null: short if all models are
+    tiny, else full."""
     args: dict[str, Any] = field(default_factory=dict)
-    """The workflow's own arguments (max_turns …)."""
+    """Arguments of the workflow itself, such as max_turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,37 +60,38 @@ class GroupConfig(Settings):
     """A model group: one base model, and the policies on it."""
 
     model: str = "tiny"
-    """A causal language model (docs/models.md), by its name (agents/names.py): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
+    """Name of a causal language model (docs/running.md): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
     slots: Count = 128
-    """Requests that are generated side by side, at most; keys and values take the memory that they need."""
+    """Largest number of requests that an engine generates at the same time. Memory for keys and values grows with use."""
     context: Count | None = None
-    """Longest prompt and reply together. null: the model's own."""
+    """Largest number of tokens of a prompt and its reply together. null: the model's own limit."""
     threads: Whole = 0
-    """Threads of its matrix products; 0: torch's default."""
+    """CPU threads of the group's matrix products. 0: torch's default."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of generation."""
+    """Precision of generation. That of training is `learning.precision`."""
     device: str = "auto"
-    """Device on which the group's models learn, and generate where the engine is torch: cpu, cuda, cuda:1 … auto: a GPU where there is one
-    (groups take them in turn), else cpu; with vLLM, which fills a GPU by itself, cpu."""
+    """Device on which the group's models learn: cpu, cuda, cuda:1 … The torch engine generates on the same one. auto: a GPU if there is
+    one, else cpu; several groups take the GPUs in turn. With engine vllm, auto is cpu, because vLLM fills the GPU."""
     gpus: Amount | None = None
-    """GPUs that Ray reserves for this group; it sees no others. null: one where the device is cuda (a share
-    where groups on auto outnumber them), else none."""
+    """GPUs that Ray reserves for this group's own process; it sees no others. Ranks and further replicas reserve one each besides. null: 1
+    if the device is cuda, else 0. Groups on auto share GPUs if there are more groups than GPUs."""
     cpus: Amount = 0.0
-    """CPUs that Ray reserves for this group. 0: it shares those of its node."""
+    """CPUs that Ray reserves for this group. 0: the group shares the CPUs of its node."""
     ranks: Count = 1
-    """Processes over which the parameters, gradients and optimisers of its policies are sharded (docs/scale.md): one a GPU.
-    On device cuda:K they take K, K + 1 …"""
+    """Processes over which the parameters, gradients and optimizers of the group's policies are sharded (docs/scale.md), one for each
+    GPU. On device cuda:K they take GPUs K, K + 1 …"""
     context_ranks: Count = 1
-    """Ranks among which the tokens of each micro-batch are split, for contexts that are too long for one. It divides `ranks`."""
+    """Ranks over which the tokens of each micro-batch are split, for contexts that are too long for one GPU. It must divide `ranks`."""
     pool: str = ""
-    """Name of a pool: its groups share one device and learn by turns, while their engines sleep (docs/scale.md). Empty: none."""
+    """Name of a pool. The groups of a pool share one device and learn in turn, while their engines sleep (docs/scale.md). Empty:
+    no pool."""
     engine: str = "torch"
-    """Engine that generates (docs/engine.md)."""
+    """Engine that generates (docs/engine.md): torch, vllm, or a registered one."""
     replicas: Count = 1
-    """Engines with the same weights, and a router that keeps common prefixes together (docs/scale.md). Each takes `slots` requests, and
-    on GPUs a device of its own. On device cuda:K they take K, K + 1 …"""
+    """Number of engines with the same weights. A router sends requests with a common prefix to the same engine (docs/scale.md). Each
+    engine takes `slots` requests, and on GPUs a GPU of its own. On device cuda:K they take GPUs K, K + 1 …"""
     engine_options: dict[str, Any] = field(default_factory=dict)
-    """Arguments of vLLM's engine (gpu_memory_utilization, tensor_parallel_size, enforce_eager …)."""
+    """Arguments of vLLM's engine: gpu_memory_utilization, tensor_parallel_size, enforce_eager …"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,26 +99,30 @@ class PolicyConfig(Settings):
     """A policy: parameters in a group, and how they learn."""
 
     group: str = "main"
+    """Name of the model group that hosts this policy."""
     frozen: bool = False
+    """Flag: the policy plays and does not learn."""
     algorithm: dict[str, Any] = field(default_factory=lambda: {"name": "ppo"})
-    """`name`, and the algorithm's own fields (docs/algorithms.md). A name alone will do: algorithm: grpo."""
+    """Algorithm: its `name` and its own settings (docs/algorithms.md). The name alone is enough: algorithm: grpo."""
     learning: Learning = Learning()
+    """Optimizer and precision of training."""
     critic: str = "auto"
-    """The policy with a value head that judges this one. auto: one of its own, in the same group, where the
-    algorithm needs one."""
+    """Name of the policy with a value head that judges this one. auto: a critic is made in the same group, if the algorithm needs
+    one."""
     critic_learning: Learning | None = None
-    """Learning settings of the automatic critic. null: as `learning`."""
+    """Learning settings of the automatic critic. null: the same as `learning`."""
     reference: bool = False
-    """Keep a frozen copy of the first parameters, for a KL penalty."""
+    """Flag: keep a frozen copy of the first parameters, for a KL penalty."""
     adapter: Adapter | None = None
-    """Train a low-rank adapter on the group's base instead of a full copy."""
+    """Adapter (LoRA) on the group's base model, trained instead of a full copy. null: a full copy is trained."""
     adapters: dict[str, Adapter] = field(default_factory=dict)
-    """Role -> an adapter of its own, on a copy of the base that learns from all roles of the policy."""
+    """Adapters by role, on a copy of the base that learns from all roles of the policy (docs/models.md)."""
     init: str = ""
-    """A model to begin from instead of the group's, named as there."""
+    """Name of a model to begin from. Empty: the group's model."""
     sampling: Sampling = Sampling(max_tokens=64)
+    """Sampling while episodes are collected. Its `max_tokens` is 64 here."""
     credit: dict[str, Any] = field(default_factory=dict)
-    """Credit transforms by role (docs/algorithms.md): team and local mixing, shaping, tree credit."""
+    """Credit transforms by role (docs/algorithms.md): mixing of team and local rewards, shaping, tree credit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +130,15 @@ class EvalConfig(Settings):
     """Validation, greedy by default, on tasks of another split."""
 
     every: Whole = 10
-    """Steps between validations; 0: only at the beginning and the end."""
+    """Steps between validations. 0: only at the beginning and the end."""
     tasks: Count = 64
+    """Number of held-out tasks."""
     split: str = "validation"
+    """Part of the data set that is validated on."""
     k: Count = 1
+    """Samples per task."""
     temperature: Amount = 0.0
+    """Temperature of validation. 0: greedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,21 +146,23 @@ class LogConfig(Settings):
     """Places where figures go, besides `metrics.jsonl`."""
 
     console: Literal["auto", "live", "plain", "off"] = "auto"
+    """Output on the terminal. auto: live on a terminal, else plain."""
     tensorboard: bool = False
+    """Flag: write TensorBoard files."""
     wandb: str = ""
-    """Project of Weights & Biases. Empty or off: none."""
+    """Project of Weights & Biases. Empty or off: not used."""
     trackio: str = ""
-    """Project of trackio. Empty or off: none."""
+    """Project of trackio. Empty or off: not used."""
     prometheus: Annotated[int, Range(0, 65535)] = 0
-    """Port on this machine where Prometheus reads the newest figures. 0: none."""
+    """Port on this machine where Prometheus reads the newest figures. 0: not served."""
     otlp: str = ""
-    """Address of an OpenTelemetry collector (http://HOST:4318/v1/metrics). Empty or off: none."""
+    """Address of an OpenTelemetry collector (http://HOST:4318/v1/metrics). Empty or off: not used."""
     also: tuple[str, ...] = ()
-    """Loggers besides, by name or as module:name (docs/new-parts.md)."""
+    """Further loggers, by name or as module:name (docs/new-parts.md)."""
     traces_every: Whole = 10
-    """Steps between those whose traces are kept; 0: none but validation's."""
+    """Distance in steps between training steps whose traces are kept. 0: only validation's traces are kept."""
     timeline: bool = True
-    """Flag: `timeline.json` shows what groups and controller did when (https://ui.perfetto.dev opens it)."""
+    """Flag: write `timeline.json`, which shows the work of groups and controller over time (https://ui.perfetto.dev opens it)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,14 +175,15 @@ class RayConfig(Settings):
     """Cluster on which the groups of a run with runtime=ray live (docs/running.md)."""
 
     address: str = ""
-    """Address of a cluster: HOST:6379, ray://HOST:10001 … Empty: that of RAY_ADDRESS, a Ray that runs on this machine, or one
-    that is started here."""
+    """Address of a cluster: HOST:6379, ray://HOST:10001 … Empty: the address in RAY_ADDRESS, else a Ray that runs on this machine,
+    else a new one."""
     options: dict[str, Any] = field(default_factory=dict)
-    """More arguments of `ray.init` (namespace, runtime_env, num_cpus …)."""
+    """Further arguments of `ray.init`: namespace, runtime_env, num_cpus …"""
     strategy: Literal["", "pack", "spread", "strict_pack", "strict_spread"] = ""
-    """Placement of the groups on the nodes, in a placement group of Ray's. Empty: wherever Ray finds room."""
+    """Placement of the groups on the nodes, by a placement group of Ray. Ranks and further replicas are outside of it. Empty: wherever
+    Ray has room."""
     wait: Positive = 60.0
-    """Longest time in seconds for a placement. Then the run ends, and says what the nodes have."""
+    """Longest wait in seconds for a placement. Then the run ends, and prints what the nodes have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,65 +191,76 @@ class RunConfig(Settings):
     """A training run."""
 
     imports: tuple[str, ...] = ()
-    """Files and modules of one's own that are imported first (`--import`)."""
+    """Files and modules of your own that are imported first (`--import`)."""
     env: EnvConfig = EnvConfig()
+    """Environment: the source of episodes."""
     groups: dict[str, GroupConfig] = field(default_factory=lambda: {"main": GroupConfig()})
+    """Model groups by name. Each hosts one base model."""
     policies: dict[str, PolicyConfig] = field(default_factory=lambda: {"team": PolicyConfig()})
+    """Policies by name. Each is a set of parameters in a group."""
     map: dict[str, str] = field(default_factory=lambda: {"*": "team"})
-    """Agent, else role, else "*" -> a policy of `policies`, or a fixed player ("scripted", "openai:…")."""
+    """Player of each agent, else of its role, else of "*": a policy, or a fixed player ("scripted", "openai:…")."""
     players: PlayersConfig = PlayersConfig()
-    """Settings of the map's fixed players that are models: sampling, limits, prices, a budget."""
+    """Settings of those fixed players in `map` that are models: sampling, limits, prices, a budget."""
     counterfactual: dict[str, Counterfactual] = field(default_factory=dict)
-    """Role (or "*") -> how its acts are questioned by forks (docs/trees-and-recipes.md)."""
+    """Counterfactual credit by role, or for "*" (docs/trees-and-recipes.md)."""
     recipe: str = "default"
-    """The order of a step: default, or another registered one."""
+    """Order of the parts of a step: default, or another registered recipe."""
     recipe_args: dict[str, Any] = field(default_factory=dict)
+    """Fields of the recipe."""
     steps: Count = 60
+    """Number of training steps: collect, update, publish."""
     tasks_per_step: Count = 32
+    """Tasks that are played in a step."""
     k: Count = 8
     """Trajectories per task."""
     minibatches: Count = 2
-    """Optimizer steps per update, cut by task. More: faster and further off-policy."""
+    """Optimizer steps per update. The samples are cut by task. More steps learn faster and are further off-policy."""
     epochs: Count = 1
-    """Passes over a step's samples."""
+    """Passes over the samples of a step."""
     concurrency: Count = 512
-    """Episodes in flight."""
+    """Largest number of episodes that are played at the same time."""
     episode_seconds: Positive | None = None
-    """An episode that takes longer is truncated. Not in deterministic runs."""
+    """Longest time of an episode in seconds; then it is truncated. null: no limit. Not allowed in deterministic runs."""
     retries: Whole = 2
-    """Number of times that an episode that failed for infrastructure's sake is begun anew."""
+    """Number of new attempts for an episode that failed because of infrastructure."""
     overlap: Literal["off", "wait", "drop"] = "off"
-    """Play episodes while groups update (docs/overlap.md). wait: no episode begins that could become older than `staleness`, and
-    all are trained on, in order. drop: whoever arrives first is trained on, and what is too old is discarded, long episodes more
-    often than short ones. off: play, then update."""
+    """Collection of episodes during updates (docs/overlap.md). off: collect, then update. wait: an episode begins only if it cannot become
+    older than `staleness`; all episodes are trained on, in order. drop: the first episodes that end are trained on, and those that are too
+    old are discarded; long episodes are discarded more often than short ones."""
     staleness: Whole = 0
-    """Largest number of versions that a sample may be old when it is trained on; older ones are discarded and counted.
-    With overlap=wait, steps that collection may run ahead; usual 1."""
+    """Largest age of a sample when it is trained on, in versions of the policy. Older samples are discarded and counted. With
+    overlap=wait, the number of steps that collection may run ahead; usual 1."""
     seed: int = 0
+    """Seed of tasks, sampling and whatever begins at random."""
     runtime: Literal["local", "ray"] = "local"
+    """Place of the groups. local: in this process. ray: each group is a Ray actor (docs/running.md)."""
     ray: RayConfig = RayConfig()
+    """Cluster of a run with runtime=ray."""
     restarts: Whole = 3
-    """Number of times in a row, without a finished step between, that a run whose group died goes on by itself from its newest
-    checkpoint."""
+    """Number of times in a row that a run goes on by itself from its newest checkpoint after a group died. A finished step sets the
+    count to 0."""
     restart_pause: Amount = 2.0
-    """Seconds before the first of them; each further one waits twice as long, up to a minute."""
+    """Seconds before the first restart. Each further restart waits twice as long, up to a minute."""
     deterministic: bool = False
-    """Fixed decode shapes, pinned threads, no wall-clock deadlines: runs agree bit for bit."""
+    """Flag: fixed decode shapes, fixed threads and no wall-clock deadlines, so that two runs give the same bits."""
     shuffle_rewards: bool = False
-    """A control: credits are exchanged between episodes, and brought to mean 0 for each agent and turn, before advantages
-    are made. There is nothing to learn."""
+    """Flag for a control run: rewards are exchanged between episodes before advantages are computed, and brought to mean 0 for each agent
+    and turn. Then there is nothing to learn."""
     watchdog: Amount = 300.0
-    """Seconds in which nothing ends, after which the run says who waits for whom; 0: never. It only tells."""
+    """Seconds without any finished work, after which the run prints what waits for what. It changes nothing. 0: never."""
     patience: Count = 3
-    """Stop with the cause after so many steps in a row without one usable sample."""
+    """Number of steps in a row without a usable sample, after which the run stops and prints the cause."""
     starved: bool = True
-    """Stop when over 90% of a trained role's advantages are 0 for `patience` steps."""
+    """Flag: stop when more than 90% of a trained role's advantages are 0 for `patience` steps."""
     eval: EvalConfig = EvalConfig()
+    """Validation."""
     log: LogConfig = LogConfig()
+    """Loggers."""
     checkpoint_every: Whole = 20
-    """Steps between checkpoints; 0: only at the end."""
+    """Steps between checkpoints. 0: only at the end."""
     checkpoints: Count = 2
-    """Number of checkpoints that are kept, the newest."""
+    """Number of newest checkpoints that are kept."""
     checkpoints_best: Whole = 0
-    """Number of checkpoints that are kept besides: those of the steps with the best validation. The run itself never chooses among
-    them: it goes on from the newest, exports its last policies, and reports every validation."""
+    """Number of further checkpoints that are kept: those of the steps with the best validation. The run never chooses among them. It goes
+    on from the newest, exports its last policies, and reports every validation."""

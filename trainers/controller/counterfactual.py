@@ -31,14 +31,15 @@ class Counterfactual(Settings):
     """Settings of counterfactual credit for one role."""
 
     samples: Count = 1
-    """Forks of an act. More: less noise."""
+    """Forks of an act. More forks mean less noise."""
     limit: Count = 4
-    """Acts of the role in an episode that are forked; which, is drawn by lot."""
+    """Largest number of the role's acts in an episode that are forked, drawn at random."""
     reply: str | None = None
-    """A neutral reply that stands for the act. null: the role speaks anew."""
+    """Neutral reply that replaces the act. null: the role is sampled again."""
     scale: float = 1.0
+    """Factor of the difference."""
     score: str = ""
-    """The metric that is compared. Empty: the environment's headline, or all credits together if it has none."""
+    """Metric that is compared. Empty: the environment's headline metric, or the sum of all rewards if there is none."""
 
 
 async def question(

@@ -414,12 +414,14 @@ def train(
     anew: bool = False,
     **fields: object,
 ) -> Run:
-    """Train a team; gives the finished `Run`. Keywords are fields of the config tree (`steps=20`, …).
+    """Train a team. Return the finished `Run`. Keywords are keys of the config (`steps=20`, …; docs/settings.md).
 
-    `id` names the environment, or is one that `unitymas.make` made, in our reward wrappers or bare; `reward=` is short
-    for `env={"reward": …}`, and may hold rules as Python objects.
-    `resume` goes on with the run in `directory`; `anew` begins it again where it ended before its first checkpoint.
-    A Ctrl-C finishes the step, writes a checkpoint and raises `KeyboardInterrupt`; a second one stops at once.
+    `id` is the id of an environment, or an environment that `unitymas.make` made, with or without reward wrappers. `reward=` is
+    short for `env={"reward": …}`, and may hold rules as Python objects.
+
+    `resume` continues the run in `directory`. `anew` begins that run again if it ended before its first checkpoint.
+
+    Ctrl-C finishes the step, writes a checkpoint and raises `KeyboardInterrupt`. A second Ctrl-C stops at once.
     """
     if "reward" in fields:
         fields = merge(

@@ -87,7 +87,7 @@ def train_main(
     report: Callable[[Path], object] | None = None,
     watching: Callable[[Path], AbstractContextManager[object]] = nullcontext,
 ) -> int:
-    """Train a team. Whatever looks like a.b=c overrides the config."""
+    """Train a team. A word a.b=c sets a key of the config: docs/settings.md has all keys, and --dry-run prints them."""
     reader = parser()
     args, rest = reader.parse_known_intermixed_args(argv)
     if rest:
