@@ -144,6 +144,8 @@ def page(id: str) -> str:
             "",
             f"{known.description[:1].upper()}{known.description[1:]}. [All environments](../environments.md).",
             "",
+            f"`unitymas play {id} --team scripted` plays it, `unitymas train {id} --preset shared` trains it.",
+            "",
             *prose(text),
             f"![{alt(first)}](../images/episodes/{first}.svg)",
             "",
