@@ -272,7 +272,7 @@ def warmstart_main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("id", help="an environment with a scripted expert")
     parser.add_argument(
-        "args", nargs="*", metavar="name=value", help="the workflow's own arguments (top_k=3)"
+        "args", nargs="*", metavar="name=value", help="arguments of the workflow, such as top_k=3"
     )
     parser.add_argument("--model", default="tiny", help="a model by name (default: tiny; `unitymas models`)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the fine-tuned model")
@@ -283,19 +283,27 @@ def warmstart_main(argv: Sequence[str]) -> int:
     )
     more = number(0, kind=float)
     parser.add_argument("--epochs", type=more, default=1.0, help="passes over the traces (default 1)")
-    parser.add_argument("--replies", type=number(0), default=0, help="so many replies, in place of passes")
     parser.add_argument(
-        "--lr", type=more, default=0.0, help="learning rate (default 3e-4; an adapter's 1e-3)"
-    )
-    parser.add_argument("--batch", type=COUNT, default=16, help="replies of an optimizer step (default 16)")
-    parser.add_argument(
-        "--lora", type=number(0), default=0, help="rank of an adapter that learns (default: the whole model)"
+        "--replies", type=number(0), default=0, help="number of replies to learn, instead of --epochs"
     )
     parser.add_argument(
-        "--precision", choices=("float32", "bfloat16"), default="", help="default: the faster one here"
+        "--lr", type=more, default=0.0, help="learning rate (default 3e-4; of an adapter 1e-3)"
+    )
+    parser.add_argument("--batch", type=COUNT, default=16, help="replies in an optimizer step (default 16)")
+    parser.add_argument(
+        "--lora",
+        type=number(0),
+        default=0,
+        help="rank of a LoRA adapter to train (default: the whole model is trained)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the order of the replies, and of an adapter's beginning"
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="",
+        help="precision of training (default: the faster one on this machine)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the order of the replies and of an adapter (default 0)"
     )
     options = parser.parse_intermixed_args(argv)
     config = {}

@@ -192,15 +192,13 @@ WRITERS = {
 
 def export_main(argv: list[str] | None = None) -> int:
     """``unitymas export SOURCE --to …``."""
-    parser = Parser(prog="unitymas export", description="Traces for other tools.")
+    parser = Parser(prog="unitymas export", description="Convert traces for other tools.")
     parser.add_argument("sources", nargs="+", type=Path, help="run directories, evaluations, or trace files")
-    parser.add_argument(
-        "--to", choices=sorted(WRITERS), default="parquet", help="the format (default: parquet)"
-    )
+    parser.add_argument("--to", choices=sorted(WRITERS), default="parquet", help="format (default: parquet)")
     parser.add_argument(
         "-o", "--out", type=Path, help="default: traces.parquet, traces.jsonl, traces.json, traces/"
     )
-    parser.add_argument("--limit", type=COUNT, help="at most so many episodes of each source")
+    parser.add_argument("--limit", type=COUNT, help="largest number of episodes of each source")
     options = parser.parse_args(argv)
     write, suffix = WRITERS[options.to]
     out = options.out or Path(f"traces{suffix or '-dataset'}")

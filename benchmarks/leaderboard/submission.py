@@ -104,11 +104,11 @@ def submit_main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "folders", nargs="+", type=Path, help="an evaluation's folder; with --check, submissions"
     )
-    parser.add_argument("--name", help="what the board calls it")
+    parser.add_argument("--name", help="name on the board")
     parser.add_argument("--authors", default="", help="who made it")
     parser.add_argument("--description", default="", help="a few words about the team")
     parser.add_argument("--url", default="", help="where to read more")
-    parser.add_argument("--parameters", default="", help="how large its models are, such as 7B")
+    parser.add_argument("--parameters", default="", help="size of its models, such as 7B")
     parser.add_argument("-o", "--out", type=Path, help="default: submissions/NAME")
     parser.add_argument("--check", action="store_true", help="recompute every figure from the traces")
     parser.add_argument(

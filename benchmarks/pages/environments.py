@@ -8,6 +8,7 @@ It writes a gallery, a table, and for each environment a page with an episode an
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -168,7 +169,7 @@ def prose(text: str) -> list[str]:
     lines = []
     for part in text.split("\n\n"):
         if all(line.startswith("    ") for line in part.splitlines()):
-            lines += [f"```text\n{part}\n```", ""]
+            lines += [f"```text\n{textwrap.dedent(part)}\n```", ""]
         else:
             pieces = part.split("`")  # every second one is code
             lines += ["`".join(p if i % 2 else p.replace("<", "&lt;") for i, p in enumerate(pieces)), ""]

@@ -371,10 +371,10 @@ def kept(folder: Path) -> Iterator[Labelled]:
 def report_main(argv: list[str] | None = None) -> int:
     """``unitymas report RUN …``."""
     parser = Parser(
-        prog="unitymas report", description="A training run as one page of curves, alarms and episodes."
+        prog="unitymas report", description="Write a training run as one page of curves, alarms and episodes."
     )
     parser.add_argument(
-        "runs", nargs="+", type=Path, help="a run's directory; several seeds of the same give intervals"
+        "runs", nargs="+", type=Path, help="directories of runs; several seeds of one config give intervals"
     )
     parser.add_argument("-o", "--out", type=Path, help="default: report.html in the (first) run's directory")
     options = parser.parse_args(argv)

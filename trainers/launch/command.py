@@ -61,24 +61,28 @@ def _parser() -> Parser:
         ("slurm", "a script for sbatch"), ("kuberay", "a RayJob for kubectl"), ("ssh", "a script that starts Ray by ssh"),
     ):  # fmt: skip
         way = ways.add_parser(
-            name, help=what, description=f"{what.capitalize()}. The training command follows --."
+            name, help=what, description=f"Print {what}. The training command stands last, after --."
         )
-        way.add_argument("--submit", action="store_true", help="hand it in instead of printing it")
-        way.add_argument("--name", default="unitymas", help="name of the job")
-        way.add_argument("--cpus", type=number(0), default=0, help="CPUs of each node; 0: what Ray finds")
-        way.add_argument("--gpus", type=number(0), default=0, help="GPUs of each node")
-        way.add_argument("--folder", default="", help="working directory, seen by all nodes")
+        way.add_argument("--submit", action="store_true", help="hand the recipe in instead of printing it")
+        way.add_argument("--name", default="unitymas", help="name of the job (default unitymas)")
+        way.add_argument(
+            "--cpus", type=number(0), default=0, help="CPUs of each node (default 0: as many as Ray finds)"
+        )
+        way.add_argument("--gpus", type=number(0), default=0, help="GPUs of each node (default 0)")
+        way.add_argument("--folder", default="", help="working directory; all nodes must see it")
         way.add_argument(
             "--setup",
             action="append",
             default=[],
             metavar="SHELL",
-            help="line of shell before all else; may be repeated",
+            help="line of shell that runs first on every node; may be repeated",
         )
-        way.add_argument("--wait", type=COUNT, default=600, help="seconds in which all nodes must be there")
+        way.add_argument(
+            "--wait", type=COUNT, default=600, help="longest wait for all nodes in seconds (default 600)"
+        )
         if name != "ssh":
             way.add_argument(
-                "--nodes", type=COUNT, default=2, help="nodes of the cluster, the head among them"
+                "--nodes", type=COUNT, default=2, help="number of nodes, with the head (default 2)"
             )
     slurm_way, kuberay_way, ssh_way = (ways.choices[name] for name in ("slurm", "kuberay", "ssh"))
     slurm_way.add_argument(
@@ -89,14 +93,16 @@ def _parser() -> Parser:
         help="option of sbatch: partition=gpu, time=04:00:00 …",
     )
     kuberay_way.add_argument("--image", required=True, help="image with unitymas, torch and Ray")
-    kuberay_way.add_argument("--memory", default="64Gi", help="memory of each node")
+    kuberay_way.add_argument("--memory", default="64Gi", help="memory of each node (default 64Gi)")
     kuberay_way.add_argument(
         "--volume", default="", metavar="CLAIM:PATH", help="shared volume for runs and models"
     )
     kuberay_way.add_argument(
         "--namespace", default="", help="namespace of the cluster (default: that of kubectl)"
     )
-    ssh_way.add_argument("--hosts", required=True, help="host,host …; the first one is the head")
-    ssh_way.add_argument("--port", type=PORT, default=6379, help="port of Ray on the head")
+    ssh_way.add_argument(
+        "--hosts", required=True, help="hosts, separated by commas; the first one is the head"
+    )
+    ssh_way.add_argument("--port", type=PORT, default=6379, help="port of Ray on the head (default 6379)")
     ssh_way.add_argument("--address", default="", help="address of the head as the others see it")
     return parser

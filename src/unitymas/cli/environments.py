@@ -19,10 +19,13 @@ from .arguments import COUNT, Parser, number, parse_team
 
 
 def list_main(argv: Sequence[str]) -> int:
-    """The environments, one a line."""
+    """List the environments, one in each line."""
     parser = Parser("unitymas list", description=list_main.__doc__)
     parser.add_argument(
-        "pattern", nargs="?", default="", help="only ids that contain this; MODULE: or FILE.py: imports first"
+        "pattern",
+        nargs="?",
+        default="",
+        help="show only ids that contain this text; MODULE: or FILE.py: before it is imported first",
     )
     args = parser.parse_args(argv)
     where, _, pattern = args.pattern.rpartition(":")
@@ -42,7 +45,7 @@ def list_main(argv: Sequence[str]) -> int:
 
 
 def info_main(argv: Sequence[str]) -> int:
-    """What there is to know about an environment."""
+    """Show an environment: roles, reply formats, rewards, data, and a sample of what each role reads."""
     parser = Parser("unitymas info", description=info_main.__doc__)
     parser.add_argument("id", help="an environment")
     parser.add_argument("--data", default="mini", help="'mini' (default), or a prepared data set")
@@ -96,10 +99,10 @@ def play_main(argv: Sequence[str]) -> int:
     parser = Parser("unitymas play", description=play_main.__doc__)
     parser.add_argument("id", help="an environment")
     parser.add_argument(
-        "--team", default="human", help="human (default), scripted, tiny, …; or role=policy,role=policy"
+        "--team", default="human", help="players: human (default), scripted, tiny, …; or role=player,*=player"
     )
     parser.add_argument("--task", help="a task's id")
-    parser.add_argument("--seed", type=int, default=0, help="of the episode (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the episode (default 0)")
     parser.add_argument(
         "--data", default=None, help="'mini', or a prepared data set (default: the prepared one, else mini)"
     )
@@ -108,9 +111,15 @@ def play_main(argv: Sequence[str]) -> int:
         "--prompts", default=None, help="full, few-shot, short, or a file (default: by the team)"
     )
     parser.add_argument(
-        "--watch", type=number(0, kind=float), default=0.0, metavar="SECONDS", help="pause between turns"
+        "--watch",
+        type=number(0, kind=float),
+        default=0.0,
+        metavar="SECONDS",
+        help="pause between turns in seconds",
     )
-    parser.add_argument("--concurrency", type=COUNT, help="requests at once to each model (default 32)")
+    parser.add_argument(
+        "--concurrency", type=COUNT, help="largest number of open requests to each model (default 32)"
+    )
     add_arguments(parser)
     args = parser.parse_args(argv)
     given = {
@@ -167,8 +176,8 @@ def validate_main(argv: Sequence[str]) -> int:
     """The expert gets full marks on every mini task, the fool never crashes an environment and never scores."""
     parser = Parser("unitymas validate", description=validate_main.__doc__)
     parser.add_argument("id", help="an environment, or all")
-    parser.add_argument("--tasks", type=COUNT, default=64, help="how many tasks (default 64)")
-    parser.add_argument("--split", default="validation", help="which tasks (default: validation)")
+    parser.add_argument("--tasks", type=COUNT, default=64, help="number of tasks (default 64)")
+    parser.add_argument("--split", default="validation", help="part of the data set (default: validation)")
     args = parser.parse_args(argv)
     wrong = 0
     for id in list_envs() if args.id == "all" else [args.id]:

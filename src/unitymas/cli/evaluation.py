@@ -62,22 +62,22 @@ def parser() -> Parser:
         description="Play k episodes of every test task, and print scores with intervals.",
         epilog="Further arguments name=value configure the environment (max_turns=3).",
     )
-    made.add_argument("env", help="environment id, or suite:mini | qa | code | math | planning")
+    made.add_argument("env", help="environment id, or suite:mini | qa | code | math | packaged | planning")
     made.add_argument(
         "--team",
         "--model",
         default="tiny",
         help="a model by name (`unitymas models`), scripted, random, or role=player,*=player",
     )
-    made.add_argument("-k", type=COUNT, default=4, help="samples of every task (default 4)")
-    made.add_argument("--tasks", type=COUNT, help="only the first so many tasks")
+    made.add_argument("-k", type=COUNT, default=4, help="samples of each task (default 4)")
+    made.add_argument("--tasks", type=COUNT, help="number of tasks, the first ones (default: all)")
     made.add_argument("--split", help="default: test")
     made.add_argument("--data", help="'mini', a prepared data set, or a file")
-    made.add_argument("--seed", type=int, default=0, help="of the samples (default 0)")
+    made.add_argument("--seed", type=int, default=0, help="seed of the samples (default 0)")
     made.add_argument(
         "--concurrency",
         type=COUNT,
-        help="episodes at once (default 256), and requests at once to each model (default 32)",
+        help="largest number of open episodes (default 256), and of open requests to each model (default 32)",
     )
     add_arguments(made)
     made.add_argument(
@@ -95,12 +95,12 @@ def parser() -> Parser:
         "--dry-run", action="store_true", help="say what would be played, and what it would cost"
     )
     made.add_argument(
-        "--tokens", action="store_true", help="keep log-probs by token, to see them in `unitymas view`"
+        "--tokens", action="store_true", help="keep the log-prob of each token, for `unitymas view`"
     )
     made.add_argument(
         "--deterministic",
         action="store_true",
-        help="the same bits again, whatever is played at the same time (slower)",
+        help="fix all shapes, so that the same command gives the same bits (slower)",
     )
     _add_comparison(made)
     made.add_argument(

@@ -11,10 +11,10 @@ from .arguments import Parser
 
 
 def models_main(argv: Sequence[str]) -> int:
-    """List the models that have a name of their own; `unitymas models NAME` brings one to this machine."""
+    """List the models that have a name of their own. `unitymas models NAME` downloads one."""
     parser = Parser("unitymas models", description=models_main.__doc__)
     parser.add_argument(
-        "name", nargs="?", help="fetch this one (smollm2, hf:ORG/NAME …) and say where it lies"
+        "name", nargs="?", help="download this model (smollm2, hf:ORG/NAME …) and print its folder"
     )
     args = parser.parse_args(argv)
     if args.name:

@@ -29,20 +29,20 @@ def view_main(argv: list[str] | None = None) -> int:
         "source", type=Path, help="run directory, evaluation, or trace file (.jsonl, .jsonl.zst, .json)"
     )
     parser.add_argument(
-        "beside", type=Path, nargs="*", help="more of them, to compare with (before and after)"
+        "beside", type=Path, nargs="*", help="further sources to compare with, such as after beside before"
     )
     parser.add_argument(
         "-o", "--out", type=Path, help="where to write the page (default: view.html in the source)"
     )
-    parser.add_argument("--headline", help="the metric shown as the score")
-    parser.add_argument("--limit", type=COUNT, help="show at most so many episodes of each source")
+    parser.add_argument("--headline", help="metric to show as the score")
+    parser.add_argument("--limit", type=COUNT, help="largest number of episodes of each source")
     parser.add_argument("--no-open", action="store_true", help="do not start a browser")
     parser.add_argument(
         "--live",
         action=argparse.BooleanOptionalAction,
-        help="a page that refreshes itself, on a local server (default: for a run in progress)",
+        help="show a page that refreshes itself, on a local server (default: for a run in progress)",
     )
-    parser.add_argument("--port", type=PORT, default=0, help="of the local server (default: a free one)")
+    parser.add_argument("--port", type=PORT, default=0, help="port of the local server (default: a free one)")
     given = parser.parse_intermixed_args(argv)
     sources = [given.source, *given.beside]
     if given.live and (given.beside or given.out or given.source.is_file()):

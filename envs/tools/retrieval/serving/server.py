@@ -255,7 +255,7 @@ def serve_main(argv: Sequence[str] | None = None) -> int:
         "--host", default="127.0.0.1", help="address to listen on (0.0.0.0: reachable from outside)"
     )
     parser.add_argument("--port", type=PORT, default=8000, help="the port to listen on (default 8000)")
-    parser.add_argument("--threads", type=int, default=2, help="requests searched at once")
+    parser.add_argument("--threads", type=int, default=2, help="largest number of searches at the same time")
     parser.add_argument(
         "--token-file", type=Path, help="a file with a secret that clients must send (Authorization: Bearer)"
     )
