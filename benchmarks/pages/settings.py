@@ -136,12 +136,12 @@ def _default(value: ast.expr | None) -> str:
             return f"`{str(flag).lower()}`"
         case ast.Constant(value=""):
             return "empty"
-        case ast.Constant(value=constant):
+        case ast.Constant(value=str() | int() | float() as constant):
             return f"`{constant}`"
         case ast.Tuple(elts=[]):
             return "empty"
         case ast.Call(keywords=[ast.keyword(value=ast.Lambda(body=ast.Dict(keys=[key], values=[made])))]):
-            inner = made.value if isinstance(made, ast.Constant) else "{}"
+            inner = ast.literal_eval(made) if isinstance(made, ast.Constant) else "{}"
             return f"`{{{ast.literal_eval(key or ast.Constant(''))}: {inner}}}`"
         case ast.Call(func=ast.Name(id="field")):
             return "empty"
