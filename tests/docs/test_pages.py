@@ -43,6 +43,12 @@ def forget():
         "docs/concepts.md",
         "docs/other-trainers.md",
         "docs/metrics-and-grading.md",
+        "docs/evaluation.md",
+        "docs/retrieval.md",
+        "docs/games.md",
+        "docs/mini-world.md",
+        "docs/own-code.md",
+        "docs/prompts.md",
     ],
 )
 def test_page_runs(page, forget, monkeypatch, tmp_path):
