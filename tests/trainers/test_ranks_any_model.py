@@ -121,3 +121,38 @@ def test_a_model_that_cannot_be_packed_is_refused(tmp_path: Path) -> None:
         (ValueError, RuntimeError), match="groups.main.ranks: a model whose rows cannot be packed"
     ):
         RankedGroup(spec(model, ranks=2))
+
+
+@pytest.mark.parametrize("context", [1, 2])
+def test_adapters_by_role_learn_over_ranks(tiny_llama: str, tmp_path: Path, context: int) -> None:
+    """The base learns from every role, an adapter from its own alone: over two ranks as in one process."""
+    adapters = {"planner": Adapter(rank=2), "solver": Adapter(rank=4)}
+    policies = {"team": PolicySpec(learning=LEARNING, adapters=adapters, sampling=Sampling(max_tokens=6))}
+
+    async def learn(group: Any, path: Path) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        roles = ["planner", "solver", "judge", "planner", "planner"]
+        calls = [replace(call(f"e{i}", i), role=role) for i, role in enumerate(roles)]
+        await asyncio.gather(*(group.generate("team", own) for own in calls))
+        ids = [id for own in calls for id in await group.seal(own.episode, ["0"])]
+        signals = [Signal(id, float(i % 3 - 1)) for i, id in enumerate(ids)]
+        figures = await group.update("team", make_algorithm("grpo"), signals, [ids, ids[:2]])
+        await group.publish()
+        await group.export("team", path)
+        files = sorted(path.rglob("*.safetensors"))
+        tensors = {f"{f.relative_to(path)}/{n}": t for f in files for n, t in load_file(f).items()}
+        return {name: figures[name] for name in ("loss", "grad_norm", "entropy")}, tensors
+
+    async def run() -> None:
+        parts = replace(spec(tiny_llama), policies=policies)
+        one = ModelGroup(parts)
+        two = RankedGroup(replace(parts, ranks=2, context_ranks=context))
+        try:
+            want, learned = await learn(one, tmp_path / "one")
+            got, sharded = await learn(two, tmp_path / "two")
+        finally:
+            await two.close()
+        assert all(abs(got[n] - want[n]) <= 2e-5 * max(1.0, abs(want[n])) for n in want), (got, want)
+        assert distance(sharded, learned) < 1e-5
+        assert {"roles/planner/adapter", "roles/solver/adapter"} <= {str(Path(n).parents[1]) for n in learned}
+
+    asyncio.run(run())

@@ -33,9 +33,10 @@ from ...agents.llm import LLMPolicy
 from ...agents.model.decoder import Decoder
 from ...agents.model.llama import Llama
 from ...agents.model.shape import UnsupportedArchitecture
-from ...agents.model.weights import count_parameters, load_decoder, load_tokenizer
+from ...agents.model.weights import count_parameters, load_decoder, load_tokenizer, save_adapter, save_model
 from ...agents.policies import Call
 from ..config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, sharded
+from ..controller import checkpoint
 from .contract import PolicyLearner
 from .parameters import Parameters
 from .replicas.replicated import replicated
@@ -122,6 +123,18 @@ def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Any]:
     return hosted, tokenizer
 
 
+def write_policy(policy: Parameters, model: Decoder, path: Path, tokenizer: object) -> Path:
+    """Write the folder of a policy, whose tensors `model` holds."""
+    with checkpoint.writing(path) as folder:
+        if policy.adapter is not None:
+            save_adapter(model, policy.adapter, folder / "adapter")
+        save_model(model.merged(policy.adapter), folder, tokenizer)
+        for role in policy.roles:
+            save_adapter(model, role, folder / "roles" / role / "adapter")
+            save_model(model.merged(role), folder / "roles" / role, tokenizer)
+    return path
+
+
 def learning_parameters(spec: GroupSpec, names: Sequence[str]) -> list[Parameters]:
     """Load on the CPU what some policies learn, each followed by its reference if it has one."""
     models = _Models(replace(spec, device="cpu"), engines=False)
@@ -131,10 +144,6 @@ def learning_parameters(spec: GroupSpec, names: Sequence[str]) -> list[Parameter
         if spec.policies[name].reference:
             chosen.append(models.reference(name, spec.policies[name]))
     for own in chosen:
-        if own.roles:  # ranks would gather gradients of different roles
-            raise ValueError(
-                f"groups.{spec.name}.ranks: adapters by role cannot be sharded yet; set ranks: 1"
-            )
         if own.model.unpackable:  # ranks would call their layers unequally often, and wait for each other
             raise ValueError(
                 f"groups.{spec.name}.ranks: a model whose rows cannot be packed cannot be sharded "

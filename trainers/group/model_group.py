@@ -37,7 +37,6 @@ from ...agents.basics.machine import give_back
 from ...agents.basics.threads import in_thread
 from ...agents.engines.sampling import SamplingParams
 from ...agents.engines.token_text import thinking_tokens
-from ...agents.model.weights import save_adapter, save_model
 from ...agents.policies import Call
 from ...agents.text.control_tokens import plain_of
 from ..algorithms.algorithm import Algorithm, Needs
@@ -46,7 +45,7 @@ from ..controller import checkpoint
 from ..controller.statistics.table import Signal, ValueSummary
 from . import shared_device
 from .contract import Peer
-from .hosting import Hosted, host, same_shape, sample_of, vocabulary
+from .hosting import Hosted, host, same_shape, sample_of, vocabulary, write_policy
 from .sample_store import Sample, SampleStore
 from .targets import Discount, records, summaries
 from .update import Learner
@@ -374,15 +373,7 @@ class ModelGroup:
         return str(await self._thread(lambda: self._export(hosted, Path(path), tokenizer)))
 
     def _export(self, hosted: Hosted, path: Path, tokenizer: Any) -> Path:
-        parameters = hosted.parameters
-        with checkpoint.writing(path) as folder:
-            if parameters.adapter is not None:
-                save_adapter(parameters.model, parameters.adapter, folder / "adapter")
-            save_model(parameters.model.merged(parameters.adapter), folder, tokenizer)
-            for role in parameters.roles:
-                save_adapter(parameters.model, role, folder / "roles" / role / "adapter")
-                save_model(parameters.model.merged(role), folder / "roles" / role, tokenizer)
-        return path
+        return write_policy(hosted.parameters, hosted.parameters.model, path, tokenizer)
 
     async def adopt(self, policy: str, path: str | Path) -> None:
         """Load the parameters of an exported policy, or of any model of the same shape. `publish` gives them

@@ -122,10 +122,14 @@ class Parameters:
         return self.model.forward_packed(
             rows.packed,
             dtype=dtype,
-            adapter=rows.role if rows.role in self.roles else self.adapter,
+            adapter=self._adapter(rows),
             checkpointing=checkpointing,
             keep=keep.to(self.device),
         )
+
+    def _adapter(self, rows: Rows) -> str | None:
+        """Return the adapter that rows use: their role's, where it has one."""
+        return rows.role if rows.role in self.roles else self.adapter
 
     # -- rows that several ranks share ----------------------------------------------------------------------------
 
@@ -145,7 +149,8 @@ class Parameters:
         """Return which of the places are this rank's, and their states."""
         self.model.check_length(rows.packed)
         own, keep = row.among(places)
-        route: Route = () if self.adapter is None else ((self.adapter, None),)
+        adapter = self._adapter(rows)
+        route: Route = () if adapter is None else ((adapter, None),)
         hidden: Tensor = self.model(
             rows.packed.ids[row.mine].to(self.device),
             rows.packed.position[row.mine].to(self.device),

@@ -176,12 +176,13 @@ class Learner:
 
     def _dealt(self, samples: Sequence[Sample], critic: bool = False) -> Iterator[tuple[list[int], bool]]:
         """Yield this rank's micro-batches. A pass of one rank is a pass of all, so one that has none left repeats the
-        shortest sample, which does not count.
+        shortest sample of the others', which does not count.
         """
         apart = self.parameters.roles
         for parts in deal(samples, self.settings.micro_tokens, self.peers.size, critic, apart):
             own = parts[self.peers.index]
-            shortest = min(range(len(samples)), key=lambda i: len(samples[i].prompt) + samples[i].n_tokens)
+            dealt = (index for part in parts for index in part)
+            shortest = min(dealt, key=lambda i: (len(samples[i].prompt) + samples[i].n_tokens, i))
             yield own or [shortest], bool(own)
 
     def _of_all(self, own: dict[Any, Any]) -> dict[Any, Any]:

@@ -22,7 +22,7 @@ from ...algorithms.algorithm import Algorithm
 from ...config.group_settings import GroupSpec
 from ...controller import checkpoint
 from ...controller.statistics.table import Signal
-from ..hosting import Hosted, host, same_shape
+from ..hosting import Hosted, host, same_shape, write_policy
 from ..model_group import ModelGroup
 from ..parameters import Parameters
 from ..sample_store import Sample
@@ -184,20 +184,19 @@ class RankedGroup(ModelGroup):
 
     def _export(self, hosted: Hosted, path: Path, tokenizer: Any) -> Path:
         """Write a policy. The first rank writes the tensors of our own decoder one at a time, and nobody holds the whole
-        model. One that transformers computes is gathered here, because transformers writes it.
+        model. One that transformers writes, or that roles have adapters on, is gathered here.
         """
         learner = hosted.learner
         if not isinstance(learner, RemoteLearner):
             return super()._export(hosted, path, tokenizer)
         model, adapter = learner.parameters.model, learner.parameters.adapter
+        if not isinstance(model, Llama) or learner.parameters.roles:
+            whole = filled(model, dict(learner.weights(list(dict(model.named_parameters())))))
+            return write_policy(learner.parameters, whole, path, tokenizer)
         with checkpoint.writing(path) as folder:
             if adapter is not None:
                 own = dict(learner.weights(list(model.learnable(adapter))))
                 save_adapter(filled(model, own), adapter, folder / "adapter")
-            if not isinstance(model, Llama):
-                whole = filled(model, dict(learner.weights(list(dict(model.named_parameters())))))
-                whole.merged(adapter).save(folder, tokenizer)
-                return path
             model.hf_config.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             if failure := self.ranks.call("export", hosted.name, folder, self.largest_file)[0]:
