@@ -142,7 +142,7 @@ def _default(value: ast.expr | None) -> str:
             return "empty"
         case ast.Call(keywords=[ast.keyword(value=ast.Lambda(body=ast.Dict(keys=[key], values=[made])))]):
             inner = ast.literal_eval(made) if isinstance(made, ast.Constant) else "{}"
-            return f"`{{{ast.literal_eval(key or ast.Constant(''))}: {inner}}}`"
+            return f"`{{{ast.unparse(key or ast.Constant('')).replace(chr(39), chr(34))}: {inner}}}`"
         case ast.Call(func=ast.Name(id="field")):
             return "empty"
         case ast.Call():
