@@ -387,20 +387,23 @@ def leaderboard_main(argv: list[str] | None = None) -> int:
         prog="unitymas leaderboard", description="Build the static leaderboard site, or play entries again."
     )
     actions = parser.add_subparsers(dest="action", required=True, help="what to do")
-    site = actions.add_parser("build", help="the static site of a folder of submissions")
+    site = actions.add_parser("build", help="build the static site of a folder of submissions")
     site.add_argument("folder", type=Path, help="folder of submissions")
     site.add_argument(
-        "-o", "--out", type=Path, default=Path("site"), help="the site's folder (default: site)"
+        "-o", "--out", type=Path, default=Path("site"), help="folder of the site (default: site)"
     )
-    site.add_argument("--title", default="unitymas leaderboard", help="the page's title")
+    site.add_argument("--title", default="unitymas leaderboard", help="title of the page")
     site.add_argument(
-        "--seconds", type=float, default=SECONDS, help="time for checking one entry (default: %(default)s)"
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help="longest time for checking one entry, in seconds (default: %(default)s)",
     )
     site.add_argument(
         "--memory-mb",
         type=int,
         default=MEMORY_MB,
-        help="memory for checking one entry (default: %(default)s)",
+        help="largest memory for checking one entry, in MB (default: %(default)s)",
     )
     rerun.add_arguments(
         actions.add_parser("rerun", help="play a random tenth of an entry again, and compare")

