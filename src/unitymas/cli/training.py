@@ -25,9 +25,12 @@ def parser() -> Parser:
     made = Parser(
         "unitymas train", description=train_main.__doc__, hint="settings are written a.b=c, such as steps=40"
     )
-    made.add_argument("id", nargs="?", help="an environment")
+    made.add_argument("id", nargs="?", help="id of an environment (`unitymas list`)")
     made.add_argument(
-        "overrides", nargs="*", metavar="a.b=c", help="settings, such as steps=40 or eval.tasks=100"
+        "overrides",
+        nargs="*",
+        metavar="a.b=c",
+        help="keys of the config with values, such as steps=40 or eval.tasks=100",
     )
     made.add_argument(
         "--preset",
@@ -42,42 +45,42 @@ def parser() -> Parser:
         "--warm",
         type=number(0, kind=float),
         metavar="EPOCHS",
-        help="first fine-tune the model on the expert's traces, so many passes (default: "
+        help="warm start: number of passes over the expert's replies before RL (default: "
         + ", ".join(
             f"{name} {how['draws']:g} replies" if "draws" in how else f"{name} {how['epochs']:g}"
             for name, how in WARM.items()
         )
         + ", else 0)",
     )
-    made.add_argument("--config", type=Path, help="a YAML file")
-    made.add_argument("--dir", type=Path, help="the run's directory (default: runs/<env>-<n>)")
-    made.add_argument(
-        "--resume", type=Path, metavar="DIR", help="go on with a run from its newest checkpoint"
-    )
+    made.add_argument("--config", type=Path, help="YAML file with keys of the config")
+    made.add_argument("--dir", type=Path, help="directory of the run (default: runs/<env>-<n>)")
+    made.add_argument("--resume", type=Path, metavar="DIR", help="continue a run from its newest checkpoint")
     made.add_argument(
         "--anew", action="store_true",
-        help="with --resume: begin again where the run ended before a checkpoint",
+        help="with --resume: begin again if the run has no checkpoint yet",
     )  # fmt: skip
     made.add_argument(
         "--replay",
         type=Path,
         metavar="RUN",
-        help="play an overlapped run again from its log, and compare every bit",
+        help="play a run with overlap again from its log, and compare every bit",
     )
     made.add_argument(
-        "--watch", action="store_true", help="a live page of the run, on a local server; prints its address"
+        "--watch",
+        action="store_true",
+        help="serve a live page of the run on this machine, and print its address",
     )
     made.add_argument(
         "--dry-run",
         action="store_true",
-        help="check everything that needs no model, print the resolved config, stop",
+        help="check everything that needs no model, print the resolved config, and stop",
     )
     made.add_argument(
         "--import",
         action="append",
         dest="imports",
         metavar="FILE.py|MODULE",
-        help="your own code, imported first",
+        help="file or module of your own that is imported first",
     )
     return made
 
