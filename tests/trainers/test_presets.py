@@ -4,6 +4,7 @@ import pytest
 
 from unitymas.benchmarks import demo
 from unitymas.cli import main
+from unitymas.trainers.config import presets
 from unitymas.trainers.config.presets import PRESETS, TINY
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.config.schema import merge
@@ -48,13 +49,25 @@ def test_another_algorithm_brings_its_own_settings():
     assert config.policies["team"].learning.lr == 1.5e-4
 
 
-def test_other_models_keep_their_own_settings(capsys):
-    config = resolve(ENV, preset_name="shared", overrides=["groups.*.model=hf:models/some"])
-    assert config.policies["team"].learning.lr == 1e-5 and config.env.args == {}
-    lora = resolve(ENV, preset_name="lora", overrides=["groups.*.model=hf:models/some"])
-    assert {policy.learning.lr for policy in lora.policies.values()} == {1e-4}
-    assert main(["train", ENV, "--dry-run", "groups.*.model=hf:models/some"]) == 0
-    assert capsys.readouterr().out.startswith(
-        "# preset shared: for hf:models/some, learning rate the default"
+def test_other_models_get_a_usual_beginning(capsys, monkeypatch):
+    """A small rate, replies that are long enough; bfloat16 where a GPU is, or where the config names one."""
+    hub = "groups.*.model=hf:models/some"
+    monkeypatch.setattr(presets, "has_bfloat16", lambda: False)
+    team = resolve(ENV, preset_name="shared", overrides=[hub]).policies["team"]
+    assert (team.learning.lr, team.sampling.max_tokens, team.learning.precision) == (1e-6, 512, "float32")
+    assert team.critic_learning is not None and team.critic_learning.lr == 1e-5
+    lora = resolve(ENV, preset_name="lora", overrides=[hub])
+    assert {policy.learning.lr for policy in lora.policies.values()} == {3e-5}
+    there = resolve(ENV, preset_name="shared", overrides=[hub, "groups.*.device=cuda"])
+    assert {there.groups["team"].precision, there.policies["team"].learning.precision} == {"bfloat16"}
+    assert there.policies["team"].critic_learning.precision == "bfloat16"
+    monkeypatch.setattr(presets, "has_gpu", lambda: True)
+    assert resolve(ENV, preset_name="shared", overrides=[hub]).groups["team"].precision == "bfloat16"
+    on_cpu = resolve(ENV, preset_name="shared", overrides=[hub, "groups.*.device=cpu"])
+    assert on_cpu.groups["team"].precision == "float32"
+    assert main(["train", ENV, "--dry-run", hub]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(
+        "# preset shared: for hf:models/some, a usual beginning (learning rate 1e-06, replies of 512"
     )
     assert resolve(ENV).policies["team"].learning.lr == 1e-5  # without a preset, nothing is added

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...agents.basics.hints import nearest
+from ...agents.basics.json_types import JsonObject, JsonView
 from ...agents.fetch.packaged import PACKAGES
 from ...envs.registry import spec
 from .group_settings import has_bfloat16
@@ -151,8 +152,20 @@ TINY: dict[str, Any] = {
 TINY_ADAPTERS: dict[str, Any] = {"steps": 20, "policies": {"*": {"learning": {"lr": 1e-3}}}}
 """What differs with `--preset lora`. Adapters take, and need, a higher rate than a model's own weights."""
 
-ADAPTERS: dict[str, Any] = {"policies": {"*": {"learning": {"lr": 1e-4}}}}
-"""The same of larger models."""
+HUB: JsonObject = {
+    "policies": {
+        "*": {
+            # what papers and trainers of this size begin with: a model of billions loses its form at ten times this rate
+            "learning": {"lr": 1e-6, "warmup": 10, "checkpointing": True},
+            "critic_learning": {"lr": 1e-5, "warmup": 10, "checkpointing": True},
+            # a reply that thinks in prose before its tag has some hundred tokens; one that is cut off earns nothing
+            "sampling": {"max_tokens": 512},
+        }
+    },
+}
+"""Settings of any other model, from a hub or a directory. They are a usual beginning, and were tuned for none."""
+HUB_ADAPTERS: JsonObject = {"policies": {"*": {"learning": {"lr": 3e-5}}}}
+"""What differs with `--preset lora`."""
 
 SMALL: dict[str, Any] = {
     "steps": 10,
@@ -215,6 +228,21 @@ def small_settings(preset: str = "shared") -> dict[str, Any]:
     return merge(own, SMALL_ADAPTERS) if preset == "lora" else own
 
 
+def hub_settings(given: JsonView, preset: str = "shared") -> JsonObject:
+    """Return the settings of a model from a hub: in bfloat16 on a GPU, and where this processor multiplies it faster."""
+    devices = [str((group or {}).get("device", "auto")) for group in (given.get("groups") or {}).values()]
+    on_gpu = any(device.startswith("cuda") for device in devices) or ("auto" in devices and has_gpu())
+    faster = {"precision": "bfloat16"} if on_gpu or has_bfloat16() else {}
+    everyone = {"learning": faster, "critic_learning": faster}
+    own = merge(HUB, {"policies": {"*": everyone}, "groups": {"*": faster}})
+    return merge(own, HUB_ADAPTERS) if preset == "lora" else own
+
+
+def has_gpu() -> bool:
+    """Tell, without torch, whether an NVIDIA GPU is here."""
+    return Path("/proc/driver/nvidia/version").exists()
+
+
 def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a preset learns with, under what is given; another algorithm brings its own settings."""
     env = (given.get("env") or {}).get("id", "mask-hotpotqa")
@@ -225,7 +253,7 @@ def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         mine = own["policies"]["*"]["algorithm"]["name"]
         return without_algorithm(own) if any(_another(p.get("algorithm"), mine) for p in policies) else own
     if not learns_tiny(given) and not learns_small(given):
-        return ADAPTERS if name == "lora" else {}
+        return hub_settings(given, name)
     own = tiny_settings(env, name) if learns_tiny(given) else small_settings(name)
     return without_algorithm(own) if any("algorithm" in p for p in policies) else own
 
@@ -254,5 +282,10 @@ def note(name: str, given: Mapping[str, Any]) -> str:
     models = sorted({str(g["model"]) for g in given["groups"].values() if g and "model" in g})
     if learns_small(given):
         return f"preset {name}: settings of docs/real-models.md for {', '.join(models)}; what is given counts more"
-    rate = ADAPTERS["policies"]["*"]["learning"]["lr"] if name == "lora" else "the default"
-    return f"preset {name}: for {', '.join(models)}, learning rate {rate}; not tried with every model: see docs/training.md"
+    own = hub_settings(given, mapping)
+    rate = own["policies"]["*"]["learning"]["lr"]
+    return (
+        f"preset {name}: for {', '.join(models)}, a usual beginning (learning rate {rate:g}, replies of "
+        f"{own['policies']['*']['sampling']['max_tokens']} tokens, {own['groups']['*'].get('precision', 'float32')}); not tuned for it: "
+        "see docs/training.md"
+    )
