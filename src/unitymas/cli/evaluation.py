@@ -107,6 +107,11 @@ def parser() -> Parser:
         help="fix all shapes, so that the same command gives the same bits (slower)",
     )
     _add_comparison(made)
+    _add_tables(made)
+    return made
+
+
+def _add_tables(made: Parser) -> None:
     made.add_argument(
         "--price", default="", metavar="[MODEL=]IN,OUT[,…]",
         help="dollars for a million tokens in and out, for all models or for one endpoint's model",
@@ -118,7 +123,6 @@ def parser() -> Parser:
         help="format of the tables (default: markdown)",
     )
     made.add_argument("-q", "--quiet", action="store_true", help="print no progress")
-    return made
 
 
 def _add_comparison(made: Parser) -> None:

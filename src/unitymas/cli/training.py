@@ -65,6 +65,11 @@ def parser() -> Parser:
         metavar="RUN",
         help="play a run with overlap again from its log, and compare every bit",
     )
+    _add_modes(made)
+    return made
+
+
+def _add_modes(made: Parser) -> None:
     made.add_argument(
         "--watch",
         action="store_true",
@@ -82,7 +87,6 @@ def parser() -> Parser:
         metavar="FILE.py|MODULE",
         help="file or module of your own that is imported first",
     )
-    return made
 
 
 def train_main(
