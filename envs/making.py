@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..agents.basics.failures import RewardError
 from ..agents.basics.hints import nearest, say_once
 from ..agents.basics.named_parts import Registry
+from ..own import at, defined
 from .core.arena import Arena
 from .core.execution import Budget
 from .core.prompts import OWN
@@ -93,7 +95,16 @@ def arena_of_spec(
 def make_rule(rule: Any) -> Any:
     """Make a rule of a rule, a plain function, a class of rules, or the name or place of one."""
     thing = REWARDS.named(rule)
-    return thing() if isinstance(thing, type) else thing
+    if not isinstance(thing, type):
+        return thing
+    try:
+        inspect.signature(thing).bind()
+    except TypeError as error:
+        raise RewardError(
+            f"reward {thing.__name__} is made without arguments, and that cannot be: {error}; give defaults, or from Python "
+            f"an object{at(defined(thing.__init__))}"
+        ) from None
+    return thing()
 
 
 def _is(value: Any, word: str) -> bool:

@@ -58,6 +58,17 @@ class Steps(Default):
     pass
 """
 
+RULES = """class Short:
+    name = "short"
+    def on_end(self, trace):
+        return []
+
+
+class Needy(Short):
+    def __init__(self, weight):
+        self.weight = weight
+"""
+
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
@@ -120,6 +131,19 @@ def test_every_command_sees_it(words, says, here, capsys):
         ("list --import own_bad.py", "unitymas: own_bad.py cannot be imported: NameError: name 'y' is not defined (own_bad.py:3)"),
         ("list --import own_bad", "NameError: name 'y' is not defined (own_bad.py:3)"),
         ("list --import own_syntax.py", "SyntaxError: invalid syntax (own_syntax.py:2)"),
+        ("list --import own_exits.py", "own_exits.py cannot be imported: it ends the program (sys.exit(3)) (own_exits.py:2); put"),
+        ("list --import own_null.py", "source code string cannot contain null bytes (own_null.py)"),
+        ("list --import own_folder", "own_folder is a folder without __init__.py"),
+        ("list --import own_folder/", "'own_folder/' is no module"),
+        (
+            "eval own_team:own-capitals --team scripted -q reward=own_rules:Short",
+            "reward 'short' is called as on_end(trace, task): too many positional arguments (own_rules.py:3)",
+        ),
+        (
+            "eval own_team:own-capitals --team scripted -q reward=own_rules:Needy",
+            "reward Needy is made without arguments, and that cannot be: missing a required argument: 'weight'",
+        ),
+        ("view own_empty.jsonl --no-open", "unitymas view: own_empty.jsonl: no episode there"),
         ("list --import own_needs.py", "cannot be imported: ModuleNotFoundError: No module named 'not_installed' (own_needs.py:1)"),
         (
             "train own_team:own-capitals --dry-run policies.*.algorithm.name=own_algorithm:Mien",
@@ -135,6 +159,11 @@ def test_what_is_wrong_is_one_line(words, says, here, capsys):
     (here / "own_bad.py").write_text("x = 1\ndef f():\n    return y\nf()\n")
     (here / "own_syntax.py").write_text("x = 1\ndef f(:\n")
     (here / "own_needs.py").write_text("import not_installed\n")
+    (here / "own_exits.py").write_text("import sys\nsys.exit(3)\n")
+    (here / "own_null.py").write_bytes(b"x = 1\0\n")
+    (here / "own_folder").mkdir()
+    (here / "own_rules.py").write_text(RULES)
+    (here / "own_empty.jsonl").write_text("half a line, as a kill leaves it")
     assert main(words.split()) != 0
     said = capsys.readouterr().err.strip()
     assert says.format(here=here) in said and len(said.splitlines()) == 1

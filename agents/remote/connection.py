@@ -159,7 +159,7 @@ class Connection:
 
     def _unavailable(self, seconds: float, attempt: int, why: str) -> RemoteUnavailable:
         return RemoteUnavailable(
-            f"{self.url} gave no answer for {self.model!r} within {seconds:.3g} s; the last of {attempt} tries: {why}"
+            f"{self.url} gave no answer for {self.model!r} within {seconds if seconds < 2 else int(seconds):.3g} s; the last of {attempt} tries: {why}"
         )
 
     async def _once(self, client: httpx.AsyncClient, body: dict[str, Any], left: float) -> Completion:

@@ -16,21 +16,52 @@ import asyncio
 import inspect
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any
 
-from ...agents.basics.failures import Ended, WorkflowError
+from ...agents.answers import Answer, ReplyMeta
+from ...agents.basics.failures import Boundary, Ended, WorkflowError
 from ...agents.policies import Call
 from ...agents.team import BoundTeam, Team
 from ...agents.text.attributed_text import Spoken
 from .arena import Arena
-from .drivers import ask, call_for, derive, play
+from .drivers import accept, answer_of, ask, call_for, derive, play
 from .execution import Execution
 from .ledger import Scorer
 from .records import Node
 from .tasks import Task
 from .trace import Trace
 from .workflow import Workflow
+
+
+@dataclass(slots=True)
+class Draw:
+    """Answers that were drawn to what a branch asks, and not yet given to it."""
+
+    label: str
+    names: dict[str, str]
+    """Node id -> the name that its sample is kept under."""
+    answers: dict[str, str | Answer] = field(default_factory=dict)
+    error: Exception | None = None
+    """Failure of a policy; then the draw cannot be given."""
+
+    def content(self) -> Hashable:
+        """All that workflows and rules can tell of the answers: where it is equal, so is whatever follows."""
+        return tuple(_content(self.answers[node]) for node in self.names)
+
+
+def _content(answer: str | Answer) -> Hashable:
+    if isinstance(answer, str):
+        return answer
+    meta = ReplyMeta.of(answer.meta)
+    if meta.tokens or meta.more or meta.prompt_cut or meta.cost is not None:
+        return id(answer)  # like no other
+    return (
+        answer.text, meta.policy, meta.version, meta.switches, meta.tokens_in, meta.tokens_out, meta.finish_reason,
+        meta.thinking, meta.sample is None,
+    )  # fmt: skip
 
 
 class Branch:
@@ -99,6 +130,60 @@ class Branch:
         self._book()
         await self.tools()
 
+    async def draws(self, labels: Sequence[str]) -> list[Draw]:
+        """For each label, everybody who is asked answers once, as a fork with that label would. The branch stays where it is."""
+        calls = {node.id: self._call(node) for node in self.asked}  # told once for all of them
+        return await asyncio.gather(*(self._drawn(label, calls) for label in labels))
+
+    async def _drawn(self, label: str, calls: Mapping[str, Call]) -> Draw:
+        drawn = Draw(label, {node: _name(node, label) for node in calls})
+
+        async def say(node: str, call: Call) -> None:
+            policy = self.team.names.get(call.agent)
+            try:
+                drawn.answers[node] = await answer_of(self.team, _labelled(call, label))
+            except Exception as error:
+                drawn.error = drawn.error or error
+                self.team.failures.failed(policy, error)
+            else:
+                self.team.failures.answered(policy)
+
+        if len(calls) == 1:
+            await say(*next(iter(calls.items())))
+        else:
+            await asyncio.gather(*(say(node, call) for node, call in calls.items()))
+        return drawn
+
+    async def give(self, draw: Draw) -> None:
+        """Go on with what was drawn, until somebody is asked again: the rest of a round."""
+        self.label = draw.label
+        self.names.update(draw.names)
+        if draw.error is not None:
+            self.play.abort(draw.error, Boundary.POLICY)
+        for node in self.asked if draw.error is None else ():
+            await accept(self.play, node, draw.answers[node.id])
+        self._book()
+        await self.tools()
+
+    def answered(self, nodes: Sequence[str]) -> dict[str, Node]:
+        """The nodes with these ids, by id."""
+        return {id: self.play.node(id) for id in nodes}
+
+    def twins(self, nodes: Sequence[str], draw: Draw) -> dict[str, Node]:
+        """The nodes with these ids as a draw of the same content answers them."""
+        twins = {id: copy(self.play.node(id)) for id in nodes}
+        for id, twin in twins.items():
+            answer = draw.answers[id]
+            if twin.reply is not None and isinstance(answer, Answer):
+                twin.meta = twin.meta.but(sample=ReplyMeta.of(answer.meta).sample)
+        return twins
+
+    def exchange(self, twins: Mapping[str, Node], names: Mapping[str, str]) -> None:
+        """Go on as if a draw of the same content had been given: its samples are the ones that were said."""
+        for twin in twins.values():
+            self.play.exchange(twin)
+        self.names.update(names)
+
     async def finish(self) -> Branch:
         """Play on to the end."""
         while not self.over:
@@ -119,12 +204,13 @@ class Branch:
         self._booked = now
 
     async def _say(self, node: Node) -> None:
+        self.names[node.id] = _name(node.id, self.label)
+        await ask(self.play, node, self.team, _labelled(self._call(node), self.label))
+
+    def _call(self, node: Node) -> Call:
         call = call_for(self.play, node, self.episode, reference=self.team.sees(node.agent))
-        name = self.names[node.id] = f"{node.id}~{self.label}" if self.label else node.id
-        if self.label:
-            call.seed = derive(call.seed, self.label)
-        call.node, call.messages = name, self._as_sampled(call)
-        await ask(self.play, node, self.team, call)
+        call.messages = self._as_sampled(call)
+        return call
 
     def _as_sampled(self, call: Call) -> Sequence[Mapping[str, Any]]:
         """Earlier words of the speaker's own under the names of their samples, so that its tokens go on exactly."""
@@ -135,6 +221,20 @@ class Branch:
             else m
             for m in call.messages
         )
+
+
+def _name(node: str, label: str) -> str:
+    """Name of the sample that a branch with this label draws for a node."""
+    return f"{node}~{label}" if label else node
+
+
+def _labelled(call: Call, label: str) -> Call:
+    """The call as a branch with this label makes it: a seed and a name of its own."""
+    own = copy(call)
+    if label:
+        own.seed = derive(call.seed, label)
+    own.node = _name(call.node, label)
+    return own
 
 
 def check_forks(arena: Arena, what: str) -> None:

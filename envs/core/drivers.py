@@ -175,20 +175,31 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
     A failure that all other calls would meet too raises `Outage`.
     """
     try:
-        answer = team.ask_any(call)
-        if inspect.isawaitable(answer):
-            answer = await answer
-        if not isinstance(answer, str | Answer):
-            wrong = TypeError(
-                f"{node.agent}: a reply must be a string, got {type(answer).__name__} {answer!r:.60}"
-            )
-            wrong.where = team.place(node.agent)
-            raise wrong
+        answer = await answer_of(team, call)
     except Exception as error:  # a policy failed, not the workflow
         execution.abort(error, Boundary.POLICY)
         team.failures.failed(team.names.get(call.agent), error)
         return
     team.failures.answered(team.names.get(call.agent))
+    await accept(execution, node, answer)
+
+
+async def answer_of(team: BoundTeam, call: Call) -> str | Answer:
+    """Return the team's answer to a call."""
+    answer = team.ask_any(call)
+    if inspect.isawaitable(answer):
+        answer = await answer
+    if not isinstance(answer, str | Answer):
+        wrong = TypeError(
+            f"{call.agent}: a reply must be a string, got {type(answer).__name__} {answer!r:.60}"
+        )
+        wrong.where = team.place(call.agent)
+        raise wrong
+    return answer
+
+
+async def accept(execution: Execution, node: Node, answer: str | Answer) -> None:
+    """Give an answer to the execution, unless its episode has ended meanwhile."""
     text = answer if isinstance(answer, str) else answer.text
     reply = None
     if (

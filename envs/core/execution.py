@@ -137,6 +137,10 @@ class Execution(Rounds):
                 return node
         raise WorkflowError(f"no node {id!r} in this episode; it has {', '.join(n.id for n in self.nodes)}")
 
+    def exchange(self, twin: Node) -> None:
+        """Put a node in the place of the one of its id, whose answer says the same and came about in another way."""
+        self.nodes[self.nodes.index(self.node(twin.id))] = twin
+
     def _again(
         self,
         journal: Mapping[str, Node],

@@ -54,14 +54,7 @@ class FunctionRule(Rule):
                 f"reward {self.name!r} is an `async def`; rewards only compute: ask judges and tools in "
                 f"`async def grade` of the workflow{at(defined(fn))}"
             )
-        try:
-            inspect.signature(fn).bind("trace", "task")
-        except TypeError as error:
-            raise RewardError(
-                f"reward {self.name!r} is called as {self.name}(trace, task): {error}{at(defined(fn))}"
-            ) from None
-        except ValueError:  # a built-in without a signature
-            pass
+        _check_call(fn, ("trace", "task"), self.name)
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
         """Give what the function gave, as credits."""
@@ -89,9 +82,23 @@ class FunctionRule(Rule):
         return payment
 
 
+def _check_call(fn: Callable[..., object], args: Sequence[str], name: str) -> None:
+    """Refuse, before an episode is played, code of a reward that cannot be called with what it is called with."""
+    try:
+        inspect.signature(fn).bind(*args)
+    except TypeError as error:
+        called = f"{getattr(fn, '__name__', name)}({', '.join(args)})"
+        raise RewardError(f"reward {name!r} is called as {called}: {error}{at(defined(fn))}") from None
+    except ValueError:  # a built-in without a signature
+        pass
+
+
 def as_rule(reward: Any) -> Rule:
     """Make a rule of a rule or a plain function. The error for anything else says what fits."""
     if hasattr(reward, "on_end") or hasattr(reward, "on_node"):
+        for half, args in (("on_node", ("trace", "node", "task")), ("on_end", ("trace", "task"))):
+            if callable(method := getattr(reward, half, None)):
+                _check_call(method, args, getattr(reward, "name", type(reward).__name__))
         return reward  # type: ignore[no-any-return]
     if callable(reward):
         return FunctionRule(reward)

@@ -36,11 +36,25 @@ def load(target: str, package: str | None = None) -> ModuleType:
     try:
         if target.endswith(".py"):
             return _file(Path(target))
+        if "/" in target:
+            raise OwnCodeError(
+                f"{target!r} is no module; a file is named with its ending, {target.rstrip('/')}.py"
+            )
         if not target.startswith(".") and "" not in sys.path and os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # last, so that nothing of the user's hides an installed module
-        return importlib.import_module(target, package)
+        module = importlib.import_module(target, package)
+        if getattr(module, "__file__", "") is None:  # any folder is a module to Python, and holds nothing
+            raise OwnCodeError(
+                f"{target} is a folder without __init__.py, so nothing of it is imported; name a file in it"
+            )
+        return module
     except OwnCodeError:
         raise
+    except SystemExit as error:
+        raise OwnCodeError(
+            f"{target} cannot be imported: it ends the program (sys.exit({'' if error.code is None else error.code})){at(place(error))}; "
+            'put what runs under `if __name__ == "__main__":`'
+        ) from error
     except ModuleNotFoundError as error:
         if error.name is not None and (target == error.name or target.startswith(f"{error.name}.")):
             hint = f"; a file is named with its ending, {target}.py" if Path(f"{target}.py").is_file() else ""
@@ -95,7 +109,9 @@ def _file(path: Path) -> ModuleType:
         sys.path.append(str(path.parent))  # for what it imports from beside it
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
+        if not place(error, own=True):  # the file itself cannot be read as a program
+            error.where = path.name  # type: ignore[attr-defined]
         del sys.modules[name]
         raise
     return module

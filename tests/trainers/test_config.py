@@ -91,6 +91,25 @@ def test_python_values_of_their_own_kinds_are_taken(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"steps: 3\nsteps: 4\n", "mine.yaml, line 2: the key 'steps' stands twice; leave one out"),
+        (b"eval:\n  tasks: 3\n  tasks: 4\n", "mine.yaml, line 3: the key 'tasks' stands twice"),
+        (b"\xff\xfesteps", "mine.yaml: not UTF-8 at byte 0; is it a YAML file?"),
+        (
+            b"groups: {main: {device: gpu0}}\n",
+            "groups.main: device: 'gpu0' is no device; give auto, cpu, cuda",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused(content, says, tmp_path):
+    (tmp_path / "mine.yaml").write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        resolve("two-of-config", file=tmp_path / "mine.yaml")
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("overrides", "says"),
     [
         (["steps=2.5"], r"steps: expected int, got 2\.5"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unitymas import Outcome, Role, Tags, Workflow
-from unitymas.agents.policies import Answer
+from unitymas.agents.answers import Answer, DecisionId
 from unitymas.agents.team import BoundTeam
 from unitymas.envs.core.arena import Arena
 from unitymas.envs.core.branch import Branch, check_forks
@@ -216,6 +216,48 @@ def test_the_chosen_candidate_is_the_best_by_what_advantages_are_made_of(score, 
         assert name
     for chosen, totals in rounds.values():
         assert totals[chosen] >= max(totals.values()) - 1e-9
+
+
+class Terse(Speaker):
+    """Says one of few things, so that siblings often say the same; each sample has its own name."""
+
+    def act(self, call):
+        answer = super().act(call)
+        meta = {**answer.meta, "tokens_out": 1, "sample": DecisionId(call.episode, call.node)}
+        return Answer("abb"[: 1 + len(answer.text) % 2], meta)
+
+
+@pytest.mark.parametrize("continuation", ["greedy", "softmax", "random"])
+@pytest.mark.parametrize("fail", [0.0, 0.2])
+def test_candidates_that_say_the_same_are_one_fork(continuation, fail, monkeypatch):
+    """What comes of it (rows, chains, traces, samples) is what a fork for each gives."""
+    again, forks = Execution._again, []
+
+    def counted(self, *args, **how):
+        forks.append(self)
+        return again(self, *args, **how)
+
+    monkeypatch.setattr(Execution, "_again", counted)
+
+    def grown(seed):
+        where = arena()
+        root = Branch.begin(where, team(where, Terse(fail=fail)), where.task("t0"), seed, "e")
+        tree = asyncio.run(TreeSampler(root, Tree(6, "step", continuation), {"team"}, seed).grow())
+        candidates = sorted(
+            ((c.trace.to_dict(), [n.meta.sample for n in c.trace.nodes], c.names) for c in tree.candidates),
+            key=lambda candidate: str(candidate[2]),
+        )
+        line = tree.trace
+        samples = [n.meta.sample for n in line.acts()]
+        assert samples == [DecisionId("e", tree.line.names[n.id]) for n in line.acts()]
+        return sorted(tree.rows, key=lambda row: row.id), candidates, line.to_dict(), tree.lost
+
+    seeds = range(4)
+    shared, few = [grown(seed) for seed in seeds], len(forks)
+    forks.clear()
+    monkeypatch.setattr(TreeSampler, "_shares", False)
+    assert [grown(seed) for seed in seeds] == shared
+    assert few < len(forks) / 2
 
 
 def test_rollouts_credit_what_comes_late():

@@ -39,6 +39,18 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: dict[str, Any] = {}
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The keys and values of a mapping. PyYAML would take the last of two equal keys, and say nothing."""
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} stands twice; leave one out", problem_mark=key.start_mark
+                )
+            if isinstance(key, yaml.ScalarNode):
+                keys.add(key.value)
+        return super().construct_mapping(node, deep)
+
 
 class _Dumper(yaml.SafeDumper):
     """Quotes whatever text YAML 1.1 or our reader would take for something else, such as `1e5`."""
@@ -77,7 +89,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         tree = parse_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"config file {path}: not UTF-8 at byte {error.start}; is it a YAML file?"
+        ) from error
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"config file {path}{where}: {getattr(error, 'problem', None) or error}") from error

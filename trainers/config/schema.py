@@ -8,6 +8,7 @@ documentation. How text becomes settings: reader.py. What fits together: resolve
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -92,6 +93,13 @@ class GroupConfig(Settings):
     engine takes `slots` requests, and on GPUs a GPU of its own. On device cuda:K they take GPUs K, K + 1 …"""
     engine_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of vLLM's engine: gpu_memory_utilization, tensor_parallel_size, enforce_eager …"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not re.fullmatch(
+            r"auto|cpu|mps|meta|cuda(:\d+)?", self.device
+        ):  # whether it is there, the run says
+            raise ValueError(f"device: {self.device!r} is no device; give auto, cpu, cuda, cuda:1 or mps")
 
 
 @dataclass(frozen=True, kw_only=True)

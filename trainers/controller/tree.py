@@ -11,6 +11,9 @@ credited with what was known *when it was scored*, and that very number, after c
 by and what its advantage is made of. What only the chosen one could still earn later stands in the episode's trace;
 of the table it is part only as what a critic should have expected (`Decision.later`, `score="value"`).
 
+Forks are replays, and what a candidate does to the world depends on its words alone. So candidates that say the same
+are one fork, each with its own sample, wherever nothing is drawn anew for each of them (`TreeSampler._shares`).
+
 Names: the samples of a tree are kept under one episode, each under a node name of its own: `3~2` is candidate 2 of
 node 3. The line that is continued is one chain per agent; a candidate that is not ends a chain of its own.
 """
@@ -27,8 +30,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ...agents.answers import DecisionId
-from ...agents.basics.failures import Ended
-from ...envs.core.branch import Branch
+from ...agents.basics.failures import Boundary, Ended
+from ...envs.core.branch import Branch, Draw
 from ...envs.core.drivers import derive
 from ...envs.core.execution import path_key
 from ...envs.core.ledger import Credit
@@ -82,8 +85,10 @@ class Grown:
 
 @dataclass(slots=True)
 class _Candidate:
-    branch: Branch
-    asked: list[str]  # node ids of its round
+    branch: Branch  # perhaps shared with candidates that say the same
+    nodes: dict[str, Node]  # of its round, by id: its own
+    names: dict[str, str]  # of their samples
+    label: str
     line: str | None = None  # the label of the line it was drawn on; None: alone, it has no siblings
     credit: dict[str, dict[str, float]] = field(default_factory=dict)  # node id -> component -> amount
     rows: list[Decision] = field(default_factory=list)
@@ -129,7 +134,8 @@ class TreeSampler:
             if not self._branches(line):
                 asked = [node.id for node in line.asked]
                 await line.round()
-                alone = _Candidate(line, asked, credit={n: line.credits(n) for n in asked})
+                alone = _Candidate(line, line.answered(asked), line.names, label)
+                alone.credit = {n: line.credits(n) for n in asked}
                 mine += map(chains.add, self._rows(alone))
                 continue
             state = label, line.play.round
@@ -141,14 +147,16 @@ class TreeSampler:
             kept = self._kept(len(ranked))
             mine += map(chains.add, ranked[0].rows)
             beside += [asyncio.create_task(self._extend(other.branch, other)) for other in ranked[1:kept]]
+            line = ranked[0].branch
+            line.exchange(ranked[0].nodes, ranked[0].names)
+            line.label = label
             for lost in ranked[kept:]:
-                own = _Chains(self.root.episode, lost.branch.label)
+                own = _Chains(self.root.episode, lost.label)
                 self.grown.rows += own.end([own.add(row) for row in lost.rows], lost.branch)
                 if lost.branch.over:
                     self._look_back(lost.rows, lost.branch)
-                lost.branch.close()
-            line = ranked[0].branch
-            line.label = label
+                if lost.branch is not line:
+                    lost.branch.close()
         line.close()
         self.grown.rows += chains.end(mine, line)
         self._look_back(mine, line)
@@ -164,20 +172,40 @@ class TreeSampler:
         """K times the line, each one round on: forks, and the line itself, to whose state nobody returns."""
         asked, own = [node.id for node in line.asked], line.label
         at = f"{own}-" if own else ""
-        *labels, last = [f"{at}{line.play.round}.{i}" for i in range(self.tree.width)]
-        drawn = [_Candidate(line.fork(label), asked, own) for label in labels]
-        line.label = last
-        drawn.append(_Candidate(line, asked, own))
-        await asyncio.gather(*(c.branch.round() for c in drawn))
-        sound = [c for c in drawn if c.branch.play.ended is not Ended.ERROR]
-        for failed in drawn:
-            if failed not in sound:
-                play = failed.branch.play
-                self.grown.lost[f"{play.reason}: {play.exception}"] += 1
-        if not sound:
-            error = drawn[0].branch.play.exception or RuntimeError("every candidate failed")
-            line.play.abort(error, drawn[0].branch.play.reason)
-        return sound
+        labels = [f"{at}{line.play.round}.{i}" for i in range(self.tree.width)]
+        draws = await line.draws(labels)
+        if all(draw.error is not None for draw in draws):
+            await line.give(draws[0])
+        alike: dict[object, list[Draw]] = {}
+        for draw in draws:
+            if draw.error is None:
+                alike.setdefault(draw.content() if self._shares else draw.label, []).append(draw)
+            else:
+                self.grown.lost[f"{Boundary.POLICY}: {draw.error}"] += 1
+        sets = list(alike.values())
+        branches = [*(line.fork(same[0].label) for same in sets[:-1]), line]  # before the line moves
+        await asyncio.gather(*(b.give(same[0]) for b, same in zip(branches, sets, strict=False)))
+        sound: list[_Candidate] = []
+        for branch, same in zip(branches, sets, strict=False):
+            play = branch.play
+            if play.ended is Ended.ERROR:
+                self.grown.lost[f"{play.reason}: {play.exception}"] += len(same)
+                continue
+            for draw in same:
+                nodes = branch.answered(asked) if draw is same[0] else branch.twins(asked, draw)
+                sound.append(_Candidate(branch, nodes, draw.names, draw.label, own))
+        if not sound and not line.over:
+            failed = branches[0].play
+            line.play.abort(failed.exception or RuntimeError("every candidate failed"), failed.reason)
+        order = {label: i for i, label in enumerate(labels)}
+        return sorted(sound, key=lambda c: order[c.label])
+
+    @property
+    def _shares(self) -> bool:
+        """Tell whether candidates that say the same may be one fork.
+
+        Where each is played on by itself, or judged by the values of its own tokens, they may not."""
+        return self.tree.score == "step" and self.tree.continuation != "all"
 
     # which one ---------------------------------------------------------------------------------------------
 
@@ -187,11 +215,11 @@ class TreeSampler:
             await asyncio.gather(*(self._play_on(c) for c in candidates))
         else:
             for c in candidates:
-                c.credit = {node: c.branch.credits(node) for node in c.asked}
+                c.credit = {node: c.branch.credits(node) for node in c.nodes}
         asked: dict[str, _Place] = {}  # siblings answer the same prompt in the same place: told once
         for c in candidates:
             c.rows = self._rows(c, asked)
-            self.grown.candidates.append(Candidate(_round_of(c), dict(c.branch.names)))
+            self.grown.candidates.append(Candidate(_round_of(c), {**c.branch.names, **c.names}))
         drawn = [row for c in candidates for row in c.rows]
         worth = self._worths(drawn, before)
         if self.tree.score == "value":
@@ -226,13 +254,12 @@ class TreeSampler:
 
     async def _play_on(self, candidate: _Candidate) -> None:
         """Play a fork of the candidate to its end; what is said there is counted, and never trained."""
-        label = f"r{candidate.branch.label}"
+        label = f"r{candidate.label}"
         probe = await candidate.branch.fork(label).finish()
-        candidate.credit = {node: probe.credits(node) for node in candidate.asked}
+        candidate.credit = {node: probe.credits(node) for node in candidate.nodes}
         rest = [n for n in probe.play.canonical() if n.kind == "act" and n.id not in candidate.branch.names]
-        rest_of_line = _Candidate(
-            probe, [n.id for n in rest], credit={n.id: probe.credits(n.id) for n in rest}
-        )
+        rest_of_line = _Candidate(probe, {n.id: n for n in rest}, probe.names, label)
+        rest_of_line.credit = {n.id: probe.credits(n.id) for n in rest}
         own = _Chains(self.root.episode, label)
         for row in own.end([own.add(row) for row in self._rows(rest_of_line)], probe):
             row.trainable = False
@@ -275,12 +302,11 @@ class TreeSampler:
         `asked`: node -> its place, filled in by the first candidate of a set."""
         asked = {} if asked is None else asked
         branch, rows = c.branch, []
-        for id in c.asked:
-            node = branch.play.node(id)
+        for id, node in c.nodes.items():
             if node.reply is None:  # the episode ended before it was answered
                 continue
             place = asked.get(id) or asked.setdefault(id, _place_of(node, branch))
-            task, name = branch.play.task.id, branch.names[id]
+            task, name = branch.play.task.id, c.names[id]
             row = row_of(node, task, self.root.episode, name, self.trained, place.prompt_hash)
             row.turn, row.parents = place.turn, place.parents
             row.credit, row.env_id = c.credit.get(id, {}), branch.arena.env_id
@@ -327,7 +353,7 @@ def _place_of(node: Node, branch: Branch) -> _Place:
 
 def _round_of(c: _Candidate) -> Trace:
     """A candidate's round as a trace of its own."""
-    play, nodes = c.branch.play, [c.branch.play.node(id) for id in c.asked]
+    play, nodes = c.branch.play, c.nodes.values()
     part = c.branch.arena.label(Trace(task_id=play.task.id, seed=play.seeds[-1][1], ended="truncated"))
     part.nodes = sorted((n for n in nodes if n.state == ANSWERED), key=path_key)
     part.credits = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import webbrowser
+from itertools import chain
 from pathlib import Path
 
 from ..benchmarks.pages import report, viewer
@@ -53,8 +54,16 @@ def view_main(argv: list[str] | None = None) -> int:
         return serve(given.source, given.port, open_browser=not given.no_open)
     out = given.out or (given.source if given.source.is_dir() else given.source.parent) / "view.html"
     episodes = labelled_episodes(sources, limit=given.limit)
+    first = next(episodes, None)
+    if first is None:
+        raise ValueError(
+            f"{', '.join(map(str, sources))}: no episode there; give a run directory or a file of traces"
+        )
     viewer.build_labelled(
-        episodes, out, title=" and ".join(s.name or str(s) for s in sources), headline=given.headline
+        chain([first], episodes),
+        out,
+        title=" and ".join(s.name or str(s) for s in sources),
+        headline=given.headline,
     )
     print(f"{out}  ({out.stat().st_size / 1e6:.1f} MB)")
     if not given.no_open:
