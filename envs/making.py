@@ -102,7 +102,7 @@ def make_rule(rule: Any) -> Any:
     except TypeError as error:
         raise RewardError(
             f"reward {thing.__name__} is made without arguments, and that cannot be: {error}; give defaults, or from Python "
-            f"an object{at(defined(thing.__init__))}"
+            f"an object{at(defined(vars(thing).get("__init__", thing)))}"
         ) from None
     return thing()
 

@@ -14,6 +14,7 @@ import math
 import random
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -220,6 +221,7 @@ def warmstart(
     from ..agents.model.weights import load_decoder, load_tokenizer, save_model
 
     how = WarmStart(**settings)
+    _check_folder(Path(out))
     told = _prompts(id, str(model), prompts, args or {})
     traces = expert_traces(id, tasks, data, prompts=told, **(args or {}))
     path = model_path(model)  # what is wrong with the environment is known before anything is fetched
@@ -251,6 +253,16 @@ def warmstart(
         (out / PROMPTS_FILE).write_text(yaml.safe_dump({"prompts": told}))
     (out / WARMSTART_FILE).write_text(json.dumps({"env": id, **vars(record), **vars(how)}, indent=1))
     return out
+
+
+def _check_folder(out: Path) -> None:
+    """Raise, before the wait, what writing to this folder would raise after it. Nothing is left behind."""
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=out):
+        pass
+    for folder in made:
+        folder.rmdir()
 
 
 def _prompts(id: str, model: str, prompts: object, args: Mapping[str, object]) -> Any:

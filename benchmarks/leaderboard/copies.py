@@ -2,7 +2,8 @@
 
 Nobody can prove whose the replies were first: a date is its maker's word. So both are marked, with who says the earlier
 date, and neither is removed; else a copy with an early date would take an honest entry from the board. Players that
-came with unitymas say the same for everybody, and their entries are not marked by each other.
+came with unitymas say the same for everybody, and their entries are not marked by each other. Nor does it tell anything
+that two teams gave the right replies: episodes that the scripted expert has as well count only where all are the same.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ def marks(entries: Mapping[str, Sketch]) -> dict[str, str]:
     order = sorted(entries, key=lambda key: (entries[key].date, key))
     holders: dict[str, list[str]] = defaultdict(list)
     shared: dict[str, Counter[str]] = defaultdict(Counter)
+    telling: dict[str, Counter[str]] = defaultdict(Counter)
+    scripted = {digest for entry in entries.values() if entry.scripted for digest in entry.digests}
     for key in order:
         for digest in entries[key].digests:
             for other in holders[digest]:
                 shared[key][other] += 1
+                telling[key][other] += digest not in scripted
             if len(holders[digest]) < NAMED:  # the first few stand for all their copies
                 holders[digest].append(key)
     alike: dict[str, dict[str, int]] = defaultdict(dict)
@@ -45,7 +49,7 @@ def marks(entries: Mapping[str, Sketch]) -> dict[str, str]:
         for other, count in counts.items():
             fewer = min(len(entries[key].digests), len(entries[other].digests))
             both = entries[key].scripted and entries[other].scripted
-            if not both and (count == fewer or count >= max(ENOUGH, SHARE * fewer)):
+            if not both and (count == fewer or telling[key][other] >= max(ENOUGH, SHARE * fewer)):
                 alike[key][other] = alike[other][key] = count
     return {key: _mark(key, others, entries) for key, others in alike.items()}
 

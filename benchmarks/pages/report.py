@@ -328,11 +328,20 @@ def _groups(histories: Sequence[History]) -> str:
 
 
 def _timeline(histories: Sequence[History]) -> str:
-    times = {key: name for key, (name,) in _keys(histories, r"time/(.+)").items() if "per_second" not in key}
+    times = {
+        key: name for key, (name,) in _keys(histories, r"time/([^/]+)").items() if "per_second" not in key
+    }
+    shares = {key: f"{what} {who}" for key, (what, who) in _keys(histories, r"time/(busy|idle)/(.+)").items()}
+    calls = {
+        key: f"{who}, most" if most else who
+        for key, (most, who) in _keys(histories, r"time/open_calls(_max)?/(.+)").items()
+    }
     speed = {key: "tokens a second" for key in _keys(histories, r"time/.*tokens_per_second")}
     panels = [
         Panel("seconds a step", times, "seconds"),
         Panel("generated tokens a second", speed, "tokens/s"),
+        Panel("share of the step: groups busy, trainer and rollout idle", shares, "share"),
+        Panel("calls open at a group, mean and most", calls, "calls"),
     ]
     return f"<section id='timeline'><h2>Timeline</h2>{_panels(panels, histories)}</section>"
 

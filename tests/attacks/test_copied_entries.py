@@ -102,6 +102,23 @@ def test_scripted_entries_are_alike_by_themselves_and_still_no_model_is_one() ->
     assert set(copies.marks({"a": told("A", said, scripted=True), "b": told("B", said)})) == {"a", "b"}
 
 
+def test_right_replies_are_no_copies_unless_all_are_the_same() -> None:
+    """Teams that learned say what the expert says; who has nothing else than another's episodes is marked still."""
+    right = list(range(40))
+    board = {
+        "expert": told("Expert", right, scripted=True), "one": told("One", [*right[:30], *range(100, 110)]),
+        "two": told("Two", [*right[5:35], *range(200, 210)]),
+    }  # fmt: skip
+    assert copies.marks(board) == {}
+    copied = copies.marks({**board, "copy": told("Copy", board["one"].digests)})  # type: ignore[arg-type]
+    assert set(copied) == {"one", "copy"}
+    half = copies.marks({**board, "half": told("Half", [*right[:10], *range(100, 110), *range(200, 220)])})
+    assert (
+        "two" not in half and "half" not in half
+    )  # half of what is not the expert's would have to be one entry's
+    assert set(copies.marks({"expert": board["expert"], "all": told("All", right)})) == {"expert", "all"}
+
+
 def test_many_copies_make_short_marks() -> None:
     many = {str(n): told("N" * 1000, list(range(500))) for n in range(300)}
     marks = copies.marks(many)

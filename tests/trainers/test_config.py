@@ -126,6 +126,14 @@ def test_a_file_that_cannot_be_meant_is_refused(content, says, tmp_path):
         (["env.reward=math:nope"], "env.reward: math has no 'nope'"),
         (["env.reward=math:pi"], "env.reward: .* is no reward"),
         (["env.rules=[math:nope]"], "env.rules: math has no 'nope'"),
+        (
+            ["policies.team.credit={answerer: {mix: 0.5}}"],
+            r"policies\.team\.credit\.answerer: got .*give a list of transforms",
+        ),
+        (
+            ["policies.team.credit={answerer: [mix]}"],
+            r"policies\.team\.credit\.answerer: got .*give a list of transforms",
+        ),
         (["recipe=alternate", "recipe_args.every=often"], "recipe_args.every: expected int, got 'often'"),
         (["recipe=alternate", "recipe_args.every=0"], "recipe_args.every: must be at least 1"),
         (["policies.team.algorithm=grppo"], r"policies\.team\.algorithm: .*did you mean 'grpo'"),

@@ -274,6 +274,7 @@ def test_changed_settings_take_effect_and_are_said(finished, tmp_path, capsys):
         ({"overrides": ["policies.team.algorithm.name=ppo"]}, r"policies\.team\.algorithm\.name"),
         ({"overrides": ["policies.new.group=main"]}, r"policies\.new\.group|no role is mapped"),
         ({"overrides": ["recipe=malt"]}, "recipe: a run that goes on"),
+        ({"overrides": ["policies.team.learning.moments=8bit"]}, r"learning\.moments: a run that goes on"),
         ({"overrides": ["k=1"]}, "needs k >= 2"),
         ({"overrides": ["stepz=3"]}, "did you mean 'steps'"),
         ({"overrides": ["minibatches=0"]}, "minibatches: must be at least 1"),

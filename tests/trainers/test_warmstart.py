@@ -209,3 +209,12 @@ def test_train_names_its_model_and_warms_it_first(tmp_path, capsys):
     assert main(["train", *own, *separate, "--warm", "1", "--dir", str(tmp_path / "two")]) == 1
     assert "--warm: fine-tunes one model, and this run has minimind2, tiny" in capsys.readouterr().err
     assert not (tmp_path / "two").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr("unitymas.trainers.warmstart.expert_traces", lambda *a, **k: pytest.fail("it began"))
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OSError, match="file"):
+            warmstart("mask-hotpotqa", "tiny", out, data="mini")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -26,6 +26,7 @@ from .reporting.loggers import rows_of
 KEPT = (
     "env.id", "env.data", "env.split", "env.size", "seed", "recipe", "groups.*.model", "policies.*.init",
     "policies.*.adapter*", "policies.*.group", "policies.*.critic", "policies.*.algorithm.name",
+    "policies.*learning.moments", "policies.*learning.parameters",
 )  # fmt: skip
 """Keys that what was learned so far stands on."""
 

@@ -213,9 +213,14 @@ def credit_from_config(config: Mapping[str, Sequence[Mapping[str, Any]]]) -> dic
     """Read the transforms of each role (or "*") from plain config: a list of {name: …, and the fields of that
     transform}.
     """
-    return {
-        role: tuple(_transform(role, dict(entry)) for entry in entries) for role, entries in config.items()
-    }
+    transforms: dict[str, tuple[Transform, ...]] = {}
+    for role, entries in config.items():
+        if not isinstance(entries, list | tuple) or not all(isinstance(entry, Mapping) for entry in entries):
+            raise ValueError(
+                f"credit.{role}: got {entries!r:.60}; give a list of transforms, such as [{{name: mix, team: [outcome], alpha: 0.5}}]"
+            )
+        transforms[role] = tuple(_transform(role, dict(entry)) for entry in entries)
+    return transforms
 
 
 def _transform(role: str, entry: dict[str, Any]) -> Transform:
