@@ -100,9 +100,10 @@ def make_rule(rule: Any) -> Any:
     try:
         inspect.signature(thing).bind()
     except TypeError as error:
+        where = defined(vars(thing).get("__init__", thing))
         raise RewardError(
             f"reward {thing.__name__} is made without arguments, and that cannot be: {error}; give defaults, or from Python "
-            f"an object{at(defined(vars(thing).get("__init__", thing)))}"
+            f"an object{at(where)}"
         ) from None
     return thing()
 
