@@ -121,6 +121,13 @@ def seated(config: RunConfig, arena: Arena) -> set[str]:
     idle = set(config.policies) - used - {policy.critic for policy in config.policies.values()}
     if idle:
         raise ConfigError(f"policies.{sorted(idle)[0]}: no role is mapped to it; map it, or leave it out")
+    homes = {policy.group for policy in config.policies.values()}
+    for name in config.groups:
+        if name not in homes:
+            raise ConfigError(
+                f"groups.{name}: no policy is in this group, so what is set for it has no effect; the policies are in "
+                f"{', '.join(sorted(homes))}"
+            )
     return used
 
 
