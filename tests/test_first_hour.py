@@ -3,19 +3,23 @@
 import errno
 import os
 import re
+import resource
 import shlex
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+import unitymas
+from unitymas.benchmarks.evaluation.episode_files import Store
 from unitymas.benchmarks.evaluation.evaluate import Evaluation
 from unitymas.cli import main, refused
 from unitymas.cli.arguments import COUNT
 from unitymas.envs.registry import unregister
+from unitymas.trainers.controller.checkpoint import write_whole
 
 PAGE = (Path(__file__).parent.parent / "docs" / "first-workflow.md").read_text()
 TEAM = PAGE.split("```python\n")[1].split("```")[0]
@@ -278,3 +282,35 @@ def test_what_an_outage_ended_is_owed_again(here):
 
 def test_a_count_is_a_whole_number():
     assert COUNT("3") == 3
+
+
+@contextmanager
+def small_files(size):
+    """Files of this process may have so many bytes: as on a full disk, a write ends half way, and the next one fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_whole_episodes_and_names_the_file(tmp_path):
+    store, trace = Store(tmp_path), unitymas.rollout("mask-hotpotqa", "scripted", data="mini", tasks=1)[0]
+    store.write(trace, "first")
+    whole = store.path.read_bytes()
+    with small_files(len(whole) + 100), pytest.raises(OSError) as error:
+        store.write(trace, "second")
+    assert error.value.filename == str(store.path) and store.path.read_bytes() == whole
+    store.write(trace, "third")  # there is room again: nothing torn lies between
+    assert [episode["tags"]["key"] for episode in store.episodes()] == ["first", "third"]
+    store.close()
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_draft(tmp_path):
+    path = tmp_path / "config.yaml"
+    write_whole(path, b"old")
+    with small_files(100), pytest.raises(OSError) as error:
+        write_whole(path, b"new" * 100)
+    assert error.value.filename == str(path)
+    assert [p.name for p in tmp_path.glob("config*")] == ["config.yaml"] and path.read_bytes() == b"old"

@@ -6,7 +6,9 @@ off and goes on behind the last whole one. The newest episode under a key counts
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,9 +42,21 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             mend(self.path)
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (held until `close`)
-        self._file.write(zstandard.ZstdCompressor(level=3).compress(line))
+        self._append(zstandard.ZstdCompressor(level=3).compress(line))
         plain: dict[str, Any] = json.loads(line)
         return plain
+
+    def _append(self, frame: bytes) -> None:
+        """Append a frame whole or not at all: on a disk that is nearly full, a write may end half way and say nothing."""
+        assert self._file is not None
+        before = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(frame) < len(frame):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._file.truncate(before)
+            error.filename = str(self.path)
+            raise
 
     def close(self) -> None:
         if self._file is not None:

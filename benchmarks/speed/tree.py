@@ -1,12 +1,13 @@
 """Cost of tree sampling, beside the generation of the same candidates with a real model.
 
-    OMP_NUM_THREADS=1 python -m unitymas.benchmarks.speed.tree [--env mask-nq] [--width 8] [--tasks 8] [--rounds 7]
+    OMP_NUM_THREADS=1 python -m unitymas.benchmarks.speed.tree [--env mask-nq] [--width 8] [--tasks 8] [--rounds 6]
 
 The embedded tiny model plays every role of trees with `width` candidates an act. Every call is written down and then
 put to the same model again, flat: the same prompts, seeds and choices, so the very same tokens. In a tree a round waits
 for the round before it; so does the flat side, which gets the calls of each round of all trees at once (`flat by round`),
 and a second one that gets everything at once (`flat`), as if all prompts were known beforehand. What the tree has
-besides: forks, workflows, tools, rewards, and that trees are of different depth. Sides alternate; medians are printed.
+besides: forks, workflows, tools, rewards, and that trees are of different depth. Each round plays the sides in another order, so
+that none is always the first to use what another had to load; medians are printed.
 
 What stands in memory before a side begins (torch, tokenizers: 360,000 objects) is set aside from Python's garbage
 collector. Otherwise one full collection, a quarter of a second, falls on the side that happens to make the last object,
@@ -21,7 +22,9 @@ import gc
 import re
 import statistics
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from itertools import cycle, permutations
 from typing import Any
 
 from ...agents.llm import load_policy
@@ -95,21 +98,24 @@ def main() -> None:
     parser.add_argument("--env", default="mask-nq")
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--tasks", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=6)
     options = parser.parse_args()
     arena = make_arena(options.env, data="mini", prompts="short")
     tasks = [arena.task(id) for id in list(arena.task_ids)[: options.tasks]]
     slots = options.tasks * options.width
     timings: dict[str, list[tuple[float, float]]] = {"tree": [], "flat by round": [], "flat": []}
-    for _ in range(options.rounds):
-        treed = fresh(slots)
-        timings["tree"].append(timed(grow(arena, treed, tasks, options.width)))
-        for name, calls in (("flat by round", by_round(treed.calls)), ("flat", [treed.calls])):
-            again = fresh(slots)
-            timings[name].append(timed(flat(again, calls)))
-            assert again.tokens == treed.tokens, (
-                f"{name}: {again.tokens} tokens, the trees had {treed.tokens}"
-            )
+    treed = fresh(slots)
+    asyncio.run(grow(arena, treed, tasks, options.width))  # seeds are fixed: every tree makes these calls
+    sides: dict[str, Callable[[Scribe], Coroutine[Any, Any, None]]] = {
+        "tree": lambda scribe: grow(arena, scribe, tasks, options.width),
+        "flat by round": lambda scribe: flat(scribe, by_round(treed.calls)),
+        "flat": lambda scribe: flat(scribe, [treed.calls]),
+    }
+    for _, order in zip(range(options.rounds), cycle(permutations(sides)), strict=False):
+        for name in order:
+            scribe = fresh(slots)
+            timings[name].append(timed(sides[name](scribe)))
+            assert scribe.tokens == treed.tokens, f"{name}: {scribe.tokens} tokens, not {treed.tokens}"
     print(
         f"{options.env}: {options.tasks} trees of width {options.width}, {len(treed.calls)} acts, {treed.tokens} tokens; "
         f"median of {options.rounds}"

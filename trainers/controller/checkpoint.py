@@ -21,7 +21,7 @@ import os
 import shutil
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -201,8 +201,14 @@ def write_whole(path: Path, data: bytes) -> None:
     """A file that is the old one or the new one at any moment."""
     _sweep(path)
     draft = path.with_name(f"{path.name}{_UNFINISHED}{os.getpid()}")
-    _write_synced(draft, data)
-    os.replace(draft, path)
+    try:
+        _write_synced(draft, data)
+        os.replace(draft, path)
+    except OSError as error:
+        with suppress(OSError):  # what went wrong is told all the same
+            draft.unlink()
+        error.filename, error.filename2 = str(path), None
+        raise
 
 
 def _sweep(target: Path) -> None:

@@ -154,6 +154,8 @@ WAYS_OUT = {
     errno.EPERM: "this user has no permission; name another place, or ask for the right",
     errno.EROFS: "it cannot be written to; name another place",
     errno.ENOSPC: "the disk is full; make room, or name another place",
+    errno.EDQUOT: "the disk is full; make room, or name another place",
+    errno.EFBIG: "the file would be larger than this user's files may be (ulimit -f); raise that, or name another place",
     errno.EADDRINUSE: "something else listens there; choose another port",
 }
 """What to do about what the operating system refused."""
