@@ -22,7 +22,7 @@ import gc
 import re
 import statistics
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import cycle, permutations
 from typing import Any
@@ -106,7 +106,7 @@ def main() -> None:
     timings: dict[str, list[tuple[float, float]]] = {"tree": [], "flat by round": [], "flat": []}
     treed = fresh(slots)
     asyncio.run(grow(arena, treed, tasks, options.width))  # seeds are fixed: every tree makes these calls
-    sides: dict[str, Callable[[Scribe], Coroutine[Any, Any, None]]] = {
+    sides: dict[str, Callable[[Scribe], Awaitable[None]]] = {
         "tree": lambda scribe: grow(arena, scribe, tasks, options.width),
         "flat by round": lambda scribe: flat(scribe, by_round(treed.calls)),
         "flat": lambda scribe: flat(scribe, [treed.calls]),

@@ -37,8 +37,8 @@ from .workflow import Workflow
 
 
 @dataclass(slots=True)
-class Draw:
-    """Answers that were drawn to what a branch asks, and not yet given to it."""
+class DrawnRound:
+    """Answers to what a branch asks, drawn and not yet given to it."""
 
     label: str
     names: dict[str, str]
@@ -130,13 +130,13 @@ class Branch:
         self._book()
         await self.tools()
 
-    async def draws(self, labels: Sequence[str]) -> list[Draw]:
-        """For each label, everybody who is asked answers once, as a fork with that label would. The branch stays where it is."""
+    async def draws(self, labels: Sequence[str]) -> list[DrawnRound]:
+        """Ask everybody who is asked once for each label, as a fork with that label would. The branch stays where it is."""
         calls = {node.id: self._call(node) for node in self.asked}  # told once for all of them
         return await asyncio.gather(*(self._drawn(label, calls) for label in labels))
 
-    async def _drawn(self, label: str, calls: Mapping[str, Call]) -> Draw:
-        drawn = Draw(label, {node: _name(node, label) for node in calls})
+    async def _drawn(self, label: str, calls: Mapping[str, Call]) -> DrawnRound:
+        drawn = DrawnRound(label, {node: _name(node, label) for node in calls})
 
         async def say(node: str, call: Call) -> None:
             policy = self.team.names.get(call.agent)
@@ -154,7 +154,7 @@ class Branch:
             await asyncio.gather(*(say(node, call) for node, call in calls.items()))
         return drawn
 
-    async def give(self, draw: Draw) -> None:
+    async def give(self, draw: DrawnRound) -> None:
         """Go on with what was drawn, until somebody is asked again: the rest of a round."""
         self.label = draw.label
         self.names.update(draw.names)
@@ -169,7 +169,7 @@ class Branch:
         """The nodes with these ids, by id."""
         return {id: self.play.node(id) for id in nodes}
 
-    def twins(self, nodes: Sequence[str], draw: Draw) -> dict[str, Node]:
+    def twins(self, nodes: Sequence[str], draw: DrawnRound) -> dict[str, Node]:
         """The nodes with these ids as a draw of the same content answers them."""
         twins = {id: copy(self.play.node(id)) for id in nodes}
         for id, twin in twins.items():

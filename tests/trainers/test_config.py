@@ -127,10 +127,6 @@ def test_a_file_that_cannot_be_meant_is_refused(content, says, tmp_path):
         (["env.reward=math:pi"], "env.reward: .* is no reward"),
         (["env.rules=[math:nope]"], "env.rules: math has no 'nope'"),
         (
-            ["groups.other.slots=4"],
-            r"groups\.other: no policy is in this group, so what is set .* policies are in main",
-        ),
-        (
             ["policies.team.credit={answerer: {mix: 0.5}}"],
             r"policies\.team\.credit\.answerer: got .*give a list of transforms",
         ),

@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: dict[str, Any] = {}
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         """The keys and values of a mapping. PyYAML would take the last of two equal keys, and say nothing."""
         keys: set[str] = set()
         for key, _ in node.value:

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from ...agents.answers import DecisionId
 from ...agents.basics.failures import Boundary, Ended
-from ...envs.core.branch import Branch, Draw
+from ...envs.core.branch import Branch, DrawnRound
 from ...envs.core.drivers import derive
 from ...envs.core.execution import path_key
 from ...envs.core.ledger import Credit
@@ -176,7 +176,7 @@ class TreeSampler:
         draws = await line.draws(labels)
         if all(draw.error is not None for draw in draws):
             await line.give(draws[0])
-        alike: dict[object, list[Draw]] = {}
+        alike: dict[object, list[DrawnRound]] = {}
         for draw in draws:
             if draw.error is None:
                 alike.setdefault(draw.content() if self._shares else draw.label, []).append(draw)
