@@ -244,7 +244,10 @@ def test_a_falling_rate_falls_over_the_whole_run_unless_told_otherwise():
         ({"map": {"speaker": "team"}}, "nobody plays 'listener'"),
         ({"map": {"*": "team", "lisener": "team"}}, "did you mean 'listener'"),
         ({"policies": {"team": {}, "spare": {}}}, "policies.spare: no role is mapped to it"),
-        ({"groups": {"main": {"model": "."}, "spare": {"slots": 4}}}, "groups.spare: no policy is in this group"),
+        (
+            {"groups": {"main": {"model": "."}, "spare": {"slots": 4}}},
+            "groups.spare: no policy is in this group",
+        ),
         ({"policies": {"team": {"algorithm": {"name": "grpo"}}}, "k": 1}, "needs k >= 2"),
         ({"policies": {"team": {"algorithm": {"name": "grppo"}}}}, "grpo"),
         ({"policies": {"team": {"algorithm": {"name": "ppo", "lamb": 1}}}}, "lam"),
