@@ -90,7 +90,8 @@ def _fields(kind: type) -> Iterator[tuple[str, str, str, str]]:
         name = node.target.id
         if ast.unparse(node.annotation).startswith("ClassVar"):
             continue
-        words = "As above, with another default."  # of a field that overrides one of a base
+        inherited = any(name in vars(base).get("__annotations__", {}) for base in kind.__mro__[1:])
+        words = "As above, with another default." if inherited else ""
         if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
             words = inspect.cleandoc(str(following.value.value)).replace("\n", " ").replace("|", "\\|")
             words = re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", words)
