@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 Register = Callable[..., object]
 
@@ -12,19 +11,19 @@ ROOT = HERE.rpartition(".")[0]
 FORMAT = f"{ROOT}.rewards.rules:FormatReward"
 RETRIEVE = {"retrieve": f"{HERE}.tools.defaults:retrieve"}
 VERIFY = {"verify": f"{HERE}.tools.defaults:verify"}
-QA: dict[str, Any] = {
+QA: dict[str, object] = {
     "kind": "qa",
     "tools": RETRIEVE,
     "headline": "f1",
     "success": "em",
     "reward": (f"{ROOT}.rewards.outcome:AnswerF1", FORMAT),
 }
-MATH: dict[str, Any] = {
+MATH: dict[str, object] = {
     "kind": "math",
     "headline": "accuracy",
     "reward": (f"{ROOT}.rewards.outcome:Accuracy", FORMAT),
 }
-CODE: dict[str, Any] = {
+CODE: dict[str, object] = {
     "kind": "code",
     "tools": VERIFY,
     "headline": "pass_rate",
@@ -43,12 +42,12 @@ def register_all(register: Register) -> None:
     _games(register)
 
 
-def _flow(module: str, name: str) -> dict[str, Any]:
+def _flow(module: str, name: str) -> dict[str, object]:
     return {"workflow": f"{HERE}.workflows.{module}:{name}", "expert": f"{HERE}.workflows.{module}:expert"}
 
 
 def _search(register: Register) -> None:
-    mask: dict[str, Any] = {
+    mask: dict[str, object] = {
         **QA,
         **_flow("mask", "Mask"),
         "reward": (f"{ROOT}.rewards.mask:MaskCredit", FORMAT),
@@ -70,7 +69,7 @@ def _search(register: Register) -> None:
 
 
 def _tool_calling(register: Register) -> None:
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         **QA,
         **_flow("tool_qa", "ToolQa"),
         "reward": (f"{ROOT}.rewards.outcome:AnswerEM", FORMAT),
@@ -89,7 +88,7 @@ def _rag(register: Register) -> None:
         "rag-rewrite": ("RagRewrite", "rewrite the question as a query, retrieve, select, answer"),
     }
     for prefix, (name, description) in shapes.items():
-        fields: dict[str, Any] = {**QA, **_flow("rag", name), "description": description}
+        fields: dict[str, object] = {**QA, **_flow("rag", name), "description": description}
         register(f"{prefix}-hotpotqa", dataset="hotpotqa", **fields)
         register(f"{prefix}-nq", dataset="nq", **{**fields, "kind": "qa-single"})
     one_search = {"max_queries": 1, "top_k": 1}  # a question is asked on one paragraph, in its own words

@@ -19,10 +19,11 @@ from typing import Any
 from ..agents.basics.failures import Ended
 from ..agents.basics.frozen import FrozenDict
 from ..agents.policies import Call, ExpertPolicy, FoolPolicy, RandomPolicy
-from ..agents.team import BoundTeam
+from ..agents.team import BoundTeam, Expert
 from ..agents.text.reply_readers import MAX_REPLY
 from .core.arena import Arena
-from .core.drivers import aplay, arena_of, call_for, derive, run_sync, take
+from .core.drivers import EnvLike, aplay, arena_of, call_for, derive, run_sync, take
+from .core.records import Node
 from .core.tasks import Task
 from .core.trace import Trace
 from .faces.aec import WorkflowEnv
@@ -37,15 +38,18 @@ class Player:
 
     sees_reference = True
 
-    def __init__(self, expert: Any = None) -> None:
-        self.expert = ExpertPolicy(expert) if expert is not None else RandomPolicy()
+    def __init__(self, expert: Expert | None = None) -> None:
+        self.expert: ExpertPolicy | RandomPolicy = (
+            ExpertPolicy(expert) if expert is not None else RandomPolicy()
+        )
         self.fool, self.chance = FoolPolicy(), RandomPolicy()
 
     def act(self, call: Call) -> str:
         dice = derive(call.agent, *(m["content"] for m in call.messages)) % 10
-        policy: Any = self.expert if dice < 6 else self.chance if dice < 8 else self.fool
-        reply: str = policy.act(replace(call, seed=dice + len(call.messages[-1]["content"])))
-        return reply
+        policy: ExpertPolicy | RandomPolicy | FoolPolicy = (
+            self.expert if dice < 6 else self.chance if dice < 8 else self.fool
+        )
+        return policy.act(replace(call, seed=dice + len(call.messages[-1]["content"])))
 
 
 class Bench:
@@ -86,7 +90,7 @@ class Bench:
         return earned
 
 
-def check_env(env: Any, **make: Any) -> list[str]:
+def check_env(env: EnvLike, **make: Any) -> list[str]:
     """Run every check on an environment, or on that of an id. Return the names of the checks that passed."""
     if isinstance(env, str) and not make:
         make = {"data": "mini", "size": 16} if _uses_mini(env) else {}
@@ -167,7 +171,7 @@ def one_at_a_time_equals_shuffled(bench: Bench) -> None:
         rng = random.Random(seed)
         play = bench.arena.start(task, episode_seed)
 
-        def shuffled(nodes: list[Any], rng: random.Random = rng) -> list[Any]:
+        def shuffled(nodes: list[Node], rng: random.Random = rng) -> list[Node]:
             return rng.sample(nodes, len(nodes))
 
         trace = run_sync(aplay(play, bench.team(), bench.arena, order=shuffled))
@@ -277,7 +281,7 @@ def _equal(a: object, b: object, what: str, path: str = "") -> None:
     raise AssertionError(f"{what}: {path or 'value'}: {a!r:.200} against {b!r:.200}")
 
 
-def _planted(value: object, canary: str) -> Any:
+def _planted(value: object, canary: str) -> object:
     """The same structure with every string replaced."""
     if isinstance(value, str):
         return canary

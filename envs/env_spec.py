@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -21,6 +21,7 @@ from .core.workflow import Workflow
 
 if TYPE_CHECKING:
     from ..agents.roles import Role
+    from ..agents.team import Expert
 
 ID = re.compile(r"(?P<name>[a-z0-9]+(?:[-_][a-z0-9]+)*?)(?:-v(?P<version>\d+))?")
 
@@ -38,11 +39,11 @@ class EnvSpec:
     """Facts about an environment, known before it is made."""
 
     id: str
-    workflow: Any
+    workflow: object
     """A Workflow class (or its entry point), made with the configuration."""
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
     """Defaults of the workflow's own arguments."""
-    reward: tuple[Any, ...] = ()
+    reward: tuple[object, ...] = ()
     """The default rules: rules, functions, or entry points to them (a class or function that makes them)."""
     kind: str = ""
     """Kind of tasks that the embedded mini world puts in their place: qa, code, math, …"""
@@ -50,12 +51,12 @@ class EnvSpec:
     """The real data set of the id."""
     split: str = "train"
     """Split that `make` takes when none is named; a data set that lacks it gives its first one, and says so."""
-    tasks: Any = None
+    tasks: object = None
     """Rows, a DataSet, `(split, size) -> rows | DataSet`, or the name of the workflow's method that is one, where
     the tasks are the environment's own."""
-    tools: Mapping[str, Any] = field(default_factory=dict)
+    tools: Mapping[str, object] = field(default_factory=dict)
     """Tools by name: each a tool, or an entry point to a factory `(data: DataSet) -> tool`."""
-    expert: Any = None
+    expert: Expert | str | None = None
     """`(call) -> str`: plays every role right; its call carries the whole task."""
     headline: str = "score"
     """The metric that a leaderboard ranks by."""
@@ -127,9 +128,10 @@ def resolve(target: object) -> Any:
     return find(target)
 
 
-def _by_role(id: str, lenient: Any, workflow: Workflow) -> dict[str, bool]:
+def _by_role(id: str, lenient: object, workflow: Workflow) -> dict[str, bool]:
     """`lenient=` as a mapping from roles; an unknown role is answered with the nearest."""
-    table = dict(lenient) if isinstance(lenient, Mapping) else {"*": lenient}
+    table: Mapping[str, object] = lenient if isinstance(lenient, Mapping) else {"*": lenient}
+    checked: dict[str, bool] = {}
     names = [role.name for role in workflow.roles]
     for name, value in table.items():
         if name not in (*names, "*"):
@@ -137,7 +139,8 @@ def _by_role(id: str, lenient: Any, workflow: Workflow) -> dict[str, bool]:
             raise ValueError(f"{id}: lenient: there is no role {name!r}; {hint}")
         if not isinstance(value, bool):
             raise TypeError(f"{id}: lenient of {name!r} must be true or false, got {value!r}")
-    return table
+        checked[name] = value
+    return checked
 
 
 def argument_hints(kind: object) -> Mapping[str, Any]:
@@ -149,7 +152,7 @@ def argument_hints(kind: object) -> Mapping[str, Any]:
         return {}
 
 
-def _argument_hint(kind: Any, settings: Mapping[str, Any], error: TypeError) -> str:
+def _argument_hint(kind: Callable[..., object], settings: Mapping[str, object], error: TypeError) -> str:
     names = [n for n in inspect.signature(kind).parameters if n not in ("args", "kwargs")]
     for key in settings:
         if key not in names:

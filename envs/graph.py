@@ -179,7 +179,7 @@ class GraphWorkflow(Workflow):
     async def run(self, ep: Episode) -> Outcome:
         if not self.output:
             raise WorkflowError("a GraphWorkflow runs after build(output=…)")
-        state: dict[str, Any] = dict(ep.task)
+        state: dict[str, object] = dict(ep.task)
         here, steps = START, 0
         while (here := await self._next(ep, here, state)) != END and steps < self.max_steps:
             node = self._draft.nodes[here]

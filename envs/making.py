@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..agents.basics.failures import RewardError
 from ..agents.basics.hints import nearest, say_once
+from ..agents.basics.json_types import JsonView
 from ..agents.basics.named_parts import Registry
 from ..own import at, defined
 from .core.arena import Arena
@@ -21,6 +22,11 @@ from .env_spec import EnvSpec, resolve
 from .tools.tool import Tool
 
 PACKAGE = __package__.rpartition(".")[0]
+
+DataLike: TypeAlias = str | Path | DataSet | None
+"""A data set, or its name or file. None: the one that belongs to the environment."""
+BudgetLike: TypeAlias = Budget | JsonView | None
+"""A budget, or those of its limits that differ from the environment's own."""
 
 TOOLS: Registry[Any] = Registry(
     "tool",
@@ -53,14 +59,14 @@ def arena_of_spec(
     id: str,
     *,
     split: str | None,
-    data: Any,
-    tasks: Any,
+    data: DataLike,
+    tasks: object,
     size: int | None,
-    reward: Any,
-    tools: Mapping[str, Any],
-    budget: Budget | Mapping[str, Any] | None,
-    prompts: Any,
-    config: Mapping[str, Any],
+    reward: object,
+    tools: Mapping[str, object],
+    budget: BudgetLike,
+    prompts: object,
+    config: Mapping[str, object],
 ) -> Arena:
     """Make what stands behind an environment's AEC face, of its spec and of what `make` was given."""
     workflow = known.make_workflow(**config, prompts=prompts)
@@ -92,7 +98,7 @@ def arena_of_spec(
     return arena
 
 
-def make_rule(rule: Any) -> Any:
+def make_rule(rule: object) -> object:
     """Make a rule of a rule, a plain function, a class of rules, or the name or place of one."""
     thing = REWARDS.named(rule)
     if not isinstance(thing, type):
@@ -108,22 +114,22 @@ def make_rule(rule: Any) -> Any:
     return thing()
 
 
-def _is(value: Any, word: str) -> bool:
+def _is(value: object, word: str) -> bool:
     return isinstance(value, str) and value == word
 
 
-def _default(known: EnvSpec, name: str) -> Any:
+def _default(known: EnvSpec, name: str) -> object:
     parameter = inspect.signature(resolve(known.workflow)).parameters.get(name)
     return None if parameter is None else parameter.default
 
 
-def _budget(known: EnvSpec, budget: Budget | Mapping[str, Any] | None) -> Budget:
+def _budget(known: EnvSpec, budget: BudgetLike) -> Budget:
     if budget is None:
         return known.budget
     return budget if isinstance(budget, Budget) else replace(known.budget, **budget)
 
 
-def _own(tasks: Any, workflow: Workflow) -> DataSet:
+def _own(tasks: object, workflow: Workflow) -> DataSet:
     if isinstance(tasks, DataSet):
         return tasks
     if (
@@ -138,7 +144,7 @@ def _own(tasks: Any, workflow: Workflow) -> DataSet:
 
 
 def _data(
-    known: EnvSpec, named: str | None, data: Any, size: int | None, workflow: Workflow | None = None
+    known: EnvSpec, named: str | None, data: DataLike, size: int | None, workflow: Workflow | None = None
 ) -> DataSet:
     """The tasks: the environment's own, a real data set, a file, or the embedded mini world."""
     if isinstance(data, DataSet):
@@ -193,10 +199,10 @@ def _tools(
     known: EnvSpec,
     id: str,
     workflow: Workflow,
-    own: Mapping[str, Any],
+    own: Mapping[str, object],
     data: DataSet,
     own_tasks: bool,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The tools of an environment: one's own, else those of its spec, else those that are registered."""
     for name in own:
         if name not in known.tools and name.partition(":")[0] not in workflow.tools:
@@ -214,7 +220,7 @@ def _tools(
     return {name: made for name, made in box.items() if made is not None}
 
 
-def _made(tool: Any, data: DataSet) -> Any:
+def _made(tool: object, data: DataSet) -> object:
     """A tool, or one by its name or place; a function of the data set, by name, makes it."""
     if not isinstance(tool, str):
         return tool
@@ -224,7 +230,7 @@ def _made(tool: Any, data: DataSet) -> Any:
     return thing(data)
 
 
-def _usual(known: EnvSpec, name: str, data: DataSet, own_tasks: bool) -> Any:
+def _usual(known: EnvSpec, name: str, data: DataSet, own_tasks: bool) -> object:
     """The tool of a spec, made for the tasks."""
     factory = known.tools[name]
     if own_tasks and data.passages is None and known.kind.startswith("qa"):

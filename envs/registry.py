@@ -15,9 +15,8 @@ from ..agents.basics.hints import nearest, say_once
 from ..agents.basics.named_parts import Registry
 from ..own import OwnCodeError, load, load_plugin, plugins, told
 from .core.arena import Arena
-from .core.execution import Budget
 from .env_spec import EnvSpec, UnknownEnv, argument_hints, parse_id, resolve
-from .making import PACKAGE, arena_of_spec, make_rule
+from .making import PACKAGE, BudgetLike, DataLike, arena_of_spec, make_rule
 
 if TYPE_CHECKING:
     from .faces.aec import WorkflowEnv
@@ -32,7 +31,7 @@ ENVIRONMENTS: Registry[EnvSpec] = Registry("environment")
 _plugins_loaded = False
 
 
-def register(id: str, workflow: Any, **fields: Any) -> EnvSpec:
+def register(id: str, workflow: object, **fields: Any) -> EnvSpec:
     """Register an environment.
 
     `unitymas.register("my-env", workflow="my_pkg:MyWorkflow", reward="my_pkg:my_reward", tasks=rows)`
@@ -87,15 +86,15 @@ def make(
     id: str,
     *,
     split: str | None = None,
-    data: Any = None,
-    tasks: Any = None,
+    data: DataLike = None,
+    tasks: object = None,
     size: int | None = None,
-    reward: Any = "default",
+    reward: object = "default",
     render_mode: str | None = None,
-    tools: Mapping[str, Any] | None = None,
-    budget: Budget | Mapping[str, Any] | None = None,
-    prompts: Any = None,
-    **config: Any,
+    tools: Mapping[str, object] | None = None,
+    budget: BudgetLike = None,
+    prompts: object = None,
+    **config: object,
 ) -> WorkflowEnv:
     """Make an environment: `unitymas.make("mask-hotpotqa", split="validation", data="mini", max_turns=3)`.
 
@@ -126,14 +125,14 @@ def make_arena(
     id: str,
     *,
     split: str | None = None,
-    data: Any = None,
-    tasks: Any = None,
+    data: DataLike = None,
+    tasks: object = None,
     size: int | None = None,
-    reward: Any = "default",
-    tools: Mapping[str, Any] | None = None,
-    budget: Budget | Mapping[str, Any] | None = None,
-    prompts: Any = None,
-    **config: Any,
+    reward: object = "default",
+    tools: Mapping[str, object] | None = None,
+    budget: BudgetLike = None,
+    prompts: object = None,
+    **config: object,
 ) -> Arena:
     """Make what stands behind the AEC face."""
     return arena_of_spec(

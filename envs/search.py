@@ -14,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..agents.team import Team, TeamLike
 from .core.arena import Arena
@@ -142,14 +141,14 @@ async def _grow(
 
 
 def _each_task(
-    search: Any,
+    search: Callable[[Branch, Callable[[Trace], float], random.Random], Awaitable[Trace]],
     what: str,
     env: EnvLike,
     team: TeamLike,
     score: Score,
     tasks: TaskChoice,
     seed: int,
-    make: dict[str, Any],
+    make: Mapping[str, object],
 ) -> list[Trace]:
     team = Team.of(team)
     arena = told_to(arena_of(env, **make), team)
@@ -172,8 +171,7 @@ def _each_task(
                 )
             )
 
-    traces: list[Trace] = run_sync(run())
-    return traces
+    return run_sync(run())
 
 
 def _worth(arena: Arena, score: Score) -> Callable[[Trace], float]:

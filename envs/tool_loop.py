@@ -18,12 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..agents.basics.hints import nearest
+from ..agents.basics.json_types import JsonView
 from ..agents.roles import Reply
 from ..agents.text.calls import EXAMPLE, ToolCalls
 from ..agents.text.role_prompt import Told
 from .core.trace import jsonable
 from .core.workflow import TOOLS, Episode, ToolError, WorkflowError
-from .tools.signatures import About, misfit, without
+from .tools.signatures import misfit, without
+from .tools.tool import About
 
 LONGEST = 4000  # characters of one result that the agent gets to see
 
@@ -44,7 +46,7 @@ async def tool_loop(
     tools: Sequence[str] | Mapping[str, Mapping[str, object]],
     *,
     max_calls: int = 4,
-    show: Callable[[Any], str] | None = None,
+    show: Callable[..., str] | None = None,
 ) -> Done:
     """Let an agent call `tools` until it answers, at most `max_calls` times.
 
@@ -95,10 +97,10 @@ def tell(result: object) -> str:
 
 async def _call(
     ep: Episode,
-    call: Mapping[str, Any],
+    call: JsonView,
     offer: Mapping[str, About],
-    fixed: Mapping[str, Mapping[str, Any]],
-    show: Callable[[Any], str],
+    fixed: Mapping[str, Mapping[str, object]],
+    show: Callable[..., str],
 ) -> str:
     """Make one call; whatever comes of it is told as text."""
     if "error" in call:
@@ -119,7 +121,7 @@ async def _refused(max_calls: int) -> str:
     return f"error: only {max_calls} calls are allowed"
 
 
-def _fixed(fixed: Mapping[str, Mapping[str, object]], name: str) -> Mapping[str, Any]:
+def _fixed(fixed: Mapping[str, Mapping[str, object]], name: str) -> Mapping[str, object]:
     """The arguments that the agent may not choose; those of "mcp:files" hold for "mcp:files/read_file" too."""
     for known in (name, name.partition("/")[0], name.partition(":")[0]):
         if known in fixed:

@@ -88,7 +88,7 @@ def packed_lines(
     """
     import zstandard
 
-    source: Any = file
+    source: BinaryIO | io.BufferedReader = file
     if name.endswith(".zst"):
         unpack = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
         source = io.BufferedReader(unpack.stream_reader(file, read_across_frames=True), 1 << 16)
@@ -113,7 +113,7 @@ def packed_lines(
         yield line
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
     table = dict(pairs)
     if len(table) < len(pairs):
         seen: set[str] = set()
@@ -125,7 +125,7 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _deeper_than(value: object, deepest: int) -> bool:
     level = [value]
     for _ in range(deepest):
-        inner: list[Any] = []
+        inner: list[object] = []
         for item in level:
             if type(item) is dict:
                 inner.extend(v for v in item.values() if type(v) in (dict, list))

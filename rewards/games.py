@@ -18,16 +18,16 @@ This could be exploited too: propose well, and let the partner walk back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..envs.core.ledger import Credit, Rule
+from ..envs.core.records import EMPTY
 from ..envs.core.tasks import Task
 from ..envs.core.trace import Trace
 from ..envs.core.workflow import Node
 from ..envs.workflows.games import GAMES
-from ..envs.workflows.games.game import Game
+from ..envs.workflows.games.game import AnyGame
 from ..envs.workflows.games.simulator import walk
 
 
@@ -71,7 +71,7 @@ class GameCredit(Rule):
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
         if node.kind != "use" or node.tool != "world" or node.error is not None:
             return
-        args: Mapping[str, Any] = node.args or {}
+        args = node.args or EMPTY
         went = node.result
         game, scale = GAMES[args["game"]], self.scale(args["game"])
         before = game.state(args["state"])
@@ -107,7 +107,7 @@ class GameCredit(Rule):
 
 
 def dense(
-    scale: Scale, game: Game, before: object, after: object, steps: int, refused: bool
+    scale: Scale, game: AnyGame, before: Hashable, after: Hashable, steps: int, refused: bool
 ) -> dict[str, float]:
     """Amount that a turn earns the team, whether or not it ends the game."""
     return {
@@ -117,7 +117,7 @@ def dense(
     }
 
 
-def waste(game: Game, state: object, moves: Sequence[str], most: int) -> int:
+def waste(game: AnyGame, state: Hashable, moves: Sequence[str], most: int) -> int:
     """Number of steps that these moves lose against a shortest solution; `most` where they lose the game."""
     best = game.best(state)
     if best is None:
@@ -135,7 +135,7 @@ def turn_of(trace: Trace, world: Node) -> list[Node]:
 
 def optimum(task: Task) -> int:
     """Length of a shortest solution, as the task gives it, or computed."""
-    known: Mapping[str, Any] = task.reference
+    known = task.reference
     if known.get("solution"):
         return len(known["solution"])
     game = GAMES[task.view["game"]]

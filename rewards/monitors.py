@@ -22,8 +22,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
-from typing import Any, Protocol
+from typing import Protocol
 
+from ..agents.basics.json_types import JsonView
 from ..envs.core.trace import Trace
 
 Figures = Mapping[str, float]
@@ -235,7 +236,7 @@ class Watch:
     alarms: list[Alarm] = field(default_factory=list)
     _firing: set[str] = field(default_factory=set)
 
-    def see(self, figures: Mapping[str, Any]) -> list[Alarm]:
+    def see(self, figures: Mapping[str, object]) -> list[Alarm]:
         """Add one step (it needs the key ``step``), and return the alarms that begin with it."""
         self.history.append(
             {k: float(v) for k, v in figures.items() if isinstance(v, (int, float)) and math.isfinite(v)}
@@ -247,16 +248,16 @@ class Watch:
                 self._firing.discard(monitor.name)
             elif monitor.name not in self._firing:
                 self._firing.add(monitor.name)
-                fresh.append(Alarm(int(figures["step"]), monitor.name, *found))
+                fresh.append(Alarm(int(self.history[-1]["step"]), monitor.name, *found))
         self.alarms += fresh
         return fresh
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """State of the monitors, as plain data for a run's checkpoints."""
         alarms = [asdict(alarm) for alarm in self.alarms]
         return {"history": list(self.history), "alarms": alarms, "firing": sorted(self._firing)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonView) -> None:
         self.history, self.alarms = list(state["history"]), [Alarm(**alarm) for alarm in state["alarms"]]
         self._firing = set(state["firing"])
 

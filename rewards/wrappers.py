@@ -8,11 +8,15 @@ A wrapper attaches its rule to the ledger of the base environment, and otherwise
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pettingzoo.utils import BaseWrapper
 
+from ..envs.core.drivers import Environment
 from . import rules, shaping
+
+if TYPE_CHECKING:
+    from ..envs.faces.aec import WorkflowEnv
 
 
 class RewardWrapper(BaseWrapper):  # type: ignore[misc]
@@ -20,14 +24,15 @@ class RewardWrapper(BaseWrapper):  # type: ignore[misc]
 
     keeps_ledger = True  # rollout and train accept it
 
-    def __init__(self, env: Any, rule: Any) -> None:
+    def __init__(self, env: Environment, rule: object) -> None:
         super().__init__(env)
         env.unwrapped.arena.add_rule(rule)
         self.rule = rule
 
-    def fork(self, at: str | None = None, seed: int | None = None) -> Any:
+    def fork(self, at: str | None = None, seed: int | None = None) -> WorkflowEnv:
         """Fork the base environment, with the ledger and all its rules."""
-        return self.env.fork(at, seed)
+        twin: WorkflowEnv = self.env.fork(at, seed)
+        return twin
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -36,7 +41,7 @@ class RewardWrapper(BaseWrapper):  # type: ignore[misc]
 
 
 def _wrapper(rule: type) -> type[RewardWrapper]:
-    def __init__(self: RewardWrapper, env: object, *args: object, **kwargs: object) -> None:
+    def __init__(self: RewardWrapper, env: Environment, *args: object, **kwargs: object) -> None:
         RewardWrapper.__init__(self, env, rule(*args, **kwargs))
 
     body = {

@@ -16,7 +16,7 @@ import sys
 import tokenize
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from ...agents.basics.hints import counted
 from ...agents.roles import Role
@@ -67,7 +67,7 @@ class Arena:
         self.toolbox = Toolbox(tools or {})
         self.toolbox.check(workflow.tools, type(workflow).__name__)
         self.made: dict[
-            str, Any
+            str, object
         ] = {}  # the arguments of `make`, and how many rules they gave: `train` makes another
         self.rules: list[Rule] = []
         for rule in rules:
@@ -146,7 +146,7 @@ class Arena:
         return self  # shared: nothing in it belongs to one episode
 
 
-def _provenance(workflow: Workflow) -> dict[str, Any]:
+def _provenance(workflow: Workflow) -> dict[str, object]:
     """Prompt set that the roles are told, for the record."""
     told = workflow.prompt_set
     return {} if told is None else {"prompts": told.given, "prompts_hash": told.hash}

@@ -23,7 +23,7 @@ from typing import Any
 
 from ...agents.answers import Answer, ReplyMeta
 from ...agents.basics.failures import Boundary, Ended, WorkflowError
-from ...agents.policies import Call
+from ...agents.policies import Call, Message
 from ...agents.team import BoundTeam, Team
 from ...agents.text.attributed_text import Spoken
 from .arena import Arena
@@ -212,7 +212,7 @@ class Branch:
         call.messages = self._as_sampled(call)
         return call
 
-    def _as_sampled(self, call: Call) -> Sequence[Mapping[str, Any]]:
+    def _as_sampled(self, call: Call) -> Sequence[Message]:
         """Earlier words of the speaker's own under the names of their samples, so that its tokens go on exactly."""
         return tuple(
             {**m, "content": Spoken(words, self.names[words.node])}

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from ...agents.answers import NOTHING_KNOWN, Answer
 from ...agents.basics.failures import Boundary, Ended
 from ...agents.basics.hints import counted, say_once
-from ...agents.policies import Call
+from ...agents.policies import Call, Message
 from ...agents.roles import Reply
 from ...agents.team import BoundTeam, Team, TeamLike
 from .arena import Arena
@@ -61,7 +61,7 @@ def call_for(execution: Execution, node: Node, episode: str, *, reference: bool 
     )  # fmt: skip
 
 
-def _messages(execution: Execution, node: Act) -> tuple[Mapping[str, Any], ...]:
+def _messages(execution: Execution, node: Act) -> tuple[Message, ...]:
     """The prompt of an act; where it may be cut, it knows how, for a model without the room."""
     role = execution.roles.get(node.agent or "")
     if not node.fields or role is None or role.wording is None or not role.wording.cut:
@@ -107,7 +107,7 @@ def play(execution: Execution, team: BoundTeam, arena: Arena, episode: str = "")
 # thousands at once ------------------------------------------------------------------------------------
 
 
-async def side_by_side(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def side_by_side(episodes: Iterable[Coroutine[object, object, T]]) -> list[T]:
     """Play many episodes at once. Return their results in order."""
     with heap_at_rest():
         played = [asyncio.ensure_future(episode) for episode in episodes]
@@ -318,7 +318,7 @@ def rollout(env: EnvLike, team: TeamLike, **how: Any) -> list[Trace]:
     return run_sync(arollout(env, team, **how))
 
 
-def run_sync(work: Coroutine[Any, Any, T], interrupted: Callable[[], None] | None = None) -> T:
+def run_sync(work: Coroutine[object, object, T], interrupted: Callable[[], None] | None = None) -> T:
     """Run a coroutine to its end: here, or in a thread of its own where a loop is already running.
 
     A Ctrl-C while that thread runs calls `interrupted`, which makes sure that the work ends.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 from ...agents.answers import NOTHING_KNOWN, ReplyMeta
 from ...agents.basics.failures import Boundary, Ended, WorkflowError
@@ -37,7 +36,7 @@ class Execution(Rounds):
         self,
         node: Node,
         text: str,
-        meta: ReplyMeta | Mapping[str, Any] | None = None,
+        meta: ReplyMeta | Mapping[str, object] | None = None,
         reply: Reply | None = None,
     ) -> Reply:
         """Answer an act with `text`, which is parsed by the act's format. After the round's last answer, `run` goes on.
@@ -152,7 +151,7 @@ class Execution(Rounds):
             journal=journal, seeds=seeds, forced=forced,
         )  # fmt: skip
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         journal = [n for n in self.nodes if n.state == ANSWERED]
         ending = (self.ended, self.reason, None if self.exception is None else str(self.exception))
         return (_restore, (self.workflow, self.task, self.budget, self.seeds, journal, ending))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from ...agents.basics.failures import RewardError as RewardError
 from ...own import at, defined
@@ -93,13 +93,13 @@ def _check_call(fn: Callable[..., object], args: Sequence[str], name: str) -> No
         pass
 
 
-def as_rule(reward: Any) -> Rule:
+def as_rule(reward: object) -> Rule:
     """Make a rule of a rule or a plain function. The error for anything else says what fits."""
     if hasattr(reward, "on_end") or hasattr(reward, "on_node"):
         for half, args in (("on_node", ("trace", "node", "task")), ("on_end", ("trace", "task"))):
             if callable(method := getattr(reward, half, None)):
                 _check_call(method, args, getattr(reward, "name", type(reward).__name__))
-        return reward  # type: ignore[no-any-return]
+        return reward  # type: ignore[return-value]
     if callable(reward):
         return FunctionRule(reward)
     raise RewardError(

@@ -10,7 +10,7 @@ from typing import Any
 from ...agents.basics.failures import WorkflowError
 from ...own import defined, foreign
 from .fast import new_use
-from .records import ANSWERED, EMPTY, Node
+from .records import ANSWERED, EMPTY, Node, Program
 
 START = new_use("", EMPTY)  # what a branch that nobody has run waits for; its result is None
 START.state = ANSWERED
@@ -21,7 +21,7 @@ class Line:
 
     __slots__ = ("cancelled", "coroutine", "count", "index", "join", "node", "prefix", "tails")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], prefix: str, tails: tuple[str, ...]) -> None:
+    def __init__(self, coroutine: Program, prefix: str, tails: tuple[str, ...]) -> None:
         self.coroutine = coroutine
         self.prefix = prefix  # of the ids of its nodes
         self.tails = tails  # ids of the nodes that its next node follows
@@ -39,15 +39,15 @@ class OpenJoin:
 
     def __init__(self, parent: Line, width: int) -> None:
         self.parent = parent
-        self.results: list[Any] = [None] * width
+        self.results: list[object] = [None] * width
         self.left = width
         self.arms: list[Line] = []
         self.owners: dict[str, int] = {}  # agent -> the arm it stands in
 
 
-def begun(method: Any, *args: Any) -> Coroutine[Any, Any, Any]:
+def begun(method: Any, *args: object) -> Program:
     """The coroutine of `run` or `grade`; a plain function is refused with advice."""
-    made: Any = None
+    made: object = None
     broken: Exception | None = None
     try:
         made = method(*args)
@@ -77,7 +77,7 @@ def place_of(branch: Line) -> str:
     return ""
 
 
-def close(coroutine: Coroutine[Any, Any, Any]) -> None:
+def close(coroutine: Program) -> None:
     """End a coroutine, whatever it is at."""
     try:
         coroutine.close()

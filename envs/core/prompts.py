@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import yaml
 
 from ...agents.basics.hints import nearest, say_once
+from ...agents.basics.json_types import JsonObject, JsonView
 from ...agents.roles import Role, read_reply
 from ...agents.text.role_prompt import ENDS, FieldText, Wording, filled
 from ...own import find
@@ -33,6 +34,20 @@ KEYS: dict[str, type] = {
 }  # fmt: skip
 """Entries that a set may have for a role."""
 MOST = 200_000  # characters of a whole set
+
+Texts: TypeAlias = Mapping[str, JsonView]
+"""A set as it is written: the entries of each role (`KEYS`), unchecked."""
+PromptSource: TypeAlias = "Path | Mapping[str, Texts] | tuple[Path | Mapping[str, Texts], ...]"
+"""Home of a workflow's sets: a YAML file, the sets by name, or several of either."""
+
+
+class Told(Protocol):
+    """What a set must fit: a workflow's sets, its roles, and the values that texts may tell."""
+
+    prompts: PromptSource | None
+    roles: tuple[Role, ...]
+
+    def terms(self) -> Mapping[str, object]: ...
 
 
 class PromptError(ValueError):
@@ -45,7 +60,7 @@ class PromptSet:
 
     name: str
     """One of the workflow's sets, or "own"."""
-    given: str | Mapping[str, Any]
+    given: str | JsonView
     """Argument of `make` that chooses it again: the name, or the texts of one's own."""
     wordings: Mapping[str, Wording]
     hash: str
@@ -56,7 +71,7 @@ class PromptSet:
         return role if wording is None else replace(role, system=wording.system, wording=wording)
 
 
-def choose(workflow: Any, prompts: Any = None) -> PromptSet | None:
+def choose(workflow: Told, prompts: object = None) -> PromptSet | None:
     """The set that is named, or one's own over it; None where a workflow has no sets and none is asked for."""
     name = type(workflow).__name__
     if workflow.prompts is None:
@@ -97,9 +112,9 @@ def choose(workflow: Any, prompts: Any = None) -> PromptSet | None:
     return PromptSet(chosen, chosen if own is None else own, wordings, digest[:16])
 
 
-def sets_of(prompts: object) -> Mapping[str, Mapping[str, Any]]:
+def sets_of(prompts: PromptSource) -> Mapping[str, Texts]:
     """A workflow's sets by name; `few-shot` is `full` with its examples."""
-    sets: dict[str, Mapping[str, Any]] = {}
+    sets: dict[str, Texts] = {}
     for part in prompts if isinstance(prompts, tuple) else (prompts,):
         for name, roles in (_read_yaml(part) if isinstance(part, Path) else part).items():
             sets[name] = {**sets.get(name, {}), **roles}
@@ -107,8 +122,8 @@ def sets_of(prompts: object) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _resolve(
-    prompts: Any, sets: Mapping[str, Any], workflow: str
-) -> tuple[str, Mapping[str, Any], dict[str, Any] | None]:
+    prompts: object, sets: Mapping[str, Texts], workflow: str
+) -> tuple[str, Texts, JsonObject | None]:
     """The set's name, its texts by role, and what of them is one's own."""
     if isinstance(prompts, str) and prompts in sets:
         return prompts, sets[prompts], None
@@ -131,11 +146,11 @@ def _resolve(
     return OWN, texts, own
 
 
-def _from_file(prompts: object, sets: Mapping[str, object], workflow: str) -> Mapping[str, Any]:
+def _from_file(prompts: object, sets: Mapping[str, object], workflow: str) -> JsonView:
     """One's own set out of a YAML file, or of a Python file's (or module's) `PROMPTS`."""
     name = str(prompts)
     if isinstance(prompts, Path) or name.endswith((".yaml", ".yml")):
-        table: Any = _read_yaml(Path(name)) if not name.endswith(".py") else find(f"{name}:PROMPTS")
+        table: object = _read_yaml(Path(name)) if not name.endswith(".py") else find(f"{name}:PROMPTS")
     elif isinstance(prompts, str) and (name.endswith(".py") or ":" in name):
         table = find(name if ":" in name else f"{name}:PROMPTS")
     else:
@@ -165,7 +180,7 @@ def _read_yaml(path: Path) -> Any:
         raise PromptError(f"prompts: {path}: {error.strerror}") from None
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -183,9 +198,7 @@ def _texts(value: object) -> list[str]:
 # one role ----------------------------------------------------------------------------------------------
 
 
-def _wording(
-    where: str, role: Role, words: Mapping[str, Any], terms: Mapping[str, str], shots: bool
-) -> Wording:
+def _wording(where: str, role: Role, words: JsonView, terms: Mapping[str, str], shots: bool) -> Wording:
     """A role's words, with whatever is wrong with them named."""
     for key, value in words.items():
         if key not in KEYS:
@@ -232,7 +245,7 @@ def _template(text: str) -> FieldText:
     return FieldText.of(text.rstrip("\n"))
 
 
-def _around(words: Mapping[str, Any], key: str) -> dict[str, FieldText]:
+def _around(words: JsonView, key: str) -> dict[str, FieldText]:
     return {name: _template(str(text)) for name, text in words.get(key, {}).items()}
 
 
@@ -240,7 +253,7 @@ def _kind(kind: type) -> str:
     return "a text" if kind is str else "a list" if kind is list else "a table"
 
 
-def _braced(names: Any) -> str:
+def _braced(names: Iterable[str]) -> str:
     return ", ".join(f"{{{name}}}" for name in names)
 
 
@@ -262,7 +275,7 @@ def _cut(where: str, role: Role, words: Mapping[str, str]) -> tuple[tuple[str, s
     return tuple(words.items())
 
 
-def _example(where: str, role: Role, words: Mapping[str, Any], wording: Wording) -> str:
+def _example(where: str, role: Role, words: JsonView, wording: Wording) -> str:
     """The reply that a role is shown, which its own format must read."""
     if "example" not in words:
         return ""

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Coroutine, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from ...agents.answers import ReplyMeta
 from ...agents.basics.failures import WorkflowError
 from ...agents.basics.frozen import FrozenDict
+from ...agents.policies import Message
 from ...agents.roles import Format, Reply
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 MADE, PENDING, ANSWERED = 0, 1, 2
 EMPTY = FrozenDict()
+
+Picture: TypeAlias = "npt.NDArray[np.uint8]"
+"""Pixels of what a workflow shows: (height, width, 3)."""
+
+Program: TypeAlias = Coroutine[Any, object, object]
+"""The coroutine of `run`, of `grade`, or of an arm of an `ep.all`."""
 
 
 class Credit(NamedTuple):
@@ -55,9 +66,9 @@ class Node:
     turn: int | None
     agent: str | None
     role: str | None
-    messages: tuple[Mapping[str, Any], ...]
+    messages: tuple[Message, ...]
     anchor: str | None
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     # a use's
     tool: str | None
     args: FrozenDict | None
@@ -82,22 +93,27 @@ class Node:
     @property
     def value(self) -> Any:
         """Value that the reply's format read."""
-        return self._unread() if self.reply is None else self.reply.value
+        if self.reply is None:
+            self._check_asked()
+            return None
+        return self.reply.value
 
     @property
     def text(self) -> str | None:
         """The reply as it was said, thinking included."""
-        return self._unread() if self.reply is None else self.reply.said
+        if self.reply is None:
+            self._check_asked()
+            return None
+        return self.reply.said
 
     @property
     def thinking(self) -> str:
         """Thinking in the reply: it stands first in `text`, and no other role sees it."""
         return "" if self.reply is None else self.reply.thinking
 
-    def _unread(self) -> Any:
+    def _check_asked(self) -> None:
         if self.state == MADE and self.kind == "act":
             raise WorkflowError(f"{self.agent} was not asked yet; write `await ep.act({self.agent!r}, …)`")
-        return None
 
     def __repr__(self) -> str:
         return f"<{self.kind} {getattr(self, 'id', '?')} {self.agent or self.tool}>"
@@ -110,9 +126,13 @@ class Act(Node):
     kind = "act"
     tool = args = result = private = None
 
+    if TYPE_CHECKING:
+
+        def __await__(self) -> Generator[Node, Reply, Reply]: ...
+
     format: Format
     max_tokens: int | None
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     """Values that its prompt was filled with, where prompts come in sets: experts read these, and no prompt."""
 
 

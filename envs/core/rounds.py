@@ -10,15 +10,15 @@ from __future__ import annotations
 from asyncio import _get_running_loop, _set_running_loop
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ...agents.answers import NOTHING_KNOWN, ReplyMeta
 from ...agents.basics.failures import Boundary, Ended, ToolError, ToolFault, WorkflowError
 from ...agents.basics.frozen import freeze
 from ...agents.basics.hints import counted
-from ...agents.roles import Format, Reply, read_reply
+from ...agents.roles import Format, Reply, Role, read_reply
 from ...agents.text.reply_readers import MAX_REPLY, split_thinking
 from ...own import defined, told
+from ..tools.tool import Session
 from .fast import GOES_ON
 from .lines import Line, OpenJoin, begun, close, place_of
 from .records import ANSWERED, PENDING, Act, Node, Use
@@ -48,7 +48,7 @@ class Rounds:
     reason = ""
     outcome: Outcome | None = None
     exception: BaseException | None = None
-    grade: Any = None
+    grade: object = None
     tokens = 0
     _joins = 0  # how many there were
     _trace: Trace | None = None
@@ -61,7 +61,7 @@ class Rounds:
         seed: int = 0,
         *,
         budget: Budget = Budget(),
-        roles: Mapping[str, Any] | None = None,
+        roles: Mapping[str, Role] | None = None,
         journal: Mapping[str, Node] | None = None,
         seeds: tuple[tuple[int, int], ...] | None = None,
         forced: Mapping[str, str] | None = None,
@@ -80,7 +80,7 @@ class Rounds:
         self.pending: list[Node] = []  # the unanswered requests of this round, in path order
         self._turns = dict.fromkeys(self.roles, 0)
         self._resuming: list[Line] = []  # the round's branches, while they are resumed
-        self.sessions: dict[str, Any] = {}  # open simulators, kept by the toolbox
+        self.sessions: dict[str, Session] = {}  # open simulators, kept by the toolbox
         self._episode = Episode(task.view, self.seeds[0][1], self.roles, workflow.tools)
         self._root = Line(begun(workflow.run, self._episode), "", ())
         self._next = [self._root]  # the branches that wait in this round, in path order

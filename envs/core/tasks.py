@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...agents.basics.frozen import FrozenDict, View, freeze
 
@@ -59,7 +58,7 @@ class Task:
         return cls(str(row["id"]), View(view), freeze(reference))
 
     @property
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """The task as one plain dict, reference included."""
         return {**self.view, **self.reference}
 
@@ -70,9 +69,9 @@ class DataSet:
 
     name: str
     split: str
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, object]]
     fingerprint: str
-    passages: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
+    passages: Sequence[Mapping[str, object]] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -10,9 +10,10 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ...agents.answers import ReplyMeta
+from ...agents.basics.json_types import JsonObject, JsonView
 from ...agents.roles import Reply
 from ...own import find
 from ..untrusted import Refused, json_value, open_regular, packed_lines
@@ -24,6 +25,62 @@ SUBSTITUTE = f"{__package__.rpartition('.')[0]}.substitute:reward_of"
 """Named, not imported: playing an episode on stands above the record of what was played."""
 
 
+class _NodeAlways(TypedDict):
+    id: str
+    kind: str
+    role: str | None
+    agent: str | None
+    turn: int | None
+    round: int
+    parents: list[str]
+    messages: list[JsonObject]
+    reply: str | None
+    ok: bool | None
+    value: object
+    tool: str | None
+    args: JsonObject | None
+    result: object
+    private: object
+    error: str | None
+    rewards: dict[str, float]
+    credit: float
+
+
+class NodeDict(_NodeAlways, total=False):
+    """A node of a trace as plain JSON."""
+
+    thinking: int
+    """Number of the reply's first characters that are thinking."""
+    anchor: str
+    meta: JsonObject
+    """Record of how the reply came about: only where what differs between runs is kept."""
+
+
+class _TraceAlways(TypedDict):
+    schema: str
+    env_id: str
+    config: JsonObject
+    code_hash: str
+    task_id: str
+    seed: int
+    sample: int
+    data: JsonObject
+    ended: str
+    reason: str
+    error: str | None
+    outcome: JsonObject | None
+    grade: object
+    metrics: dict[str, float]
+    nodes: list[NodeDict]
+
+
+class TraceDict(_TraceAlways, total=False):
+    """A trace as plain JSON."""
+
+    tags: JsonObject
+    """Timings, team and versions: only where what differs between runs is kept."""
+
+
 @dataclass(slots=True)
 class Trace:
     """One episode. `nodes` are in canonical order; credits are kept by node and component."""
@@ -32,22 +89,22 @@ class Trace:
     task_id: str = ""
     seed: int = 0
     sample: int = 0
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
     code_hash: str = ""
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, object] = field(default_factory=dict)
     ended: str = "no"
     reason: str = ""
     error: str | None = None
-    outcome: Mapping[str, Any] | None = None
-    grade: Any = None
+    outcome: Mapping[str, object] | None = None
+    grade: object = None
     metrics: dict[str, float] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     credits: list[Credit] = field(default_factory=list)
-    tags: dict[str, Any] = field(default_factory=dict)  # timings, team, versions: not compared
+    tags: dict[str, object] = field(default_factory=dict)  # timings, team, versions: not compared
     origin: Any = field(default=None, repr=False, compare=False)
     """Arena, team and task of a trace that was played here; they stay in this process."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "origin"}
 
     def __setstate__(self, state: Mapping[str, object]) -> None:
@@ -95,10 +152,10 @@ class Trace:
         """
         return find(SUBSTITUTE)(self, node, text, **how)
 
-    def to_dict(self, *, volatile: bool = True) -> dict[str, Any]:
+    def to_dict(self, *, volatile: bool = True) -> TraceDict:
         """Return plain JSON. Without `volatile`, it holds only what two runs of the same episode must share."""
         rewards = rewards_by_node(self.credits)
-        plain: dict[str, Any] = {
+        plain: TraceDict = {
             "schema": SCHEMA,
             "env_id": self.env_id,
             "config": jsonable(self.config),
@@ -134,7 +191,7 @@ class Trace:
             raise ValueError(f"this is no trace: {type(error).__name__}: {str(error):.100}") from error
 
     @classmethod
-    def _of(cls, plain: Mapping[str, Any]) -> Trace:
+    def _of(cls, plain: JsonView) -> Trace:
         known = (
             "env_id",
             "config",
@@ -160,8 +217,8 @@ class Trace:
         return trace
 
 
-def _node_dict(node: Node, rewards: Mapping[str, float], volatile: bool) -> dict[str, Any]:
-    plain: dict[str, Any] = {
+def _node_dict(node: Node, rewards: Mapping[str, float], volatile: bool) -> NodeDict:
+    plain: NodeDict = {
         "id": node.id,
         "kind": node.kind,
         "role": node.role,
@@ -190,7 +247,7 @@ def _node_dict(node: Node, rewards: Mapping[str, float], volatile: bool) -> dict
     return plain
 
 
-def _node_from(row: Mapping[str, Any]) -> Node:
+def _node_from(row: JsonView) -> Node:
     node: Node
     if row["kind"] == "act":
         node = new_act(row["agent"], row["role"], tuple(row["messages"]), None)  # type: ignore[arg-type]
@@ -254,8 +311,8 @@ def compressor() -> Callable[[bytes], bytes]:
     """Return the function that packs one line into a frame of its own."""
     import zstandard
 
-    compressor: Any = zstandard.ZstdCompressor(level=3, write_checksum=True)
-    return lambda data: bytes(compressor.compress(data))
+    compress = zstandard.ZstdCompressor(level=3, write_checksum=True).compress
+    return lambda data: bytes(compress(data))
 
 
 def read(path: str | Path) -> Iterator[Trace]:
@@ -272,7 +329,7 @@ def read(path: str | Path) -> Iterator[Trace]:
         yield trace
 
 
-def read_dicts(path: str | Path) -> Iterator[dict[str, Any]]:
+def read_dicts(path: str | Path) -> Iterator[JsonObject]:
     """Read the traces of a file as plain dicts. A line longer or deeper than `untrusted` allows is an error
     with its number.
     """

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import random
-from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,10 +27,11 @@ from ...agents.basics.failures import ToolError as ToolError
 from ...agents.basics.failures import WorkflowError as WorkflowError
 from ...agents.basics.frozen import FrozenDict, View, freeze
 from ...agents.basics.hints import nearest
+from ...agents.policies import Message
 from ...agents.roles import Format, Reply, Role, entry_of
 from .fast import new_act, new_use
-from .prompts import PromptSet, choose
-from .records import EMPTY, MADE, PENDING
+from .prompts import PromptSet, PromptSource, choose
+from .records import EMPTY, MADE, PENDING, Program
 from .records import Act as Act
 from .records import Node as Node
 from .records import Use as Use
@@ -46,7 +47,7 @@ class Outcome(FrozenDict):
     def __init__(self, **values: object) -> None:
         super().__init__(freeze(values))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (_outcome, (dict(self),))
 
     def __getattr__(self, name: str) -> Any:
@@ -58,7 +59,7 @@ class Outcome(FrozenDict):
             ) from None
 
 
-def _outcome(values: dict[str, Any]) -> Outcome:
+def _outcome(values: Mapping[str, object]) -> Outcome:
     return Outcome(**values)
 
 
@@ -67,7 +68,7 @@ class Join:
 
     __slots__ = ("branches", "state")
 
-    def __init__(self, branches: tuple[Coroutine[Any, Any, Any], ...]) -> None:
+    def __init__(self, branches: tuple[Program, ...]) -> None:
         self.branches = branches
         self.state = MADE
 
@@ -78,7 +79,7 @@ class Join:
         return (yield self)
 
 
-async def _just(request: Awaitable[object]) -> Any:
+async def _just(request: Awaitable[object]) -> object:
     return await request
 
 
@@ -119,7 +120,7 @@ class Episode:
     def act(
         self,
         agent: str,
-        prompt: str | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        prompt: str | Mapping[str, object] | Sequence[Message],
         *,
         reply: Format | None = None,
         turn: int | None = None,
@@ -136,8 +137,8 @@ class Episode:
             role = self._roles[agent]
         except KeyError:
             raise unknown("agent", agent, self._roles) from None
-        fields: Mapping[str, Any] = EMPTY
-        messages: tuple[Mapping[str, Any], ...]
+        fields: Mapping[str, object] = EMPTY
+        messages: tuple[Message, ...]
         opening = role.opening
         if type(prompt) is str:
             asked = {"role": "user", "content": prompt}
@@ -219,7 +220,7 @@ class Memory:
 
     def __init__(self, ep: Episode, agent: str, system: str = "") -> None:
         self.ep, self.agent = ep, agent
-        self.messages: tuple[Mapping[str, Any], ...] = ()
+        self.messages: tuple[Message, ...] = ()
         if system:
             self.messages = ({"role": "system", "content": system},)
 
@@ -227,13 +228,23 @@ class Memory:
         """Add something to the conversation without asking for a reply; `by` is `"user"` or `"tool"`."""
         self.messages += ({"role": by, "content": text},)
 
-    async def act(self, prompt: str | None = None, **how: Any) -> Reply:
+    async def act(
+        self,
+        prompt: str | None = None,
+        *,
+        reply: Format | None = None,
+        turn: int | None = None,
+        max_tokens: int | None = None,
+        anchor: str | None = None,
+    ) -> Reply:
         """Say `prompt` (if any) to the agent and take its reply into the conversation."""
         if prompt is not None:
             self.hear(prompt)
-        reply: Reply = await self.ep.act(self.agent, self.messages, **how)
-        self.messages += (reply.message(),)
-        return reply
+        answer = await self.ep.act(
+            self.agent, self.messages, reply=reply, turn=turn, max_tokens=max_tokens, anchor=anchor
+        )
+        self.messages += (answer.message(),)
+        return answer
 
 
 class Workflow:
@@ -245,7 +256,7 @@ class Workflow:
     roles: tuple[Role, ...] = ()
     tools: tuple[str, ...] = ()
     schema: Schema = QA
-    prompts: Any = None
+    prompts: PromptSource | None = None
     """Texts for the roles, in sets by name, or the YAML file (or files) that hold them (`prompts.py`)."""
     prompt_set: PromptSet | None = None
     """The set that was chosen; without a choice the default one."""
@@ -260,7 +271,7 @@ class Workflow:
         """Return the roles with the texts of the prompt set."""
         return tuple({role.name: role for role in self.agents().values()}.values())
 
-    def terms(self) -> Mapping[str, Any]:
+    def terms(self) -> Mapping[str, object]:
         """Values of this configuration that the roles' texts may tell, by name."""
         return {}
 
@@ -271,7 +282,7 @@ class Workflow:
         twin.prompt_set = choose(twin, prompts)
         return twin
 
-    async def grade(self, ep: Episode, trace: Trace, task: Task) -> Mapping[str, Any] | None:
+    async def grade(self, ep: Episode, trace: Trace, task: Task) -> Mapping[str, object] | None:
         """Grade an episode after `run`. It may use the reference, tools and judges. Its result is `trace.grade`."""
         return None
 
@@ -315,7 +326,7 @@ class Workflow:
         return table
 
 
-def unknown(what: str, name: object, known: Any) -> WorkflowError:
+def unknown(what: str, name: object, known: Iterable[object]) -> WorkflowError:
     """An unknown name, answered with the nearest known ones."""
     names = sorted(map(str, known))
     some = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
@@ -336,7 +347,7 @@ def _unfilled(agent: str, fields: Mapping[str, object], error: KeyError) -> Work
     )
 
 
-def _checked_messages(agent: str, prompt: object) -> tuple[Mapping[str, Any], ...]:
+def _checked_messages(agent: str, prompt: object) -> tuple[Message, ...]:
     if isinstance(prompt, str):  # a str subclass
         return ({"role": "user", "content": prompt},)
     messages = tuple(prompt) if isinstance(prompt, Sequence) else ()

@@ -17,13 +17,12 @@ import json
 import pickle
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import NoReturn
 
 from .fields import Record, decoded, pick, row_id, spoken, text
 from .qa_adapters import Row
-from .row_schemas import FieldError, brief
+from .row_schemas import FieldError, TestRow, brief
 
-Test = dict[str, Any]
 MOST_SHOWN = 3  # visible tests, where a set does not say
 MOST_TESTS = 50  # per task; some problems carry thousands
 LONGEST_TEST = 100_000  # characters of one test
@@ -57,11 +56,13 @@ def code(record: Record) -> Row | None:
     return task(record, problem, shown, hidden, fn_name)
 
 
-def _visible(record: Record, fn_name: str | None) -> list[Test]:
+def _visible(record: Record, fn_name: str | None) -> list[TestRow]:
     return tests_of(pick(record, "visible_tests", "public_tests"), fn_name)
 
 
-def task(record: Record, problem: str, shown: list[Test], hidden: list[Test], fn_name: str | None) -> Row:
+def task(
+    record: Record, problem: str, shown: list[TestRow], hidden: list[TestRow], fn_name: str | None
+) -> Row:
     """The row; without visible tests, the first few of the hidden ones are shown instead of graded."""
     shown, hidden = _sensible(shown)[:MOST_SHOWN], _sensible(hidden)
     if not shown:
@@ -81,7 +82,7 @@ def task(record: Record, problem: str, shown: list[Test], hidden: list[Test], fn
     return row
 
 
-def _sensible(tests: list[Test]) -> list[Test]:
+def _sensible(tests: list[TestRow]) -> list[TestRow]:
     small = [test for test in tests if sum(len(str(value)) for value in test.values()) <= LONGEST_TEST]
     return (small or tests)[:MOST_TESTS]
 
@@ -129,7 +130,7 @@ def _names_within(value: object, depth: int) -> Iterator[str]:
             yield from _names_within(decoded(inner), depth - 1)
 
 
-def tests_of(value: object, fn_name: str | None) -> list[Test]:
+def tests_of(value: object, fn_name: str | None) -> list[TestRow]:
     """Tests in any of the published shapes as a list of {input, output}."""
     value = decoded(value)
     if value is None:
@@ -141,7 +142,7 @@ def tests_of(value: object, fn_name: str | None) -> list[Test]:
     return [_test(decoded(test), fn_name, f"tests[{number}]") for number, test in enumerate(value)]
 
 
-def _tests_of_mapping(value: Mapping[str, object], fn_name: str | None) -> list[Test]:
+def _tests_of_mapping(value: Mapping[str, object], fn_name: str | None) -> list[TestRow]:
     for inner in ("test_cases", "tests", "ground_truth"):
         if inner in value:
             return tests_of(value[inner], fn_name)
@@ -153,12 +154,12 @@ def _tests_of_mapping(value: Mapping[str, object], fn_name: str | None) -> list[
     return [_pair(argument, output, fn_name) for argument, output in zip(inputs, outputs, strict=True)]
 
 
-def _list_under(value: Mapping[str, object], *names: str) -> list[Any] | None:
+def _list_under(value: Mapping[str, object], *names: str) -> list[object] | None:
     items = next((value[name] for name in names if name in value), None)
     return items if isinstance(items, list) else None
 
 
-def _test(test: object, fn_name: str | None, where: str) -> Test:
+def _test(test: object, fn_name: str | None, where: str) -> TestRow:
     if not isinstance(test, Mapping):
         raise FieldError(where, f"wanted {{input, output}}, got {brief(test)}")
     argument = next((test[name] for name in ("input", "inputs", "stdin") if name in test), None)
@@ -172,7 +173,7 @@ def _test(test: object, fn_name: str | None, where: str) -> Test:
     return _pair(argument, output, fn_name)
 
 
-def _pair(argument: object, output: object, fn_name: str | None) -> Test:
+def _pair(argument: object, output: object, fn_name: str | None) -> TestRow:
     if fn_name is None:
         return {"input": _as_text(argument), "output": _as_text(output)}
     if isinstance(argument, str):  # LiveCodeBench: one JSON argument a line
@@ -189,7 +190,7 @@ def _as_text(value: object) -> str:
     )
 
 
-def _json_or_text(value: str) -> Any:
+def _json_or_text(value: str) -> object:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
@@ -219,11 +220,11 @@ def livecodebench(record: Record) -> Row:
 class _OnlyText(pickle.Unpickler):
     """Unpickles plain values; anything that would import a class or function is refused."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> NoReturn:
         raise FieldError("private_test_cases", f"refused: its pickle wants to import {module}.{name}")
 
 
-def _unpacked(value: object) -> Any:
+def _unpacked(value: object) -> object:
     value = decoded(value)
     if not isinstance(value, str):
         return value
@@ -288,7 +289,7 @@ def _asked_for(nodes: list[ast.stmt]) -> str:
     return next((name for name in calls if not hasattr(builtins, name)), calls[0])
 
 
-def called(node: ast.Assert, fn_name: str) -> Test | None:
+def called(node: ast.Assert, fn_name: str) -> TestRow | None:
     """``assert f(1, (2, 3)) == 3`` as {input: [1, [2, 3]], output: 3}; None if it says anything else.
 
     ``assert f(x)`` and ``assert not f(x)`` expect True and False; ``abs(f(x) - 3) < 1e-6`` expects 3, since
@@ -323,7 +324,7 @@ def _compared(test: ast.Compare) -> tuple[ast.expr, ast.expr]:
     return test, right
 
 
-def _jsonable(value: object) -> Any:
+def _jsonable(value: object) -> object:
     """The value as JSON has it, tuples as lists; ``ValueError`` for what JSON has not."""
     if isinstance(value, list | tuple):
         return [_jsonable(part) for part in value]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
+from ...agents.basics.json_types import JsonView
 from .row_schemas import FieldError, brief
 
-Record = Mapping[str, Any]
+Record: TypeAlias = JsonView
+"""A record as its authors publish it."""
 _WRAPPERS = ("ground_truth", "answer", "target", "golden_answers", "aliases", "value")
 
 
 def pick(record: Record, *names: str) -> Any:
     """The first value under these names that is there and not empty; "a.b" looks inside ``a``."""
     for name in names:
-        value: Any = record
+        value: object = record
         for step in name.split("."):
             value = decoded(value) if isinstance(value, str) else value
             value = value.get(step) if isinstance(value, Mapping) else None

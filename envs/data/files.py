@@ -10,25 +10,26 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
+from ...agents.basics.json_types import JsonObject, JsonView
 from .row_schemas import DataError, brief
 
 LONGEST_LINE = 256 << 20  # bytes of one JSON line, also after decompression
 SUFFIXES = (".json", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet")
 
 
-def records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def records(path: str | Path) -> Iterator[tuple[str, JsonObject]]:
     """Each record of a file with its place ("train.jsonl, row 12"), counted from 1."""
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     plain = path.name.removesuffix(".gz").removesuffix(".zst")
     if plain.endswith(".parquet"):
-        rows: Iterator[Any] = _parquet(path)
+        rows: Iterator[object] = _parquet(path)
     elif plain.endswith(".jsonl"):
         rows = _lines(path)
     elif plain.endswith(".json"):
@@ -88,7 +89,7 @@ def _lines(path: Path) -> Iterator[Any]:
                 yield parse(line, f"{path.name}, line {number}")
 
 
-def _document(path: Path) -> list[Any]:
+def _document(path: Path) -> list[object]:
     """A JSON file that is a list of records, or an object that holds one under "data" or the like."""
     with _opened(path) as stream:
         content = stream.read()
@@ -113,11 +114,11 @@ def parse(content: bytes, where: str) -> Any:
         raise DataError(f"{where}: not JSON ({error})") from error
 
 
-def _refuse_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
 
 
-def _parquet(path: Path) -> Iterator[Any]:
+def _parquet(path: Path) -> Iterator[object]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -131,7 +132,7 @@ def _parquet(path: Path) -> Iterator[Any]:
         raise DataError(f"{path}: not a readable Parquet file ({error})") from error
 
 
-class Lines(Sequence[Mapping[str, Any]]):
+class Lines(Sequence[JsonView]):
     """A JSONL file as a sequence of rows, parsed when asked for: a data set need not fit into memory."""
 
     def __init__(self, path: Path) -> None:
@@ -152,7 +153,7 @@ class Lines(Sequence[Mapping[str, Any]]):
             stream.seek(start)
             return parse(stream.read(end - start), f"{self._path.name}, line {number + 1}")
 
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+    def __iter__(self) -> Iterator[JsonView]:
         return _lines(self._path)
 
 

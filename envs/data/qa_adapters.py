@@ -10,13 +10,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeAlias
 
+from ...agents.basics.json_types import JsonObject
 from ..tools.math.equal import extract_answer
 from .fields import Record, decoded, pick, row_id, spoken, text, texts
 from .row_schemas import FieldError, brief
 
-Row = dict[str, Any]
+Row: TypeAlias = JsonObject
+"""A task of one of our schemas, made of a record and checked by `row_schemas`."""
 Adapter = Callable[[Record], Row | None]
 Corpus = Callable[[Record], Iterator[dict[str, str]]]
 
@@ -107,13 +109,13 @@ def _supporting(record: Record) -> Iterator[str]:
         yield str(title).strip()
 
 
-def _list(value: object, field: str) -> list[Any]:
+def _list(value: object, field: str) -> list[Record]:
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
         raise FieldError(field, f"wanted a list of objects, got {brief(value)}")
     return value
 
 
-def _pairs(value: object, field: str, *columns: str) -> list[tuple[Any, Any]]:
+def _pairs(value: object, field: str, *columns: str) -> list[tuple[object, object]]:
     """[[title, x], …] as published by the authors, or {title: […], x: […]} as the hub stores it."""
     value = _python_or_json(value)
     if isinstance(value, dict):
@@ -126,7 +128,7 @@ def _pairs(value: object, field: str, *columns: str) -> list[tuple[Any, Any]]:
     raise FieldError(field, f"wanted pairs of {columns[0]} and {columns[1]}, got {brief(value)}")
 
 
-def _python_or_json(value: object) -> Any:
+def _python_or_json(value: object) -> object:
     """Text that holds JSON, or (2WikiMultihopQA on the hub) a Python literal."""
     value = decoded(value)
     if isinstance(value, str):

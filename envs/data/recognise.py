@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from ..core.tasks import DataSet, fingerprint
 from . import files
 from .code_adapters import code
 from .published import Known
-from .qa_adapters import Adapter, math, multihop, paragraphs, qa
+from .qa_adapters import Adapter, Row, math, multihop, paragraphs, qa
 from .row_schemas import KINDS, DataError, FieldError, check_row
 from .sources import LocalSource, Located
 
@@ -58,7 +57,7 @@ def guess_kind(record: Mapping[str, object], place: str) -> str:
     )
 
 
-def adapt(adapter: Adapter, kind: str, record: Mapping[str, object], place: str) -> dict[str, Any] | None:
+def adapt(adapter: Adapter, kind: str, record: Mapping[str, object], place: str) -> Row | None:
     """One checked row out of a record, or None if it is no task; faults name place and field."""
     try:
         row = adapter(record)
@@ -79,7 +78,7 @@ def unique(task_id: str, seen: set[str]) -> str:
     return candidate
 
 
-def read_tasks(path: str | Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
+def read_tasks(path: str | Path, kind: str | None = None) -> Iterator[Row]:
     """Checked rows straight from a file, without preparing anything: ``make(…, tasks=list(read_tasks(p)))``."""
     adapter: Adapter | None = None
     seen: set[str] = set()

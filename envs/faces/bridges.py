@@ -7,17 +7,22 @@ from typing import Any
 
 import gymnasium
 from gymnasium import spaces
+from pettingzoo import AECEnv
 
 from ...agents.roles import Choice, Custom, FormatError, Role
-from ...agents.team import Team
-from ..core.drivers import call_for, derive
+from ...agents.team import Team, TeamLike
+from ..core.drivers import Environment, call_for, derive
 from ..core.ledger import Credit, Rule
+from ..core.records import Picture
 from ..core.tasks import Schema, Task
 from ..core.trace import Trace
 from ..core.workflow import Episode, Node, Outcome, Workflow, WorkflowError
 from ..tools.tool import Tool
-from .aec import WorkflowEnv
+from .aec import Info, Observation, WorkflowEnv
 from .spaces import Utterance, observation_space
+
+Describe = Callable[[AECEnv, str], str]
+"""`(env, agent)` -> what the agent sees, as text."""
 
 GAME = Schema("game", ("id",), ())
 
@@ -34,7 +39,7 @@ class AECWorkflow(Workflow):
     schema = GAME
     tools = ("game",)
 
-    def __init__(self, factory: Callable[[], Any], describe: Callable[[Any, str], str] | None = None) -> None:
+    def __init__(self, factory: Callable[[], AECEnv], describe: Describe | None = None) -> None:
         self.factory, self.describe = factory, describe
         probe = factory()
         probe.reset(seed=0)
@@ -51,7 +56,7 @@ class AECWorkflow(Workflow):
             options = turn["options"]
             if options is None:
                 reply = await ep.act(turn["agent"], turn["seen"])
-                action: Any = reply.text
+                action: object = reply.text
             elif len(options) == 1:
                 action = options[0]
             else:
@@ -89,7 +94,9 @@ class _OneOf:
 class _Opener:
     """Opens the game of one episode."""
 
-    def __init__(self, factory: Callable[[], Any], describe: Any, names: Mapping[str, str]) -> None:
+    def __init__(
+        self, factory: Callable[[], AECEnv], describe: Describe | None, names: Mapping[str, str]
+    ) -> None:
         self.factory, self.describe, self.names = factory, describe, names
 
     def __call__(self, task: Task, seed: int) -> _Game:
@@ -102,10 +109,10 @@ class _Opener:
 class _Game:
     """A game in play: one call steps it and tells what the next agent sees."""
 
-    def __init__(self, env: Any, describe: Any, names: Mapping[str, str]) -> None:
+    def __init__(self, env: AECEnv, describe: Describe | None, names: Mapping[str, str]) -> None:
         self.env, self.describe, self.names = env, describe, names
 
-    def call(self, action: str | None) -> dict[str, Any]:
+    def call(self, action: str | None) -> dict[str, object]:
         env = self.env
         rewards: dict[str, float] = {}
         if action is not None:
@@ -128,7 +135,7 @@ class _Game:
             if amount:
                 rewards[self.names[agent]] = rewards.get(self.names[agent], 0.0) + float(amount)
 
-    def _options(self, agent: str, observation: Any) -> tuple[str, ...] | None:
+    def _options(self, agent: str, observation: object) -> tuple[str, ...] | None:
         space = self.env.action_space(agent)
         if not isinstance(space, spaces.Discrete):
             return None
@@ -136,7 +143,7 @@ class _Game:
         mask = self.env.infos[agent].get("action_mask") if mask is None else mask
         return tuple(str(int(space.start) + i) for i in range(int(space.n)) if mask is None or mask[i])
 
-    def _action(self, action: str) -> Any:
+    def _action(self, action: str) -> int | str:
         space = self.env.action_space(self.env.agent_selection)
         return int(action) if isinstance(space, spaces.Discrete) else action
 
@@ -164,7 +171,7 @@ class AECRewards(Rule):
         }
 
 
-def _plain(agent: Any) -> str:
+def _plain(agent: object) -> str:
     name = "".join(c if c.isalnum() else "_" for c in str(agent).lower())
     return name if name[:1].isalpha() else f"agent_{name}"
 
@@ -187,7 +194,7 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
 
     metadata = {"render_modes": ["human", "ansi"]}
 
-    def __init__(self, env: WorkflowEnv, role: str, team: Any) -> None:
+    def __init__(self, env: WorkflowEnv, role: str, team: TeamLike) -> None:
         if role not in env.possible_agents:
             raise WorkflowError(f"no agent {role!r}; the environment has {', '.join(env.possible_agents)}")
         self.env, self.role = env.unwrapped, role
@@ -197,8 +204,8 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
         self.render_mode = env.render_mode
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[Observation, Info]:
         """Begin an episode and play the others until the role is asked."""
         super().reset(seed=seed)
         self.env.reset(seed=seed, options=options)
@@ -206,7 +213,7 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
         self._others()
         return self.env.observe(self.role), self._info()
 
-    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[Observation, float, bool, bool, Info]:
         """Say `action`; gives what the role earned since its last step."""
         if self.env.agent_selection != self.role or not self._live():
             raise WorkflowError("the episode is over; call reset() first")
@@ -218,7 +225,7 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
         truncated = over and str(self.env.trace.ended) == "truncated"
         return self.env.observe(self.role), reward, over and not truncated, truncated, self._info()
 
-    def render(self) -> Any:
+    def render(self) -> Picture | str | None:
         """Render as the environment does."""
         return self.env.render()
 
@@ -229,8 +236,8 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
         mine = {n.id for n in self.env.trace.nodes if n.agent == self.role}
         return float(sum(c.amount for c in self.env.trace.credits if c.node in mine))
 
-    def _info(self) -> dict[str, Any]:
-        return dict(self.env.infos.get(self.role, {}))
+    def _info(self) -> Info:
+        return self.env.infos[self.role].copy() if self.role in self.env.infos else {}
 
     def _others(self) -> None:
         while self._live() and self.env.agent_selection != self.role:
@@ -242,7 +249,9 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
             self.env.step(reply if isinstance(reply, str) else reply.text)
 
 
-def gym_role(env_id: str, role: str | None = None, team: Any = None, **make_args: Any) -> SingleRole:
+def gym_role(
+    env_id: str, role: str | None = None, team: TeamLike | None = None, **make_args: Any
+) -> SingleRole:
     """Environment that `gymnasium.make("unitymas/ID", role=…, team=…, **make)` gives.
 
     Without `role` it is the first agent; without `team` the scripted expert plays the others, or chance where there is
@@ -256,7 +265,7 @@ def gym_role(env_id: str, role: str | None = None, team: Any = None, **make_args
     return SingleRole(env, role or env.possible_agents[0], team)
 
 
-def single_role(env: Any, role: str, team: Any) -> SingleRole:
+def single_role(env: str | Environment, role: str, team: TeamLike) -> SingleRole:
     """`env`'s agent `role` as a Gymnasium environment, the others played by `team`."""
     if isinstance(env, str):
         from ..registry import make

@@ -11,14 +11,14 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from ...agents.policies import Message
 from ...agents.roles import Format, form_in_words, read_reply
 from ...agents.text.reply_readers import MAX_REPLY
-from ..core.trace import jsonable
+from ..core.trace import Trace, jsonable
 from ..core.workflow import Act, Node
 from .render import clip, harmless, use_in_words
 
@@ -49,7 +49,7 @@ class EpisodeView:
         self.console = console or Console(highlight=False, markup=False, soft_wrap=True)
         self.read = read
         self.key = key if key is not None else single_key()
-        self._heard: dict[str, tuple[Any, ...]] = {}  # agent -> the messages it was shown
+        self._heard: dict[str, tuple[Message, ...]] = {}  # agent -> the messages it was shown
         self._shown: set[str] = set()  # paragraphs of the last prompt
         self._hint = ""
         self._nodes: dict[str, bool] = {}  # id -> whether its credits were told
@@ -83,7 +83,7 @@ class EpisodeView:
         mark = () if node.ok else (("  malformed", "red"),)
         self.say((f"{node.agent}: ", "bold cyan"), clip(node.text or ""), *mark)
 
-    def prompt(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> None:
+    def prompt(self, agent: str, messages: Sequence[Message]) -> None:
         """Messages that an agent is to answer, as far as they are new."""
         heard = self._heard.get(agent, ())
         count = 0
@@ -100,7 +100,7 @@ class EpisodeView:
             for block in fresh:
                 self.say(block.strip("\n"))
 
-    def close(self, trace: Any, left: bool) -> None:
+    def close(self, trace: Trace, left: bool) -> None:
         """The outcome, or where it was left, and the score."""
         total: dict[str, float] = {}
         for credit in trace.credits:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .tool import Infrastructure, Result, Tool, tool
 from .toolbox import Toolbox
 
+if TYPE_CHECKING:
+    from .code.verify import verify_code
+    from .math.equal import math_equal
+
 __all__ = ["Infrastructure", "Result", "Tool", "Toolbox", "math_equal", "tool", "verify_code"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "math_equal":
         from .math.equal import math_equal
 

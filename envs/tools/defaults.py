@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from ...agents.basics.frozen import thaw
-from ..core.tasks import DataSet
+from ..core.tasks import DataSet, Task
 from .tool import Result, Tool
+
+if TYPE_CHECKING:
+    from .retrieval import Bm25Index
 
 SEARCH = {
     "description": "Search the passages; gives those that fit the query best.",
@@ -39,7 +42,7 @@ class _Corpus:
 
 
 @lru_cache(maxsize=8)
-def _index(corpus: _Corpus) -> Any:
+def _index(corpus: _Corpus) -> Bm25Index:
     from .retrieval import Bm25Index
 
     data = corpus.data
@@ -51,12 +54,24 @@ def _index(corpus: _Corpus) -> Any:
     return Bm25Index.build(data.passages)  # type: ignore[arg-type]  # rows are checked by the index
 
 
+class _Counts(TypedDict):
+    passed: int
+    total: int
+    verdicts: list[str]
+
+
+class Checked(_Counts, total=False):
+    """What roles may see of a program's run on the visible tests."""
+
+    first_failure: str
+
+
 def verify(data: DataSet) -> Tool:
     """Run a program on the task's tests in a sandbox: the visible results are public, the hidden private."""
     return Tool(_verify, name="verify", task=True)
 
 
-def _verify(program: str, fn_name: str | None, task: Any, tests: Any = None) -> Result:
+def _verify(program: str, fn_name: str | None, task: Task, tests: object = None) -> Result:
     """The task's hidden tests judge alone. What roles are shown are its visible tests, or `tests` of a tester's own.
 
     A tester's tests are read by themselves and say nothing of how they are judged, so that no test that
@@ -68,7 +83,7 @@ def _verify(program: str, fn_name: str | None, task: Any, tests: Any = None) -> 
 
     judging = thaw(task.reference["hidden_tests"])
     hidden = verify_code(program, judging, fn_name=fn_name)
-    private = {
+    private: dict[str, object] = {
         "passed": hidden.passed,
         "total": hidden.total,
         "pass_rate": hidden.pass_rate,
@@ -84,12 +99,10 @@ def _verify(program: str, fn_name: str | None, task: Any, tests: Any = None) -> 
             private["golden"] = golden.passed / len(tests) if tests else 0.0
     shown = verify_code(program, public, fn_name=fn_name)
     failure = next((case for case in shown.cases if case.verdict != "accepted"), None)
-    return Result(
-        {
-            "passed": shown.passed,
-            "total": shown.total,
-            "verdicts": [str(verdict) for verdict in shown.verdicts],
-            "first_failure": "" if failure is None else failure.explain(),
-        },
-        private,
-    )
+    checked: Checked = {
+        "passed": shown.passed,
+        "total": shown.total,
+        "verdicts": [str(verdict) for verdict in shown.verdicts],
+        "first_failure": "" if failure is None else failure.explain(),
+    }
+    return Result(checked, private)

@@ -21,13 +21,19 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...agents.basics.failures import ToolError, ToolFault
 from ...agents.basics.hints import nearest
+from ...agents.basics.json_types import JsonObject
 from ...agents.text.reply_readers import is_shallow
 from . import mcp_pipe
-from .tool import Infrastructure, Kind, Tool, background
+from .tool import About, Infrastructure, Kind, Tool, background
+
+if TYPE_CHECKING:
+    from mcp import ClientSession
+    from mcp.types import CallToolResult
+    from mcp.types import Tool as ServerTool
 
 START_SECONDS = 60.0  # a server may have to be installed first
 LONGEST_ANSWER = 1_000_000  # characters of one result
@@ -56,11 +62,11 @@ class McpServer:
         if self.deadline <= 0 or (self.per_second is not None and self.per_second <= 0):
             raise ValueError("deadline and per_second must be above zero")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Copies and pickles (environments are both) connect for themselves."""
         return McpServer, (self.command, self.url, self.env, self.deadline, self.per_second)
 
-    async def call(self, tool: str, arguments: Mapping[str, object]) -> Any:
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> object:
         """The tool's result: its structured content if it gives any, else its text."""
         connection = await self._connected()
         if tool not in connection.tools:
@@ -87,15 +93,14 @@ class McpServer:
             connection.give_up()
             raise Infrastructure(f"{self.name} failed at {tool!r}: {_innermost(error)}") from error
 
-    async def tools(self) -> list[dict[str, Any]]:
+    async def tools(self) -> list[About]:
         """The server's tools as {name, description, parameters}, as a prompt or a chat template wants them."""
         connection = await self._connected()
         return [connection.tools[name] for name in sorted(connection.tools)]
 
-    def list_tools(self) -> list[dict[str, Any]]:
+    def list_tools(self) -> list[About]:
         """``tools`` for those who cannot await."""
-        tools: list[dict[str, Any]] = background(self.tools()).result(START_SECONDS + self.deadline)
-        return tools
+        return background(self.tools()).result(START_SECONDS + self.deadline)
 
     def close(self) -> None:
         """Stop the server; a later call starts it again."""
@@ -132,8 +137,8 @@ class _Connection:
 
     def __init__(self, server: McpServer) -> None:
         loop = asyncio.get_running_loop()
-        self.session: Any = None
-        self.tools: dict[str, dict[str, Any]] = {}
+        self.session: ClientSession
+        self.tools: dict[str, About] = {}
         self.ready: asyncio.Future[None] = loop.create_future()
         self._closing = asyncio.Event()
         self._process = os.getpid()
@@ -167,7 +172,7 @@ class _Connection:
 
 
 @asynccontextmanager
-async def _session(server: McpServer) -> AsyncIterator[Any]:
+async def _session(server: McpServer) -> AsyncIterator[ClientSession]:
     try:
         import mcp
     except ImportError as error:
@@ -186,7 +191,7 @@ async def _session(server: McpServer) -> AsyncIterator[Any]:
         yield session
 
 
-async def _all_tools(session: Any) -> list[Any]:
+async def _all_tools(session: ClientSession) -> list[ServerTool]:
     """Every tool, page by page; a server that never comes to an end is refused."""
     page = await session.list_tools()
     tools, seen = list(page.tools), set[str]()
@@ -199,7 +204,7 @@ async def _all_tools(session: Any) -> list[Any]:
     return tools
 
 
-def _page(session: Any, cursor: str) -> dict[str, Any]:
+def _page(session: ClientSession, cursor: str) -> dict[str, object]:
     """Arguments that ask for a page: `params` in version 2 of the library, by `cursor` in version 1."""
     if "cursor" in inspect.signature(session.list_tools).parameters:
         return {"cursor": cursor}
@@ -208,7 +213,7 @@ def _page(session: Any, cursor: str) -> dict[str, Any]:
     return {"params": PaginatedRequestParams(cursor=cursor)}
 
 
-def _described(tool: Any) -> dict[str, Any]:
+def _described(tool: ServerTool) -> About:
     parameters = _either(tool, "input_schema", "inputSchema") or {}
     if not is_shallow(parameters) or len(json.dumps(parameters)) > LONGEST_SCHEMA:
         raise RuntimeError(f"the parameters of its tool {tool.name[:60]!r} are too long or too deep")
@@ -216,13 +221,13 @@ def _described(tool: Any) -> dict[str, Any]:
     return {"name": tool.name, "description": description, "parameters": parameters}
 
 
-def _thawed(arguments: Mapping[str, object]) -> dict[str, Any]:
+def _thawed(arguments: Mapping[str, object]) -> JsonObject:
     """A node's arguments are frozen; the protocol wants ordinary lists and dicts."""
-    plain: dict[str, Any] = json.loads(json.dumps(arguments))
+    plain: JsonObject = json.loads(json.dumps(arguments))
     return plain
 
 
-def _content(result: Any, tool: str) -> Any:
+def _content(result: CallToolResult, tool: str) -> object:
     """Content that ``run`` may see: JSON values only."""
     text = "\n".join(part.text for part in result.content if getattr(part, "type", "") == "text")
     if _either(result, "is_error", "isError"):
@@ -266,19 +271,19 @@ class _Tools:
 
     servers: Mapping[str, McpServer]
 
-    async def __call__(self, _name: str = "", **arguments: object) -> Any:
+    async def __call__(self, _name: str = "", **arguments: object) -> object:
         server, _, tool = _name.partition("/")
         if server not in self.servers or not tool:
             servers = ", ".join(f"mcp:{name}/…" for name in self.servers)
             raise ToolError(f'there is no MCP tool "mcp:{_name}"; the servers are {servers}')
         return await self.servers[server].call(tool, arguments)
 
-    def about(self, name: str) -> list[dict[str, Any]]:
+    def about(self, name: str) -> list[About]:
         """Describe tools for a model: one tool (`server/tool`), of a server's (`server`), of all (nothing)."""
         server, _, tool = name.partition("/")
         if server and server not in self.servers:
             raise ToolError(f"there is no MCP server {server!r}; the servers are {', '.join(self.servers)}")
-        descriptions = [
+        descriptions: list[About] = [
             {**told, "name": f"mcp:{one}/{told['name']}"}
             for one in ([server] if server else self.servers)
             for told in self.servers[one].list_tools()

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...agents.basics.hints import nearest
-from .tool import Tool
+from ...agents.basics.json_types import JsonView
+from .tool import About, Tool
 
-About = Mapping[str, Any]
-_TYPES: dict[Any, str] = {
+_TYPES: dict[object, str] = {
     str: "string", int: "integer", float: "number", bool: "boolean", list: "array", tuple: "array",
     set: "array", Sequence: "array", dict: "object", Mapping: "object",
 }  # fmt: skip
@@ -42,7 +42,7 @@ def from_signature(tool: Tool, name: str) -> About:
         )
     fn = tool.fn if inspect.isroutine(tool.fn) else type(tool.fn).__call__
     hints = _hints(fn)
-    properties: dict[str, Any] = {}
+    properties: dict[str, JsonView] = {}
     required: list[str] = []
     open_ended = False
     for parameter in inspect.signature(tool.fn).parameters.values():
@@ -78,7 +78,7 @@ def without(told: About, fixed: Mapping[str, object]) -> About:
     return {**told, "parameters": parameters}
 
 
-def misfit(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+def misfit(parameters: JsonView, arguments: Mapping[str, object]) -> str:
     """Say what is wrong with the arguments; nothing if they fit."""
     properties = parameters.get("properties", {})
     for name in parameters.get("required", ()):
@@ -95,7 +95,7 @@ def misfit(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     return ""
 
 
-def _wrong(schema: Mapping[str, Any], value: Any) -> str:
+def _wrong(schema: JsonView, value: object) -> str:
     options = schema.get("enum")
     if options is not None:
         return "" if value in options else f"one of {', '.join(map(repr, options))}"
@@ -108,14 +108,14 @@ def _wrong(schema: Mapping[str, Any], value: Any) -> str:
     return "" if fits else f"of type {' or '.join(kinds)}"
 
 
-def _hints(fn: object) -> dict[str, Any]:
+def _hints(fn: object) -> dict[str, object]:
     try:
         return typing.get_type_hints(fn)
     except (NameError, TypeError, AttributeError):  # annotations that only a type checker can read
         return {}
 
 
-def _schema(hint: object) -> dict[str, Any]:
+def _schema(hint: object) -> JsonView:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return {"enum": list(inner)}

@@ -12,29 +12,35 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from ...agents.basics.failures import Infrastructure as Infrastructure
+from ...agents.basics.json_types import JsonView
 from ...agents.basics.threads import Background
 
 Kind = Literal["pure", "session", "unforkable"]
+
+About: TypeAlias = JsonView
+"""What a model is told of a tool: its name, what it does, and the JSON schema of its arguments."""
+Teller: TypeAlias = About | Callable[[str], Iterable[About]] | None
+"""Description of a tool, or a function that describes several by the rest of their name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """A tool's result in two parts: `run` sees the public one, rewards and the trace both."""
 
-    public: Any
-    private: Any = None
+    public: object
+    private: object = None
 
 
 class Session(Protocol):
     """A simulator: made by the tool's function as `fn(task, seed)`, then called once a use."""
 
-    def call(self, **args: object) -> Any: ...
+    def call(self, **args: object) -> object: ...
 
     def close(self) -> None: ...
 
@@ -49,7 +55,7 @@ class Tool:
     blocking: bool = True  # in an asynchronous driver: call it in a thread
     task: bool = False
     deadline: float | None = None  # seconds a call may take
-    about: Any = None  # what a model is told of it: a `signatures.About`, or a function of the rest of the name to several
+    about: Teller = None
     is_async: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +75,7 @@ def tool(
     blocking: bool = True,
     task: bool = False,
     deadline: float | None = None,
-    about: object = None,
+    about: Teller = None,
 ) -> Any:
     """Mark a function as a tool: `@tool`, `@tool(blocking=False)`."""
     make = functools.partial(

@@ -15,20 +15,20 @@ from ..core.execution import Execution
 from ..core.records import Node
 from ..core.workflow import TOOLS, unknown
 from .signatures import about
-from .tool import Result, Session, Tool, background, threads
+from .tool import About, Result, Session, Tool, background, threads
 
 
 class Toolbox:
     """The tools of an environment by name; answers an execution's `use` nodes."""
 
-    def __init__(self, tools: Mapping[str, Any]) -> None:
+    def __init__(self, tools: Mapping[str, object]) -> None:
         self.tools: dict[str, Tool] = {}
         for name, source in tools.items():
             if name == TOOLS:
                 raise WorkflowError(
                     f"{TOOLS!r} is the name of the tool that tells of the others; choose another"
                 )
-            self.tools[name] = source if isinstance(source, Tool) else Tool(source, name)
+            self.tools[name] = source if isinstance(source, Tool) else Tool(source, name)  # type: ignore[arg-type]  # `Tool` refuses what cannot be called
         asks_servers = any(callable(one.about) for one in self.tools.values())
         self._teller = Tool(self.about, TOOLS, blocking=asks_servers)
 
@@ -57,7 +57,7 @@ class Toolbox:
             raise unknown("tool", name, self.tools)
         return entry
 
-    def about(self, names: Sequence[str]) -> list[Mapping[str, Any]]:
+    def about(self, names: Sequence[str]) -> list[About]:
         """Describe these tools for a model. The description is asked for and journalled like any other answer."""
         return [told for name in names for told in about(self._named(name), name)]
 
@@ -98,8 +98,8 @@ class Toolbox:
 
     def _bound(
         self, entry: Tool, execution: Execution, node: Node
-    ) -> tuple[Callable[..., Any], dict[str, Any]]:
-        args: dict[str, Any] = dict(node.args or {})
+    ) -> tuple[Callable[..., Any], dict[str, object]]:
+        args: dict[str, object] = dict(node.args or {})
         if entry.kind == "session":
             return self._session(entry, execution, node).call, args
         if entry.task:
@@ -116,7 +116,7 @@ class Toolbox:
             for earlier in execution.canonical():
                 if earlier.kind == "use" and earlier is not node and self.find(earlier) is entry:
                     opened.call(**dict(earlier.args or {}))
-        return opened  # type: ignore[no-any-return]
+        return opened
 
     def close(self, execution: Execution) -> None:
         """Close the episode's simulators."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from ...agents.basics.frozen import View
 from ...agents.policies import Call
 from ...agents.roles import Custom, FormatError, Role
 from ...agents.text.reply_readers import between, tag_split
 from ..core.tasks import CODE
 from ..core.workflow import Episode, Outcome, Workflow
+from ..tools.defaults import Checked
 from .parts import PROMPTS
 
 STATE = 12_000  # characters of earlier turns that a prompt may hold
@@ -52,25 +53,25 @@ def middle_cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}\n…\n{text[-most // 2 :]}"
 
 
-def tests_text(tests: Sequence[Mapping[str, Any]], most: int = 3) -> str:
+def tests_text(tests: Sequence[Mapping[str, object]], most: int = 3) -> str:
     """The first visible tests with their expected outputs."""
     return middle_cut(
         "\n".join(f"{_plain(t['input'])} -> {_plain(t['output'])}" for t in tests[:most]), 3_000
     )
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     return value.strip() if isinstance(value, str) else json.dumps(value)
 
 
-def problem_fields(task: Any) -> dict[str, str]:
+def problem_fields(task: View) -> dict[str, str]:
     """The problem as every role sees it: what to write, and the visible tests."""
     return {
         "problem": task.problem, "fn_name": task.get("fn_name") or "", "tests": tests_text(task.visible_tests),
     }  # fmt: skip
 
 
-def checked_text(checked: Mapping[str, Any]) -> str:
+def checked_text(checked: Checked) -> str:
     """Text about the visible tests: how many passed, and the first failure."""
     line = f"{checked['passed']} of {checked['total']} tests pass"
     return f"{line}\n{middle_cut(checked['first_failure'], 600)}" if checked.get("first_failure") else line
@@ -118,7 +119,7 @@ class Code(Workflow):
             raise ValueError(f"max_turns must be at least 1, got {max_turns}")
         self.max_turns = max_turns
 
-    def terms(self) -> Mapping[str, Any]:
+    def terms(self) -> Mapping[str, object]:
         return {"attempts": self.max_turns}
 
     async def run(self, ep: Episode) -> Outcome:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from ...agents.policies import Call
 from ...agents.roles import Custom, FormatError, Role, first_json_object
@@ -23,7 +22,7 @@ MOST = 4  # tests of the tester's that are run
 SEES = ("problem", "fn_name", "tests", "program", "written", "result")
 
 
-def read_tests(text: str) -> list[dict[str, Any]]:
+def read_tests(text: str) -> list[dict[str, object]]:
     """Read the tests of a reply: {"tests": [{"input": …, "output": …}]}"""
     found = first_json_object(text) or {}
     given = found.get("tests")
@@ -33,7 +32,7 @@ def read_tests(text: str) -> list[dict[str, Any]]:
     return tests
 
 
-def _is_test(test: Any) -> bool:
+def _is_test(test: object) -> bool:
     return isinstance(test, dict) and isinstance(test.get("input"), str | list) and "output" in test
 
 
@@ -53,7 +52,7 @@ class CoderTester(Workflow):
             raise ValueError(f"max_turns must be at least 1, got {max_turns}")
         self.max_turns = max_turns
 
-    def terms(self) -> Mapping[str, Any]:
+    def terms(self) -> Mapping[str, object]:
         return {"attempts": self.max_turns, "most": MOST}
 
     async def run(self, ep: Episode) -> Outcome:

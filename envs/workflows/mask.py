@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from ...agents.basics.frozen import FrozenDict
 from ...agents.policies import Call
@@ -116,7 +116,14 @@ def read_filing(text: str) -> FrozenDict:
     raise FormatError("one <update>tK</update> or <add>tK</add>", {"kind": "add", "step": 0})
 
 
-def filed(steps: Sequence[Step], filing: Mapping[str, Any], new: Step) -> list[Step]:
+class Filing(TypedDict):
+    """Place of a new step: in place of step K (`update`), or at the end (`add`)."""
+
+    kind: str
+    step: int
+
+
+def filed(steps: Sequence[Step], filing: Filing, new: Step) -> list[Step]:
     """The trajectory with the new step in place of step K, or at the end (an unknown K appends)."""
     kept, place = list(steps), filing["step"]
     if filing["kind"] == "update" and 1 <= place <= len(kept):
@@ -179,7 +186,7 @@ class Mask(Workflow):
             raise ValueError(f"max_turns and top_k must be at least 1, got {max_turns} and {top_k}")
         self.max_turns, self.top_k = max_turns, top_k
 
-    def terms(self) -> Mapping[str, Any]:
+    def terms(self) -> Mapping[str, object]:
         return {"searches": self.max_turns}
 
     async def run(self, ep: Episode) -> Outcome:

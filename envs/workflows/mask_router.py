@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...agents.policies import Call
 from ...agents.roles import Choice, Role
@@ -72,7 +71,7 @@ class MaskRouter(Workflow):
             raise ValueError(f"max_moves and top_k must be at least 1, got {max_moves} and {top_k}")
         self.max_moves, self.top_k = max_moves, top_k
 
-    def terms(self) -> Mapping[str, Any]:
+    def terms(self) -> Mapping[str, object]:
         return {"searches": self.max_moves}
 
     async def run(self, ep: Episode) -> Outcome:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ...agents.policies import Call
 from ...agents.roles import Boxed, Role, Tags
@@ -41,7 +40,7 @@ class SolverVerifier(Workflow):
             raise ValueError(f"max_loops must be at least 1, got {max_loops}")
         self.max_loops = max_loops
 
-    def terms(self) -> Mapping[str, Any]:
+    def terms(self) -> Mapping[str, object]:
         return {"loops": self.max_loops}
 
     async def run(self, ep: Episode) -> Outcome:
@@ -79,7 +78,7 @@ class SearchRouter(Workflow):
             raise ValueError(f"max_steps and top_k must be at least 1, got {max_steps} and {top_k}")
         self.max_steps, self.top_k = max_steps, top_k
 
-    def terms(self) -> Mapping[str, Any]:
+    def terms(self) -> Mapping[str, object]:
         return {"steps": self.max_steps - 1}
 
     async def run(self, ep: Episode) -> Outcome:
@@ -109,7 +108,7 @@ class Debate(Workflow):
         self.rounds, self.others = rounds, others
         self.roles = (Role("debater", instances=debaters, reply=Boxed(), sees=("problem", "own", "others")),)
 
-    def terms(self) -> Mapping[str, Any]:
+    def terms(self) -> Mapping[str, object]:
         return {"debaters": self.roles[0].instances, "rounds": self.rounds}
 
     async def run(self, ep: Episode) -> Outcome:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ...agents.policies import Call
 from ...agents.roles import Json, Role, Tags
@@ -53,7 +52,7 @@ class Rag(Workflow):
         """The roles between decomposer and answerer."""
         return ()
 
-    def terms(self) -> Mapping[str, Any]:
+    def terms(self) -> Mapping[str, object]:
         return {"most": self.max_queries}
 
     async def run(self, ep: Episode) -> Outcome:
@@ -145,7 +144,7 @@ class RagRewrite(Workflow):
         return Outcome(answer=reply.value)
 
 
-def texts(value: Any) -> tuple[str, ...]:
+def texts(value: object) -> tuple[str, ...]:
     """The strings of a parsed list; anything else a model put there is left out."""
     return tuple(v for v in value if isinstance(v, str)) if isinstance(value, tuple) else ()
 

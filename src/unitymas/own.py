@@ -69,12 +69,12 @@ def find(target: str, package: str | None = None) -> Any:
     module, colon, name = target.rpartition(":")
     if not colon or not module or not name:
         raise OwnCodeError(f"{target!r} is no entry point; write 'package.module:name' or 'file.py:name'")
-    found: Any = load(module, package)
+    thing: object = load(module, package)
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(thing, part):
             raise OwnCodeError(f"{module} has no {name!r}")
-        found = getattr(found, part)
-    return found
+        thing = getattr(thing, part)
+    return thing
 
 
 def plugins(group: str) -> dict[str, EntryPoint]:

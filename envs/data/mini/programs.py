@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..row_schemas import CodeRow, TestRow
 from .words import split_of_combination
 from .world import Dice
 
@@ -29,7 +30,7 @@ class Family:
     solution: str
     bounds: tuple[tuple[int, int], ...]
     """Smallest and largest value of each parameter."""
-    cases: Callable[[Dice, Parameters], list[Any]]
+    cases: Callable[[Dice, Parameters], Sequence[object]]
     """Inputs, the telling ones last: one line of stdin each, or a list of arguments when `fn_name` is given."""
     fn_name: str | None = None
 
@@ -148,16 +149,16 @@ def combinations(family: Family, split: str) -> list[Parameters]:
     return [combination for combination in every if split_of_combination(family.name, combination) == split]
 
 
-def tests_of(family: Family, solution: str, cases: Sequence[object]) -> list[dict[str, Any]]:
+def tests_of(family: Family, solution: str, cases: Sequence[object]) -> list[TestRow]:
     """Each input with the output of the reference program, in the form of a test."""
-    tests = []
+    tests: list[TestRow] = []
     for case in cases:
         output = run_solution(solution, case, family.fn_name)
         tests.append({"input": case if family.fn_name else f"{case}\n", "output": output})
     return tests
 
 
-def run_solution(solution: str, case: Any, fn_name: str | None) -> Any:
+def run_solution(solution: str, case: Any, fn_name: str | None) -> object:
     """Output of a program of ours (never a model's) for one input."""
     printed: list[str] = []
     names: dict[str, Any] = {
@@ -170,7 +171,7 @@ def run_solution(solution: str, case: Any, fn_name: str | None) -> Any:
     )
 
 
-def programs(split: str, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+def programs(split: str, count: int, seed: int = 0) -> Iterator[CodeRow]:
     """The first `count` programming tasks of a split. Parameters come round again only when all have been used."""
     pools = [
         Dice("programs", family.name, split, seed).shuffled(combinations(family, split))
@@ -182,7 +183,7 @@ def programs(split: str, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
         dice = Dice("program", split, seed, number)
         solution = family.solution.format(*parameters)
         tests = tests_of(family, solution, family.cases(dice, parameters))
-        row = {
+        row: CodeRow = {
             "id": f"mini-code-{split}-{number}",
             "problem": dice.pick(family.problems).format(*parameters),
             "visible_tests": tests[:2],

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..row_schemas import QaRow, Question
 from .world import Block, Company, Dice, Entity, Person, Town, Work, World
 
 QUESTIONS_PER_BLOCK = 8
@@ -77,7 +78,7 @@ def _hop(question: str, answer: object, title: str) -> dict[str, str]:
     return {"question": question, "answer": _text(answer), "title": title}
 
 
-def _row(question: str, answer: str, hops: list[dict[str, str]]) -> dict[str, Any]:
+def _row(question: str, answer: str, hops: list[dict[str, str]]) -> Question:
     return {
         "question": question,
         "answers": [answer],
@@ -95,7 +96,7 @@ def entity_questions(entity: Entity, dice: Dice) -> list[dict[str, str]]:
     ]
 
 
-def _single(block: Block, dice: Dice) -> Iterator[dict[str, Any]]:
+def _single(block: Block, dice: Dice) -> Iterator[Question]:
     pairs = [(r, e) for r in RELATIONS for e in block.entities if isinstance(e, r.of)]
     for relation, entity in dice.shuffled(pairs):
         question = dice.pick(relation.asks).format(x=entity.name)
@@ -103,7 +104,7 @@ def _single(block: Block, dice: Dice) -> Iterator[dict[str, Any]]:
         yield _row(question, answer, [_hop(question, answer, entity.name)])
 
 
-def _bridges(block: Block, dice: Dice) -> Iterator[dict[str, Any]]:
+def _bridges(block: Block, dice: Dice) -> Iterator[Question]:
     chains = [
         (inner, entity, outer)
         for inner in RELATIONS
@@ -131,7 +132,7 @@ def _year(entity: Entity) -> int:
     return entity.year if isinstance(entity, Work) else entity.founded
 
 
-def comparison(a: Entity, b: Entity, dice: Dice) -> dict[str, Any]:
+def comparison(a: Entity, b: Entity, dice: Dice) -> Question:
     """Question which of two entities of a kind came first or last, worded in one of its ways; their years must differ."""
     question, each, wins = dice.pick(COMPARISONS[type(a)])
     first, last = sorted((a, b), key=_year)
@@ -139,7 +140,7 @@ def comparison(a: Entity, b: Entity, dice: Dice) -> dict[str, Any]:
     return _row(question.format(a=a.name, b=b.name), (first if wins == "first" else last).name, hops)
 
 
-def _comparisons(block: Block, dice: Dice) -> Iterator[dict[str, Any]]:
+def _comparisons(block: Block, dice: Dice) -> Iterator[Question]:
     pairs = [
         (a, b)
         for kind in COMPARISONS
@@ -155,7 +156,7 @@ def _comparisons(block: Block, dice: Dice) -> Iterator[dict[str, Any]]:
         yield comparison(a, b, dice)
 
 
-def block_questions(world: World, number: int, kind: str = "qa") -> list[dict[str, Any]]:
+def block_questions(world: World, number: int, kind: str = "qa") -> list[QaRow]:
     """The eight questions of one block."""
     dice = Dice("questions", kind, world.split, world.seed, number)
     block = world.block(number)
@@ -166,7 +167,7 @@ def block_questions(world: World, number: int, kind: str = "qa") -> list[dict[st
     ]
 
 
-def questions(kind: str, split: str, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+def questions(kind: str, split: str, count: int, seed: int = 0) -> Iterator[QaRow]:
     """The first `count` questions about a split's world, as a stream."""
     world = World(split, seed)
     for number in range(-(-count // QUESTIONS_PER_BLOCK)):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
+from ..row_schemas import MathRow
 from . import words
 from .words import split_of_combination
 from .world import Dice
@@ -75,7 +75,7 @@ def combinations(template: Template, split: str) -> list[tuple[int, ...]]:
     ]
 
 
-def sums(split: str, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+def sums(split: str, count: int, seed: int = 0) -> Iterator[MathRow]:
     """The first `count` math problems of a split. Numbers come round again only when all have been used."""
     pools = [Dice("sums", t.name, split, seed).shuffled(combinations(t, split)) for t in TEMPLATES]
     for number in range(count):

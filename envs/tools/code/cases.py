@@ -56,13 +56,13 @@ def named_function(tests: object) -> str | None:
     return read_tests(tests, None)[1]
 
 
-def written_tests(tests: Sequence[object], fn_name: str | None) -> list[dict[str, Any]]:
+def written_tests(tests: Sequence[object], fn_name: str | None) -> list[dict[str, object]]:
     """The tests of a role's own that are tests: input and output alone, of a bounded size, and few.
 
     Whatever else stands in them is dropped, a function's name first of all: how a program is judged
     is the task's to say.
     """
-    kept: list[dict[str, Any]] = []
+    kept: list[dict[str, object]] = []
     for test in tests:
         if len(kept) == _MOST_TESTS:
             break
@@ -96,7 +96,7 @@ def _one(test: object, index: int, fn_name: str | None) -> Case:
     raise ValueError(f"{where} is {test!r:.80}; expected {{input, output}}")
 
 
-def _field(test: Mapping[str, object], names: Sequence[str], where: str) -> Any:
+def _field(test: Mapping[str, object], names: Sequence[str], where: str) -> object:
     for name in names:
         if name in test:
             return test[name]

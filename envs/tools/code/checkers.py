@@ -10,14 +10,16 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeAlias
 
 Checker = Callable[[Any, Any, Any], bool]
 """(got, expected, input) -> right? Texts for stdin programs, JSON values for function calls."""
+
+Number: TypeAlias = "int | float | Decimal | Fraction"
 
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _LINE, _TOKEN = re.compile(r"\S[^\n]*"), re.compile(r"\S+")
@@ -71,7 +73,7 @@ def same_value(got: object, expected: object, tolerance: float) -> bool:
     return True
 
 
-def _by_key(got: object, expected: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
+def _by_key(got: object, expected: Mapping[object, object]) -> list[tuple[object, object]] | None:
     if not isinstance(got, dict) or len(got) != len(expected):
         return None
     spelled = {_spelled(key): value for key, value in got.items() if not isinstance(key, str)}
@@ -86,12 +88,12 @@ def _by_key(got: object, expected: Mapping[Any, Any]) -> list[tuple[Any, Any]] |
     return pairs
 
 
-def _spelled(key: object) -> Any:
+def _spelled(key: object) -> object:
     """A key as JSON writes it."""
     return json.dumps(key) if key is None or isinstance(key, (bool, int, float)) else key
 
 
-def _by_place(got: object, expected: Sequence[object]) -> list[tuple[Any, Any]] | None:
+def _by_place(got: object, expected: Sequence[object]) -> list[tuple[object, object]] | None:
     if isinstance(got, (set, frozenset)):
         try:
             got = sorted(got)
@@ -123,7 +125,7 @@ def same_items_in_any_order(got: object, expected: object, tolerance: float = 0.
 _LISTS = (list, tuple, set, frozenset)
 
 
-def _canonical(value: object) -> Any:
+def _canonical(value: object) -> Hashable:
     """Something hashable that is equal for equal values: 2.0 for 2, tuples for lists."""
     if isinstance(value, (list, tuple)):
         return ("list", *map(_canonical, value))
@@ -184,7 +186,7 @@ def _number(token: str) -> Decimal | None:
     return number if number.is_finite() else None
 
 
-def _close(got: Any, expected: float, tolerance: float) -> bool:
+def _close(got: Number, expected: float, tolerance: float) -> bool:
     if got == expected:
         return True
     try:

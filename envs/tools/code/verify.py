@@ -84,7 +84,7 @@ class CaseReport:
         lines = [f"{self.verdict}: {self.error}" if self.error else str(self.verdict)]
         return "\n".join(lines + [f"{name}: {text[:_SHOWN]}" for name, text in parts])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain JSON, without the test: hidden tests stay hidden in a trace."""
         names = ("error", "stdout", "stderr", "value", "exit_code", "cpu", "wall")
         return {"verdict": str(self.verdict), **{name: getattr(self, name) for name in names}}
@@ -118,7 +118,7 @@ class Report:
     def pass_rate(self) -> float:
         return self.passed / self.total if self.total else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         totals = {"passed": self.passed, "total": self.total, "pass_rate": self.pass_rate}
         cases = [case.to_dict() for case in self.cases]
         return {"sandbox": self.sandbox, **totals, "all_passed": self.all_passed, "cases": cases}
@@ -244,7 +244,7 @@ class _Judge:
             verdict = Verdict(result.ended)
         else:
             try:
-                got: Any = result.stdout
+                got: object = result.stdout
                 if self.fn_name is not None:
                     got = self._returned(case, result.value or "")
                     value = written(got)[:_SHOWN]
@@ -256,7 +256,7 @@ class _Judge:
             verdict, error, stdout, stderr, value, result.exit_code, result.cpu, result.wall, case
         )
 
-    def _returned(self, case: Case, text: str) -> Any:
+    def _returned(self, case: Case, text: str) -> object:
         """Value that the function returned; a value much larger than the expected one is not read at all."""
         if not callable(self.checker) and len(text) > (1 << 20) + 8 * len(encode(case.expected)):
             raise ValueError(f"the value takes {len(text)} characters, far more than the expected one")

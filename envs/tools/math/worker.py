@@ -17,6 +17,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -54,9 +55,9 @@ def equal(predictions: list[str], golds: list[str]) -> bool:
     return any(_same(want, got) for text in predictions for got in _parsed(text) for want in readings)
 
 
-def _parsed(text: str) -> list[Any]:
+def _parsed(text: str) -> list[object]:
     parse, _, targets = _grader()
-    readings: list[Any] = parse(text, targets, parsing_timeout=None)
+    readings: list[object] = parse(text, targets, parsing_timeout=None)
     return readings
 
 
@@ -97,7 +98,7 @@ def _far_apart(gold: Any, prediction: Any) -> bool:
     return bool(max(left, right) < 1e-6 and abs(left - right) > 1e-6 * max(left, right))
 
 
-def _grader() -> tuple[Any, Any, list[Any]]:
+def _grader() -> tuple[Callable[..., Any], Callable[..., bool], list[object]]:
     from math_verify import parse, verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 

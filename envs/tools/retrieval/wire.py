@@ -16,7 +16,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from .retriever import Passage
 
@@ -45,7 +44,7 @@ class SearchRequest:
     """True if a `search-r1` client wants scores."""
 
 
-def encode_request(dialect: str, queries: Sequence[str], k: int) -> dict[str, Any]:
+def encode_request(dialect: str, queries: Sequence[str], k: int) -> dict[str, object]:
     if dialect == "unitymas":
         return {"questions": list(queries), "N": k}
     return {"queries": list(queries), "topk": k, "return_scores": False}
@@ -68,7 +67,7 @@ def decode_request(body: object, *, most_queries: int, most_k: int) -> SearchReq
     return SearchRequest(tuple(queries), k, dialect, bool(body.get("return_scores", False)))
 
 
-def encode_response(request: SearchRequest, rows: Sequence[Sequence[tuple[Passage, float]]]) -> Any:
+def encode_response(request: SearchRequest, rows: Sequence[Sequence[tuple[Passage, float]]]) -> object:
     """The answer to `request`: for every query its (passage, score) pairs."""
     if request.dialect == "unitymas":
         return [
@@ -111,7 +110,7 @@ def decode_response(raw: bytes, queries: Sequence[str], k: int) -> list[list[Pas
     return [_row(row, query)[:k] for row, query in zip(rows, queries, strict=True)]
 
 
-def _rows(body: object, queries: Sequence[str]) -> list[Any]:
+def _rows(body: object, queries: Sequence[str]) -> list[object]:
     if isinstance(body, dict) and isinstance(body.get("result"), list):
         if body.get("queries", list(queries)) != list(queries):
             raise Misaligned("the rows answer other queries than were asked")
@@ -135,14 +134,15 @@ def _row(row: object, query: str) -> list[Passage]:
     return [read_passage(doc) for doc in row]
 
 
-def read_passage(doc: Any) -> Passage:
+def read_passage(doc: object) -> Passage:
     """A passage from whatever shape a server or a corpus gives it; BadAnswer when there is no text in it."""
     if isinstance(doc, str):
         doc = {"text": doc}
     if not isinstance(doc, dict):
         raise BadAnswer(f"a passage is {type(doc).__name__}, not text or an object")
-    if isinstance(doc.get("document"), dict):  # {"document": {...}, "score": ...}
-        doc = doc["document"]
+    inner = doc.get("document")
+    if isinstance(inner, dict):  # {"document": {...}, "score": ...}
+        doc = inner
     text = next((doc[field] for field in TEXT_FIELDS if isinstance(doc.get(field), str)), None)
     if text is None:
         raise BadAnswer(

@@ -93,22 +93,22 @@ class _End:
         self.channel, self.preloaded = channel, preloaded
         self.status = 0
         self.interrupted = False
-        self.hook: Callable[..., Any] = sys.__excepthook__
+        self.hook: Callable[..., object] = sys.__excepthook__
 
     def watch_exceptions(self) -> None:
         """Watch the exception that ends the program. A hook of its own is called after, and seen in place of ours."""
         end = self
 
         class Module(types.ModuleType):
-            def __new__(cls, *names: Any) -> Any:  # the import system makes its modules by `type(sys)(name)`
+            def __new__(cls, *names: str) -> Any:  # the import system makes its modules by `type(sys)(name)`
                 return types.ModuleType(*names)
 
             @property
-            def excepthook(self) -> Callable[..., Any]:
+            def excepthook(self) -> Callable[..., object]:
                 return end.hook
 
             @excepthook.setter
-            def excepthook(self, hook: Callable[..., Any]) -> None:
+            def excepthook(self, hook: Callable[..., object]) -> None:
                 end.hook = hook
 
             @excepthook.deleter
@@ -199,7 +199,7 @@ def _is_library(module: object) -> bool:
     return not file.startswith(os.getcwd())
 
 
-def _clear(names: dict[str, Any]) -> None:
+def _clear(names: dict[str, object]) -> None:
     """Clear a module as the interpreter does: first the names that begin with one underscore."""
     for private in (True, False):
         for name in list(names):
@@ -278,7 +278,7 @@ def _call(fn_name: str, arguments: str, channel: Channel, end: _End) -> None:
     atexit._run_exitfuncs()
 
 
-def _run(code: Any, path: str, fn_name: str, arguments: str, channel: Channel) -> None:
+def _run(code: types.CodeType, path: str, fn_name: str, arguments: str, channel: Channel) -> None:
     module = types.ModuleType("program")
     module.__dict__.update(__file__=path, __builtins__=__builtins__)
     sys.modules["program"] = module
@@ -308,9 +308,9 @@ def _offer_type_names(module: types.ModuleType) -> None:
         setattr(module, name, getattr(typing, name))
 
 
-def _find(module: types.ModuleType, fn_name: str) -> Callable[..., Any]:
+def _find(module: types.ModuleType, fn_name: str) -> Callable[..., object]:
     """`name`, `Class.name`, or `name` of a class called Solution, as the starter code has it."""
-    target: Any = module
+    target: object = module
     names = fn_name.split(".")
     if len(names) == 1 and not hasattr(module, fn_name) and hasattr(module, "Solution"):
         names = ["Solution", fn_name]
@@ -320,7 +320,7 @@ def _find(module: types.ModuleType, fn_name: str) -> Callable[..., Any]:
         target = getattr(target, name)
         if isinstance(target, type) and name != names[-1]:
             target = target()
-    return target  # type: ignore[no-any-return]
+    return target  # type: ignore[return-value]
 
 
 def _last_line(error: BaseException) -> str:
@@ -349,8 +349,8 @@ def _name_the_user() -> None:
     user = pwd.struct_passwd(("user", "x", 1000, 1000, "user", "/tmp", "/bin/sh"))
     group = grp.struct_group(("user", "x", 1000, []))
 
-    def only(entry: Any, place: int, missing: str) -> Callable[[Any], Any]:
-        def find(key: Any) -> Any:
+    def only(entry: tuple[object, ...], place: int, missing: str) -> Callable[[object], object]:
+        def find(key: object) -> object:
             if type(key) is not type(entry[place]):
                 raise TypeError(f"expected {type(entry[place]).__name__}, not {type(key).__name__}")
             if key != entry[place]:

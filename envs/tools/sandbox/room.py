@@ -22,7 +22,7 @@ import signal
 import struct
 import sys
 import time
-from typing import Any
+from typing import TypedDict
 
 from . import kernel, program
 from .accounting import ProcessTree, can_enter
@@ -40,11 +40,49 @@ _LINUX = sys.platform == "linux"
 _LOOK = 0.02  # seconds between two looks at a program's processes
 
 
+class CaseLimits(TypedDict):
+    """Limits of a case, as numbers that the host has checked."""
+
+    time_limit: float
+    wall_limit: float
+    longest: float
+    memory_mb: int
+    processes: int
+    open_files: int
+    output_mb: int
+    disk_mb: int
+
+
+class CaseOrder(TypedDict):
+    """One program to judge, as the host sends it."""
+
+    program: str
+    stdin: str
+    fn_name: str | None
+    arguments: str
+    limits: CaseLimits
+
+
+class RoomConfig(TypedDict):
+    """Settings of a room, as the host gives them; the last two are the room's own."""
+
+    level: str
+    group: list[int]
+    room: str
+    path: list[str]
+    hidden: list[str]
+    privileged: bool
+    user: int
+    threads_only: bool
+    folder: str
+    filter: bytes | None
+
+
 class _IsProgram(BaseException):
     """Raised in a program's process: leave the server's frames, and go on as a plain interpreter."""
 
 
-def main(config: dict[str, Any]) -> None:
+def main(config: RoomConfig) -> None:
     """Serve until the host hangs up, and leave; returns in each program's process, ready to run it."""
     try:
         _serve(config)
@@ -56,7 +94,7 @@ def main(config: dict[str, Any]) -> None:
         os._exit(1)
 
 
-def _serve(config: dict[str, Any]) -> None:
+def _serve(config: RoomConfig) -> None:
     os.dup2(0, _CONNECTION, inheritable=False)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     config["group"] = [kernel.moved(given, _GROUP + i) for i, given in enumerate(config["group"])]
@@ -100,7 +138,7 @@ def _preload() -> None:
     gc.freeze()
 
 
-def _keep(config: dict[str, Any]) -> None:
+def _keep(config: RoomConfig) -> None:
     case = json.loads(_read_exactly(struct.unpack("I", _read_exactly(4))[0]))
     try:
         report = _Case(case, config).judge()
@@ -124,7 +162,7 @@ def _read_exactly(length: int) -> bytes:
 class _Case:
     """One program, from its empty /tmp to its report."""
 
-    def __init__(self, case: dict[str, Any], config: dict[str, Any]) -> None:
+    def __init__(self, case: CaseOrder, config: RoomConfig) -> None:
         self.case, self.limits = case, case["limits"]
         self.config = config
         self.folder: str = config["folder"]
@@ -140,7 +178,7 @@ class _Case:
             "channel": bytearray(),
         }
 
-    def judge(self) -> dict[str, Any]:
+    def judge(self) -> dict[str, object]:
         """Run the program and return its result; raises `_IsProgram` in its own process."""
         if not self.isolated:
             os.mkdir(self.folder, 0o700)
@@ -212,7 +250,7 @@ class _Case:
             file.write(content)
         return os.open(path, os.O_RDONLY)
 
-    def _fork_and_watch(self, pipes: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    def _fork_and_watch(self, pipes: dict[str, tuple[int, int]]) -> dict[str, object]:
         key = os.urandom(16).hex().encode()
         wake, signalled = os.pipe()
         for descriptor in (wake, signalled):
@@ -292,7 +330,7 @@ class _Case:
         if self.filter is not None:
             kernel.install_filter(self.filter)
 
-    def _watch(self, program: int, readers: dict[int, str], wake: int) -> tuple[int, Any]:
+    def _watch(self, program: int, readers: dict[int, str], wake: int) -> tuple[int, resource.struct_rusage]:
         """Read its output and measure what it uses until it ends, or must."""
         poller = select.poll()
         for descriptor in (*readers, wake):
@@ -359,7 +397,7 @@ class _Case:
                 if not self._read(name, descriptor):
                     break
 
-    def _report(self, status: int, cpu: float, wall: float, key: bytes) -> dict[str, Any]:
+    def _report(self, status: int, cpu: float, wall: float, key: bytes) -> dict[str, object]:
         code = os.waitstatus_to_exitcode(status)
         facts, honest = _facts(bytes(self.captured["channel"]), key)
         if "sealed" not in facts and not self.killed:  # no line of the program has run
@@ -409,7 +447,7 @@ def _facts(channel: bytes, key: bytes) -> tuple[dict[str, str], bool]:
     return facts, True
 
 
-def _texts(told: dict[str, Any]) -> bool:
+def _texts(told: dict[str, object]) -> bool:
     return all(isinstance(text, str) for text in told.values())
 
 

@@ -19,7 +19,7 @@ _SAME_HASH = 100  # more keys than this with one hash are no accident
 
 def encode(value: object) -> str:
     """Any value of built-in types, numbers of the standard library, numpy's, and iterables (as lists)."""
-    tokens: list[Any] = []
+    tokens: list[object] = []
     waiting = [(value, 0)]
     while waiting:
         value, depth = waiting.pop()
@@ -38,7 +38,7 @@ def encode(value: object) -> str:
 
 def decode(text: str) -> Any:
     """The value that `encode` wrote; ValueError or TypeError for a text that it did not write."""
-    unfinished: list[tuple[str, int, list[Any]]] = []
+    unfinished: list[tuple[str, int, list[object]]] = []
     for token in json.loads(text):
         if isinstance(token, list) and token[0] in _KINDS:
             unfinished.append((token[0], int(token[1]) * (2 if token[0] == "dict" else 1), []))
@@ -56,7 +56,7 @@ def decode(text: str) -> Any:
     raise ValueError("the value is cut short")
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: Any) -> object:
     """The token of a value without items; None for None, and for what has items."""
     if isinstance(value, (bool, float)):
         return value
@@ -75,7 +75,7 @@ def _scalar(value: Any) -> Any:
     return ["Decimal", str(value)] if kind == "decimal.Decimal" else None
 
 
-def _unscalar(token: object) -> Any:
+def _unscalar(token: object) -> object:
     if not isinstance(token, list):
         return token
     kind, *parts = token
@@ -98,7 +98,7 @@ def _unscalar(token: object) -> Any:
     raise ValueError(f"a value of the unknown kind {kind!r:.40}")
 
 
-def _items(value: object) -> tuple[str, list[Any]]:
+def _items(value: object) -> tuple[str, list[object]]:
     if hasattr(value, "keys") and hasattr(value, "items"):
         return "dict", [part for pair in value.items() for part in pair]
     for kind in ("tuple", "set", "frozenset"):
@@ -109,7 +109,7 @@ def _items(value: object) -> tuple[str, list[Any]]:
     raise TypeError(f"a {type(value).__name__} has no plain form: neither a number, text, nor a collection")
 
 
-def _container(kind: str, items: list[Any]) -> Any:
+def _container(kind: str, items: list[object]) -> object:
     if kind == "list":
         return items
     if kind == "tuple":
@@ -120,7 +120,7 @@ def _container(kind: str, items: list[Any]) -> Any:
     return dict(zip(keys, items[1::2], strict=True)) if kind == "dict" else _KINDS[kind](items)
 
 
-def _refuse_collisions(keys: list[Any]) -> None:
+def _refuse_collisions(keys: list[object]) -> None:
     """A table of keys chosen to collide takes quadratic time to build."""
     seen: dict[str, int] = {}  # by text, whose hashes nobody can choose
     for key in keys:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import blocksworld, planpath, queens, sokoban, sudoku
-from .game import Game
+from .game import AnyGame
 
-GAMES: dict[str, Game] = {
+GAMES: dict[str, AnyGame] = {
     module.GAME.name: module.GAME for module in (planpath, sokoban, sudoku, blocksworld, queens)
 }

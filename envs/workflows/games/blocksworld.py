@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...core.records import Picture
 from .game import Game, Solution, search
 from .pictures import paint
 
@@ -123,7 +124,7 @@ def limit(state: BlocksState) -> int:
     return 4 * sum(map(len, state.now))
 
 
-def picture(state: BlocksState) -> Any:
+def picture(state: BlocksState) -> Picture:
     """The stacks as they are on the left, as they are wanted on the right."""
     size = sum(map(len, state.now))
     marks, colours = {}, {}

@@ -10,23 +10,28 @@ import hashlib
 import heapq
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
 
 from ....agents.basics.hints import nearest
+from ...core.records import Picture
 from ...core.tasks import DataSet, Schema, TaskError, fingerprint
 
+S = TypeVar("S", bound=Hashable)
+"""State of a game."""
 Solution = tuple[str, ...]
+Level = Mapping[str, float]
+"""Settings of a difficulty, by name."""
 GAME_TASK = Schema("game", ("id", "game", "start"), ("solution",))
 SIZES = {"train": 512, "validation": 128, "test": 128}
 PATIENCE = 4000  # draws that bring nothing new before a level counts as exhausted
 
 
 @dataclass(frozen=True)
-class Game:
+class Game(Generic[S]):
     """A game, put together from the functions of its module."""
 
     name: str
@@ -34,29 +39,29 @@ class Game:
     """Text for a role about board, moves and goal."""
     move: str
     """A regular expression that fits one move."""
-    levels: Mapping[str, Mapping[str, Any]]
+    levels: Mapping[str, Level]
     """Settings of `draw`, by difficulty; `normal` is the default."""
-    draw: Callable[..., Any]
+    draw: Callable[..., S | None]
     """`(rng, mine, **level)`: a start, solvable or not, or None where this attempt came to nothing. `mine(content)`
     says whether a content belongs to the split that is wanted; ask it before anything costly."""
-    parse: Callable[[str], Any]
-    text: Callable[[Any], str]
-    facts: Callable[[Any], str]
+    parse: Callable[[str], S]
+    text: Callable[[S], str]
+    facts: Callable[[S], str]
     """Facts that a reader of the board would work out first, in a line."""
-    moves: Callable[[Any], tuple[str, ...]]
+    moves: Callable[[S], tuple[str, ...]]
     """Every move there is on this board, legal now or not."""
-    play: Callable[[Any, str], Any]
+    play: Callable[[S, str], S | None]
     """The next state, or None where the move is refused."""
-    solved: Callable[[Any], bool]
-    left: Callable[[Any], float]
+    solved: Callable[[S], bool]
+    left: Callable[[S], float]
     """A cheap guess of how much is left to do, 0 when solved: the shaping's potential is its negative."""
-    solve: Callable[[Any], Solution | None]
+    solve: Callable[[S], Solution | None]
     """A shortest solution, or None where there is none."""
     samples: tuple[str, str]
     """Two moves, as they are said: what a role is shown of the format."""
-    limit: Callable[[Any], int]
+    limit: Callable[[S], int]
     """Steps that an episode from this start may take."""
-    picture: Callable[[Any], Any]
+    picture: Callable[[S], Picture]
 
     def read_plan(self, said: str) -> Solution | None:
         """The moves in a text that holds nothing else, parted by commas, lines or spaces; None if it does."""
@@ -67,18 +72,19 @@ class Game:
             return None
         return tuple(re.findall(rf"(?:{self.move})(?= |$)", words))
 
-    def state(self, text: str) -> Any:
+    def state(self, text: str) -> S:
         """`parse`, remembered."""
-        return _state(self, text)
+        state: S = _state(self, text)
+        return state
 
-    def best(self, state: Any) -> Solution | None:
+    def best(self, state: S) -> Solution | None:
         """`solve`, remembered."""
         return _best(self, state)
 
     def __hash__(self) -> int:
         return hash(self.name)
 
-    def level(self, difficulty: str | Mapping[str, Any]) -> dict[str, Any]:
+    def level(self, difficulty: str | Level) -> dict[str, float]:
         """The settings of a difficulty: a level's name, or settings that replace those of `normal`."""
         if isinstance(difficulty, str):
             if difficulty not in self.levels:
@@ -94,20 +100,32 @@ class Game:
         return {**usual, **difficulty}
 
 
+AnyGame: TypeAlias = "Game[Any]"
+
+
+class GameRow(TypedDict):
+    """A task: a start, and a shortest solution for it."""
+
+    id: str
+    game: str
+    start: str
+    solution: list[str]
+
+
 @lru_cache(maxsize=1 << 14)
-def _state(game: Game, text: str) -> Any:
+def _state(game: AnyGame, text: str) -> Any:
     return game.parse(text)
 
 
 @lru_cache(maxsize=1 << 16)
-def _best(game: Game, state: Any) -> Solution | None:
+def _best(game: AnyGame, state: Hashable) -> Solution | None:
     return game.solve(state)
 
 
 # tasks -------------------------------------------------------------------------------------------------
 
 
-def data_set(game: Game, split: str, size: int | None, level: Mapping[str, Any], seed: int) -> DataSet:
+def data_set(game: AnyGame, split: str, size: int | None, level: Level, seed: int) -> DataSet:
     """`size` different tasks of a split; without a size the usual number, or as many as the level has."""
     if split not in SIZES:
         raise TaskError(f"{game.name} has no split {split!r}; its splits are {', '.join(SIZES)}")
@@ -118,7 +136,7 @@ def data_set(game: Game, split: str, size: int | None, level: Mapping[str, Any],
 
 @lru_cache(maxsize=32)
 def _data_set(
-    game: Game, split: str, size: int | None, level: tuple[tuple[str, Any], ...], seed: int
+    game: AnyGame, split: str, size: int | None, level: tuple[tuple[str, float], ...], seed: int
 ) -> DataSet:
     wanted = SIZES[split] if size is None else size
     stream = tasks(game, split, dict(level), seed)
@@ -132,13 +150,13 @@ def _data_set(
     return DataSet(game.name, split, rows, fingerprint(rows))
 
 
-def tasks(game: Game, split: str, level: Mapping[str, Any], seed: int = 0) -> Iterator[dict[str, Any]]:
+def tasks(game: AnyGame, split: str, level: Level, seed: int = 0) -> Iterator[GameRow]:
     """Different solvable starts of a split, with a shortest solution each, until nothing new comes up.
 
     A start belongs to the split that the hash of its content says, whatever the seed and the size.
     """
     rng = random.Random(f"{game.name}/{split}/{seed}")
-    seen: set[Any] = set()
+    seen: set[Hashable] = set()
     idle = 0
 
     def mine(content: str) -> bool:
@@ -172,15 +190,15 @@ def split_of(key: str) -> str:
 
 
 def search(
-    start: Any,
-    steps: Callable[[Any], list[tuple[str, Any]]],
-    solved: Callable[[Any], bool],
-    left: Callable[[Any], float],
+    start: S,
+    steps: Callable[[S], list[tuple[str, S]]],
+    solved: Callable[[S], bool],
+    left: Callable[[S], float],
 ) -> Solution | None:
     """A* with a `left` that never says too much, so what it finds first is shortest."""
     ticket = count()
     heap = [(left(start), next(ticket), 0, start)]
-    came: dict[Any, tuple[Any, str]] = {}
+    came: dict[S, tuple[S, str]] = {}
     cost = {start: 0}
     while heap:
         _, _, paid, state = heapq.heappop(heap)

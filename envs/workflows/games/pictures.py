@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from ...core.records import Picture
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 CELL = 24
 COLOURS = {
@@ -28,7 +33,7 @@ def paint(
     width: int,
     colours: Mapping[tuple[int, int], str],
     marks: Mapping[tuple[int, int], tuple[str, str]],
-) -> Any:
+) -> Picture:
     """Cells by colour, and on them marks: ("disc" | "box" | a digit or letter, colour)."""
     board = np.empty((height * CELL, width * CELL, 3), np.uint8)
     board[:] = COLOURS["paper"]
@@ -41,17 +46,19 @@ def paint(
     return board
 
 
-def _cell(board: Any, row: int, column: int) -> Any:
+def _cell(board: Picture, row: int, column: int) -> Picture:
     return board[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
 
 
-def _mask(sign: str) -> Any:
+def _mask(sign: str) -> npt.NDArray[np.bool_]:
     """The pixels of a cell that a sign covers."""
     across, down = np.meshgrid(np.arange(CELL) - CELL / 2 + 0.5, np.arange(CELL) - CELL / 2 + 0.5)
     if sign == "disc":
-        return across**2 + down**2 < (0.36 * CELL) ** 2
+        disc: npt.NDArray[np.bool_] = across**2 + down**2 < (0.36 * CELL) ** 2
+        return disc
     if sign == "box":
-        return np.maximum(abs(across), abs(down)) < 0.34 * CELL
+        box: npt.NDArray[np.bool_] = np.maximum(abs(across), abs(down)) < 0.34 * CELL
+        return box
     bits = np.array([[int(row) >> shift & 1 for shift in (2, 1, 0)] for row in GLYPHS[sign]], bool)
     large = np.kron(bits, np.ones((3, 3), bool))
     mask = np.zeros((CELL, CELL), bool)

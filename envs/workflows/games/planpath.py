@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...core.records import Picture
 from .game import Game, Solution
 from .grid import DIRECTIONS, MOVE, Cell, beside, distance, drawn, only, signs, told
 from .pictures import paint
@@ -109,7 +110,7 @@ def limit(state: PathState) -> int:
     return 2 * (state.height + state.width)
 
 
-def picture(state: PathState) -> Any:
+def picture(state: PathState) -> Picture:
     colours = {cell: "wall" for cell in state.walls} | {state.goal: "goal"}
     return paint(state.height, state.width, colours, {state.at: ("disc", "player")})
 

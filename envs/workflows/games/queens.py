@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...core.records import Picture
 from .game import Game, Solution
 from .pictures import paint
 
@@ -124,7 +125,7 @@ def limit(state: QueensState) -> int:
     return 3 * state.fixed.count(0)
 
 
-def picture(state: QueensState) -> Any:
+def picture(state: QueensState) -> Picture:
     side, bad = len(state.queens), {row for pair in attacks(state) for row in pair}
     shade = {(r, c): "shade" for r in range(side) for c in range(side) if (r + c) % 2}
     marks = {

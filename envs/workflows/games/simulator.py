@@ -6,17 +6,16 @@ What moves a team makes, and what each role had proposed, thus stand in the trac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ...core.tasks import DataSet
 from ...tools.tool import Tool
 from . import GAMES
-from .game import Game
+from .game import Game, S
 
 SHOWN = 600  # characters of a program's output that roles see
 
 
-def walk(game: Game, state: Any, moves: Sequence[str]) -> tuple[Any, int, str]:
+def walk(game: Game[S], state: S, moves: Sequence[str]) -> tuple[S, int, str]:
     """Make the moves until one is refused or the game is solved: the state, the steps taken, the refused move.
 
     A refused move costs its step, and so does a turn without any move.
@@ -33,7 +32,9 @@ def walk(game: Game, state: Any, moves: Sequence[str]) -> tuple[Any, int, str]:
     return state, max(steps, 1), ""
 
 
-def advance(game: str, state: str, moves: Sequence[str], proposals: Mapping[str, Any]) -> dict[str, Any]:
+def advance(
+    game: str, state: str, moves: Sequence[str], proposals: Mapping[str, object]
+) -> dict[str, object]:
     """`walk` on texts; `proposals` (the moves by role) are kept for rewards and change nothing."""
     rules = GAMES[game]
     after, steps, refused = walk(rules, rules.state(state), moves)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...core.records import Picture
 from .game import Game, Solution
 from .grid import DIRECTIONS, MOVE, Cell, beside, distance, drawn, only, signs, told
 from .pictures import paint
@@ -116,6 +117,10 @@ def left(state: SokobanState) -> float:
     return far + 10 * len(state.boxes - state.goals)
 
 
+Standing = tuple[Cell, frozenset[Cell]]
+"""The player's cell, and the boxes'."""
+
+
 def alive(floor: set[Cell], goals: Iterable[Cell]) -> set[Cell]:
     """The cells from which a box alone in the room could be pushed to a goal; on any other it is lost."""
     reached = set(goals)
@@ -135,7 +140,7 @@ def solve(state: SokobanState) -> Solution | None:
     cells = {(r, c) for r in range(state.height) for c in range(state.width)} - state.walls
     safe = alive(cells, state.goals)
     first = (state.at, state.boxes)
-    came: dict[tuple[Cell, frozenset[Cell]], tuple[Any, str]] = {first: (None, "")}
+    came: dict[Standing, tuple[Standing, str]] = {first: (first, "")}
     queue = deque([first] if state.boxes <= safe else [])
     while queue:
         now = at, boxes = queue.popleft()
@@ -162,7 +167,7 @@ def limit(state: SokobanState) -> int:
     return 10 * state.height
 
 
-def picture(state: SokobanState) -> Any:
+def picture(state: SokobanState) -> Picture:
     colours = {cell: "wall" for cell in state.walls} | dict.fromkeys(state.goals, "goal")
     marks = {box: ("box", "done" if box in state.goals else "block") for box in state.boxes}
     return paint(state.height, state.width, colours, {**marks, state.at: ("disc", "player")})

@@ -10,8 +10,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...core.records import Picture
 from .game import Game, Solution
 from .pictures import paint
 
@@ -204,7 +205,7 @@ def limit(state: SudokuState) -> int:
     return 2 * state.clues().count(0)
 
 
-def picture(state: SudokuState) -> Any:
+def picture(state: SudokuState) -> Picture:
     bad = set(clashing(state))
     high, wide = BOXES[state.side]
     cells = {divmod(place, state.side): place for place in range(state.side**2)}

@@ -16,16 +16,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from ....agents.policies import Call
 from ....agents.roles import Choice, Custom, Format, FormatError, Reply, Role, Tags
+from ...core.records import Picture
 from ...core.tasks import DataSet, Task
 from ...core.trace import Trace
 from ...core.workflow import Episode, Outcome, Workflow, WorkflowError, unknown
 from ..parts import PROMPTS
 from . import GAMES
-from .game import GAME_TASK, Game, Solution, data_set
+from .game import GAME_TASK, AnyGame, Level, Solution, data_set
 from .simulator import walk
 
 APPROVE = "approve"
@@ -37,7 +37,7 @@ _PLAN = re.compile(r"<plan>([^<]*)</plan>\s*\Z", re.IGNORECASE)
 class ReadPlan:
     """Reads the <plan>…</plan> that a reply ends in: 1 to `most` moves, or the word of approval."""
 
-    game: Game
+    game: AnyGame
     most: int
     approval: bool = False
 
@@ -57,7 +57,7 @@ class ReadPlan:
 class ReadMove:
     """Reads one move and nothing else, or the word of approval; an act's own choice also knows the board."""
 
-    game: Game
+    game: AnyGame
     approval: bool = False
 
     def __call__(self, said: str) -> Solution:
@@ -87,7 +87,7 @@ class GameTeam(Workflow, ABC):
     def __init__(
         self,
         game: str,
-        difficulty: str | Mapping[str, Any] = "normal",
+        difficulty: str | Level = "normal",
         moves: int = 1,
         max_steps: int | None = None,
         max_turns: int | None = None,
@@ -135,7 +135,7 @@ class GameTeam(Workflow, ABC):
             last = f"{went['refused']} was refused." if went["refused"] else "" if moves else "Nobody moved."
         return Outcome(solved=solved, steps=steps, turns=turns, board=board)
 
-    def terms(self) -> Mapping[str, Any]:
+    def terms(self) -> Mapping[str, object]:
         first, second = self.game.samples
         one = first if self.moves == 1 else ""
         reply = one or f"<plan>{first}, {second}</plan>"
@@ -157,7 +157,7 @@ class GameTeam(Workflow, ABC):
         words = (APPROVE,) if approval else ()
         return _choice((*words, *self.game.moves(self.game.state(board))))
 
-    def picture(self, trace: Trace, task: Task) -> Any:
+    def picture(self, trace: Trace, task: Task) -> Picture:
         """The board as it stands, as an array of pixels."""
         return self.game.picture(self.game.state(self.scene(trace, task)))
 
@@ -217,7 +217,7 @@ class ToolTeam(GameTeam):
     def __init__(
         self,
         game: str,
-        difficulty: str | Mapping[str, Any] = "normal",
+        difficulty: str | Level = "normal",
         moves: int = 64,
         max_steps: int | None = None,
         max_turns: int | None = 4,

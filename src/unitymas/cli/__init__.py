@@ -11,7 +11,6 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from ..agents.basics.hints import nearest
 from ..own import BrokenPlugin, load, place, told
@@ -121,9 +120,11 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def _command(name: str) -> Callable[[list[str]], Any]:
+def _command(name: str) -> Callable[[list[str]], int | None]:
     module, _, function = COMMANDS[name][0].partition(":")
-    command: Callable[[list[str]], Any] = getattr(importlib.import_module(f"unitymas.{module}"), function)
+    command: Callable[[list[str]], int | None] = getattr(
+        importlib.import_module(f"unitymas.{module}"), function
+    )
     return command
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..agents.basics.hints import nearest
@@ -20,13 +20,17 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **how)
         self.hint = hint
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(  # type: ignore[override]  # its overloads are for namespaces of one's own
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         """Parse; or, where the shell asks for completion, answer it."""
         if ASKED in os.environ:
             answer(self)
         return super().parse_known_args(args, namespace)
 
-    def parse_known_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_intermixed_args(  # type: ignore[override]  # its overloads are for namespaces of one's own
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         """Parse; or answer the shell, before the positional arguments are set aside."""
         if ASKED in os.environ:
             answer(self)
@@ -57,10 +61,13 @@ class Parser(argparse.ArgumentParser):
             )
 
 
-def number(low: float, high: float = float("inf"), kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
+def number(
+    low: float, high: float = float("inf"), kind: Callable[[str], float] = int
+) -> Callable[[str], float]:
     """A type of argument: a number of this kind from `low` to `high`."""
 
-    def read(text: str) -> Any:
+    def read(text: str) -> float:
+        value: float | None
         try:
             value = kind(text)
         except ValueError:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from ..agents.basics.hints import counted, nearest
 from ..agents.model_settings import add_arguments, settings_of
 from ..agents.roles import form_in_words
-from ..agents.team import Team
+from ..agents.team import Team, TeamLike
 from ..envs.core.drivers import arena_of, call_for, rollout, told_to
+from ..envs.env_spec import EnvSpec
 from ..envs.faces.aec import WorkflowEnv
 from ..envs.faces.render import clip, harmless
 from ..envs.registry import list_envs, make, spec
@@ -84,7 +84,7 @@ def info_text(id: str, data: str | None = "mini") -> str:
     return "\n".join(lines)
 
 
-def _config(known: Any) -> dict[str, Any]:
+def _config(known: EnvSpec) -> dict[str, object]:
     import inspect
 
     from ..envs.registry import resolve
@@ -138,7 +138,7 @@ def play_main(argv: Sequence[str]) -> int:
     return 0
 
 
-def play_episode(env: WorkflowEnv, team: Any, task: str | None, seed: int, pause: float = 0.0) -> None:
+def play_episode(env: WorkflowEnv, team: TeamLike, task: str | None, seed: int, pause: float = 0.0) -> None:
     """Drive the AEC face, showing what happens; a person's seat is asked at the terminal."""
     from ..agents.policies import Answer, HumanPolicy
     from ..envs.faces.human import EpisodeView, Left

@@ -9,11 +9,11 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from ..agents.basics.hints import counted
+from ..agents.basics.json_types import JsonObject
 from ..agents.model_settings import add_arguments, settings_of
 from ..agents.spending import BudgetSpent
 from ..agents.team import Team
@@ -136,7 +136,7 @@ def _add_comparison(made: Parser) -> None:
 def eval_main(argv: list[str] | None = None) -> int:
     """The command; returns the exit status."""
     given, rest = parser().parse_known_args(argv)
-    make: dict[str, Any] = {}
+    make: JsonObject = {}
     for word in rest:
         name, equals, value = word.partition("=")
         if not equals or name.startswith("-"):
@@ -153,7 +153,7 @@ def eval_main(argv: list[str] | None = None) -> int:
         rival.spending = team.spending  # one budget for the whole command
     out = given.out or Path("evaluations") / f"{given.env.replace(':', '-')}-{_slug(given.team)}"
     price = given.price.get("*", (0.0, 0.0))
-    how: dict[str, Any] = {"k": given.k, "tasks": given.tasks, "seed": given.seed, "price": price, **make}
+    how: JsonObject = {"k": given.k, "tasks": given.tasks, "seed": given.seed, "price": price, **make}
     how |= {name: value for name in ("split", "data") if (value := getattr(given, name)) is not None}
     how |= {"retry_errors": given.retry_errors, "tokens": given.tokens, "deterministic": given.deterministic}
     played = _evaluations(given, team, out, how)
@@ -165,7 +165,7 @@ def eval_main(argv: list[str] | None = None) -> int:
         raise KeyboardInterrupt(f"{out} keeps what was played; the same command plays the rest") from None
     _print(result, given.format)
     stopped = next((evaluation.stopped for evaluation in played.values() if evaluation.stopped), "")
-    if given.baseline and not stopped:
+    if rival is not None and isinstance(result, EvaluationResult) and not stopped:
         _compare(given, result, team, rival, out, how | {"concurrency": given.concurrency or 256})
     print(f"episodes and figures: {out}   (look: unitymas view {shlex.quote(str(out))})", file=sys.stderr)
     if team.spending.roles:
@@ -180,9 +180,7 @@ def eval_main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _evaluations(
-    given: argparse.Namespace, team: Any, out: Path, how: dict[str, Any]
-) -> dict[str, Evaluation]:
+def _evaluations(given: argparse.Namespace, team: Team, out: Path, how: JsonObject) -> dict[str, Evaluation]:
     if given.env.startswith("suite:"):
         return evaluations(given.env, team, out=out, **how)
     return {given.env: Evaluation(given.env, team, out=out, **how)}
@@ -220,7 +218,7 @@ def _say_plans(played: dict[str, Evaluation], out: Path) -> int:
 
 
 def _compare(
-    given: argparse.Namespace, result: Any, team: Any, rival: Any, out: Path, how: dict[str, Any]
+    given: argparse.Namespace, result: EvaluationResult, team: Team, rival: Team, out: Path, how: JsonObject
 ) -> None:
     base = evaluate(given.env, rival, out=out / "baseline", **how)
     print(tables.difference_markdown(f"{given.team} minus {given.baseline}", result.minus(base)))
@@ -238,7 +236,7 @@ def _compare(
         )
 
 
-def _print(result: Any, form: str) -> None:
+def _print(result: EvaluationResult | SuiteResult, form: str) -> None:
     print(
         json.dumps(result.to_dict(), indent=1, sort_keys=True) if form == "json" else getattr(result, form)()
     )

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..agents.basics.hints import counted
+from ..agents.basics.json_types import JsonObject
 from ..trainers.config.presets import PAPERS, PRESETS, WARM, note
 from ..trainers.config.reader import ConfigError
 from .arguments import Parser, number
@@ -157,7 +158,7 @@ def _begin(
         train(args.id, preset=preset, directory=args.dir, **how)
 
 
-def warmed(config: RunConfig, amount: Mapping[str, float], folder: Path, prompts: Any = None) -> Path:
+def warmed(config: RunConfig, amount: Mapping[str, float], folder: Path, prompts: object = None) -> Path:
     """The run's one model, fine-tuned on the expert's traces of the run's environment; `amount`: `epochs` or `draws` of its settings."""
     from ..trainers.warmstart import warmstart
 
@@ -171,7 +172,7 @@ def warmed(config: RunConfig, amount: Mapping[str, float], folder: Path, prompts
     if not isinstance(env.data, str | None):
         raise ConfigError("--warm: takes a data set by its name; use unitymas warmstart")
     adapters = [policy.adapter.rank for policy in config.policies.values() if policy.adapter]
-    how: dict[str, Any] = {**amount, "lora": max(adapters, default=0), "seed": config.seed}
+    how: JsonObject = {**amount, "lora": max(adapters, default=0), "seed": config.seed}
     where = {"data": env.data, "tasks": env.size, "prompts": prompts, "args": env.args}
     return warmstart(env.id, model, folder, **where, **how)
 
@@ -208,7 +209,7 @@ def pointers(directory: Path, report: Callable[[Path], object] | None) -> str:
     return "\n".join(lines)
 
 
-def how_of(args: argparse.Namespace) -> dict[str, Any]:
+def how_of(args: argparse.Namespace) -> JsonObject:
     """What the command line lays over preset and defaults."""
     imports = {"imports": args.imports} if args.imports else {}
     return {"file": args.config, "overrides": args.overrides, **imports}
@@ -230,7 +231,7 @@ def _resume(args: argparse.Namespace) -> Run:
     from ..trainers.controller.resume import NothingToResume
     from ..trainers.controller.run import train
 
-    how: dict[str, Any] = {
+    how: JsonObject = {
         "preset": args.preset, **how_of(args), "directory": args.resume, "resume": True,
     }  # fmt: skip
     try:

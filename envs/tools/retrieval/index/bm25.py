@@ -15,13 +15,14 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from .....agents.basics.json_types import JsonObject
 from ..retriever import Hit, Index, IntArray, Passage, RetrievalError, best_first, check_k, check_queries
 from .index_files import (
     Draft,
@@ -39,6 +40,16 @@ from .index_files import (
 )
 from .postings import LENGTHS, PROGRESS, TERMS, UNIT, Postings, PostingsBuilder, restored, save
 from .terms import Analyzer
+
+
+class Bm25Settings(TypedDict):
+    """Settings of an index, as its manifest holds them."""
+
+    k1: float
+    b: float
+    stem: str
+    stop_words: bool
+
 
 SMALL = 4096
 """Number of passages up to which summing everything is fastest."""
@@ -103,7 +114,7 @@ class Bm25Index(Index):
         `k1` (usually 0.9-2) says how soon repeating a word stops counting, `b` (0-1) how much length counts.
         """
         analyze = analyze or Analyzer()
-        settings = {"k1": k1, "b": b, **analyze.settings()}
+        settings = Bm25Settings(k1=k1, b=b, stem=analyze.stem, stop_words=analyze.stop_words)
         if path is None:
             return cls._build_in_memory(passages, analyze, settings)
         path = Path(path)
@@ -111,7 +122,7 @@ class Bm25Index(Index):
             lines = (encode(raw, position)[1] for position, raw in enumerate(passages))
             check_same(path, Fingerprint("bm25", settings), lines)
             return cls.open(path)
-        manifest: dict[str, Any] = {"kind": "bm25", "settings": settings}
+        manifest: JsonObject = {"kind": "bm25", "settings": settings}
         with new_index(path, manifest, overwrite=overwrite, resumable=resumable) as draft:
             manifest["fingerprint"], manifest["passages"] = _write(passages, draft, analyze, settings)
         return cls.open(path, verify=False)
@@ -137,7 +148,7 @@ class Bm25Index(Index):
 
     @classmethod
     def _build_in_memory(
-        cls, passages: Iterable[Passage], analyze: Analyzer, settings: dict[str, Any]
+        cls, passages: Iterable[Passage], analyze: Analyzer, settings: Bm25Settings
     ) -> Bm25Index:
         kept: list[Passage] = []
         builder, fingerprint = PostingsBuilder(), Fingerprint("bm25", settings)
@@ -176,7 +187,7 @@ class Bm25Index(Index):
             return self.retrieve_many(queries, k)
         return await super().aretrieve_many(queries, k)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         if self.path is not None:
             return _open_unverified, (self.path.absolute(), self.fingerprint)
         return Bm25Index, (self._passages, self._terms, self._postings, self.analyze, self.fingerprint)
@@ -305,12 +316,12 @@ class _TermFile(Mapping[str, int]):
     def __len__(self) -> int:
         return len(self._terms)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return (term.decode() for term in self._terms)
 
 
 def _write(
-    passages: Iterable[Passage], draft: Draft, analyze: Analyzer, settings: dict[str, Any]
+    passages: Iterable[Passage], draft: Draft, analyze: Analyzer, settings: Bm25Settings
 ) -> tuple[str, int]:
     """Write all files of an index. Return its fingerprint and its number of passages."""
     builder, fingerprint = PostingsBuilder(draft.directory), Fingerprint("bm25", settings)

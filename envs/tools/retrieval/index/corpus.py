@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import numpy as np
 
@@ -92,7 +92,7 @@ def _check_ids(seen: array[int], path: Path) -> None:
         )
 
 
-def _rows(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, Any]]:
+def _rows(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, object]]:
     """(where it stands, row) for every row."""
     if not path.exists():
         raise CorpusError(f"there is no corpus at {path}")
@@ -148,7 +148,7 @@ def _lines(file: Path) -> Iterator[tuple[str, bytes, int]]:
                 yield where, line, done()
 
 
-def _json_lines(file: Path) -> Iterator[tuple[str, Any, int]]:
+def _json_lines(file: Path) -> Iterator[tuple[str, object, int]]:
     if _suffix(file) not in JSON_LINES:
         raise CorpusError(
             f"{file}: a corpus is a .jsonl, .tsv or .parquet file, or a folder of such; got {file.suffix!r}"
@@ -160,7 +160,7 @@ def _json_lines(file: Path) -> Iterator[tuple[str, Any, int]]:
             raise CorpusError(f"{where}: not a JSON object ({error})") from None
 
 
-def _table(file: Path) -> Iterator[tuple[str, Any, int]]:
+def _table(file: Path) -> Iterator[tuple[str, object, int]]:
     """Rows under a line of column names, in quotes or not, as DPR's `psgs_w100.tsv` has them; a row is one line."""
     columns: list[str] = []
     for where, line, done in _lines(file):
@@ -178,7 +178,7 @@ def _table(file: Path) -> Iterator[tuple[str, Any, int]]:
         yield where, dict(zip(columns, cells, strict=True)), done
 
 
-def _parquet(file: Path) -> Iterator[tuple[str, Any, int]]:
+def _parquet(file: Path) -> Iterator[tuple[str, object, int]]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -196,7 +196,7 @@ def _parquet(file: Path) -> Iterator[tuple[str, Any, int]]:
         raise CorpusError(f"{file}: cannot be read as Parquet after row {number} ({error})") from None
 
 
-def _saved_dataset(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, Any]]:
+def _saved_dataset(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, object]]:
     try:
         import datasets
     except ImportError as error:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from .....agents.basics.json_types import JsonObject
 from ..retriever import (
     Hit,
     Index,
@@ -88,7 +88,7 @@ class DenseIndex(Index):
         if path.exists() and not overwrite:
             check_same(path, fingerprint, (line for _, line in numbered))
             return cls.open(path, embedder, engine=engine)
-        manifest: dict[str, Any] = {"kind": "dense", "settings": settings, "embedder": embedder.fingerprint}
+        manifest: JsonObject = {"kind": "dense", "settings": settings, "embedder": embedder.fingerprint}
         with new_index(path, manifest, overwrite=overwrite) as draft:
             writer, count = PassageWriter(draft), 0
             with draft.file("vectors") as file:
@@ -153,13 +153,13 @@ class DenseIndex(Index):
         best = best_first(np.rint(exact * UNIT).astype(np.int64), positions, k)
         return [Hit(position, score / UNIT) for position, score in best]
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         if self.path is not None:
             return _open_unverified, (self.path.absolute(), self.embedder, self.engine)
         return DenseIndex, (self._passages, self._vectors, self.embedder, self.fingerprint)
 
 
-def _settings(embedder: Embedder) -> dict[str, Any]:
+def _settings(embedder: Embedder) -> dict[str, object]:
     """Settings that make the embedder again. One without `settings` has to be passed to `open`."""
     describe = getattr(embedder, "settings", None)
     return dict(describe()) if describe is not None else {"embedder": embedder.fingerprint}

@@ -19,6 +19,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from .....agents.basics.json_types import JsonView
 from ..retriever import RetrievalError
 from .terms import Analyzer
 
@@ -55,7 +56,7 @@ class HashEmbedder:
                 vectors[row, (code >> 1) % self.dimensions] += weight if code & 1 else -weight
         return _unit_rows(vectors)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         return {"embedder": "hash", "dimensions": self.dimensions}
 
     def _features(self, text: str) -> dict[str, float]:
@@ -109,7 +110,7 @@ class SentenceEncoder:
                 rows.append(((states * mask).sum(1) / mask.sum(1)).float().cpu().numpy())
         return _unit_rows(np.concatenate(rows)) if rows else np.zeros((0, self.dimensions), np.float32)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         return {"embedder": "encoder", "path": str(self.path.absolute()), "max_tokens": self.max_tokens}
 
     def _load(self) -> tuple[Any, Any]:
@@ -125,11 +126,11 @@ class SentenceEncoder:
             self._loaded = tokenizer, model
         return self._loaded
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_loaded": None}  # the weights stay on disk
 
 
-def embedder_from(settings: dict[str, Any]) -> Embedder:
+def embedder_from(settings: JsonView) -> Embedder:
     """The embedder that an index was built with, from its recorded settings."""
     if settings["embedder"] == "hash":
         return HashEmbedder(settings["dimensions"])
@@ -141,7 +142,7 @@ def embedder_from(settings: dict[str, Any]) -> Embedder:
     )
 
 
-def _unit_rows(vectors: npt.NDArray[Any]) -> Vectors:
+def _unit_rows(vectors: npt.NDArray[np.floating]) -> Vectors:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.ascontiguousarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)
 

@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .....agents.basics.json_types import JsonObject
 from ..retriever import IndexFormatError, Passage, RetrievalError, as_passage
 
 FORMAT = 1
@@ -57,7 +58,7 @@ class Draft:
             _reserve(file, size)
         return np.memmap(path, kind, "r+", shape=shape)
 
-    def save(self, name: str, values: npt.NDArray[Any]) -> None:
+    def save(self, name: str, values: npt.NDArray[np.generic]) -> None:
         """Write an array as a file of the draft."""
         with self.file(name) as file:
             file.write(np.ascontiguousarray(values).data)
@@ -72,7 +73,7 @@ def _reserve(file: BinaryIO, size: int) -> None:
 
 @contextmanager
 def new_index(
-    path: Path, manifest: dict[str, Any], *, overwrite: bool = False, resumable: bool = False
+    path: Path, manifest: JsonObject, *, overwrite: bool = False, resumable: bool = False
 ) -> Iterator[Draft]:
     """A draft that becomes the index at `path` when the block ends well, and vanishes when it fails.
 
@@ -121,7 +122,7 @@ def _taken(folder: Path) -> int | None:
         return None
 
 
-def _seal(draft: Path, manifest: dict[str, Any]) -> None:
+def _seal(draft: Path, manifest: JsonObject) -> None:
     """Write the manifest over the finished files, and bring everything to the disk."""
     manifest["files"] = {file.name: _file_facts(file) for file in sorted(draft.iterdir())}
     body = {"format": FORMAT, **manifest}
@@ -135,11 +136,11 @@ def _seal(draft: Path, manifest: dict[str, Any]) -> None:
             os.close(handle)
 
 
-def _file_facts(file: Path) -> dict[str, Any]:
+def _file_facts(file: Path) -> dict[str, object]:
     return {"bytes": file.stat().st_size, "sha256": hashlib.sha256(_mapped(file)).hexdigest()}
 
 
-def _checksum(body: dict[str, Any]) -> str:
+def _checksum(body: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
@@ -162,7 +163,7 @@ def _move_into_place(draft: Path, path: Path, fingerprint: str, overwrite: bool)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> JsonObject:
     """The manifest of the index at `path`, itself checked."""
     file = path / "manifest.json"
     try:
@@ -200,7 +201,7 @@ def as_told_by(path: Path) -> Iterator[None]:
         ) from None
 
 
-def check_files(path: Path, manifest: dict[str, Any], *, contents: bool = True) -> None:
+def check_files(path: Path, manifest: JsonObject, *, contents: bool = True) -> None:
     """Raise IndexFormatError, naming the file, unless all files are there with the right size and contents."""
     for name, facts in manifest["files"].items():
         file = path / name
@@ -229,7 +230,7 @@ def read_array(file: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 class Fingerprint:
     """Names a corpus read in a certain way, independently of where (memory or disk) it is indexed."""
 
-    def __init__(self, kind: str, settings: dict[str, Any]) -> None:
+    def __init__(self, kind: str, settings: Mapping[str, object]) -> None:
         self._digest = hashlib.sha256(json.dumps([kind, FORMAT, settings], sort_keys=True).encode())
 
     def add(self, line: bytes) -> None:

@@ -15,7 +15,7 @@ import json
 import os
 from array import array
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -34,6 +34,9 @@ PROGRESS, TERMS, LENGTHS = "progress.json", "terms.part", "lengths.part"
 """Files of a build that is not finished."""
 
 Run = npt.NDArray[np.int32]  # rows: term, passage, count; sorted by term, then passage
+Numbers = npt.NDArray[np.integer]
+Weigh = Callable[[Numbers, Numbers, Numbers], npt.NDArray[np.float64]]
+"""(terms, passages, counts) -> impacts."""
 Allocate = Callable[[str, npt.DTypeLike, tuple[int, ...]], npt.NDArray[Any]]
 
 
@@ -128,11 +131,11 @@ class PostingsBuilder:
                 handle.write(run.data)
             self._runs.append(file)
 
-    def _load_runs(self) -> Any:
+    def _load_runs(self) -> Iterator[Run]:
         for run in self._runs:
             yield np.fromfile(run, np.int32).reshape(3, -1) if isinstance(run, Path) else run
 
-    def _deal(self, rank: npt.NDArray[np.int64], weigh: Any, postings: Postings) -> None:
+    def _deal(self, rank: npt.NDArray[np.int64], weigh: Weigh, postings: Postings) -> None:
         """Copy each run's stretch of every term behind those of the runs before."""
         filled = np.array(postings.starts[:-1])
         for run in self._load_runs():
@@ -153,14 +156,17 @@ def run_file(folder: Path, number: int) -> Path:
     return folder / f"run-{number}.npy"
 
 
-def _bm25(frequency: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], k1: float, b: float) -> Any:
+def _bm25(frequency: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], k1: float, b: float) -> Weigh:
     """Lucene's BM25: idf * tf / (tf + k1 * (1 - b + b * length / mean length)), in units of 1 / UNIT."""
     idf = np.log1p((len(lengths) - frequency + 0.5) / (frequency + 0.5))
     saturation = k1 * (1 - b + b * lengths / max(float(lengths.mean()), 1e-9))
 
-    def weigh(terms: Any, passages: Any, counts: Any) -> Any:
+    def weigh(terms: Numbers, passages: Numbers, counts: Numbers) -> npt.NDArray[np.float64]:
         impact = idf[terms] * counts / (counts + saturation[passages])
-        return np.maximum(np.rint(impact * UNIT), 1)  # a match never counts for nothing
+        weight: npt.NDArray[np.float64] = np.maximum(
+            np.rint(impact * UNIT), 1
+        )  # a match never counts for nothing
+        return weight
 
     return weigh
 
@@ -169,7 +175,7 @@ def _bm25(frequency: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], k1: 
 class Saved:
     """State of a build at the end of a run."""
 
-    settings: dict[str, Any]
+    settings: Mapping[str, object]
     fingerprint: str = ""
     """Fingerprint of the passages so far."""
     passages: int = 0
@@ -216,7 +222,7 @@ def _sync(file: Path) -> None:
         os.close(handle)
 
 
-def restored(folder: Path, builder: PostingsBuilder, settings: dict[str, Any]) -> Saved:
+def restored(folder: Path, builder: PostingsBuilder, settings: Mapping[str, object]) -> Saved:
     """State that a killed build left, put into the builder; a fresh one where there is none, or of other settings."""
     fresh = Saved(settings)
     try:

@@ -10,7 +10,6 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 _STOP_WORDS = (
     "a an and are as at be but by did do does for from had has have he her his how i if in into is it its of on or "
@@ -52,11 +51,11 @@ class Analyzer:
             words = [word for word in words if word not in STOP_WORDS]
         return words if self._stem_words is None else self._stem_words(words)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Settings that `Analyzer(**settings)` needs to read text in the same way."""
         return {"stem": self.stem, "stop_words": self.stop_words}
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a stemmer holds C state and does not pickle
+    def __reduce__(self) -> tuple[object, ...]:  # a stemmer holds C state and does not pickle
         return Analyzer, (self.stem, self.stop_words)
 
 

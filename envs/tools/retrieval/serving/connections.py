@@ -14,7 +14,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aiohttp.web import Application
 
 
 @dataclass(slots=True)
@@ -39,16 +42,16 @@ class Connections:
         self.most = min(most, descriptors() // 2)
         self.most_each, self.slots, self.slots_each = most_each, slots, slots_each
         self.first, self.idle = first, idle
-        self._all: dict[Any, _Connection] = {}  # who has been idle longest stands first
+        self._all: dict[object, _Connection] = {}  # who has been idle longest stands first
         self._each: Counter[str] = Counter()
         self._busy: Counter[str] = Counter()
 
-    def watch(self, app: Any) -> None:
+    def watch(self, app: Application) -> None:
         """Look at every connection of the server that a runner will make of `app`."""
         make_server = app._make_handler  # called by every runner; the one place at which it can be reached
 
-        def make_watched(**options: object) -> Any:
-            server = make_server(**options)
+        def make_watched(**options: Any) -> object:
+            server: Any = make_server(**options)
             made, lost = server.connection_made, server.connection_lost
 
             def connection_made(protocol: object, transport: asyncio.Transport) -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from ..retriever import Passage
 from ..wire import DIALECTS, BadAnswer, Misaligned, decode_response, encode_request
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
 
 PATHS = ("/retrieve", "/query", "/search", "/")
 NOT_THIS_WAY = {400, 404, 405, 415, 422}  # wrong path or dialect: another may do
@@ -59,7 +62,12 @@ class Endpoint:
         return not self.broken or (now >= self.closed_until and not self._probing)
 
     async def ask(
-        self, session: object, queries: Sequence[str], k: int, timeout: float, expected_index: str | None
+        self,
+        session: ClientSession,
+        queries: Sequence[str],
+        k: int,
+        timeout: float,
+        expected_index: str | None,
     ) -> tuple[list[list[Passage]], str | None]:
         """The rows for `queries` and the index the server says it serves; Trouble when it fails."""
         self._probing = self.broken
@@ -79,7 +87,7 @@ class Endpoint:
         return answer
 
     async def _find_answer(
-        self, session: object, queries: Sequence[str], k: int, expected_index: str | None
+        self, session: ClientSession, queries: Sequence[str], k: int, expected_index: str | None
     ) -> tuple[list[list[Passage]], str | None]:
         """Ask by the known route; where there is none yet, by each in turn."""
         refusals: list[tuple[bool, str]] = []  # "not found" last: the least it can tell
@@ -118,8 +126,8 @@ class Endpoint:
 
 
 async def _post(
-    session: Any, url: str, payload: dict[str, Any], largest: int = LARGEST_ANSWER
-) -> tuple[int, Any, bytes]:
+    session: ClientSession, url: str, payload: Mapping[str, object], largest: int = LARGEST_ANSWER
+) -> tuple[int, Mapping[str, str], bytes]:
     """Status, headers and body of the answer; the body is read up to a limit, and redirects are not followed."""
     from aiohttp import ClientError
 

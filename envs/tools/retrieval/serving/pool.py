@@ -17,13 +17,16 @@ import random
 import weakref
 from collections.abc import MutableMapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...tool import Infrastructure, background
 from ..retriever import Passage, RetrievalError, check_k, check_queries
 from ..wire import DIALECTS
 from .endpoint import Endpoint, Trouble
 from .memo import AnswerCache, copied
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
 
 LONGEST_QUERY = 10_000  # characters: models write queries, and a server need not read a novel
 
@@ -91,7 +94,9 @@ class RetrieverPool:
         self._served: str | None = None  # the index that the servers say they serve: it must be one
         self._chance = random.Random(seed)
         self._favourite = seed % len(self.endpoints)
-        self._loops: MutableMapping[Any, tuple[Any, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
+        self._loops: MutableMapping[asyncio.AbstractEventLoop, tuple[ClientSession, asyncio.Semaphore]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     async def __call__(self, query: str, k: int) -> list[Passage]:
         return (await self.aretrieve_many([query], k))[0]
@@ -150,7 +155,7 @@ class RetrieverPool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return self._again, ()
 
     async def _answer(self, queries: list[str], k: int, end: float) -> list[list[Passage]]:
@@ -220,7 +225,7 @@ class RetrieverPool:
             "Start one with `unitymas serve retriever INDEX`, or correct the addresses."
         )
 
-    def _connect(self) -> tuple[Any, asyncio.Semaphore]:
+    def _connect(self) -> tuple[ClientSession, asyncio.Semaphore]:
         """Session of this event loop and its slots for requests."""
         loop = asyncio.get_running_loop()
         if loop not in self._loops:

@@ -21,12 +21,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .....cli.arguments import PORT, Parser
 from ..retriever import Index, Passage, batches
 from ..wire import SearchRequest, decode_request, encode_response
 from .connections import Connections, descriptors
+
+if TYPE_CHECKING:
+    from aiohttp.typedefs import Handler, Middleware
+    from aiohttp.web import Application, Request, Response, StreamResponse
 
 BATCH = 8  # queries that are searched together; a clock is looked at between two batches
 
@@ -67,18 +71,21 @@ class _Refused(Exception):
 
 def make_app(
     index: Index, *, threads: int = 2, token: str = "", limits: ServerLimits = ServerLimits()
-) -> Any:
+) -> Application:
     """An aiohttp application that answers from `index`; with `token`, those who send it as a bearer token."""
-    web = _web()
+    try:
+        from aiohttp import web
+    except ImportError as error:
+        raise ModuleNotFoundError("serving needs the extra: pip install 'unitymas[serve]'") from error
     named = {"X-Index-Fingerprint": index.fingerprint}
     pool = ThreadPoolExecutor(threads, thread_name_prefix="search")
     stopping = threading.Event()
 
-    def refuse(status: int, why: str) -> Any:
+    def refuse(status: int, why: str) -> Response:
         headers = {**named, "Retry-After": "1"} if status == 503 else named
         return web.json_response({"error": why}, status=status, headers=headers)
 
-    async def search(request: Any) -> Any:
+    async def search(request: Request) -> Response:
         try:
             raw = await request.read()  # it is there: the guard has waited for it
             asked = decode_request(json.loads(raw), most_queries=limits.queries, most_k=limits.k)
@@ -91,7 +98,7 @@ def make_app(
             return refuse(error.status, str(error))
         return web.Response(body=body, content_type="application/json", headers=named)
 
-    async def info(_: object) -> Any:
+    async def info(_: object) -> Response:
         facts = {
             "status": "ok",
             "kind": type(index).__name__,
@@ -110,7 +117,7 @@ def make_app(
         most=limits.connections, most_each=limits.connections_each, slots=limits.waiting,
         slots_each=limits.waiting_each, first=limits.seconds, idle=limits.idle,
     )  # fmt: skip
-    guard = _guard(web, refuse, token, limits, connections)
+    guard = _guard(refuse, token, limits, connections)
     app = web.Application(client_max_size=limits.body, middlewares=[guard])
     connections.watch(app)
     for path in ("/retrieve", "/query", "/search", "/"):
@@ -123,13 +130,15 @@ def make_app(
 
 
 def _guard(
-    web: Any, refuse: Callable[[int, str], Any], token: str, limits: ServerLimits, connections: Connections
-) -> Any:
+    refuse: Callable[[int, str], Response], token: str, limits: ServerLimits, connections: Connections
+) -> Middleware:
     """Check that every request must pass before it costs anything; its body, and who takes the answer, have a time."""
+    from aiohttp import web
+
     secret = f"Bearer {token}".encode()
     full = f"{limits.waiting} requests are under way, or too many of yours; ask again in a moment"
 
-    def stranger(request: Any) -> Any:
+    def stranger(request: Request) -> Response | None:
         """A refusal by the headers alone."""
         if "Origin" in request.headers:
             return refuse(403, "this server answers programs, not the pages of a browser (Origin)")
@@ -140,7 +149,7 @@ def _guard(
             return refuse(415, "send JSON, with Content-Type: application/json")
         return None if connections.has_slot(request.protocol) else refuse(503, full)
 
-    async def arrived(request: Any) -> Any:
+    async def arrived(request: Request) -> Response | None:
         """Read the body; a refusal, when it does not come."""
         try:
             await asyncio.wait_for(request.read(), limits.seconds)
@@ -148,9 +157,10 @@ def _guard(
             return refuse(408, f"the request did not arrive within {limits.seconds:g} s")
         except (web.RequestPayloadError, ConnectionError) as error:  # hanging up is no error of ours to log
             return refuse(400, str(error))
+        return None
 
-    @web.middleware  # type: ignore[untyped-decorator]
-    async def guard(request: Any, handler: Any) -> Any:
+    @web.middleware
+    async def guard(request: Request, handler: Handler) -> StreamResponse:
         with connections.request(request.protocol):
             if refusal := stranger(request) or await arrived(request):
                 return refusal
@@ -164,7 +174,7 @@ def _guard(
     return guard
 
 
-async def _send(request: Any, response: Any, seconds: float) -> None:
+async def _send(request: Request, response: StreamResponse, seconds: float) -> None:
     """Send an answer to a client that takes it in time."""
     await response.prepare(request)
     try:
@@ -215,8 +225,9 @@ def serve(
 async def _serve(index: Index, host: str, port: int, threads: int, token: str = "") -> None:
     import signal
 
-    web = _web()
     app = make_app(index, threads=threads, token=token)
+    from aiohttp import web
+
     quiet = logging.getLogger("unitymas.retrieval.requests")
     quiet.addFilter(_is_our_fault)
     runner = web.AppRunner(app, access_log=None, logger=quiet, shutdown_timeout=2.0)
@@ -265,11 +276,3 @@ def serve_main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{options.token_file} is empty")
     serve(open_index(options.index), options.host, options.port, threads=options.threads, token=token)
     return 0
-
-
-def _web() -> Any:
-    try:
-        from aiohttp import web
-    except ImportError as error:
-        raise ModuleNotFoundError("serving needs the extra: pip install 'unitymas[serve]'") from error
-    return web
