@@ -45,6 +45,7 @@ class Player:
         self.fool, self.chance = FoolPolicy(), RandomPolicy()
 
     def act(self, call: Call) -> str:
+        """Answer a call: rightly, by chance, or with hostile words."""
         dice = derive(call.agent, *(m["content"] for m in call.messages)) % 10
         policy: ExpertPolicy | RandomPolicy | FoolPolicy = (
             self.expert if dice < 6 else self.chance if dice < 8 else self.fool

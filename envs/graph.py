@@ -177,6 +177,7 @@ class GraphWorkflow(Workflow):
     # running -----------------------------------------------------------------------------------------
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         if not self.output:
             raise WorkflowError("a GraphWorkflow runs after build(output=…)")
         state: dict[str, object] = dict(ep.task)

@@ -101,6 +101,7 @@ class Arm:
         return chance.gauss(centre, math.sqrt(variance / weight))
 
     def learn(self, score: float) -> None:
+        """Take a score into what is believed of this arm."""
         self.count += 1
         off = score - self.mean
         self.mean += off / self.count

@@ -69,6 +69,7 @@ class GameCredit(Rule):
         return replace(SCALES[game], **self.amounts)  # type: ignore[arg-type]
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known once the node's round is answered."""
         if node.kind != "use" or node.tool != "world" or node.error is not None:
             return
         args = node.args or EMPTY
@@ -89,6 +90,7 @@ class GameCredit(Rule):
                 yield Credit(act.id, "own", scale.own * lost)
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known when the episode is over."""
         made = trace.uses("world")
         if str(trace.ended) == "terminal" and made and not made[-1].result["solved"]:
             fail = self.scale(task.view["game"]).fail
@@ -96,6 +98,7 @@ class GameCredit(Rule):
         return ()
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        """Return the figures to report."""
         made = [use for use in trace.uses("world") if use.error is None]
         solved = bool(made) and bool(made[-1].result["solved"])
         steps = sum(use.result["steps"] for use in made)

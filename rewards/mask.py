@@ -26,6 +26,7 @@ class MaskCredit(Rule):
     name = "mask"
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known once the node's round is answered."""
         gold, turn = task.reference["answers"], node.turn
         if node.role == "planner":
             return [Credit(node.id, "plan", f1(node.value["final"], gold))]
@@ -42,6 +43,7 @@ class MaskCredit(Rule):
         return credits
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        """Return the figures to report."""
         gold = task.reference["answers"]
         scores = [f1(n.value, gold) for n in trace.acts("answerer")]
         plans = [f1(n.value["final"], gold) for n in trace.acts("planner")]

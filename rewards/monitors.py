@@ -50,9 +50,11 @@ class Monitor(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the monitor."""
 
-    def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None: ...
+    def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
+        """Return the figure, its threshold and a message where the monitor fires, else None."""
 
 
 def measure(traces: Iterable[Trace]) -> dict[str, float]:
@@ -81,11 +83,11 @@ def message_entropy(traces: Iterable[Trace]) -> float:
     It is the entropy of the distribution of whole replies, divided by the largest that it could be, by role. The role
     with the least variety counts, because one such role is enough.
     """
-    said: dict[str, Counter[str]] = defaultdict(Counter)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     for trace in traces:
         for node in trace.acts():
-            said[str(node.role)][(node.text or "").strip()] += 1
-    return min((_evenness(replies) for replies in said.values() if replies.total() > 1), default=1.0)
+            counts[str(node.role)][(node.text or "").strip()] += 1
+    return min((_evenness(replies) for replies in counts.values() if replies.total() > 1), default=1.0)
 
 
 def _evenness(counts: Counter[str]) -> float:
@@ -104,6 +106,7 @@ class LengthDrift:
     name: str = "length drift"
 
     def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
+        """Return the figure, its threshold and a message where the monitor fires, else None."""
         before, now = _early_and_late(history, self.key, self.warmup, self.window)
         if before is None or now is None or before <= 0:
             return None
@@ -129,6 +132,7 @@ class ToolSpike:
     name: str = "tool spike"
 
     def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
+        """Return the figure, its threshold and a message where the monitor fires, else None."""
         uses = [row["tool_uses"] for row in history if "tool_uses" in row]
         if len(uses) < 4 or "tool_uses" not in history[-1]:
             return None
@@ -156,6 +160,7 @@ class EntropyCollapse:
     name: str = "entropy collapse"
 
     def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
+        """Return the figure, its threshold and a message where the monitor fires, else None."""
         before, now = _early_and_late(history, "message_entropy", self.warmup, self.window)
         if before is None or now is None:
             return None
@@ -182,6 +187,7 @@ class FormatOnly:
     name: str = "format only"
 
     def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
+        """Return the figure, its threshold and a message where the monitor fires, else None."""
         form = _early_and_late(history, "format_credit", self.warmup, self.window)
         task = _early_and_late(history, "task_credit", self.warmup, self.window)
         if form[0] is None or form[1] is None or task[0] is None or task[1] is None:
@@ -207,6 +213,7 @@ class HeldOutDrop:
     name: str = "held-out drop"
 
     def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
+        """Return the figure, its threshold and a message where the monitor fires, else None."""
         seen = [row for row in history if "held_out" in row]
         if len(seen) < 2:
             return None
@@ -243,12 +250,12 @@ class Watch:
         )
         fresh = []
         for monitor in self.monitors:
-            found = monitor.look(self.history)
-            if found is None:
+            trend = monitor.look(self.history)
+            if trend is None:
                 self._firing.discard(monitor.name)
             elif monitor.name not in self._firing:
                 self._firing.add(monitor.name)
-                fresh.append(Alarm(int(self.history[-1]["step"]), monitor.name, *found))
+                fresh.append(Alarm(int(self.history[-1]["step"]), monitor.name, *trend))
         self.alarms += fresh
         return fresh
 
@@ -258,6 +265,7 @@ class Watch:
         return {"history": list(self.history), "alarms": alarms, "firing": sorted(self._firing)}
 
     def load_state_dict(self, state: JsonView) -> None:
+        """Take up the state that `state_dict` gave."""
         self.history, self.alarms = list(state["history"]), [Alarm(**alarm) for alarm in state["alarms"]]
         self._firing = set(state["firing"])
 

@@ -36,9 +36,9 @@ def answer_right(trace: Trace, task: Task) -> float:
     return float(_equals(answer_of(trace), task))
 
 
-def _equals(said: str, task: Task) -> bool:
+def _equals(answer: str, task: Task) -> bool:
     gold = task.reference["answer"]
-    return any(math_equal(said, str(g)) for g in (gold if isinstance(gold, tuple) else (gold,)))
+    return any(math_equal(answer, str(g)) for g in (gold if isinstance(gold, tuple) else (gold,)))
 
 
 class AnswerF1(TrajectoryReward):
@@ -48,8 +48,9 @@ class AnswerF1(TrajectoryReward):
         super().__init__(answer_f1, name="outcome")
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
-        gold, said = task.reference["answers"], answer_of(trace)
-        return {"f1": f1(said, gold), "em": exact_match(said, gold)}
+        """Return the figures to report."""
+        gold, answer = task.reference["answers"], answer_of(trace)
+        return {"f1": f1(answer, gold), "em": exact_match(answer, gold)}
 
 
 class Accuracy(TrajectoryReward):
@@ -59,6 +60,7 @@ class Accuracy(TrajectoryReward):
         super().__init__(answer_right, name="outcome")
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        """Return the figures to report."""
         return {"accuracy": answer_right(trace, task)}
 
 
@@ -69,8 +71,9 @@ class AnswerEM(TrajectoryReward):
         super().__init__(answer_em, name="outcome")
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
-        gold, said = task.reference["answers"], answer_of(trace)
-        return {"f1": f1(said, gold), "em": exact_match(said, gold), "calls": float(len(trace.acts()))}
+        """Return the figures to report."""
+        gold, answer = task.reference["answers"], answer_of(trace)
+        return {"f1": f1(answer, gold), "em": exact_match(answer, gold), "calls": float(len(trace.acts()))}
 
 
 class OwnAccuracy(TurnReward):
@@ -80,6 +83,7 @@ class OwnAccuracy(TurnReward):
         super().__init__(_own_right, name="own")
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        """Return the figures to report."""
         return {"accuracy": answer_right(trace, task)}
 
 
@@ -105,12 +109,13 @@ class CodeCredit(Rule):
     """Reflective code's allocation, on the share R_t of *hidden* tests passed at turn t.
 
     planner_t, coder_t    R_0 at first, then R_t − R_{t−1}
-    reflector_t           R_{t+1} − R_t, once the next program is verified
+    reflector_t           R_{t+1} − R_t, once the next program is verified.
     """
 
     name = "code"
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known once the node's round is answered."""
         if node.kind != "use" or node.tool != "verify":
             return
         rates = [pass_rate(n) for n in trace.uses("verify")]
@@ -123,6 +128,7 @@ class CodeCredit(Rule):
                 yield Credit(other.id, "progress", gain)
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        """Return the figures to report."""
         rates = [pass_rate(n) for n in trace.uses("verify")]
         last = rates[-1] if rates else 0.0
         return {
@@ -148,6 +154,7 @@ class CoderTesterCredit(CodeCredit):
     name = "coder_tester"
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known once the node's round is answered."""
         if node.kind != "use" or node.tool != "verify":
             return
         turn = trace.uses("verify").index(node)

@@ -26,13 +26,15 @@ class RoutedF1(Rule):
         self.role = role
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known when the episode is over."""
         score = f1(answer_of(trace), task.reference["answers"])
         paid = [act for act in trace.acts() if act.role != self.role] + trace.acts(self.role)[-1:]
         return [Credit(act.id, self.name, score) for act in paid]
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
-        gold, said = task.reference["answers"], answer_of(trace)
-        return {"f1": f1(said, gold), "em": exact_match(said, gold)}
+        """Return the figures to report."""
+        gold, answer = task.reference["answers"], answer_of(trace)
+        return {"f1": f1(answer, gold), "em": exact_match(answer, gold)}
 
 
 class CallCost(Rule):
@@ -49,6 +51,7 @@ class CallCost(Rule):
         self.role, self.each, self.own = role, each, own
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known once the node's round is answered."""
         if node.role == self.role:
             yield Credit(node.id, self.name, -self.own)
             return
@@ -57,5 +60,6 @@ class CallCost(Rule):
             yield Credit(before[-1].id, self.name, -self.each)
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        """Return the figures to report."""
         own = len(trace.acts(self.role))
         return {"calls": float(len(trace.nodes) - own), "router_calls": float(own)}

@@ -37,12 +37,14 @@ class FormatReward(Rule):
         self.weight, self.legal, self.illegal = weight, legal, illegal
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known once the node's round is answered."""
         if node.kind != "act":
             return ()
         weight = weight_of(self.weight, node.role, 0.0)
         return (Credit(node.id, self.name, weight * (self.legal if node.ok else self.illegal)),)
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        """Return the figures to report."""
         acts = trace.acts()
         return {"format_ok": sum(bool(n.ok) for n in acts) / len(acts)} if acts else {}
 
@@ -66,6 +68,7 @@ class TrajectoryReward(Rule):
         self.score, self.name, self.share, self.weight, self.roles = score, name, share, weight, roles
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known when the episode is over."""
         acts = [n for n in trace.acts() if self.roles is None or n.role in self.roles]
         amount = self.weight * self.score(trace, task)
         part = amount / len(acts) if self.share == "split" and acts else amount
@@ -79,6 +82,7 @@ class RoleReward(Rule):
         self.scores, self.name = dict(scores), name
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known when the episode is over."""
         credits = []
         for role, score in self.scores.items():
             acts = trace.acts(role)
@@ -100,6 +104,7 @@ class TurnReward(Rule):
         self.score, self.name, self.roles = score, name, roles
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known once the node's round is answered."""
         if node.kind != "act" or (self.roles is not None and node.role not in self.roles):
             return ()
         amount = self.score(trace, node, task)

@@ -49,6 +49,7 @@ class TurnDelta(Rule):
         self.score, self.measure, self.roles, self.name = score, measure, roles, name
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known once the node's round is answered."""
         if node.kind != "act" or node.role != self.measure:
             return
         earlier = [n for n in trace.acts(self.measure) if n.round < node.round]
@@ -75,11 +76,13 @@ class Mixed(Rule):
         self.team, self.local, self.alpha, self.beta, self.name = team, local, alpha, beta, name
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known once the node's round is answered."""
         own = self.local(trace, node, task) if node.kind == "act" else None
         if own is not None:
             yield Credit(node.id, f"{self.name}/local", weight_of(self.beta, node.role, 1.0) * own)
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known when the episode is over."""
         shared = self.team(trace, task)
         return [
             Credit(n.id, f"{self.name}/team", weight_of(self.alpha, n.role, 1.0) * shared)
@@ -106,6 +109,7 @@ class Influence(Rule):
         self.score, self.kind, self.alpha, self.roles, self.name = score, kind, alpha, roles, name
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known once the node's round is answered."""
         if node.kind != "act" or not self._counts(node):
             return
         own = self.score(trace, node, task)
@@ -134,6 +138,7 @@ class Propagated(Rule):
         self.rule, self.discount, self.name = as_rule(rule), discount, name
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        """Give the credits that are known when the episode is over."""
         early = (self.rule.on_node(trace.until(node.round), node, task) for node in trace.nodes)
         amount = totals_by_node(chain(chain.from_iterable(early), self.rule.on_end(trace, task)))
         kinds = {n.id: n.kind for n in trace.nodes}

@@ -272,7 +272,7 @@ def _prompts(id: str, model: str, prompts: object, args: Mapping[str, object]) -
     small = model in PACKAGES  # what is learned needs no long words, and they are a third of the cost
     wanted = prompts if prompts is not None else "short" if small else prompts_of(model)
     chosen = spec(id).make_workflow(**args, prompts=wanted).prompt_set
-    return None if chosen is None else thaw(chosen.given)
+    return None if chosen is None else thaw(chosen.choice)
 
 
 def warmstart_main(argv: Sequence[str]) -> int:

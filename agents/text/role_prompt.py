@@ -145,11 +145,17 @@ class Wording:
         return "\n".join([str(self.prompt), *around])
 
     def __post_init__(self) -> None:
-        texts = (self.prompt, *self.when.values(), *self.unless.values())
-        shown = set[str]().union(*(text.fields for text in texts))
-        plain = shown.isdisjoint((*self.when, *self.unless, *self.terms))
-        # a rollout fills thousands of prompts a second, and nearly all of them have nothing to choose
-        object.__setattr__(self, "ask", _compiled(self.prompt.parts) if plain else self._chosen)
+        object.__setattr__(self, "ask", self._first_ask)
+
+    def _first_ask(self, fields: Mapping[str, object]) -> str:
+        """Compile the prompt when it is first filled: a rollout fills thousands a second."""
+        tables = (tuple(table.items()) for table in (self.when, self.unless, self.terms))
+        try:
+            ask = _compiled(self.prompt, *tables)
+        except RecursionError:  # texts that stand around each other: which come to an end, the fields decide
+            ask = self._chosen
+        object.__setattr__(self, "ask", ask)
+        return ask(fields)
 
     def __reduce__(self) -> tuple[type[Wording], tuple[object, ...]]:  # `ask` is compiled again
         return (Wording, (self.system, self.prompt, self.when, self.unless, self.cut, self.terms))
@@ -192,22 +198,54 @@ def filled(text: str, wording: Wording, fields: Mapping[str, object]) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _compiled(parts: tuple[Piece, ...]) -> Callable[[Mapping[str, object]], str]:
-    """Compile a text to `lambda fields: f"Question: {fields['question']!s}"`, which fills it three times as fast as `%`."""
-    filling: list[ast.expr] = []
-    for literal, name in parts:
-        filling.append(ast.Constant(literal))
-        if name:
-            value = ast.Subscript(ast.Name("fields", ast.Load()), ast.Constant(name), ast.Load())
-            filling.append(ast.FormattedValue(value, ord("s")))
+def _compiled(
+    prompt: FieldText,
+    when: tuple[tuple[str, FieldText], ...],
+    unless: tuple[tuple[str, FieldText], ...],
+    terms: tuple[tuple[str, str], ...],
+) -> Callable[[Mapping[str, object]], str]:
+    """Compile what `Wording._fill` does to one expression, such as
+    `lambda fields: f"Question: {fields['question']!s}"`: it fills a prompt three times as fast as `%`.
+    """
     arguments = ast.arguments(
         posonlyargs=[], args=[ast.arg("fields")], kwonlyargs=[], kw_defaults=[], defaults=[]
     )
-    tree = ast.Expression(ast.Lambda(arguments, ast.JoinedStr(filling)))
-    fill: Callable[[Mapping[str, object]], str] = eval(
-        compile(ast.fix_missing_locations(tree), "<prompt>", "eval")
-    )
+    body = _expression(prompt, dict(when), dict(unless), dict(terms))
+    tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))
+    fill: Callable[[Mapping[str, object]], str] = eval(compile(tree, "<prompt>", "eval"))
     return fill
+
+
+def _expression(
+    text: FieldText,
+    when: Mapping[str, FieldText],
+    unless: Mapping[str, FieldText],
+    terms: Mapping[str, str],
+    around: tuple[str, ...] = (),
+) -> ast.expr:
+    """A text as an f-string; `around` are the fields whose sentences it stands in."""
+    pieces: list[ast.expr] = []
+    for literal, name in text.parts:
+        pieces.append(ast.Constant(literal))
+        if not name:
+            continue
+        value: ast.expr = ast.Subscript(ast.Name("fields", ast.Load()), ast.Constant(name), ast.Load())
+        if name in terms:
+            known = ast.Compare(ast.Constant(name), [ast.In()], [ast.Name("fields", ast.Load())])
+            value = ast.IfExp(known, value, ast.Constant(terms[name]))
+        if (name in when or name in unless) and around[-1:] != (name,):
+            if name in around:
+                raise RecursionError(f"the sentences of {name!r} stand in each other")
+            sentences = [
+                _expression(table[name], when, unless, terms, (*around, name))
+                if name in table
+                else ast.JoinedStr([ast.FormattedValue(value, ord("s"))])
+                for table in (when, unless)
+            ]
+            pieces.append(ast.FormattedValue(ast.IfExp(value, *sentences), -1))
+        else:
+            pieces.append(ast.FormattedValue(value, ord("s")))
+    return ast.JoinedStr(pieces)
 
 
 def _joined(pieces: Iterable[Piece]) -> str:

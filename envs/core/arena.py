@@ -149,7 +149,7 @@ class Arena:
 def _provenance(workflow: Workflow) -> dict[str, object]:
     """Prompt set that the roles are told, for the record."""
     told = workflow.prompt_set
-    return {} if told is None else {"prompts": told.given, "prompts_hash": told.hash}
+    return {} if told is None else {"prompts": told.choice, "prompts_hash": told.hash}
 
 
 @lru_cache(maxsize=256)

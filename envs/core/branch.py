@@ -19,7 +19,6 @@ import sys
 from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...agents.answers import Answer, ReplyMeta
 from ...agents.basics.failures import Boundary, Ended, WorkflowError
@@ -96,6 +95,7 @@ class Branch:
 
     @property
     def over(self) -> bool:
+        """Flag: the episode has ended."""
         return self.play.ended is not Ended.NO
 
     @property

@@ -356,7 +356,7 @@ def run_sync(work: Coroutine[object, object, T], interrupted: Callable[[], None]
 def told_to(arena: Arena, team: Team) -> Arena:
     """The arena with the prompt set that the team's models were made with, where nobody has chosen one."""
     told, wanted = arena.workflow.prompt_set, team.prompts
-    if told is None or arena.prompts_said or wanted is None or wanted == told.given:
+    if told is None or arena.prompts_said or wanted is None or wanted == told.choice:
         return arena
     twin = arena.with_prompts(wanted)
     now = twin.workflow.prompt_set

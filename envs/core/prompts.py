@@ -41,13 +41,14 @@ PromptSource: TypeAlias = "Path | Mapping[str, Texts] | tuple[Path | Mapping[str
 """Home of a workflow's sets: a YAML file, the sets by name, or several of either."""
 
 
-class Told(Protocol):
-    """What a set must fit: a workflow's sets, its roles, and the values that texts may tell."""
+class WithPrompts(Protocol):
+    """A workflow as far as a set must fit it: its sets, its roles, and the values that texts may tell."""
 
     prompts: PromptSource | None
     roles: tuple[Role, ...]
 
-    def terms(self) -> Mapping[str, object]: ...
+    def terms(self) -> Mapping[str, object]:
+        """Values that texts may tell, by name."""
 
 
 class PromptError(ValueError):
@@ -60,7 +61,7 @@ class PromptSet:
 
     name: str
     """One of the workflow's sets, or "own"."""
-    given: str | JsonView
+    choice: str | JsonView
     """Argument of `make` that chooses it again: the name, or the texts of one's own."""
     wordings: Mapping[str, Wording]
     hash: str
@@ -71,7 +72,7 @@ class PromptSet:
         return role if wording is None else replace(role, system=wording.system, wording=wording)
 
 
-def choose(workflow: Told, prompts: object = None) -> PromptSet | None:
+def choose(workflow: WithPrompts, prompts: object = None) -> PromptSet | None:
     """The set that is named, or one's own over it; None where a workflow has no sets and none is asked for."""
     name = type(workflow).__name__
     if workflow.prompts is None:

@@ -25,6 +25,7 @@ class FileReport:
 
     @property
     def ok(self) -> bool:
+        """Flag: every row fits."""
         return self.rows > 0 and not self.problems
 
 

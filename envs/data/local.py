@@ -28,6 +28,7 @@ def folder(name: str) -> Path:
 
 
 def is_prepared(name: str) -> bool:
+    """Tell whether a data set was prepared on this machine."""
     return _manifest(name) is not None
 
 
@@ -86,6 +87,7 @@ class Listed:
 
     @property
     def prepared(self) -> bool:
+        """Flag: the data set was prepared on this machine."""
         return bool(self.splits)
 
 

@@ -96,6 +96,7 @@ def paragraphs(record: Record) -> Iterator[dict[str, str]]:
 
 
 def texts_as_they_are(sentences: object) -> list[str]:
+    """Return the sentences of a paragraph, with their blanks."""
     if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
         raise FieldError("context", f"wanted a list of sentences, got {brief(sentences)}")
     return sentences

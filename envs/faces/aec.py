@@ -31,13 +31,13 @@ T = TypeVar("T")
 
 
 class Observation(TypedDict):
-    """What an agent sees."""
+    """Messages that an agent sees."""
 
     messages: tuple[Message, ...]
 
 
 class Info(TypedDict, total=False):
-    """What an agent is told besides: its choices, what it earned by (node, component, amount), and the node it is asked at."""
+    """Facts for an agent besides: its choices, its credits as (node, component, amount), and the node that asks it."""
 
     choices: tuple[str, ...] | None
     credits: list[tuple[str, str, float]]

@@ -50,6 +50,7 @@ class AECWorkflow(Workflow):
         probe.close()
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         totals: dict[str, float] = {}
         turn = await ep.use("game", action=None)
         while not turn["over"]:
@@ -157,6 +158,7 @@ class AECRewards(Rule):
     name = "env"
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> list[Credit]:
+        """Give the credits that are known once the node's round is answered."""
         if node.kind != "use" or node.tool != "game" or not isinstance(node.result, Mapping):
             return []
         latest = {n.agent: n.id for n in trace.acts()}
@@ -164,6 +166,7 @@ class AECRewards(Rule):
         return [Credit(latest[agent], self.name, amount) for agent, amount in rewards if agent in latest]
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        """Return the figures to report."""
         return {
             f"return/{agent}": float(v)
             for agent, v in (trace.outcome or {}).items()

@@ -61,7 +61,7 @@ class _Counts(TypedDict):
 
 
 class Checked(_Counts, total=False):
-    """What roles may see of a program's run on the visible tests."""
+    """Results of a program on the visible tests, as roles may see them."""
 
     first_failure: str
 

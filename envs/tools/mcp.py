@@ -110,6 +110,7 @@ class McpServer:
 
     @property
     def name(self) -> str:
+        """Name of the server in messages: its address or its command."""
         return f"the MCP server {self.url or ' '.join(self.command or ())}"
 
     async def _connected(self) -> _Connection:

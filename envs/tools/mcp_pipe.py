@@ -15,6 +15,7 @@ import sys
 
 
 def main() -> int:
+    """Run the server, and pass its lines on."""
     most, command = int(sys.argv[1]), sys.argv[2:]
     try:
         server = subprocess.Popen(command, stdout=subprocess.PIPE)  # its input and errors are ours

@@ -24,7 +24,7 @@ from ...agents.basics.threads import Background
 Kind = Literal["pure", "session", "unforkable"]
 
 About: TypeAlias = JsonView
-"""What a model is told of a tool: its name, what it does, and the JSON schema of its arguments."""
+"""Description of a tool for a model: its name, what it does, and the JSON schema of its arguments."""
 Teller: TypeAlias = About | Callable[[str], Iterable[About]] | None
 """Description of a tool, or a function that describes several by the rest of their name."""
 
@@ -40,9 +40,11 @@ class Result:
 class Session(Protocol):
     """A simulator: made by the tool's function as `fn(task, seed)`, then called once a use."""
 
-    def call(self, **args: object) -> object: ...
+    def call(self, **args: object) -> object:
+        """Make one step with these arguments. Return its result."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of what the simulator holds."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ _pool: tuple[int, ThreadPoolExecutor] | None = None
 
 
 def threads() -> ThreadPoolExecutor:
+    """Return the pool of threads for blocking tools."""
     global _pool
     with _lock:
         if _pool is None or _pool[0] != os.getpid():

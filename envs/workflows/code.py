@@ -120,9 +120,11 @@ class Code(Workflow):
         self.max_turns = max_turns
 
     def terms(self) -> Mapping[str, object]:
+        """Return what prompts tell of the configuration."""
         return {"attempts": self.max_turns}
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         task = ep.task
         problem = problem_fields(task)
         turns: list[dict[str, str]] = []

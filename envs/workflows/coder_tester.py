@@ -24,10 +24,10 @@ SEES = ("problem", "fn_name", "tests", "program", "written", "result")
 
 def read_tests(text: str) -> list[dict[str, object]]:
     """Read the tests of a reply: {"tests": [{"input": …, "output": …}]}"""
-    found = first_json_object(text) or {}
-    given = found.get("tests")
-    tests = [t for t in given if _is_test(t)][:MOST] if isinstance(given, list) else []
-    if not tests or len(tests) < min(len(given), MOST):  # type: ignore[arg-type]
+    reply = first_json_object(text) or {}
+    rows = reply.get("tests")
+    tests = [t for t in rows if _is_test(t)][:MOST] if isinstance(rows, list) else []
+    if not tests or len(tests) < min(len(rows), MOST):  # type: ignore[arg-type]
         raise FormatError('{"tests": [{"input": …, "output": …}]}', tests)
     return tests
 
@@ -53,9 +53,11 @@ class CoderTester(Workflow):
         self.max_turns = max_turns
 
     def terms(self) -> Mapping[str, object]:
+        """Return what prompts tell of the configuration."""
         return {"attempts": self.max_turns, "most": MOST}
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         task = ep.task
         seen = {**problem_fields(task), "program": "", "written": "", "result": ""}
         code = ""

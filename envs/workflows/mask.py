@@ -150,7 +150,7 @@ def steps_in(text: str) -> list[Step]:
 
 
 def filing(known: Mapping[str, str], steps: Sequence[Step], new: Step, prediction: str) -> dict[str, str]:
-    """What the updater sees: what is known, the new piece, and its number as a step of its own."""
+    """Fields of the updater's prompt: all that is known, the new piece, and its number as a step of its own."""
     return {
         **known, "query": new.question, "evidence": new.answer, "next": str(len(steps) + 1),
         "prediction": prediction,
@@ -187,9 +187,11 @@ class Mask(Workflow):
         self.max_turns, self.top_k = max_turns, top_k
 
     def terms(self) -> Mapping[str, object]:
+        """Return what prompts tell of the configuration."""
         return {"searches": self.max_turns}
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         question, queries = ep.task["question"], ""
         plan = (await ep.act("planner", {"question": question}, turn=0)).value
         steps = plan["steps"] or (Step(question, UNKNOWN),)
@@ -235,8 +237,8 @@ def expert(call: Call) -> str:
         return f"{pairs}<final_answer>{UNKNOWN}</final_answer>"
     if call.role == "summarizer":
         answer = next((h["answer"] for h in hops if seen["query"].startswith(h["question"])), None)
-        found = answer is not None and answer in seen["passages"]
-        return f"<evidence>{answer}</evidence>" if found or "hops" not in call.task.reference else NOTHING
+        shown = answer is not None and answer in seen["passages"]
+        return f"<evidence>{answer}</evidence>" if shown or "hops" not in call.task.reference else NOTHING
     steps = steps_in(seen["steps"])
     if call.role == "updater":
         for number, step in enumerate(steps, 1):

@@ -72,16 +72,18 @@ class MaskRouter(Workflow):
         self.max_moves, self.top_k = max_moves, top_k
 
     def terms(self) -> Mapping[str, object]:
+        """Return what prompts tell of the configuration."""
         return {"searches": self.max_moves}
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         desk, moves = Desk(ep.task.question), 0
         while moves < self.max_moves:
-            said = await ep.act("router", desk.shown(), reply=Choice(*desk.open()), turn=moves)
-            if said.value == STOP:
+            choice = await ep.act("router", desk.shown(), reply=Choice(*desk.open()), turn=moves)
+            if choice.value == STOP:
                 return Outcome(answer=desk.answer or UNKNOWN, moves=moves, stopped=True)
-            if said.ok:
-                await self.move(ep, desk, said.value, moves)
+            if choice.ok:
+                await self.move(ep, desk, choice.value, moves)
             moves += 1
         return Outcome(answer=desk.answer or UNKNOWN, moves=moves, stopped=False)
 
@@ -94,8 +96,8 @@ class MaskRouter(Workflow):
         elif who == "searcher":
             queries = "\n".join(f"{i}. {query}" for i, query in enumerate(desk.queries, 1))
             seen = {**known, "queries": queries}
-            found = (await ep.act(who, seen, turn=turn)).value
-            desk.query, desk.complete = found.get("search", ""), "end" in found
+            search = (await ep.act(who, seen, turn=turn)).value
+            desk.query, desk.complete = search.get("search", ""), "end" in search
             desk.queries += [desk.query] if desk.query else []
             desk.passages, desk.evidence = (), ""
         elif who == "retrieve":

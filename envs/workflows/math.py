@@ -35,6 +35,7 @@ class Math(Workflow):
     prompts = PROMPTS / "math.yaml"
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         problem = ep.task.problem
         solved = await ep.act("solver", {"problem": problem})
         checked = await ep.act("verifier", {"problem": problem, "solution": solved.text})

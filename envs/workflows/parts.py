@@ -11,7 +11,7 @@ from ...agents.text.reply_readers import first_tagged, tagged
 
 UNKNOWN = "unknown"
 PROMPTS = Path(__file__).with_name("prompts")
-"""Where the words of all roles lie, a file for each family."""
+"""Folder of the words of all roles, a file for each family."""
 _TAG = re.compile(r"</?\w+\s*/?>")
 
 

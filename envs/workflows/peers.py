@@ -41,20 +41,22 @@ class SolverVerifier(Workflow):
         self.max_loops = max_loops
 
     def terms(self) -> Mapping[str, object]:
+        """Return what prompts tell of the configuration."""
         return {"loops": self.max_loops}
 
     async def run(self, ep: Episode) -> Outcome:
-        problem, said, answer = ep.task.problem, list[str](), ""
+        """Play one episode."""
+        problem, lines, answer = ep.task.problem, list[str](), ""
         for loop in range(self.max_loops):
-            solved = await ep.act("solver", {"problem": problem, "said": "\n".join(said)}, turn=loop)
+            solved = await ep.act("solver", {"problem": problem, "said": "\n".join(lines)}, turn=loop)
             answer = solved.value or answer
-            said.append(f"Solver: {solved.text}")
+            lines.append(f"Solver: {solved.text}")
             if loop + 1 == self.max_loops:
                 break
-            verdict = await ep.act("verifier", {"problem": problem, "said": "\n".join(said)}, turn=loop)
+            verdict = await ep.act("verifier", {"problem": problem, "said": "\n".join(lines)}, turn=loop)
             if verdict.value == "approve":
                 return Outcome(answer=answer, loops=loop + 1, approved=True)
-            said.append(f"Verifier: {verdict.text}")
+            lines.append(f"Verifier: {verdict.text}")
         return Outcome(answer=answer, loops=self.max_loops, approved=False)
 
 
@@ -79,9 +81,11 @@ class SearchRouter(Workflow):
         self.max_steps, self.top_k = max_steps, top_k
 
     def terms(self) -> Mapping[str, object]:
+        """Return what prompts tell of the configuration."""
         return {"steps": self.max_steps - 1}
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         seen, searches = {"question": ep.task.question, "found": "none"}, 0
         for step in range(self.max_steps - 1):
             verdict = await ep.act("verifier", seen, turn=step)
@@ -109,26 +113,28 @@ class Debate(Workflow):
         self.roles = (Role("debater", instances=debaters, reply=Boxed(), sees=("problem", "own", "others")),)
 
     def terms(self) -> Mapping[str, object]:
+        """Return what prompts tell of the configuration."""
         return {"debaters": self.roles[0].instances, "rounds": self.rounds}
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         cast = ep.cast("debater")
         problem = ep.task.problem
-        said: Sequence[str] = ()
+        solutions: Sequence[str] = ()
         boxed: list[str | None] = []
         for turn in range(self.rounds):
-            seen = [{"problem": problem, **self.heard(ep, said, i)} for i in range(len(cast))]
+            seen = [{"problem": problem, **self.heard(ep, solutions, i)} for i in range(len(cast))]
             replies = await ep.all(*(ep.act(a, s, turn=turn) for a, s in zip(cast, seen, strict=True)))
-            said, boxed = [r.text for r in replies], [r.value for r in replies]
+            solutions, boxed = [r.text for r in replies], [r.value for r in replies]
         return Outcome(answer=majority(boxed))
 
-    def heard(self, ep: Episode, said: Sequence[str], me: int) -> dict[str, str]:
+    def heard(self, ep: Episode, solutions: Sequence[str], me: int) -> dict[str, str]:
         """One's own solution and the peers', after the first round."""
-        if not said:
+        if not solutions:
             return {"own": "", "others": ""}
-        peers = [text for i, text in enumerate(said) if i != me]
+        peers = [text for i, text in enumerate(solutions) if i != me]
         ep.rng.shuffle(peers)
-        return {"own": said[me], "others": "\n".join(f"Other: {text}" for text in peers[: self.others])}
+        return {"own": solutions[me], "others": "\n".join(f"Other: {text}" for text in peers[: self.others])}
 
 
 class Chain(Workflow):
@@ -143,6 +149,7 @@ class Chain(Workflow):
     )
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         problem = ep.task.problem
         first = await ep.act("generator", {"problem": problem})
         second = await ep.act("verifier", {"problem": problem, "solution": first.text})
@@ -152,9 +159,9 @@ class Chain(Workflow):
 
 
 def majority(answers: Sequence[str | None]) -> str:
-    """The answer most often given, the earliest of equals; empty where nobody gave one."""
-    given = [" ".join(a.split()) for a in answers if a]
-    return Counter(given).most_common(1)[0][0] if given else ""
+    """The answer that was given most often, the earliest of equals; empty where nobody gave one."""
+    plain = [" ".join(a.split()) for a in answers if a]
+    return Counter(plain).most_common(1)[0][0] if plain else ""
 
 
 def expert(call: Call) -> str:

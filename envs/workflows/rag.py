@@ -53,21 +53,23 @@ class Rag(Workflow):
         return ()
 
     def terms(self) -> Mapping[str, object]:
+        """Return what prompts tell of the configuration."""
         return {"most": self.max_queries}
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         queries = await self.ask_queries(ep)
-        found = await ep.all(*(ep.use("retrieve", query=q, k=self.top_k) for q in queries))
-        return await self.answer(ep, numbered(queries, [passages_text(docs) for docs in found]))
+        passages = await ep.all(*(ep.use("retrieve", query=q, k=self.top_k) for q in queries))
+        return await self.answer(ep, numbered(queries, [passages_text(docs) for docs in passages]))
 
     async def ask_queries(self, ep: Episode) -> tuple[str, ...]:
         """The sub-questions that are text and not blank."""
         plan = await ep.act("decomposer", {"question": ep.task.question})
         return texts(plan.value)
 
-    async def answer(self, ep: Episode, found: str) -> Outcome:
+    async def answer(self, ep: Episode, passages: str) -> Outcome:
         """The last act of all four."""
-        reply = await ep.act("answerer", {"question": ep.task.question, "found": found})
+        reply = await ep.act("answerer", {"question": ep.task.question, "found": passages})
         return Outcome(answer=reply.value)
 
 
@@ -75,11 +77,13 @@ class RagEvidence(Rag):
     """Each sub-question's passages are read by an evidence agent of its own, side by side."""
 
     def middle(self) -> tuple[Role, ...]:
+        """Return the roles between decomposer and answerer."""
         reply = Tags("sub_evidence", otherwise=UNKNOWN)
         sees = ("passages", "question", "query")
         return (Role("evidence", instances=self.max_queries, reply=reply, sees=sees),)
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         queries = await self.ask_queries(ep)
         evidence = await ep.all(
             *(self.read(ep, a, q) for a, q in zip(ep.cast("evidence"), queries, strict=False))
@@ -101,15 +105,17 @@ class RagSummary(Rag):
         super().__init__(max_queries, top_k)
 
     def middle(self) -> tuple[Role, ...]:
+        """Return the roles between decomposer and answerer."""
         reply = Json("sub_answers", most=self.max_queries, otherwise=())
         return (Role("summarizer", reply=reply, sees=("found", "question")),)
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         queries = await self.ask_queries(ep)
         if not queries:
             return await self.answer(ep, "none")
-        found = await ep.all(*(ep.use("retrieve", query=q, k=self.top_k) for q in queries))
-        told = numbered(queries, [passages_text(docs) for docs in found])
+        passages = await ep.all(*(ep.use("retrieve", query=q, k=self.top_k) for q in queries))
+        told = numbered(queries, [passages_text(docs) for docs in passages])
         seen = {"found": told, "question": ep.task.question}
         answers = texts((await ep.act("summarizer", seen)).value)
         padded = (*answers, *(UNKNOWN for _ in queries))[: len(queries)]
@@ -135,6 +141,7 @@ class RagRewrite(Workflow):
         self.top_k = top_k
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         question = ep.task.question
         query = (await ep.act("rewriter", {"question": question})).value or question
         docs = await ep.use("retrieve", query=query, k=self.top_k)

@@ -36,6 +36,7 @@ class ToolQa(Workflow):
         self.max_calls, self.top_k = max_calls, top_k
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         done = await tool_loop(
             ep,
             "researcher",

@@ -350,3 +350,31 @@ def test_a_role_that_is_left_out_is_told(capsys):
     unitymas.make("rag-nq", data="mini", prompts={**own, "base": "full"})
     unitymas.make("rag-nq", data="mini", prompts="short")
     assert "not in this set" not in capsys.readouterr().err
+
+
+WORDS = st.lists(st.sampled_from(["x ", "{a}", "{b}", "{c}", "{{a}}", "\n", "'\"\\"]), max_size=5)
+TEXT = WORDS.map("".join).map(FieldText.of)
+SENTENCES = st.dictionaries(st.sampled_from("abc"), TEXT, max_size=2)
+
+
+def told_or_missing(fill, fields):
+    try:
+        return fill(fields)
+    except KeyError as error:
+        return error.args
+    except RecursionError:  # sentences that stand in each other
+        return RecursionError
+
+
+@given(
+    TEXT,
+    SENTENCES,
+    SENTENCES,
+    st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "T"])),
+    st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "v", 0, 3, None])),
+)
+def test_a_compiled_prompt_says_what_its_pieces_say(prompt, when, unless, terms, fields):
+    wording = Wording("", prompt, when, unless, (), terms)
+    pieces = told_or_missing(lambda f: "".join(text for _, text in wording.pieces(f)), fields)
+    for _ in range(2):  # the first call compiles
+        assert told_or_missing(wording.ask, fields) == pieces

@@ -25,6 +25,8 @@ ENTITIES_PER_BLOCK = PEOPLE_PER_BLOCK + TOWNS_PER_BLOCK + WORKS_PER_BLOCK + COMP
 
 @dataclass(frozen=True, slots=True)
 class Town:
+    """A town of the mini world."""
+
     name: str
     country: str
     river: str
@@ -33,6 +35,8 @@ class Town:
 
 @dataclass(frozen=True, slots=True)
 class Person:
+    """A person of the mini world."""
+
     name: str
     birthplace: Town
     home: Town
@@ -43,6 +47,8 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Work:
+    """A work of the mini world, with its creator."""
+
     name: str
     kind: str
     creator: Person
@@ -54,6 +60,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Company:
+    """A company of the mini world."""
+
     name: str
     founder: Person
     head: Person
@@ -77,6 +85,7 @@ class Block:
 
     @property
     def entities(self) -> tuple[Entity, ...]:
+        """The eight entities of the block."""
         return (*self.towns, *self.people, *self.works, *self.companies)
 
 
@@ -87,9 +96,11 @@ class Dice(random.Random):
         super().__init__("/".join(map(str, ("mini", *name))))
 
     def below(self, bound: int) -> int:
+        """Return a whole number from 0 to below `bound`."""
         return int(self.random() * bound)
 
     def pick(self, items: Sequence[T]) -> T:
+        """Return one of the options."""
         return items[self.below(len(items))]
 
     def two(self, items: Sequence[T]) -> tuple[T, T]:
@@ -99,6 +110,7 @@ class Dice(random.Random):
         return items[first], items[second]
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
+        """Return the items in another order."""
         pool = list(items)
         for last in range(len(pool) - 1, 0, -1):
             other = self.below(last + 1)

@@ -36,6 +36,7 @@ def same_text(got: str, expected: str, tolerance: float) -> bool:
 
 
 def same_tokens_in_any_order(got: str, expected: str) -> bool:
+    """Compare the words of two texts, whatever their order."""
     missing = Counter(expected.split())
     for token in _tokens(got):
         if not missing[token]:

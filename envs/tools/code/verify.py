@@ -44,6 +44,8 @@ _SHOWN = 2000  # characters of a program's output that a report keeps
 
 
 class Verdict(str, Enum):
+    """Verdict on a program for one test."""
+
     accepted = "accepted"
     wrong_answer = "wrong_answer"
     time_limit = "time_limit"
@@ -99,14 +101,17 @@ class Report:
 
     @property
     def verdicts(self) -> list[Verdict]:
+        """Verdicts in the order of the tests."""
         return [case.verdict for case in self.cases]
 
     @property
     def passed(self) -> int:
+        """Number of tests that the program passed."""
         return self.verdicts.count(Verdict.accepted)
 
     @property
     def total(self) -> int:
+        """Number of tests."""
         return len(self.cases)
 
     @property
@@ -116,9 +121,11 @@ class Report:
 
     @property
     def pass_rate(self) -> float:
+        """Share of tests that the program passed; 0 without tests."""
         return self.passed / self.total if self.total else 0.0
 
     def to_dict(self) -> dict[str, object]:
+        """Return plain JSON, without the tests."""
         totals = {"passed": self.passed, "total": self.total, "pass_rate": self.pass_rate}
         cases = [case.to_dict() for case in self.cases]
         return {"sandbox": self.sandbox, **totals, "all_passed": self.all_passed, "cases": cases}

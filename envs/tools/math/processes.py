@@ -58,9 +58,11 @@ class Worker:
 
     @property
     def alive(self) -> bool:
+        """Flag: the process runs."""
         return self._process.poll() is None
 
     def close(self) -> None:
+        """End the process."""
         self._process.kill()
         self._process.communicate()  # reaps it and closes the pipes
 
@@ -91,6 +93,7 @@ class Pool:
         self._turn = threading.BoundedSemaphore(self._size)
 
     def compare(self, predictions: Sequence[str], golds: Sequence[str], seconds: float) -> bool:
+        """Compare a prediction with gold answers in a free process."""
         with self._turn:
             worker = self._living()
             verdict = None
@@ -115,6 +118,7 @@ class Pool:
             worker.close()
 
     def close(self) -> None:
+        """End all processes."""
         while self._idle:
             self._idle.pop().close()
 

@@ -53,14 +53,15 @@ class Index(ABC):
     """A searchable corpus in this process: what `Bm25Index` and `DenseIndex` have in common."""
 
     fingerprint: str
+    _passages: Sequence[Passage]
 
-    @abstractmethod
     def __len__(self) -> int:
-        """The number of passages."""
+        return len(self._passages)
 
-    @abstractmethod
     def passage(self, position: int) -> Passage:
         """The passage at `position` of the corpus, as a fresh dict."""
+        row = self._passages[position]
+        return Passage(id=row["id"], title=row["title"], text=row["text"])
 
     @abstractmethod
     def search_many(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
@@ -70,9 +71,11 @@ class Index(ABC):
         return self.retrieve_many([query], k)[0]
 
     def retrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return up to `k` passages for each query, best first."""
         return [[self.passage(hit.position) for hit in hits] for hits in self.search_many(queries, k)]
 
     async def aretrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Retrieve in a thread, so that the event loop goes on."""
         return await asyncio.to_thread(contained(self.retrieve_many), queries, k)
 
 

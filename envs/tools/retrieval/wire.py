@@ -45,6 +45,7 @@ class SearchRequest:
 
 
 def encode_request(dialect: str, queries: Sequence[str], k: int) -> dict[str, object]:
+    """Return the body of a request in this dialect."""
     if dialect == "unitymas":
         return {"questions": list(queries), "N": k}
     return {"queries": list(queries), "topk": k, "return_scores": False}

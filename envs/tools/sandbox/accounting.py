@@ -79,6 +79,7 @@ class ProcessTree:
         return use
 
     def is_too_large(self, use: Usage) -> bool:
+        """Tell whether the processes use more memory than they may."""
         return use.memory > self._memory
 
     def _is_ours(self, name: str) -> bool:

@@ -33,14 +33,17 @@ def _check(result: int, what: str) -> None:
 
 
 def prctl(option: int, first: object = 0, second: object = 0) -> None:
+    """Call prctl(2)."""
     _check(_libc.prctl(option, first, second, 0, 0), f"prctl {option}")
 
 
 def unshare(flags: int) -> None:
+    """Call unshare(2)."""
     _check(_libc.unshare(flags), "unshare (making namespaces)")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """Call mount(2)."""
     result = _libc.mount(
         source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
     )

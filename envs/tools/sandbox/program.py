@@ -42,9 +42,11 @@ class Channel:
         self._out_of_memory = key + b'{"raised": "MemoryError"}\n'  # ready made: nothing may be left by then
 
     def tell(self, **facts: str) -> None:
+        """Report facts to the judge."""
         self._write(self._key + json.dumps(facts).encode() + b"\n")
 
     def out_of_memory(self) -> None:
+        """Report that memory ran out."""
         self._write(self._out_of_memory)
 
     def _write(self, line: bytes) -> None:

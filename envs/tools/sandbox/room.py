@@ -22,12 +22,15 @@ import signal
 import struct
 import sys
 import time
-from typing import TypedDict
+from typing import TYPE_CHECKING
 
 from . import kernel, program
 from .accounting import ProcessTree, can_enter
 from .program import PROGRAM_FILE, Channel
 from .seccomp import build_filter
+
+if TYPE_CHECKING:  # a room holds only what it runs
+    from .orders import CaseOrder, RoomConfig
 
 CASE, PRELOAD, READY = b"c", b"p", b"r"
 _MEGABYTE = 1 << 20
@@ -38,44 +41,6 @@ _CHANNEL = 3
 _INSIDE = 1000  # the program's user and group in its own namespace
 _LINUX = sys.platform == "linux"
 _LOOK = 0.02  # seconds between two looks at a program's processes
-
-
-class CaseLimits(TypedDict):
-    """Limits of a case, as numbers that the host has checked."""
-
-    time_limit: float
-    wall_limit: float
-    longest: float
-    memory_mb: int
-    processes: int
-    open_files: int
-    output_mb: int
-    disk_mb: int
-
-
-class CaseOrder(TypedDict):
-    """One program to judge, as the host sends it."""
-
-    program: str
-    stdin: str
-    fn_name: str | None
-    arguments: str
-    limits: CaseLimits
-
-
-class RoomConfig(TypedDict):
-    """Settings of a room, as the host gives them; the last two are the room's own."""
-
-    level: str
-    group: list[int]
-    room: str
-    path: list[str]
-    hidden: list[str]
-    privileged: bool
-    user: int
-    threads_only: bool
-    folder: str
-    filter: bytes | None
 
 
 class _IsProgram(BaseException):
@@ -97,7 +62,7 @@ def main(config: RoomConfig) -> None:
 def _serve(config: RoomConfig) -> None:
     os.dup2(0, _CONNECTION, inheritable=False)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    config["group"] = [kernel.moved(given, _GROUP + i) for i, given in enumerate(config["group"])]
+    config["group"] = [kernel.moved(descriptor, _GROUP + i) for i, descriptor in enumerate(config["group"])]
     unsafe = config["level"] == "unsafe"
     if not unsafe and config["privileged"]:
         kernel.become_nobody(config["user"])

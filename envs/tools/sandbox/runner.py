@@ -75,6 +75,7 @@ class Limits:
 
     @property
     def wall(self) -> float:
+        """Seconds by the clock that a program may take."""
         return 4 * self.time_limit + 2 if self.wall_limit is None else self.wall_limit
 
     @property
@@ -99,6 +100,7 @@ class ProgramResult:
 
     @property
     def ok(self) -> bool:
+        """Flag: the program came to its end without an error."""
         return self.ended == "finished"
 
 

@@ -57,6 +57,7 @@ def parse(text: str) -> BlocksState:
 
 
 def text(state: BlocksState) -> str:
+    """Write the board as text."""
     return f"Stacks: {_told(state.now)}\nGoal: {_told(state.goal)}"
 
 
@@ -65,10 +66,12 @@ def _told(stacks: Stacks) -> str:
 
 
 def facts(state: BlocksState) -> str:
+    """Tell what a reader of the board would work out first."""
     return f"Free blocks: {', '.join(sorted(stack[-1] for stack in state.now))}. Not yet in place: {left(state)}."
 
 
 def moves(state: BlocksState) -> tuple[str, ...]:
+    """List every move of this board."""
     names = sorted(name for stack in state.now for name in stack)
     return tuple(f"{a} on {b}" for a in names for b in (*names, "table") if a != b)
 
@@ -86,6 +89,7 @@ def play(state: BlocksState, move: str) -> BlocksState | None:
 
 
 def solved(state: BlocksState) -> bool:
+    """Tell whether the goal is reached."""
     return state.now == state.goal
 
 
@@ -102,21 +106,22 @@ def left(state: BlocksState) -> int:
 
 
 def solve(state: BlocksState) -> Solution | None:
+    """Return a shortest solution, or None."""
     return search(state, _steps, solved, left)
 
 
 def _steps(state: BlocksState) -> list[tuple[str, BlocksState]]:
     """Every legal move and what comes of it; `play` says the same of one."""
-    found = []
+    steps = []
     for source in sorted(state.now):
         block, rest = source[-1], state.now - {source} | ({source[:-1]} if len(source) > 1 else set())
         for target in sorted(state.now - {source}):
-            found.append(
+            steps.append(
                 (f"{block} on {target[-1]}", state._replace(now=rest - {target} | {(*target, block)}))
             )
         if len(source) > 1:
-            found.append((f"{block} on table", state._replace(now=rest | {(block,)})))
-    return found
+            steps.append((f"{block} on table", state._replace(now=rest | {(block,)})))
+    return steps
 
 
 def limit(state: BlocksState) -> int:

@@ -58,16 +58,16 @@ class Game(Generic[S]):
     solve: Callable[[S], Solution | None]
     """A shortest solution, or None where there is none."""
     samples: tuple[str, str]
-    """Two moves, as they are said: what a role is shown of the format."""
+    """Two moves, as a role writes them in the format that it is shown."""
     limit: Callable[[S], int]
     """Steps that an episode from this start may take."""
     picture: Callable[[S], Picture]
 
-    def read_plan(self, said: str) -> Solution | None:
+    def read_plan(self, text: str) -> Solution | None:
         """The moves in a text that holds nothing else, parted by commas, lines or spaces; None if it does."""
-        if len(said) > 4_000:
+        if len(text) > 4_000:
             return None
-        words = " ".join(re.sub(r"[\[\]'\"]", " ", said.casefold()).replace(",", " ").split())
+        words = " ".join(re.sub(r"[\[\]'\"]", " ", text.casefold()).replace(",", " ").split())
         if not re.fullmatch(rf"(?:{self.move})(?: (?:{self.move}))*", words):
             return None
         return tuple(re.findall(rf"(?:{self.move})(?= |$)", words))

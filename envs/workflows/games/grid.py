@@ -35,16 +35,16 @@ def signs(text: str, known: str) -> dict[Cell, str]:
     rows = [line.split() for line in text.strip().splitlines()]
     if not rows or any(len(row) != len(rows[0]) for row in rows):
         raise ValueError(f"this is no map of equally long rows: {text!r:.120}")
-    found = {(r, c): sign for r, row in enumerate(rows) for c, sign in enumerate(row)}
-    odd = sorted({sign for sign in found.values() if sign not in known or len(sign) != 1})
+    cells = {(r, c): sign for r, row in enumerate(rows) for c, sign in enumerate(row)}
+    odd = sorted({sign for sign in cells.values() if sign not in known or len(sign) != 1})
     if odd:
         raise ValueError(f"the map has the sign {odd[0]!r}; known signs are {' '.join(known)}")
-    return found
+    return cells
 
 
 def only(cells: Iterable[Cell], what: str) -> Cell:
     """The one cell there must be of something."""
-    found = list(cells)
-    if len(found) != 1:
-        raise ValueError(f"the map needs exactly one {what}; it has {len(found)}")
-    return found[0]
+    places = list(cells)
+    if len(places) != 1:
+        raise ValueError(f"the map needs exactly one {what}; it has {len(places)}")
+    return places[0]

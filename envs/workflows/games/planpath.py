@@ -41,18 +41,20 @@ def draw(rng: random.Random, mine: Callable[[str], bool], side: int, walls: floa
 
 def parse(text: str) -> PathState:
     """`X` is the walker on the goal."""
-    found = signs(text, ".#PGX")
-    height, width = (max(axis) + 1 for axis in zip(*found, strict=True))
+    cells = signs(text, ".#PGX")
+    height, width = (max(axis) + 1 for axis in zip(*cells, strict=True))
     return PathState(
         height,
         width,
-        frozenset(cell for cell, sign in found.items() if sign == "#"),
-        only((cell for cell, sign in found.items() if sign in "GX"), "goal G"),
-        only((cell for cell, sign in found.items() if sign in "PX"), "walker P"),
+        frozenset(cell for cell, sign in cells.items() if sign == "#"),
+        only((cell for cell, sign in cells.items() if sign in "GX"), "goal G"),
+        only((cell for cell, sign in cells.items() if sign in "PX"), "walker P"),
     )
 
 
 def text(state: PathState) -> str:
+    """Write the board as text."""
+
     def sign(cell: Cell) -> str:
         if cell == state.at:
             return "X" if cell == state.goal else "P"
@@ -62,21 +64,25 @@ def text(state: PathState) -> str:
 
 
 def facts(state: PathState) -> str:
+    """Tell what a reader of the board would work out first."""
     free = [name for name in DIRECTIONS if play(state, name) is not None]
     return f"P: {told(state.at)}. G: {told(state.goal)}. Free: {', '.join(free) or 'none'}."
 
 
 def moves(state: PathState) -> tuple[str, ...]:
+    """List every move of this board."""
     return tuple(DIRECTIONS)
 
 
 def play(state: PathState, move: str) -> PathState | None:
+    """Return the board after a move, or None where it is refused."""
     to = beside(state.at, move)
     inside = 0 <= to[0] < state.height and 0 <= to[1] < state.width
     return state._replace(at=to) if inside and to not in state.walls else None
 
 
 def solved(state: PathState) -> bool:
+    """Tell whether the goal is reached."""
     return state.at == state.goal
 
 
@@ -107,10 +113,12 @@ def solve(state: PathState) -> Solution | None:
 
 
 def limit(state: PathState) -> int:
+    """Return the steps that an episode from this start may take."""
     return 2 * (state.height + state.width)
 
 
 def picture(state: PathState) -> Picture:
+    """Paint the board."""
     colours = {cell: "wall" for cell in state.walls} | {state.goal: "goal"}
     return paint(state.height, state.width, colours, {state.at: ("disc", "player")})
 

@@ -23,11 +23,11 @@ class QueensState(NamedTuple):
 @lru_cache(maxsize=8)
 def solutions(side: int) -> tuple[tuple[int, ...], ...]:
     """Every way to place all queens."""
-    found: list[tuple[int, ...]] = []
+    boards: list[tuple[int, ...]] = []
 
     def place(queens: tuple[int, ...], columns: int, down: int, up: int) -> None:
         if len(queens) == side:
-            found.append(queens)
+            boards.append(queens)
             return
         for column in range(side):
             bit = 1 << column
@@ -35,7 +35,7 @@ def solutions(side: int) -> tuple[tuple[int, ...], ...]:
                 place((*queens, column + 1), columns | bit, (down | bit) << 1, (up | bit) >> 1)
 
     place((), 0, 0, 0)
-    return tuple(found)
+    return tuple(boards)
 
 
 def draw(rng: random.Random, mine: Callable[[str], bool], side: int, fixed: int) -> QueensState | None:
@@ -61,6 +61,8 @@ def parse(text: str) -> QueensState:
 
 
 def text(state: QueensState) -> str:
+    """Write the board as text."""
+
     def told(columns: tuple[int, ...]) -> str:
         return " ".join(str(column) if column else "." for column in columns)
 
@@ -68,6 +70,7 @@ def text(state: QueensState) -> str:
 
 
 def facts(state: QueensState) -> str:
+    """Tell what a reader of the board would work out first."""
     pairs = ", ".join(f"{a + 1} and {b + 1}" for a, b in attacks(state))
     return f"Rows without a queen: {state.queens.count(0)}. Rows that attack each other: {pairs or 'none'}."
 
@@ -79,6 +82,7 @@ def attacks(state: QueensState) -> list[tuple[int, int]]:
 
 
 def moves(state: QueensState) -> tuple[str, ...]:
+    """List every move of this board."""
     numbers = range(1, len(state.queens) + 1)
     return tuple(f"{row} {column}" for row in numbers for column in numbers)
 
@@ -97,6 +101,7 @@ def play(state: QueensState, move: str) -> QueensState | None:
 
 
 def solved(state: QueensState) -> bool:
+    """Tell whether the goal is reached."""
     return 0 not in state.queens and not attacks(state)
 
 
@@ -122,10 +127,12 @@ def solve(state: QueensState) -> Solution | None:
 
 
 def limit(state: QueensState) -> int:
+    """Return the steps that an episode from this start may take."""
     return 3 * state.fixed.count(0)
 
 
 def picture(state: QueensState) -> Picture:
+    """Paint the board."""
     side, bad = len(state.queens), {row for pair in attacks(state) for row in pair}
     shade = {(r, c): "shade" for r in range(side) for c in range(side) if (r + c) % 2}
     marks = {

@@ -56,11 +56,11 @@ def draw(
 
 def parse(text: str) -> SokobanState:
     """The usual signs, with `_` for floor."""
-    found = signs(text, "_#.$*@+")
-    height, width = (max(axis) + 1 for axis in zip(*found, strict=True))
+    board = signs(text, "_#.$*@+")
+    height, width = (max(axis) + 1 for axis in zip(*board, strict=True))
 
     def cells(of: str) -> frozenset[Cell]:
-        return frozenset(cell for cell, sign in found.items() if sign in of)
+        return frozenset(cell for cell, sign in board.items() if sign in of)
 
     state = SokobanState(height, width, cells("#"), cells(".*+"), cells("$*"), only(cells("@+"), "player @"))
     if len(state.goals) != len(state.boxes) or not state.boxes:
@@ -71,6 +71,8 @@ def parse(text: str) -> SokobanState:
 
 
 def text(state: SokobanState) -> str:
+    """Write the board as text."""
+
     def sign(cell: Cell) -> str:
         signs = ON if cell in state.goals else OFF
         if cell in state.boxes:
@@ -83,6 +85,7 @@ def text(state: SokobanState) -> str:
 
 
 def facts(state: SokobanState) -> str:
+    """Tell what a reader of the board would work out first."""
     boxes = "; ".join(map(told, sorted(state.boxes)))
     goals = "; ".join(map(told, sorted(state.goals)))
     free = [name for name in DIRECTIONS if play(state, name) is not None]
@@ -90,10 +93,12 @@ def facts(state: SokobanState) -> str:
 
 
 def moves(state: SokobanState) -> tuple[str, ...]:
+    """List every move of this board."""
     return tuple(DIRECTIONS)
 
 
 def play(state: SokobanState, move: str) -> SokobanState | None:
+    """Return the board after a move, or None where it is refused."""
     to = beside(state.at, move)
     if to not in state.boxes:
         return state._replace(at=to) if _open(state, to) else None
@@ -108,6 +113,7 @@ def _open(state: SokobanState, cell: Cell) -> bool:
 
 
 def solved(state: SokobanState) -> bool:
+    """Tell whether the goal is reached."""
     return state.boxes == state.goals
 
 
@@ -164,10 +170,12 @@ def solve(state: SokobanState) -> Solution | None:
 
 
 def limit(state: SokobanState) -> int:
+    """Return the steps that an episode from this start may take."""
     return 10 * state.height
 
 
 def picture(state: SokobanState) -> Picture:
+    """Paint the board."""
     colours = {cell: "wall" for cell in state.walls} | dict.fromkeys(state.goals, "goal")
     marks = {box: ("box", "done" if box in state.goals else "block") for box in state.boxes}
     return paint(state.height, state.width, colours, {**marks, state.at: ("disc", "player")})

@@ -62,7 +62,7 @@ def completions(
     side: int, grid: list[int], most: int, rng: random.Random | None = None
 ) -> list[tuple[int, ...]]:
     """Find up to `most` valid completions: always at the place with the fewest numbers left."""
-    lines, found = units(side), []
+    lines, grids = units(side), []
     taken = [0] * 3 * side  # by row, column and box: a bit for each number that stands there
     for place, number in enumerate(grid):
         bit = 1 << number
@@ -73,7 +73,7 @@ def completions(
 
     def fill(empty: list[int]) -> None:
         if not empty:
-            found.append(tuple(grid))
+            grids.append(tuple(grid))
             return
         best, options = -1, tuple(range(side + 1))
         for place in empty:
@@ -92,19 +92,19 @@ def completions(
             fill(rest)
             for unit in lines[best]:
                 taken[unit] ^= bit
-            if len(found) >= most:
+            if len(grids) >= most:
                 break
         grid[best] = 0
 
     fill([place for place, number in enumerate(grid) if not number])
-    return found
+    return grids
 
 
 @lru_cache(maxsize=4096)
 def answer(side: int, clues: tuple[int, ...]) -> tuple[int, ...] | None:
     """The one completion of the clues; None where there is none, or more than one."""
-    found = completions(side, list(clues), 2)
-    return found[0] if len(found) == 1 else None
+    grids = completions(side, list(clues), 2)
+    return grids[0] if len(grids) == 1 else None
 
 
 def draw(rng: random.Random, mine: Callable[[str], bool], side: int, empty: int) -> SudokuState | None:
@@ -147,6 +147,7 @@ def parse(text: str) -> SudokuState:
 
 
 def text(state: SudokuState) -> str:
+    """Write the board as text."""
     side = state.side
     words = [str(n) if n else "." for n in state.grid]
     board = "\n".join(" ".join(words[r * side : (r + 1) * side]) for r in range(side))
@@ -155,6 +156,7 @@ def text(state: SudokuState) -> str:
 
 
 def facts(state: SudokuState) -> str:
+    """Tell what a reader of the board would work out first."""
     clashes = len(clashing(state))
     return f"Empty cells: {state.grid.count(0)}. Cells in conflict: {clashes}."
 
@@ -166,6 +168,7 @@ def clashing(state: SudokuState) -> list[int]:
 
 
 def moves(state: SudokuState) -> tuple[str, ...]:
+    """List every move of this board."""
     numbers = range(1, state.side + 1)
     return tuple(f"{r} {c} {n}" for r in numbers for c in numbers for n in numbers)
 
@@ -184,6 +187,7 @@ def play(state: SudokuState, move: str) -> SudokuState | None:
 
 
 def solved(state: SudokuState) -> bool:
+    """Tell whether the goal is reached."""
     return 0 not in state.grid and not clashing(state)
 
 
@@ -202,10 +206,12 @@ def solve(state: SudokuState) -> Solution | None:
 
 
 def limit(state: SudokuState) -> int:
+    """Return the steps that an episode from this start may take."""
     return 2 * state.clues().count(0)
 
 
 def picture(state: SudokuState) -> Picture:
+    """Paint the board."""
     bad = set(clashing(state))
     high, wide = BOXES[state.side]
     cells = {divmod(place, state.side): place for place in range(state.side**2)}

@@ -41,13 +41,13 @@ class ReadPlan:
     most: int
     approval: bool = False
 
-    def __call__(self, said: str) -> Solution:
-        found = _PLAN.search(said)
-        if found is None:
+    def __call__(self, text: str) -> Solution:
+        match = _PLAN.search(text)
+        if match is None:
             raise FormatError("the reply does not end in <plan>…</plan>")
-        if self.approval and found[1].strip().casefold() == APPROVE:
+        if self.approval and match[1].strip().casefold() == APPROVE:
             return (APPROVE,)
-        moves = self.game.read_plan(found[1])
+        moves = self.game.read_plan(match[1])
         if moves is None or len(moves) > self.most:
             raise FormatError(f"no 1 to {self.most} moves inside <plan>")
         return moves
@@ -60,9 +60,9 @@ class ReadMove:
     game: AnyGame
     approval: bool = False
 
-    def __call__(self, said: str) -> Solution:
-        moves = self.game.read_plan(said)
-        if self.approval and said.strip().casefold() == APPROVE:
+    def __call__(self, text: str) -> Solution:
+        moves = self.game.read_plan(text)
+        if self.approval and text.strip().casefold() == APPROVE:
             return (APPROVE,)
         if moves is None or len(moves) != 1:
             raise FormatError("one move and nothing else")
@@ -117,6 +117,7 @@ class GameTeam(Workflow, ABC):
         return data_set(self.game, split, size, self.level, self.task_seed)
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         game = self.game
         if ep.task.game != game.name:
             raise WorkflowError(
@@ -136,6 +137,7 @@ class GameTeam(Workflow, ABC):
         return Outcome(solved=solved, steps=steps, turns=turns, board=board)
 
     def terms(self) -> Mapping[str, object]:
+        """Return what prompts tell of the configuration."""
         first, second = self.game.samples
         one = first if self.moves == 1 else ""
         reply = one or f"<plan>{first}, {second}</plan>"
@@ -147,7 +149,7 @@ class GameTeam(Workflow, ABC):
         return {"board": board, "facts": facts, "last": last, "most": str(self.moves)}
 
     def format(self, board: str = "", approval: bool = False) -> Format:
-        """How a move is said: a choice among the board's moves, or a plan."""
+        """Format of a move: a choice among the board's moves, or a plan."""
         first = f"{APPROVE} | " if approval else ""
         if self.moves > 1:
             says = f"<plan>{first}move, move, …</plan>"
@@ -173,9 +175,11 @@ class Solo(GameTeam):
     prompts = PROMPTS / "games_solo.yaml"
 
     def make_roles(self) -> tuple[Role, ...]:
+        """Make the roles for the game."""
         return (Role("planner", reply=self.format(), sees=SEES),)
 
     async def decide(self, ep: Episode, board: str, last: str) -> tuple[Solution, dict[str, Solution]]:
+        """Ask the roles for the moves of this turn."""
         seen = self.seen(board, last)
         moves = moves_of(await ep.act("planner", seen, reply=self.format(board), anchor=board))
         return moves, {"planner": moves}
@@ -187,23 +191,25 @@ class Duo(GameTeam):
     prompts = PROMPTS / "games_duo.yaml"
 
     def make_roles(self) -> tuple[Role, ...]:
+        """Make the roles for the game."""
         return (
             Role("proposer", reply=self.format(), sees=SEES),
             Role("critic", reply=self.format(approval=True), sees=(*SEES, "proposal")),
         )
 
     async def decide(self, ep: Episode, board: str, last: str) -> tuple[Solution, dict[str, Solution]]:
+        """Ask the roles for the moves of this turn."""
         seen = self.seen(board, last)
-        said = await ep.act("proposer", seen, reply=self.format(board), anchor=board)
-        proposed = moves_of(said)
+        reply = await ep.act("proposer", seen, reply=self.format(board), anchor=board)
+        proposed = moves_of(reply)
         proposal = ", ".join(proposed) or "none"
-        said = await ep.act(
+        reply = await ep.act(
             "critic",
             {**seen, "proposal": proposal},
             reply=self.format(board, approval=True),
             anchor=f"{board}\nProposal: {proposal}",
         )
-        moves = moves_of(said)
+        moves = moves_of(reply)
         moves = proposed if moves == (APPROVE,) else moves
         return moves, {"proposer": proposed, "critic": moves}
 
@@ -228,12 +234,14 @@ class ToolTeam(GameTeam):
         super().__init__(game, difficulty, moves, max_steps, max_turns, task_seed)
 
     def make_roles(self) -> tuple[Role, ...]:
+        """Make the roles for the game."""
         return (
             Role("coder", reply=Tags("code"), sees=SEES),
             Role("planner", reply=self.format(), sees=(*SEES, "printed")),
         )
 
     async def decide(self, ep: Episode, board: str, last: str) -> tuple[Solution, dict[str, Solution]]:
+        """Ask the roles for the moves of this turn."""
         seen = self.seen(board, last)
         code = await ep.act("coder", seen, anchor=board)
         printed, suggested = "nothing; there was no program", None
@@ -247,11 +255,11 @@ class ToolTeam(GameTeam):
         return moves, {"coder": suggested or (), "planner": moves}
 
 
-def moves_of(said: Reply) -> Solution:
+def moves_of(reply: Reply) -> Solution:
     """The moves of a reply; a malformed one has none."""
-    if not said.ok:
+    if not reply.ok:
         return ()
-    return (said.value,) if isinstance(said.value, str) else tuple(said.value)
+    return (reply.value,) if isinstance(reply.value, str) else tuple(reply.value)
 
 
 def expert(call: Call) -> str:

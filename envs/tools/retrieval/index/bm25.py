@@ -164,18 +164,12 @@ class Bm25Index(Index):
             kept, {term: number for number, term in enumerate(terms)}, postings, analyze, str(fingerprint)
         )
 
-    def __len__(self) -> int:
-        return len(self._passages)
-
-    def passage(self, position: int) -> Passage:
-        row = self._passages[position]
-        return Passage(id=row["id"], title=row["title"], text=row["text"])
-
     def __call__(self, query: str, k: int) -> list[Passage]:
         check_k(k)
         return [self.passage(position) for position, _ in self._search(query, k)]
 
     def search_many(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """Return up to `k` hits for each query, best first."""
         check_k(k)
         check_queries(queries)
         return [
@@ -183,6 +177,7 @@ class Bm25Index(Index):
         ]
 
     async def aretrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Retrieve without holding up the event loop: a large index is searched in a thread."""
         if len(self) <= SMALL:  # answering is quicker than handing over to a thread
             return self.retrieve_many(queries, k)
         return await super().aretrieve_many(queries, k)

@@ -124,14 +124,8 @@ class DenseIndex(Index):
                 raise ValueError(f"{len(vectors)} vectors of {len(passages)} passages")
             return cls(passages, vectors, embedder, manifest["fingerprint"], path, engine=engine)
 
-    def __len__(self) -> int:
-        return len(self._passages)
-
-    def passage(self, position: int) -> Passage:
-        row = self._passages[position]
-        return Passage(id=row["id"], title=row["title"], text=row["text"])
-
     def search_many(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """Return up to `k` hits for each query, best first."""
         check_k(k)
         check_queries(queries)
         answers: list[list[Hit]] = [[] for _ in queries]

@@ -30,12 +30,15 @@ class Embedder(Protocol):
     """Interface that `DenseIndex` needs of an embedder."""
 
     @property
-    def dimensions(self) -> int: ...
+    def dimensions(self) -> int:
+        """Length of a vector."""
 
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Name of the embedder, with all that its vectors depend on."""
 
-    def embed(self, texts: Sequence[str]) -> Vectors: ...
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return a vector for each text."""
 
 
 class HashEmbedder:
@@ -49,6 +52,7 @@ class HashEmbedder:
         self._analyze = Analyzer()
 
     def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return a vector for each text."""
         vectors = np.zeros((len(texts), self.dimensions), np.float32)
         for row, text in enumerate(texts):
             for feature, weight in self._features(text).items():
@@ -57,6 +61,7 @@ class HashEmbedder:
         return _unit_rows(vectors)
 
     def settings(self) -> dict[str, object]:
+        """Return the settings that make the embedder again."""
         return {"embedder": "hash", "dimensions": self.dimensions}
 
     def _features(self, text: str) -> dict[str, float]:
@@ -89,9 +94,11 @@ class SentenceEncoder:
 
     @property
     def dimensions(self) -> int:
+        """Length of a vector."""
         return int(self._load()[1].config.hidden_size)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return a vector for each text."""
         import torch
 
         tokenizer, model = self._load()
@@ -111,6 +118,7 @@ class SentenceEncoder:
         return _unit_rows(np.concatenate(rows)) if rows else np.zeros((0, self.dimensions), np.float32)
 
     def settings(self) -> dict[str, object]:
+        """Return the settings that make the embedder again."""
         return {"embedder": "encoder", "path": str(self.path.absolute()), "max_tokens": self.max_tokens}
 
     def _load(self) -> tuple[Any, Any]:

@@ -79,6 +79,7 @@ class Connections:
             self._close_idlest(self._each.most_common(1)[0][0])
 
     def lost(self, protocol: object) -> None:
+        """Forget a connection that has ended."""
         if connection := self._all.pop(protocol, None):
             _stop(connection)
             self._each[connection.address] -= 1
@@ -114,6 +115,7 @@ class Connections:
             self._busy += Counter()
 
     def has_slot(self, protocol: object) -> bool:
+        """Tell whether a request of this connection could be answered now."""
         connection = self._all.get(protocol)
         mine = self._busy[connection.address] if connection else 0
         return self._busy.total() < self.slots and mine < self.slots_each

@@ -59,6 +59,7 @@ class Endpoint:
         return self.failures >= self._breaker_failures
 
     def available(self, now: float) -> bool:
+        """Tell whether the server may be asked now."""
         return not self.broken or (now >= self.closed_until and not self._probing)
 
     async def ask(

@@ -20,6 +20,7 @@ class AnswerCache:
         self._lock = threading.Lock()
 
     def get(self, fingerprint: str, query: str, k: int) -> list[Passage] | None:
+        """Return the passages of a query that was answered before, else None."""
         with self._lock:
             answer = self._answers.get((fingerprint, query, k))
             if answer is None:
@@ -30,6 +31,7 @@ class AnswerCache:
             return copied(answer)
 
     def put(self, fingerprint: str, query: str, k: int, answer: list[Passage]) -> None:
+        """Keep the passages of a query; the oldest leave."""
         if not self.capacity:
             return
         with self._lock:
@@ -46,4 +48,5 @@ class AnswerCache:
 
 
 def copied(passages: list[Passage]) -> list[Passage]:
+    """Return copies, so that nobody changes what is kept."""
     return [passage.copy() for passage in passages]
