@@ -13,6 +13,7 @@ Reference fields, which roles never see: `answers`, `supporting`, `hops` (QA); `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from ...core.tasks import DataSet, TaskError, fingerprint
@@ -44,6 +45,7 @@ def load(kind: str, split: str, size: int | None = None, seed: int = 0) -> DataS
 
 @lru_cache(maxsize=16)
 def _load(kind: str, split: str, size: int, seed: int) -> DataSet:
+    rows: tuple[Mapping[str, object], ...]
     if kind in ("code", "math"):
         rows = tuple((programs if kind == "code" else sums)(split, size, seed))
         return DataSet("mini", split, rows, fingerprint(rows))
