@@ -61,7 +61,7 @@ def _played(arena: Arena, recorded: Mapping[str, Any]) -> Trace:
         again = reenact(arena, recorded, tools_again=True)
     except Mismatch as error:
         raise ValueError(f"{name}: {error}; play it again") from None
-    ours = {node["id"]: node for node in again.to_dict()["nodes"]}
+    ours: dict[str, Mapping[str, object]] = {node["id"]: node for node in again.to_dict()["nodes"]}
     for theirs in recorded["nodes"]:
         for part in ("kind", "agent", "messages", "tool", "args"):
             now = ours.get(theirs["id"], {}).get(part)

@@ -200,7 +200,9 @@ def references_stay_hidden(bench: Bench) -> None:
     blind = Player(None)
     for task_id in list(arena.task_ids)[:4]:
         real = arena.task(task_id)
-        task = Task(real.id, real.view, _planted(real.reference, canary))
+        planted = _planted(real.reference, canary)
+        assert isinstance(planted, FrozenDict)
+        task = Task(real.id, real.view, planted)
         play = arena.start(task, 0)
         while play.ended is Ended.NO:
             for node in play.pending:

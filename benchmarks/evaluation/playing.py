@@ -210,7 +210,7 @@ class Evaluation:
 
     def _keep(self, key: str, trace: Trace, on_episode: OnEpisode | None = None) -> None:
         trace.tags["players"] = self.players_hash
-        plain = self.store.write(trace, key) if self.store else trace.to_dict()
+        plain = self.store.write(trace, key) if self.store else dict(trace.to_dict())
         self.rows[key] = row = episode_row(plain, self.measure, self.price)
         if on_episode is not None:
             on_episode(row, plain)

@@ -112,7 +112,7 @@ async def _play(
 
     async def one(task: Task, sample: int) -> dict[str, Any]:
         execution = arena.start(task, derive(seed, task.id, sample))
-        return (await aplay(execution, team, arena, f"{task.id}#{sample}")).to_dict()
+        return dict((await aplay(execution, team, arena, f"{task.id}#{sample}")).to_dict())
 
     async with team:
         traces = await side_by_side(one(task, sample) for task, sample in slots)

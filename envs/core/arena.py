@@ -16,7 +16,7 @@ import sys
 import tokenize
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from ...agents.basics.hints import counted
 from ...agents.roles import Role
@@ -67,7 +67,7 @@ class Arena:
         self.toolbox = Toolbox(tools or {})
         self.toolbox.check(workflow.tools, type(workflow).__name__)
         self.made: dict[
-            str, object
+            str, Any
         ] = {}  # the arguments of `make`, and how many rules they gave: `train` makes another
         self.rules: list[Rule] = []
         for rule in rules:

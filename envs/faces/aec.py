@@ -267,7 +267,9 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         node = self._act = acts[0]
         assert isinstance(node, Act)
         agent = self.agent_selection = node.agent or ""
-        self.infos[agent].update(choices=node.format.choices, node=node.id, role=node.role, turn=node.turn)
+        info = self.infos[agent]
+        info["choices"], info["node"] = node.format.choices, node.id
+        info["role"], info["turn"] = node.role, node.turn
 
     def _book(self, credits: list[Credit]) -> None:
         """Pay each agent what its nodes earned since the last step."""

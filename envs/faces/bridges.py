@@ -230,7 +230,8 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
 
     def render(self) -> Picture | str | None:
         """Render as the environment does."""
-        return self.env.render()
+        shown: Picture | str | None = self.env.render()
+        return shown
 
     def _live(self) -> bool:
         return str(self.env.trace.ended) == "no"

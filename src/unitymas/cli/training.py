@@ -173,7 +173,7 @@ def warmed(config: RunConfig, amount: Mapping[str, float], folder: Path, prompts
         raise ConfigError("--warm: takes a data set by its name; use unitymas warmstart")
     adapters = [policy.adapter.rank for policy in config.policies.values() if policy.adapter]
     how: JsonObject = {**amount, "lora": max(adapters, default=0), "seed": config.seed}
-    where = {"data": env.data, "tasks": env.size, "prompts": prompts, "args": env.args}
+    where: JsonObject = {"data": env.data, "tasks": env.size, "prompts": prompts, "args": env.args}
     return warmstart(env.id, model, folder, **where, **how)
 
 
