@@ -24,7 +24,7 @@ ENDINGS = tuple(".!?:`)…\"'")
 
 MOST = {
     "agents": [41, 0, 0, 0],
-    "envs": [0, 0, 5, 0],
+    "envs": [0, 0, 5, 1],
     "rewards": [0, 0, 0, 0],
     "trainers": [104, 28, 5, 17],
     "benchmarks": [88, 0, 0, 0],

@@ -6,7 +6,7 @@ has no place here.
 
     nodes are filled from outside, without a constructor     2–5%
     `GOES_ON` is looked up once                              2–5%
-    prompts are filled by compiled code (agents/text/role_prompt.py)       6%, and 6% of a fork
+    prompts are filled by compiled code (agents/text/role_prompt.py)   6%, and 6% of a fork; where they choose, 5–7 × a fill
     the only line of control is followed in one loop (`Rounds._follow`)    13% of a fork
     a replay takes a prompt whose fields are the journal's from there (`Episode.act`)    8% of a fork
     messages are one tuple, not a sum of two (`Episode.act`)           2%

@@ -237,8 +237,8 @@ def expert(call: Call) -> str:
         return f"{pairs}<final_answer>{UNKNOWN}</final_answer>"
     if call.role == "summarizer":
         answer = next((h["answer"] for h in hops if seen["query"].startswith(h["question"])), None)
-        shown = answer is not None and answer in seen["passages"]
-        return f"<evidence>{answer}</evidence>" if shown or "hops" not in call.task.reference else NOTHING
+        found = answer is not None and answer in seen["passages"]
+        return f"<evidence>{answer}</evidence>" if found or "hops" not in call.task.reference else NOTHING
     steps = steps_in(seen["steps"])
     if call.role == "updater":
         for number, step in enumerate(steps, 1):
