@@ -76,11 +76,11 @@ def test_files_and_functions_stay_readable():
     assert not long, f"two rooms in one? {long}"
 
 
-UNTYPED = 976
+UNTYPED = 975
 """Number of `Any` in the library. It may only fall: lower it here with each that goes."""
 
 
-PLAIN = 56
+PLAIN = 60
 """Number of `JsonObject` and `JsonView`, which hide an `Any`: for what a parser gives, read where it arrives."""
 
 
