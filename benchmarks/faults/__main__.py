@@ -1,6 +1,6 @@
 """Kill runs at random and at chosen moments, and compare what comes out with a run that nobody disturbs.
 
-    python -m unitymas.benchmarks.faults [--kinds controller,rank,group,ray-controller,engine] [--kills 20] [--out FILE.json]
+    python -m unitymas.benchmarks.faults [--kinds controller:44,rank:20,group:16,ray-controller:10,engine:10] [--out FILE.json]
 
     controller       the process of a run with groups inside; it is resumed as a user resumes it
     rank             one of two processes over which a group is sharded; the run goes on by itself
@@ -8,8 +8,8 @@
     ray-controller   the driver of a run on Ray; what Ray started has to end with it
     engine           vLLM's engine process, where vLLM is installed; the run goes on by itself
 
-Moments are chosen in turn: in the middle of collection, update, sync and save, and at any time at all (`--moments`). A run
-takes at most `--per-run` kills, goes on to its end, and must then equal the undisturbed run: weights, optimisers, samples
+That mix, 100 kills, is the default; without vLLM the controller takes those of the engine. Moments are dealt out evenly: in
+the middle of collection, update, sync and save, and at any time at all (`--moments`). A run takes at most `--per-run` kills, goes on to its end, and must then equal the undisturbed run: weights, optimisers, samples
 and chance in its last checkpoint byte for byte; each step once in its book, with the same figures; each sample once; no
 unfinished file; no process left. Runs are deterministic, on a tiny model and a few steps.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import sys
@@ -30,13 +31,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...agents.engines.vllm.vllm_setup import installed
 from ...trainers.controller.resume import NothingToResume
 from ...trainers.controller.run import train
 from . import lives, work
 from .blows import MOMENTS, RECIPE, Blow, Hand, UnderFire, aimed
 from .equality import differences
 
-KINDS = ("controller", "rank", "group", "ray-controller", "engine")
+KINDS = {"controller": 44, "rank": 20, "group": 16, "ray-controller": 10, "engine": 10}
+"""Who is killed, and how often by default: what starts quickly more often than what starts slowly."""
+FUTILE = 5
+"""Runs, one after the other, that may end before any of their blows falls."""
 
 
 @dataclass
@@ -47,7 +52,9 @@ class Toll:
     runs: int = 0
     seconds: float = 0.0
     kills: Counter[str] = field(default_factory=Counter)
-    """Kills by moment."""
+    """Kills by the moment at which they were aimed."""
+    hits: Counter[str] = field(default_factory=Counter)
+    """Kills by what groups were asked for when they fell; "between": nothing of it."""
     resumed: int = 0
     """Lives after a kill of the controller."""
     restarts: int = 0
@@ -63,24 +70,36 @@ class Toll:
 class Battle:
     """The runs of one kind, in a folder of their own."""
 
-    def __init__(self, kind: str, place: Path, model: str, args: argparse.Namespace) -> None:
-        self.kind, self.place, self.model, self.args = kind, place, model, args
+    def __init__(self, kind: str, kills: int, place: Path, model: str, args: argparse.Namespace) -> None:
+        self.kind, self.kills, self.place, self.model, self.args = kind, kills, place, model, args
         self.chance = random.Random(f"{args.seed}/{kind}")
         self.moments: Sequence[str] = args.moments
         self.report = Toll(kind)
+        self.calls: dict[str, list[float]] = {}  # of the undisturbed run
+        self.futile = 0
+        place.mkdir()
         self.temporary = place / "tmp"
         self.temporary.mkdir()
 
-    def fight(self, kills: int) -> Toll:
-        """Make the undisturbed run, then runs under fire until so many kills are done."""
-        began = time.monotonic()
-        calls = self.undisturbed()
-        while self.report.kills.total() < kills and not self.report.faults:
-            self.report.runs += 1
-            more = min(self.args.per_run, kills - self.report.kills.total())
-            self.under_fire(self.place / f"run-{self.report.runs}", calls, more)
-        self.report.seconds = time.monotonic() - began
-        return self.report
+    @property
+    def over(self) -> bool:
+        """Tell whether all kills are done, or something differs."""
+        return self.report.kills.total() >= self.kills or bool(self.report.faults)
+
+    def fight(self) -> None:
+        """Make one run under fire, before the first one the undisturbed run."""
+        began, report = time.monotonic(), self.report
+        self.calls = self.calls or self.undisturbed()
+        before = report.kills.total()
+        report.runs += 1
+        more = min(self.args.per_run, self.kills - before)
+        self.under_fire(self.place / f"run-{report.runs}", self.calls, more)
+        report.seconds = round(report.seconds + time.monotonic() - began, 1)
+        self.futile = self.futile + 1 if report.kills.total() == before else 0
+        if self.futile == FUTILE:
+            report.faults.append(
+                f"{FUTILE} runs ended before a blow fell; give --steps more than {self.args.steps}"
+            )
 
     def undisturbed(self) -> dict[str, list[float]]:
         """Run to the end. Return how long each call took, by name, and the whole run."""
@@ -89,15 +108,19 @@ class Battle:
         def life() -> None:
             hand, started = self.hand([]), time.perf_counter()
             self.play(where, hand)
-            told.write_text(json.dumps({**hand.took, "run": [time.perf_counter() - started]}))
+            calls = {**hand.took, "run": [time.perf_counter() - started]}
+            told.write_text(json.dumps([calls, sorted(sys.modules)]))
 
         code = lives.lasts(lives.begin(life, self.place / "whole.log"), self.args.limit)
-        if code != 0 or (left := lives.survivors()):
+        left = lives.survivors(0.0 if code is None else 120.0)
+        if code != 0 or left:
             words = (self.place / "whole.log").read_text()[-4000:]
             raise RuntimeError(
                 f"the undisturbed run of kind {self.kind!r} ended with {code or left}: {words}"
             )
-        calls: dict[str, list[float]] = json.loads(told.read_text())
+        calls: dict[str, list[float]]
+        calls, modules = json.loads(told.read_text())
+        lives.import_early(modules)
         return calls
 
     def hand(self, blows: list[Blow]) -> Hand:
@@ -131,22 +154,21 @@ class Battle:
     def under_fire(self, where: Path, calls: dict[str, list[float]], kills: int) -> None:
         """One run with at most so many kills."""
         log = self.place / f"{where.name}.log"
-        moments = [self.moments[(self.report.kills.total() + i) % len(self.moments)] for i in range(kills)]
-        blows = [aimed(calls, self.chance, moment) for moment in moments]
+        blows = [aimed(calls, self.chance, moment) for moment in self.dealt(kills)]
         own = self.kind in ("controller", "ray-controller")
         while True:
             mine = [blows.pop(0)] if own and blows else ([] if own else blows)
             noted = self.noted()
             self.chance.random()  # each life's own
-            code = lives.lasts(lives.begin(partial(self.life, where, mine), log), self.args.limit)
+            limit = self.args.limit * (1 + len(mine))
+            code = lives.lasts(lives.begin(partial(self.life, where, mine), log), limit)
             for kill in self.noted()[len(noted) :]:
                 self.report.kills[kill["moment"]] += 1
+                self.report.hits[kill["hit"]] += 1
             struck = own and len(self.noted()) > len(noted)
             if code is None:
                 lives.survivors(0.0)
-                self.report.faults.append(
-                    f"{where.name} did not end within {self.args.limit:g} s (see {log})"
-                )
+                self.report.faults.append(f"{where.name} did not end within {limit:g} s (see {log})")
                 return
             if left := lives.survivors():
                 self.report.faults.append(f"{where.name}: processes left behind: {left}")
@@ -158,6 +180,14 @@ class Battle:
                 return
             break
         self.compare(where)
+
+    def dealt(self, kills: int) -> list[str]:
+        """Return moments for so many kills: those first that were struck least."""
+        counts, moments = Counter(self.report.kills), []
+        for _ in range(kills):
+            moments.append(min(self.moments, key=lambda moment: counts[moment]))
+            counts[moments[-1]] += 1
+        return moments
 
     def compare(self, where: Path) -> None:
         """Look at what came out."""
@@ -188,21 +218,38 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m unitymas.benchmarks.faults", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--kinds", default="controller,rank,group", help="who is killed, by commas")
+    parser.add_argument("--kinds", help="who is killed, by commas; KIND:N, and how often")
     parser.add_argument("--moments", default="collection,update,sync,save,any", help="when, by commas")
-    parser.add_argument("--kills", type=int, default=20, help="kills of each kind")
-    parser.add_argument("--per-run", type=int, default=5, help="kills that one run takes")
+    parser.add_argument("--kills", type=int, default=20, help="kills of a kind that names no number")
+    parser.add_argument("--per-run", type=int, default=10, help="kills that one run takes")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds that a life may last")
-    parser.add_argument("--out", type=Path, help="a JSON file of the result")
+    parser.add_argument(
+        "--limit", type=float, default=600.0, help="seconds that a life may last, and for each kill within it"
+    )
+    parser.add_argument("--out", type=Path, help="a JSON file of the result, written anew after each run")
     parser.add_argument("--keep", type=Path, help="a folder in which the runs stay")
     args = parser.parse_args(argv)
-    args.kinds, args.moments = args.kinds.split(","), args.moments.split(",")
+    kinds = [kind.partition(":") for kind in (args.kinds or "").split(",")]
+    args.kinds = (
+        {kind: int(number or args.kills) for kind, _, number in kinds} if args.kinds else by_default()
+    )
+    args.moments = args.moments.split(",")
     for name, choices in (("kinds", KINDS), ("moments", (*MOMENTS, "any"))):
         if wrong := set(getattr(args, name)) - set(choices):
             parser.error(f"--{name}: {', '.join(sorted(wrong))} is none of {', '.join(choices)}")
     return args
+
+
+def by_default() -> dict[str, int]:
+    """Return a hundred kills, of all kinds that this machine can run."""
+    kinds = dict(KINDS)
+    if not installed():
+        kinds["controller"] += kinds.pop("engine")
+        print(
+            "vLLM is not installed: its engine is not killed, and the controller takes its kills", flush=True
+        )
+    return kinds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -216,25 +263,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     lives.adopt_orphans()
     place = args.keep or Path(tempfile.mkdtemp(prefix="unitymas-faults-"))
     place.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault(
+        "TORCHINDUCTOR_CACHE_DIR", str(place / "torch")
+    )  # torch makes it when it is imported
     in_a_life(lambda: work.make_model(place / "model"), place / "model.log")
     print(
         f"{'killed':>15}{'runs':>6}{'kills':>7}"
         + "".join(f"{m:>12}" for m in (*MOMENTS, "any"))
         + f"{'faults':>8}{'seconds':>9}"
     )
-    reports = []
-    for kind in args.kinds:
-        (folder := place / kind).mkdir()
-        reports.append(Battle(kind, folder, str(place / "model"), args).fight(args.kills))
-        print(reports[-1].line(), flush=True)
+    waiting = [Battle(kind, n, place / kind, str(place / "model"), args) for kind, n in args.kinds.items()]
+    reports = [battle.report for battle in waiting]
+    while waiting:  # all kinds by turns: a harness that is stopped has struck each of them
+        for battle in list(waiting):
+            battle.fight()
+            write(args, reports)
+            if battle.over:
+                print(battle.report.line(), flush=True)
+                waiting.remove(battle)
     faults = [f"{report.kind}: {fault}" for report in reports for fault in report.faults]
     for fault in faults:
         print(fault, file=sys.stderr)
-    if args.out:
-        rows = [{**vars(report), "kills": dict(report.kills)} for report in reports]
-        args.out.write_text(
-            json.dumps({"seed": args.seed, "steps": args.steps, "kinds": rows}, indent=1) + "\n"
-        )
     if not faults and not args.keep:
         shutil.rmtree(place)
     total = sum(report.kills.total() for report in reports)
@@ -243,6 +292,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         + (f" (runs: {place})" if faults else "")
     )
     return 1 if faults else 0
+
+
+def write(args: argparse.Namespace, reports: Sequence[Toll]) -> None:
+    """Write the result so far."""
+    if args.out:
+        rows = [{**vars(r), "kills": dict(r.kills), "hits": dict(r.hits)} for r in reports]
+        result = {"seed": args.seed, "steps": args.steps, "per_run": args.per_run, "kinds": rows}
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

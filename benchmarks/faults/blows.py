@@ -54,7 +54,15 @@ def aimed(calls: dict[str, list[float]], chance: random.Random, moment: str) -> 
     call = chance.choice([name for name in MOMENTS[moment] if name in calls])
     among = len(calls[call])
     longest = sorted(calls[call])[int(0.9 * (among - 1))]
-    return Blow(moment, call, chance.randint(1, max(1, among // 2)), chance.uniform(0.0, 1.2 * longest))
+    return Blow(moment, call, chance.randint(1, max(1, among // 3)), chance.uniform(0.0, 1.2 * longest))
+
+
+def phase_of(calls: Counter[str]) -> str:
+    """Return the moment that the open calls belong to; "between" where no group is asked for any of them."""
+    for moment in ("save", "sync", "update", "collection"):
+        if any(calls[call] > 0 for call in MOMENTS[moment]):
+            return moment
+    return "between"
 
 
 class Hand:
@@ -66,6 +74,7 @@ class Hand:
         self.took: dict[str, list[float]] = defaultdict(list)
         self.chance = random.Random(seed)
         self.groups: dict[str, Any] = {}
+        self.open: Counter[str] = Counter()
         self._lock, self._armed = threading.Lock(), False
         self._arm()
 
@@ -99,7 +108,8 @@ class Hand:
                 return
             victim = self.chance.choice(victims)
             with open(self.notes, "a") as file:
-                file.write(json.dumps({"kind": self.kind, "victim": victim, **asdict(blow)}) + "\n")
+                note = {"kind": self.kind, "victim": victim, "hit": phase_of(self.open), **asdict(blow)}
+                file.write(json.dumps(note) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
             os.kill(victim, signal.SIGKILL)
@@ -151,9 +161,11 @@ class Struck:
         async def ask(*arguments: object, **options: object) -> Any:
             self._hand.called(call, self._name)
             began = time.perf_counter()
+            self._hand.open[call] += 1
             try:
                 return await asked(*arguments, **options)
             finally:
+                self._hand.open[call] -= 1
                 self._hand.took[call].append(time.perf_counter() - began)
 
         return ask

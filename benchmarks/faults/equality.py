@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,17 @@ from ...envs.core.trace import read_dicts
 from ...trainers.controller import checkpoint
 from ...trainers.controller.reporting.loggers import rows_of
 
+Row = dict[str, object]
 LEFT_OVERS = (".writing-", ".replaced", ".damaged", ".tmp")
 
 
 def differences(run: Path, whole: Path, bits: bool = True) -> list[str]:
     """Return all that differs, in words. Nothing: the run is what the undisturbed one is.
 
-    Without `bits` two runs need not agree (vLLM promises no bits): then the files and the steps are looked at alone.
+    Without `bits` two runs need not agree (vLLM promises no bits): then files, steps, and names of samples are compared.
     """
     if not bits:
-        return [*torn(run), *places(run, whole)]
+        return [*torn(run), *places(run, whole), *samples(run, whole, _name)]
     return [*torn(run), *weights(run, whole), *state(run, whole), *books(run, whole), *samples(run, whole)]
 
 
@@ -140,15 +141,18 @@ def _of_clock(name: str) -> bool:
     return "time" in name.split("/") or "seconds" in name
 
 
-def samples(run: Path, whole: Path) -> Iterator[str]:
-    """Compare what was sampled: every record of every step once, token by token, and every episode that was kept."""
+def samples(run: Path, whole: Path, part: Callable[[Row], object] = lambda row: row) -> Iterator[str]:
+    """Compare what was sampled: every record of every step once, token by token, and every episode that was kept.
+
+    `part` is what is compared of a record: by default all of it.
+    """
     for kind in ("samples", "traces"):
         ours, others = ({p.name: p for p in (place / kind).glob("*.zst")} for place in (run, whole))
         if ours.keys() != others.keys():
             yield f"{kind}: {sorted(ours.keys() ^ others.keys())} in one of them alone"
         for name in sorted(ours.keys() & others.keys()):
             try:
-                a, b = (Counter(_records(place[name])) for place in (ours, others))
+                a, b = (Counter(_records(place[name], part)) for place in (ours, others))
             except (ValueError, Damaged) as error:
                 yield f"{kind}/{name} cannot be read: {error}"
                 continue
@@ -156,7 +160,12 @@ def samples(run: Path, whole: Path) -> Iterator[str]:
                 yield f"{kind}/{name}: {len(list((a - b).elements()))} too many, {len(list((b - a).elements()))} missing"
 
 
-def _records(path: Path) -> Iterator[str]:
+def _records(path: Path, part: Callable[[Row], object]) -> Iterator[str]:
     """Yield a file's records without the times and speeds in them."""
     for row in read_dicts(path):
-        yield json.dumps(_timeless(row), sort_keys=True)
+        yield json.dumps(_timeless(part(row)), sort_keys=True)
+
+
+def _name(row: Row) -> object:
+    """Return what names a sample or an episode, whatever was said there."""
+    return row.get("id") or (row["task_id"], row["seed"])

@@ -75,6 +75,7 @@ def settings(model: str, kind: str, steps: int, recipe: str) -> Mapping[str, Any
         "recipe": recipe, "checkpoint_every": 2, "restarts": 99, "restart_pause": 0.1, "eval": {"every": 2, "tasks": 2},
         "log": {"console": "off", "traces_every": 1}, "groups": groups, "map": {"first": "a", "second": "b"},
         "runtime": "ray" if kind in ("group", "ray-controller") else "local",
+        "ray": {"address": "local"},  # one of its own, whatever else runs on this machine
         "policies": {"a": {"group": "one", **own}, "b": {"group": list(groups)[-1], "algorithm": {"name": "grpo"}, **own}},
     }  # fmt: skip
 

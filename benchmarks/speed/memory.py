@@ -6,12 +6,16 @@ Measured, on a CPU with gloo: bytes of the parameters, gradients and optimizer t
 most memory of its process during the step and during an export. The process itself (Python and torch, in part shared by
 the ranks) is in it. A rank also gathers one layer at a time, and the embedding while a pass runs: that part does not divide.
 
-Computed, and labelled so: the same parts for 7B and 32B in bfloat16 with float32 masters, by adding up sizes.
+Counted: what ranks hold after a step, from the shards that FSDP2 cuts of a model of the shape without weights. It takes no
+memory, so it is counted for large shapes too. `--count` does that alone.
+
+Computed, and labelled so: what a rank needs besides for 7B and 32B in bfloat16 with float32 masters, by adding up sizes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,8 +34,12 @@ SHAPES: dict[str, dict[str, Any]] = {
              "num_key_value_heads": 2, "vocab_size": 65_536},
     "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
              "num_key_value_heads": 2, "vocab_size": 151_936},
+    "7B": {"hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28,
+             "num_key_value_heads": 4, "vocab_size": 152_064, "tie_word_embeddings": False},
+    "32B": {"hidden_size": 5120, "intermediate_size": 27_648, "num_hidden_layers": 64, "num_attention_heads": 40,
+             "num_key_value_heads": 8, "vocab_size": 152_064, "tie_word_embeddings": False},
 }  # fmt: skip
-"""Shapes to measure; 0.5B is that of Qwen2.5-0.5B."""
+"""Shapes of Qwen2.5, but for the two smallest. Those above 0.5B are counted alone."""
 LARGE = {
     "7B": {"layers": 28, "d": 3584, "ffn": 18_944, "kv": 512, "vocab": 152_064},
     "32B": {"layers": 64, "d": 5120, "ffn": 27_648, "kv": 1024, "vocab": 152_064},
@@ -45,9 +53,11 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
+    parser.add_argument("--count", action="store_true", help="count, and measure nothing")
     parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks to measure")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of the step")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has, where memory is short")
+    parser.add_argument("--out", type=Path, help="a JSON file of what was measured, in bytes; it is added to")
     parser.add_argument("--moments", choices=("float32", "8bit"), default="float32")
     parser.add_argument("--parameters", choices=("float32", "bfloat16"), default="float32")
     a = parser.parse_args(argv)
@@ -60,22 +70,55 @@ def main(argv: list[str] | None = None) -> None:
         parameters=a.parameters,
         moments=a.moments,
     )
-    layers = SHAPES[a.shape]["num_hidden_layers"]
+    numbers = [int(word) for word in a.ranks.split(",")]
+    counts(a, numbers, learning)
+    if not a.count:
+        measurements(a, numbers, learning)
+        computations()
+
+
+def counts(a: argparse.Namespace, numbers: list[int], learning: Learning) -> None:
+    """Print what each number of ranks holds by count."""
     print(
-        f"measured: one step of {a.tokens} tokens, {a.shape}, {layers} layers, parameters {a.parameters}, "
-        f"moments {a.moments}, MiB"
+        f"counted: {a.shape}, parameters {a.parameters}, moments {a.moments}, MiB of the fullest rank, and the sum of all"
+    )
+    print("ranks  parameters  gradients  optimizer      sum  all ranks")
+    for n in numbers:
+        ranks = counted(config_of(a.shape), n, learning)
+        note(a, "counted", n, ranks)
+        sums = [sum(rank.values()) for rank in ranks]
+        fullest = ranks[sums.index(max(sums))]
+        figures = [fullest["parameters"], fullest["gradients"], fullest["optimizer"], max(sums), sum(sums)]
+        mib = [size / 2**20 for size in figures]
+        print(
+            f"{n:5}  {mib[0]:10,.1f}  {mib[1]:9,.1f}  {mib[2]:9,.1f}  {mib[3]:7,.1f}  {mib[4]:9,.1f}",
+            flush=True,
+        )
+
+
+def measurements(a: argparse.Namespace, numbers: list[int], learning: Learning) -> None:
+    """Print what each rank held in a step, and its peaks."""
+    print(
+        f"\nmeasured: one step of {a.tokens} tokens, {a.shape}, {SHAPES[a.shape]['num_hidden_layers']} layers, "
+        f"parameters {a.parameters}, moments {a.moments}, MiB"
     )
     print("ranks  of rank   parameters  gradients  optimizer  peak of the step  peak of the export")
     with tempfile.TemporaryDirectory() as folder:
         save(a.shape, Path(folder))
-        for n in map(int, a.ranks.split(",")):
-            for index, sizes in enumerate(measure(Path(folder), n, a.tokens, learning)):
+        for n in numbers:
+            ranks = measure(Path(folder), n, a.tokens, learning)
+            note(a, "measured", n, ranks)
+            for index, sizes in enumerate(ranks):
                 mib = {name: size / 2**20 for name, size in sizes.items()}
                 print(
                     f"{n:5}  {index:7}   {mib['parameters']:10,.1f}  {mib['gradients']:9,.1f}  "
                     f"{mib['optimizer']:9,.1f}  {mib['peak']:16,.1f}  {mib['export']:18,.1f}",
                     flush=True,
                 )
+
+
+def computations() -> None:
+    """Print what large models need, by adding up sizes."""
     for lean in (False, True):
         kept = "parameters bfloat16, moments 8bit" if lean else "float32 masters"
         print(
@@ -89,15 +132,70 @@ def main(argv: list[str] | None = None) -> None:
                 print(f"{name:5}  {n:5} {figures}")
 
 
+def note(a: argparse.Namespace, kind: str, n: int, ranks: list[dict[str, int]]) -> None:
+    """Add what the ranks hold to the JSON file."""
+    if a.out is None:
+        return
+    rows = json.loads(a.out.read_text()) if a.out.exists() else []
+    how = {"kind": kind, "shape": a.shape, "layers": SHAPES[a.shape]["num_hidden_layers"], "ranks": n}
+    kept = [{name: size for name, size in rank.items() if name != "process"} for rank in ranks]
+    rows.append({**how, "tokens": a.tokens, "parameters": a.parameters, "moments": a.moments, "bytes": kept})
+    a.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def config_of(shape: str) -> object:
+    """Return the configuration of a shape."""
+    from transformers import Qwen2Config
+
+    return Qwen2Config(**{"max_position_embeddings": 1024, "tie_word_embeddings": True, **SHAPES[shape]})
+
+
+def counted(config: object, ranks: int, learning: Learning) -> list[dict[str, int]]:
+    """Count the bytes that each rank holds after a step: its shards of a model without weights, as FSDP2 cuts them."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from ...agents.model.llama import Llama
+    from ...agents.model.shape import shape_of
+    from ...trainers.group.optimizers.adam import CompactAdam, fresh
+    from ...trainers.group.ranks.one_rank import local
+    from ...trainers.group.ranks.sharding import cut
+
+    rows = []
+    for index in range(ranks):
+        dist.init_process_group("fake", store=FakeStore(), rank=index, world_size=ranks)  # sends nothing
+        try:
+            with torch.device("meta"):
+                model = Llama(shape_of(config), config)
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(getattr(torch, learning.parameters))
+            cut(model, init_device_mesh("cpu", (ranks,)), None, False)
+            trained = list(model.parameters())
+            compact = learning.moments == "8bit" or learning.parameters == "bfloat16"
+            optimizer: torch.optim.Optimizer = (
+                CompactAdam(
+                    trained, eight_bit=learning.moments == "8bit", lr=1e-3, betas=(0.9, 0.999), eps=1e-8
+                )
+                if compact
+                else torch.optim.AdamW(trained)
+            )
+            own = sum(local(parameter).nbytes for parameter in trained)
+            moments = sum(local(t).nbytes for p in trained for t in fresh(optimizer, p).values())
+            rows.append({"parameters": own, "gradients": own, "optimizer": moments})
+        finally:
+            dist.destroy_process_group()
+    return rows
+
+
 def save(shape: str, folder: Path) -> None:
     """Write a model of random weights."""
     import torch
-    from transformers import Qwen2Config
 
     from ...agents.model.weights import from_config, save_model
 
-    config = Qwen2Config(**SHAPES[shape], max_position_embeddings=1024, tie_word_embeddings=True)
-    save_model(from_config(config).to(torch.bfloat16), folder)
+    save_model(from_config(config_of(shape)).to(torch.bfloat16), folder)
 
 
 def measure(model: Path, ranks: int, tokens: int, learning: Learning) -> list[dict[str, int]]:

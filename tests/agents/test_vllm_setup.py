@@ -39,6 +39,8 @@ def test_a_newer_version_is_told_of_once(capsys):
         ({"worker_extension_cls": "mine.Loader"}, "worker_extension_cls is the engine's own"),
         ({"weight_transfer_config": {"backend": "nccl"}}, "weight_transfer_config is the engine's own"),
         ({"logprobs_mode": "raw_logits"}, "logprobs_mode must stay processed_logprobs"),
+        ({"dtype": "bfloat16"}, r"engine_options.dtype follows from groups.\*.precision; leave it out"),
+        ({"max_num_seqs": 3}, r"engine_options.max_num_seqs follows from groups.\*.slots"),
     ],
 )  # fmt: skip
 def test_options_that_are_the_engines_own_are_refused_by_name(options, says):

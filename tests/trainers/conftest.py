@@ -1,8 +1,11 @@
 """Random ragged play for the tests of statistics: tasks, trajectories, agents, calls, chains, siblings, tokens."""
 
 import random
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -79,6 +82,32 @@ def play(seed: int, tasks: int = 3, trees: bool = True) -> Play:
 def ragged() -> Callable[..., Play]:
     """`ragged(seed)`: a different team at a different table each time."""
     return play
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """A Ray that all tests share, because its start takes longer than most of them: a `Cluster` of one node."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from unitymas.trainers.config.schema import RayConfig
+    from unitymas.trainers.group.cluster import connect
+
+    folder = tempfile.mkdtemp(prefix="ry", dir="/tmp")  # a short path: sockets lie under it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)  # nobody else on this machine finds it by itself
+        patch.setenv("RAY_raylet_start_wait_time_s", "600")  # Ray's own 30 s are too few for a busy machine
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        own = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8}
+        nodes = Cluster(
+            initialize_head=True, head_node_args={**own, "_system_config": {"worker_niceness": 0}}
+        )
+        connect(RayConfig(address=nodes.address))
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

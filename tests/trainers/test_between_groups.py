@@ -2,7 +2,6 @@
 
 import asyncio
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -122,16 +121,8 @@ def test_what_was_measured_belongs_to_a_sample_that_is_there(tiny_llama: str) ->
     asyncio.run(run())
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    import ray
-
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.ray
-def test_actors_give_samples_to_each_other(tiny_llama: str, cluster: None) -> None:
+def test_actors_give_samples_to_each_other(tiny_llama: str, cluster: object) -> None:
     """Two groups in actors of Ray: the values are those of two groups in this process, and errors cross."""
 
     async def run() -> None:

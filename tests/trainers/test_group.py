@@ -269,6 +269,20 @@ def test_cancelling(tiny_llama: str) -> None:
     asyncio.run(run())
 
 
+def test_a_reply_that_comes_after_its_step_is_counted_and_forgotten(tiny_llama: str) -> None:
+    async def run() -> None:
+        group = ModelGroup(spec(tiny_llama, {"team": PolicySpec(learning=LEARNING)}))
+        late = asyncio.ensure_future(group.generate("team", call("e1", "0")))
+        while not group._running:
+            await asyncio.sleep(0)
+        await group.retire(["e1"])
+        assert "sample" not in (await late).meta
+        counts = await group.retire(["e2"])
+        assert counts["discarded/late"] == 1 and not group.store._closed
+
+    asyncio.run(run())
+
+
 def test_new_calls_wait_while_the_group_learns(tiny_llama: str) -> None:
     async def run() -> None:
         group = ModelGroup(spec(tiny_llama, {"team": PolicySpec(learning=LEARNING)}))

@@ -1,11 +1,17 @@
-"""`unitymas launch`: recipes run by stand-ins of sbatch, srun, kubectl, ssh and ray, which write down what reaches them."""
+"""`unitymas launch`: recipes run by stand-ins of sbatch, srun, kubectl, ssh and ray, which write down what reaches them; and
+once by real Rays behind a stand-in of ssh.
+"""
 
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +70,16 @@ class Stage:
         }  # fmt: skip
         self.env.pop("RAY_ADDRESS", None)
 
-    def run(self, *command: str, text: str | None = None) -> list[Any]:
+    def run(self, *command: str, text: str | None = None, patience: float = 120) -> list[Any]:
         """Run a recipe. Return the calls of what it started: name, words, folder, RAY_ADDRESS, PREPARED."""
         done = subprocess.run(
-            command, env=self.env, cwd=self.folder, input=text, capture_output=True, text=True, timeout=120
+            command,
+            env=self.env,
+            cwd=self.folder,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=patience,
         )
         assert done.returncode == 0, done.stderr
         assert not (self.folder / "stolen").exists() and not (self.folder / "work dir" / "stolen").exists()
@@ -185,6 +197,42 @@ def test_ssh(stage: Stage) -> None:
     (first,) = (call[1] for call in calls if call[0] == "ray" and "--head" in call[1])
     assert first[:5] == ["start", "--block", "--disable-usage-stats", "--head", "--include-dashboard=false"]
     assert first[5:] == ["--node-ip-address=127.0.0.1", f"--port={stage.port}", "--num-gpus=1"]
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_two_real_nodes_are_joined_by_ssh(stage: Stage) -> None:
+    """Ray itself on two "hosts". The command begins when both have joined, and no process is left when it has ended."""
+    place = tempfile.mkdtemp(prefix="rl", dir="/tmp")  # a short path: sockets lie under it
+    for name, words in (("ray", "-m ray.scripts.scripts"), ("python", "")):
+        (stage.folder / "bin" / name).write_text(f'#!/bin/bash\nexec {sys.executable} {words} "$@"\n')
+    stage.env |= {
+        "RAY_TMPDIR": place, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.pathsep.join(sys.path),
+        "RAY_raylet_start_wait_time_s": "600",
+    }  # fmt: skip
+    job = Job(
+        command=COMMAND, cpus=1, folder=str(stage.folder / "work dir"), setup="export PREPARED=yes", wait=600
+    )
+    try:
+        text = ssh_script(job, ["one", "two"], stage.port, "127.0.0.1")
+        calls = stage.run("bash", "-s", text=text, patience=800)
+        assert [call[0] for call in calls] == ["unitymas"]  # `gather` let it through: two nodes were there
+        assert tuple(calls[0][1]) == (*COMMAND, "runtime=ray") and calls[0][3] == f"127.0.0.1:{stage.port}"
+        until = time.monotonic() + 120
+        while (left := running(place)) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not left
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def running(words: str) -> list[str]:
+    """Return the command lines of living processes that hold these words."""
+    lines = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            lines.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in lines if words in line]
 
 
 def test_one_node_starts_no_worker() -> None:

@@ -1,10 +1,17 @@
 """A group that dies in mid-step: the run goes on by itself, and ends with the weights of an undisturbed one."""
 
+import asyncio
+import itertools
 import json
 import os
 import random
+import re
+import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +20,16 @@ import pytest
 import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.agents.basics.failures import GroupLost
-from unitymas.trainers.config.schema import RayConfig
+from unitymas.benchmarks.faults.lives import family
+from unitymas.trainers.config.group_settings import GroupSpec, PolicySpec
+from unitymas.trainers.config.schema import ConfigError, RayConfig
 from unitymas.trainers.controller import run as run_module
 from unitymas.trainers.controller.run import train
-from unitymas.trainers.group import cluster, runtime
+from unitymas.trainers.group import actor, runtime
+from unitymas.trainers.group import cluster as cluster_module
+from unitymas.trainers.group.runtime import start_groups, stop_groups
 
 ID = "pair-of-lost"
-PATH = os.pathsep.join([*sys.path, str(Path(__file__).parent.parent.parent)])
 WORDS = ("w1", "w2", "w3", "w4")
 
 
@@ -58,7 +68,7 @@ def settings(model: str, **more: Any) -> dict[str, Any]:
         "algorithm": {"name": "grpo"}, "learning": {"lr": 1e-2}, "sampling": {"temperature": 5.0, "max_tokens": 2},
     }  # fmt: skip
     common = {
-        "steps": 4, "tasks_per_step": 2, "k": 4, "minibatches": 1, "starved": False, "deterministic": True,
+        "steps": 3, "tasks_per_step": 2, "k": 4, "minibatches": 1, "starved": False, "deterministic": True,
         "checkpoint_every": 1, "eval": {"every": 0, "tasks": 1}, "log": {"console": "off", "traces_every": 0},
         "policies": {"team": policy}, "groups": {"main": {"model": model, "slots": 4, "threads": 1}},
     }  # fmt: skip
@@ -111,25 +121,50 @@ def weights(folder: Path) -> bytes:
     return (folder / "policies" / "team" / "model.safetensors").read_bytes()
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_llama: str, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Weights of the undisturbed run."""
+    where = tmp_path_factory.mktemp("whole") / "run"
+    train(ID, directory=where, **settings(tiny_llama))
+    return weights(where)
+
+
 def test_a_group_that_dies_at_any_moment_changes_nothing(
-    tiny_llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: str, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = settings(tiny_llama)
-    train(ID, directory=tmp_path / "whole", **more)
-    chance = random.Random(0)
+    more, chance = settings(tiny_llama), random.Random(0)
     with monkeypatch.context() as patch:
-        for number in range(6):
-            lives = [chance.randrange(3, 110) for _ in range(chance.randrange(1, 4))]
+        for number, deaths in enumerate((1, 2, 3)):
+            lives = [chance.randrange(3, 80) for _ in range(deaths)]
             where = tmp_path / str(number)
             begun = dying(patch, list(lives))
             train(ID, directory=where, **more)
             patch.undo()
-            assert weights(where) == weights(tmp_path / "whole"), f"groups that lived for {lives} calls"
+            assert weights(where) == whole, f"groups that lived for {lives} calls"
             rows = [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines()]
-            assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3, 4]
+            assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3]
             losses = [row for row in rows if row["kind"] == "loss"]
             assert len(losses) == len(begun) - 1
             assert all(row["cause"] == "group 'main' is gone: the actor died" for row in losses)
+
+
+def test_a_group_that_dies_while_it_starts_is_started_again(
+    tiny_llama: str, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At first, and again when the run goes on after a death."""
+    start, starts = runtime.start_groups, itertools.count(1)
+
+    async def started(*arguments: Any) -> dict[str, Any]:
+        number = next(starts)
+        if number in (1, 3):
+            raise GroupLost("group 'main' is gone while it starts")
+        groups = await start(*arguments)
+        return {name: Fragile(group, 30 if number == 2 else 10**9) for name, group in groups.items()}
+
+    monkeypatch.setattr(runtime, "start_groups", started)
+    monkeypatch.setattr(run_module.time, "sleep", lambda seconds: None)
+    train(ID, directory=tmp_path / "run", **settings(tiny_llama))
+    assert next(starts) == 5 and weights(tmp_path / "run") == whole
 
 
 def test_a_group_that_never_stands_ends_the_run(
@@ -143,153 +178,173 @@ def test_a_group_that_never_stands_ends_the_run(
     assert "attempt 2 of 2" in capsys.readouterr().err
 
 
-def test_an_address_where_nobody_listens_is_told_at_once() -> None:
-    import socket
+@pytest.mark.parametrize("answer", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+def test_an_address_without_a_ray_is_told_at_once(
+    answer: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody listens, something else does, or somebody listens and never answers."""
+    monkeypatch.setattr(cluster_module, "ANSWER", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if answer is None:
+            server.close()
+        elif answer:
+            threading.Thread(target=greet, args=(server, answer), daemon=True).start()
+        with pytest.raises(ConnectionError, match=rf"no cluster answers at 127.0.0.1:{port} .*ray.address"):
+            cluster_module.connect(RayConfig(address=f"127.0.0.1:{port}"))
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(ConnectionError, match=rf"no cluster answers at 127.0.0.1:{port} .*ray.address"):
-        cluster.connect(RayConfig(address=f"127.0.0.1:{port}"))
+
+def greet(server: socket.socket, answer: bytes) -> None:
+    """Answer whoever comes."""
+    link, _ = server.accept()
+    with link:
+        link.recv(100)
+        link.sendall(answer)
 
 
 def test_a_ray_that_was_killed_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves its address in a file, which is believed only where somebody listens there."""
-    import socket
-
+    """It leaves its address in a file, which is believed only where a Ray answers there."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert not cluster.runs_here()
+    assert not cluster_module.runs_here()
     (tmp_path / "ray").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as here:
         (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{here.getsockname()[1]}\n")
-        assert cluster.runs_here()
-    assert not cluster.runs_here()
+        settings_frame = bytes([0, 0, 0, cluster_module.SETTINGS, 0, 0, 0, 0, 0])
+        threading.Thread(target=greet, args=(here, settings_frame), daemon=True).start()
+        assert cluster_module.runs_here()
+    assert not cluster_module.runs_here()
 
 
-CHILD = """
-import asyncio, sys
-import ray
-from ray.cluster_utils import Cluster
-from unitymas.trainers.config.group_settings import GroupSpec, PolicySpec
-from unitymas.trainers.config.schema import ConfigError, RayConfig
-from unitymas.trainers.group.runtime import start_groups, stop_groups
-
-def spec(name, **more):
-    return GroupSpec(name=name, model=sys.argv[1], policies={"p": PolicySpec()}, slots=2, threads=1, **more)
-"""
-
-
-def ray_driver(code: str, *arguments: str) -> str:
-    """Run code against a Ray of its own, in a process of its own. Return what it printed."""
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {
-        "RAY_AUTH_MODE": "disabled",
-        "PYTHONPATH": PATH,
-    }
-    limit = 400 * int(os.environ.get("UNITYMAS_KILLS", "1"))
-    command = [sys.executable, "-c", CHILD + code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
-
-
-NODES = """
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8})
-second = cluster.add_node(num_cpus=1, object_store_memory=10**8)
-settings = RayConfig(address=cluster.address, strategy="strict_spread", wait=60)
-
-async def run():
-    groups = await start_groups({"a": spec("a"), "b": spec("b", cpus=1)}, "ray", settings)
-    print("versions", [(await g.report())["versions"]["p"] for g in groups.values()])
-    table = list(ray.util.placement_group_table().values())
-    print("nodes", len(set(table[0]["bundles_to_node_id"].values())))
-    for refused in ({"a": spec("a", cpus=3)}, {"a": spec("a", gpus=1)}, {"a": spec("a", cpus=0.7), "b": spec("b", cpus=0.7), "c": spec("c")}):
-        try:
-            await start_groups(refused, "ray", RayConfig(strategy="strict_spread", wait=2))
-        except ConfigError as error:
-            print("refused:", error)
-    cluster.remove_node(second)  # in the middle of a call
-    lost = 0
-    for name, group in groups.items():
-        try:
-            await asyncio.wait_for(group.report(), 120)
-        except Exception as error:
-            lost += 1
-            print(type(error).__name__, str(error)[:40])
-    print("lost", lost)
-    await stop_groups(groups)
-    cluster.add_node(num_cpus=1, object_store_memory=10**8)
-    groups = await start_groups({"a": spec("a"), "b": spec("b", cpus=1)}, "ray", settings)
-    print("again", len(groups))
-    await stop_groups(groups)
-
-asyncio.run(run())
-ray.shutdown()
-cluster.shutdown()
-"""
+def spec(model: str, name: str, **more: Any) -> GroupSpec:
+    return GroupSpec(name=name, model=model, policies={"p": PolicySpec()}, slots=2, threads=1, **more)
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(420)
-def test_two_nodes_one_leaves_and_one_comes(tiny_llama: str) -> None:
-    said = ray_driver(NODES, tiny_llama)
-    assert "versions [0, 0]" in said and "nodes 2" in said
-    assert "the groups ask for 3 CPUs (groups.*.cpus), and Ray has 2" in said
-    assert "the groups ask for 1 GPUs (groups.*.gpus), and Ray has 0" in said
-    assert "3 groups cannot be placed by 'strict_spread' (waited 2 s" in said
-    assert "GroupLost group '" in said and "lost 1" in said
-    assert "again 2" in said
+def test_two_nodes_one_leaves_and_one_comes(tiny_llama: str, cluster: Any) -> None:
+    second = cluster.add_node(num_cpus=1, object_store_memory=10**8)
+    spread = RayConfig(strategy="strict_spread", wait=60)
+
+    async def run() -> None:
+        groups = await start_groups({n: spec(tiny_llama, n, cpus=1) for n in "ab"}, "ray", spread)
+        assert [(await group.report())["versions"]["p"] for group in groups.values()] == [0, 0]
+        (placed,) = ray.util.placement_group_table().values()
+        assert len(set(placed["bundles_to_node_id"].values())) == 2
+        for refused, words in (
+            ({"a": spec("", "a", cpus=3)}, r"ask for 3 CPUs \(groups.\*.cpus\), and Ray has 2"),
+            ({"a": spec("", "a", gpus=1)}, r"ask for 1 GPUs \(groups.\*.gpus\), and Ray has 0"),
+            ({n: spec("", n) for n in "cde"}, r"3 groups cannot be placed by 'strict_spread' \(waited 0.5 s"),
+        ):
+            with pytest.raises(ConfigError, match=words):
+                await start_groups(refused, "ray", RayConfig(strategy="strict_spread", wait=0.5))
+        cluster.remove_node(second)  # in the middle of a call
+        answers = await asyncio.wait_for(
+            asyncio.gather(*(group.report() for group in groups.values()), return_exceptions=True), 120
+        )
+        (lost,) = (
+            name for name, answer in zip(groups, answers, strict=True) if isinstance(answer, GroupLost)
+        )
+        third = cluster.add_node(num_cpus=2, object_store_memory=10**8)  # one takes the bundle that was lost
+        again = await start_groups({lost: spec(tiny_llama, lost, cpus=1)}, "ray")  # the first node is full
+        await stop_groups({**groups, **again})
+        cluster.remove_node(third)
+
+    import ray
+
+    asyncio.run(run())
 
 
-KILLS = """
-import os, pathlib, random, signal, threading, time
-os.environ["UNITYMAS_MARK"] = mark = f"mark-{os.getpid()}"  # Ray's workers inherit it
-import json
-import unitymas.trainers.controller.run as controller
-import importlib.util
-found = importlib.util.spec_from_file_location('here', sys.argv[4])
-here = importlib.util.module_from_spec(found)
-found.loader.exec_module(here)
+@pytest.mark.ray
+@pytest.mark.timeout(420)
+def test_an_actor_that_is_killed_changes_no_weight(
+    tiny_llama: str, whole: bytes, tmp_path: Path, cluster: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL, in the middle of a run. `python -m unitymas.benchmarks.faults` kills a hundred times."""
+    where, killed = tmp_path / "run", []
 
-here.register()
-kills, place = int(sys.argv[2]), pathlib.Path(sys.argv[3])
-whole = place / "whole"
-controller.train(here.ID, directory=whole, **here.settings(sys.argv[1], steps=6))
-ray.init(num_cpus=1, include_dashboard=False, object_store_memory=10**8, log_to_driver=False)
-done, chance = [], random.Random(1)
+    def kill() -> None:
+        book = where / "metrics.jsonl"
+        while not (book.exists() and '"kind": "step"' in book.read_text()):
+            time.sleep(0.01)
+        (pid,) = (pid for pid, words in family(os.getpid()).items() if "ray::GroupActor" in words)
+        os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
 
-def actors():
-    for entry in pathlib.Path("/proc").iterdir():
-        try:
-            if b"ray::GroupActor" in (entry / "cmdline").read_bytes() and mark.encode() in (entry / "environ").read_bytes():
-                yield int(entry.name)
-        except (OSError, ValueError):
+    threading.Thread(target=kill, daemon=True).start()
+    train(ID, directory=where, runtime="ray", **settings(tiny_llama, restart_pause=0.0))
+    losses = [line for line in (where / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
+    assert len(killed) == len(losses) == 1 and weights(where) == whole
+
+
+@pytest.mark.ray
+def test_an_actor_that_is_killed_while_it_starts_is_a_lost_group(
+    cluster: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no actor is left behind."""
+
+    class Killed:
+        """A group that is killed while it loads."""
+
+        def __init__(self, spec: GroupSpec) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    kinds = {"a": light(), "b": Killed}
+    monkeypatch.setattr(runtime, "group_class", lambda spec: kinds[spec.name])
+    with pytest.raises(GroupLost, match="group 'b' is gone while it starts"):
+        asyncio.run(start_groups({name: spec("", name) for name in kinds}, "ray"))
+    assert gone("ray::GroupActor")
+
+
+def light() -> type:
+    """Return a group that loads nothing. Its class travels by value, so nothing is imported there."""
+
+    class Light:
+        def __init__(self, spec: GroupSpec) -> None:
             pass
 
-def kill():
-    while len(done) < kills:
-        time.sleep(chance.uniform(0.05, 1.0))
-        for pid in actors():
-            rows = (where / "metrics.jsonl").read_text() if (where / "metrics.jsonl").exists() else ""
-            if '"kind": "begin"' in rows:  # in the middle of the run
-                os.kill(pid, signal.SIGKILL)
-                done.append(pid)
-                time.sleep(chance.uniform(0.5, 4.0))
-                break
+    return Light
 
-where = place / "killed"
-threading.Thread(target=kill, daemon=True).start()
-controller.time.sleep = lambda seconds: None
-controller.train(here.ID, directory=where, runtime="ray", **here.settings(sys.argv[1], steps=6, restarts=99))
-losses = [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
-print("killed", len(done), "losses", len(losses), "equal", here.weights(where) == here.weights(whole))
-ray.shutdown()
+
+@pytest.mark.ray
+def test_a_node_with_other_versions_is_refused(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions of this process are said to be others, as those of another node would be."""
+    real = actor.versions()
+    monkeypatch.setattr(runtime, "group_class", lambda spec: light())
+    monkeypatch.setattr(actor, "versions", lambda: real | {"torch": "2.0.1", "unitymas": "0.0.7"})
+    words = f"group 'a': its node has unitymas {real['unitymas']} instead of 0.0.7, torch {real['torch']} instead of 2.0.1"
+    with pytest.raises(ValueError, match=re.escape(f"{words}; install the same versions on all nodes")):
+        asyncio.run(start_groups({"a": spec("", "a")}, "ray"))
+    assert gone("ray::GroupActor")
+    assert {"python", "ray", "torch", "unitymas"} <= real.keys()
+
+
+def gone(words: str) -> bool:
+    """Tell whether soon no process of ours is called so."""
+    until = time.monotonic() + 60
+    while any(words in title for title in family(os.getpid()).values()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return time.monotonic() < until
+
+
+OTHER_RAY = """
+import ray, sys
+from unitymas.trainers.config.schema import RayConfig
+from unitymas.trainers.group.cluster import connect
+ray.__version__ = "2.1.0"
+try:
+    connect(RayConfig(address=sys.argv[1]))
+except ValueError as error:
+    print(ray.is_initialized(), error)
 """
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(420)
-def test_an_actor_that_is_killed_changes_no_weight(tiny_llama: str, tmp_path: Path) -> None:
-    """SIGKILL, once here. UNITYMAS_KILLS=100 kills as often as that, at random moments."""
-    kills = os.environ.get("UNITYMAS_KILLS", "1")
-    said = ray_driver(KILLS, tiny_llama, kills, str(tmp_path), __file__)
-    assert f"killed {kills} losses" in said and "losses 0" not in said and "equal True" in said, said
+def test_a_cluster_of_another_ray_is_refused(cluster: Any) -> None:
+    """A driver that says to be of another version: Ray itself compares, and we say what to do."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RAY_AUTH_MODE": "disabled"}
+    command = [sys.executable, "-c", OTHER_RAY, cluster.address]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.stdout.startswith(
+        "False runtime=ray: Version mismatch: The cluster was started with: Ray: "
+    ), done.stderr
+    assert "Ray: 2.1.0" in done.stdout and "install the same Python and Ray on all nodes" in done.stdout

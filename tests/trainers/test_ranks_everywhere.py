@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,6 @@ from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.config.group_settings import GroupSpec, Learning, PolicySpec, Sampling
 from unitymas.trainers.controller.statistics.table import Signal
 from unitymas.trainers.group.runtime import start_groups, stop_groups
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    import ray
-
-    yield
-    ray.shutdown()
 
 
 def spec(model: str, name: str, ranks: int) -> GroupSpec:
@@ -61,42 +53,29 @@ async def weights(group: Any, folder: Path) -> torch.Tensor:
 Outcome = dict[str, tuple[dict[str, float], torch.Tensor]]
 
 
-async def play(model: str, ranks: int, count: int, runtime: Any, folder: Path) -> Outcome:
+Groups = dict[str, Any]
+RANKS = {"g0": 4, "g1": 2, "g2": 1, "g3": 1}
+"""Ranks of each of four groups."""
+
+
+async def start(model: str, ranks: Mapping[str, int], runtime: Any) -> Groups:
+    return await start_groups({name: spec(model, name, count) for name, count in ranks.items()}, runtime)
+
+
+async def play(groups: Groups, folder: Path) -> Outcome:
     """One step of all groups side by side; their metrics and weights."""
-    groups = await start_groups({f"g{i}": spec(model, f"g{i}", ranks) for i in range(count)}, runtime)
-    try:
-        metrics = await asyncio.gather(*(step(group, 0) for group in groups.values()))
-        learned = [await weights(group, folder / name) for name, group in groups.items()]
-    finally:
-        await stop_groups(groups)
+    metrics = await asyncio.gather(*(step(group, 0) for group in groups.values()))
+    learned = [await weights(group, folder / name) for name, group in groups.items()]
     return dict(zip(groups, zip(metrics, learned, strict=True), strict=True))
-
-
-@pytest.fixture(scope="module")
-def alone(tiny_llama: str, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What four groups of one process learn."""
-    return asyncio.run(play(tiny_llama, 1, 4, "local", tmp_path_factory.mktemp("alone")))
 
 
 def far(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("ranks", "count", "runtime"),
-    [
-        (4, 1, "local"),
-        (2, 4, "local"),
-        pytest.param(4, 1, "ray", marks=pytest.mark.ray),
-    ],
-)
-def test_ranks_runtimes_and_groups_agree(
-    ranks: int, count: int, runtime: str, alone: Outcome, tiny_llama: str, tmp_path: Path, cluster: None
-) -> None:
-    """Ranks of one on Ray, with one group and four, are in test_runtime_ray.py: equal bits."""
-    many = asyncio.run(play(tiny_llama, ranks, count, runtime, tmp_path))
-    assert len(many) == count
+def agree(many: Outcome, alone: Outcome) -> None:
+    """Losses and weights are those of groups of one process, up to the order of sums."""
+    assert list(many) == list(alone)
     for name, (metrics, learned) in many.items():
         for key, value in alone[name][0].items():
             assert metrics[key] == pytest.approx(value, rel=1e-5, abs=1e-5), (name, key)
@@ -105,30 +84,38 @@ def test_ranks_runtimes_and_groups_agree(
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_ranks_on_ray_have_the_bits_of_processes_and_one_may_die(
-    tiny_llama: str, tmp_path: Path, cluster: None
-) -> None:
-    async def two_steps(runtime: Any, name: str) -> tuple[Any, torch.Tensor, Any]:
-        groups = await start_groups({"g": spec(tiny_llama, "g", 2)}, runtime)
-        await step(groups["g"], 0)
-        await groups["g"].save(tmp_path / f"{name}-checkpoint")
-        metrics = await step(groups["g"], 1)
-        return metrics, await weights(groups["g"], tmp_path / name), groups
+def test_ranks_runtimes_and_groups_agree(tiny_llama: str, tmp_path: Path, cluster: object) -> None:
+    """Four groups of 4, 2, 1 and 1 ranks, in processes and as Ray actors, against four groups of one process each. Then a
+    rank of Ray dies. Groups of one rank on Ray are in test_runtime_ray.py too.
+    """
 
     async def run() -> None:
-        metrics, learned, local = await two_steps("local", "local")
-        here, there, remote = await two_steps("ray", "ray")
-        assert here == metrics and torch.equal(there, learned)
-        dead = (await remote["g"].report())["ranks"][1]["process"]
-        os.kill(dead, signal.SIGKILL)
-        with pytest.raises(GroupLost, match="group 'g': rank 1 failed in .*; all its ranks are ended"):
-            await step(remote["g"], 2)
-        with pytest.raises(GroupLost, match="rank 1 failed"):
-            await remote["g"].report()
-        await stop_groups(remote)
-        await local["g"].load(tmp_path / "ray-checkpoint")  # any group goes on from there
-        assert await step(local["g"], 1) == metrics
-        assert torch.equal(await weights(local["g"], tmp_path / "again"), learned)
+        plain = await start(tiny_llama, dict.fromkeys(RANKS, 1), "local")
+        alone = await play(plain, tmp_path / "alone")
+        local = await start(tiny_llama, RANKS, "local")
+        here = await play(local, tmp_path / "local")
+        agree(here, alone)
+        remote = await start(tiny_llama, RANKS, "ray")
+        there = await play(remote, tmp_path / "ray")
+        agree(there, alone)
+        for name, (metrics, learned) in here.items():  # as many ranks: the very bits
+            assert there[name][0] == metrics and torch.equal(there[name][1], learned)
+        await remote["g1"].save(tmp_path / "checkpoint")
+        await one_dies(remote["g1"], local["g1"])
+        await stop_groups({name: group for name, group in remote.items() if name != "g1"})
         await stop_groups(local)
+
+    async def one_dies(remote: Any, local: Any) -> None:
+        metrics = await step(remote, 1)
+        learned = await weights(remote, tmp_path / "second")
+        os.kill((await remote.report())["ranks"][1]["process"], signal.SIGKILL)
+        with pytest.raises(GroupLost, match="group 'g1': rank 1 failed in .*; all its ranks are ended"):
+            await step(remote, 2)
+        with pytest.raises(GroupLost, match="rank 1 failed"):
+            await remote.report()
+        await stop_groups({"g1": remote})
+        await local.load(tmp_path / "checkpoint")  # any group goes on from there
+        assert await step(local, 1) == metrics
+        assert torch.equal(await weights(local, tmp_path / "again"), learned)
 
     asyncio.run(run())

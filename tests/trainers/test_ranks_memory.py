@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.weights import from_config, load_model, load_tokenizer, save_model
 from unitymas.agents.policies import Call
+from unitymas.benchmarks.speed.memory import config_of, counted
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.config.group_settings import GroupSpec, Learning, PolicySpec, Sampling
 from unitymas.trainers.controller.statistics.table import Signal
@@ -58,6 +59,20 @@ def distance(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
 
 
+def test_what_half_a_billion_parameters_need_divides_by_the_ranks() -> None:
+    """Parameters, gradients and optimizer of 1, 2 and 4 ranks, counted from shards of a model without weights."""
+    one, two, four = (counted(config_of("0.5B"), ranks, Learning()) for ranks in (1, 2, 4))
+    whole = one[0]
+    assert whole["parameters"] == 4 * 494_032_768 and whole["gradients"] == whole["parameters"]
+    assert whole["optimizer"] == pytest.approx(
+        2 * whole["parameters"], rel=1e-6
+    )  # and a count for each tensor
+    for kind, size in whole.items():
+        for ranks in (two, four):
+            assert sum(rank[kind] for rank in ranks) == pytest.approx(size, rel=1e-6)
+            assert max(rank[kind] for rank in ranks) == pytest.approx(size / len(ranks), rel=1e-3)
+
+
 @pytest.mark.timeout(600)
 def test_ranks_with_little_memory_learn_what_one_process_learns(tiny_llama: str, tmp_path: Path) -> None:
     async def run() -> None:
@@ -72,7 +87,13 @@ def test_ranks_with_little_memory_learn_what_one_process_learns(tiny_llama: str,
             assert learned.dtype == torch.bfloat16
             moved = distance(learned, start)
             assert distance(await weights(two, tmp_path / "two"), learned) < 0.15 * moved
-            (held, _) = (await two.report())["ranks"]
+            ranks = (await two.report())["ranks"]
+            held = ranks[0]
+            shape = load_model(tiny_llama).hf_config
+            own = Learning(**LEAN)
+            for rank, without_weights in zip(ranks, counted(shape, 2, own), strict=True):
+                for kind in ("parameters", "optimizer"):
+                    assert rank[kind] == without_weights[kind]
             numbers = held["parameters"] // 2
             assert (
                 held["optimizer"] < 6 * numbers

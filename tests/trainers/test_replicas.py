@@ -1,7 +1,6 @@
 """Several replicas of an engine: prefixes stay together, loads stay even, bits stay equal, and a death costs time alone."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,8 @@ from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning
 from unitymas.trainers.config.plan import check_gpus
 from unitymas.trainers.config.reader import ConfigError
 from unitymas.trainers.config.resolve import resolve
-from unitymas.trainers.config.schema import RayConfig
 from unitymas.trainers.controller.run import train
 from unitymas.trainers.controller.statistics.table import Signal
-from unitymas.trainers.group.cluster import connect
 from unitymas.trainers.group.model_group import ModelGroup
 from unitymas.trainers.group.replicas.router import Router
 from unitymas.trainers.group.runtime import start_groups, stop_groups
@@ -229,16 +226,8 @@ def test_replicas_need_gpus_of_their_own() -> None:
 # Ray
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    import ray
-
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.ray
-def test_replicas_in_actors_give_the_same_bits(tiny_llama: str, cluster: None) -> None:
+def test_replicas_in_actors_give_the_same_bits(tiny_llama: str, cluster: object) -> None:
     """A group in an actor, its second replica in another one."""
 
     async def run() -> None:
@@ -253,12 +242,11 @@ def test_replicas_in_actors_give_the_same_bits(tiny_llama: str, cluster: None) -
 
 
 @pytest.mark.ray
-def test_a_replica_is_killed_while_it_answers(tiny_llama: str, cluster: None) -> None:
+def test_a_replica_is_killed_while_it_answers(tiny_llama: str, cluster: object) -> None:
     import ray
 
     async def run() -> None:
         expected = await step(ModelGroup(spec(tiny_llama, 1)))
-        connect(RayConfig())
         group = ModelGroup(spec(tiny_llama, 2, rank_actors=True))
         engine = group.hosted["team"].engine
         asked = asyncio.ensure_future(step(group))

@@ -27,14 +27,6 @@ from unitymas.trainers.group.update import UpdateError
 LEARNING = Learning(lr=1e-2, micro_tokens=100)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    import ray
-
-    yield
-    ray.shutdown()
-
-
 def specs(model: str, count: int) -> dict[str, GroupSpec]:
     """One shared group, or one per role; with a critic, and an adapter in some."""
     found = {}
@@ -95,7 +87,9 @@ async def play(model: str, count: int, runtime: Any, folder: Path) -> tuple[Any,
 
 @pytest.mark.ray
 @pytest.mark.parametrize("count", [1, 4])
-def test_local_and_ray_agree_bit_for_bit(count: int, tiny_llama: str, tmp_path: Path, cluster: None) -> None:
+def test_local_and_ray_agree_bit_for_bit(
+    count: int, tiny_llama: str, tmp_path: Path, cluster: object
+) -> None:
     local = asyncio.run(play(tiny_llama, count, "local", tmp_path / "local"))
     ray = asyncio.run(play(tiny_llama, count, "ray", tmp_path / "ray"))
     assert local[0] == ray[0]
@@ -103,7 +97,7 @@ def test_local_and_ray_agree_bit_for_bit(count: int, tiny_llama: str, tmp_path: 
 
 
 @pytest.mark.ray
-def test_errors_and_cancelling_cross(tiny_llama: str, tmp_path: Path, cluster: None) -> None:
+def test_errors_and_cancelling_cross(tiny_llama: str, tmp_path: Path, cluster: object) -> None:
     """What goes wrong in an actor is the same exception here; a cancelled wait cancels the request there."""
 
     async def run() -> None:

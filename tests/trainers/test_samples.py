@@ -52,9 +52,28 @@ def test_late_replies_meet_a_tombstone() -> None:
     assert not store.put(sample("e1", "5"))
     assert store.drop("e2", "infrastructure") == 0
     assert not store.put(sample("e2", "0"))
-    store.retire(["e1"])
+    store.retire(["e1"], expected={"e1", "e2"})
     assert not store.put(sample("e1", "0"))
     assert store.summary()["discarded/late"] == 3
+
+
+def test_episodes_that_are_over_leave_nothing_behind() -> None:
+    """However many steps: what is remembered are episodes that are not over, and those to which a reply can still come."""
+    store = SampleStore()
+    store.put(sample("waits", "0"))
+    store.seal("waits", ["0"])  # of a later step
+    for step in range(50):
+        trained, failed = f"{step}-a", f"{step}-b"
+        store.put(sample(trained, "0"))
+        store.seal(trained, ["0"])
+        store.drop(failed, "failed")
+        store.retire([trained, f"{step}-of-another-group"], expected={failed})
+        assert not store.put(sample(failed, "0"))  # its reply comes late
+    assert set(store._closed) == {"waits", "49-b"}
+    assert store.state_dict()["closed"] == {"waits": ["0"]}  # nothing comes late after a restart
+    assert store.seal("waits", ["0"]) == ["waits/0"]
+    with pytest.raises(KeyError, match="retired with its step"):
+        store.get("3-a/0")
 
 
 def test_asked_again_the_last_answer_stands() -> None:
@@ -118,9 +137,9 @@ class Life(RuleBasedStateMachine):
     def drop(self, episode: str) -> None:
         self.store.drop(episode, "test")
 
-    @rule(episode=st.sampled_from("ab"))
-    def retire(self, episode: str) -> None:
-        self.store.retire([episode])
+    @rule(episode=st.sampled_from("ab"), expected=st.sets(st.sampled_from("ab")))
+    def retire(self, episode: str, expected: set[str]) -> None:
+        self.store.retire([episode], expected)
 
     @rule()
     def restart(self) -> None:

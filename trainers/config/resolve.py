@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...agents.engines.engine import ENGINES
-from ...agents.engines.vllm.vllm_setup import base_options, check_version, installed
+from ...agents.engines.vllm.vllm_setup import base_options, check_group_options, check_version, installed
 from ...agents.names import model_name, prompts_of, read_name
 from ...agents.team import is_player
 from ...envs.core.ledger import as_rule
@@ -334,6 +334,7 @@ def check_vllm(name: str, group: GroupConfig) -> None:
     try:
         if installed():
             check_version()
+        check_group_options(options)
         base_options(transfer, options)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"groups.{name}.engine: {error}") from error

@@ -17,7 +17,7 @@ import itertools
 import pickle
 import platform
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -185,8 +185,16 @@ class GroupActor:
 def versions() -> dict[str, str]:
     """Return the versions on which equal results depend."""
     return {"python": platform.python_version()} | {
-        name: version(name) for name in ("unitymas", "torch", "transformers")
+        name: version(name) for name in ("unitymas", "ray", "torch", "transformers")
     }
+
+
+def check_versions(who: str, there: Mapping[str, str]) -> None:
+    """Refuse a node that computes with other versions than this one."""
+    here = versions()
+    other = [f"{name} {there[name]} instead of {here[name]}" for name in here if here[name] != there[name]]
+    if other:
+        raise ValueError(f"{who}: its node has {', '.join(other)}; install the same versions on all nodes")
 
 
 def sendable(error: Exception) -> Exception:

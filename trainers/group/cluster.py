@@ -15,12 +15,18 @@ from ..config.schema import ConfigError, RayConfig
 CALLS_AT_ONCE = 10_000
 OBJECT_STORE = 256 * 2**20
 """Bytes of shared memory for a Ray that is started here. They are few, because only thin records cross."""
-ANSWER = 5.0
-"""Seconds in which a cluster's address must accept a connection."""
+ANSWER = 15.0
+"""Seconds in which a cluster's address must answer."""
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""Beginning of an HTTP/2 connection, which is what Ray's servers speak: the preface, and empty settings."""
+SETTINGS = 4
+"""Kind of the frame with which a server answers it."""
 
 
 def connect(settings: RayConfig) -> None:
-    """Join the cluster of `address`, of RAY_ADDRESS, or of this machine (`ray start --head`). Else start a Ray here."""
+    """Join the cluster of `address`, of RAY_ADDRESS, or of this machine (`ray start --head`). Else, and with the address
+    "local", start a Ray here.
+    """
     import ray
 
     if ray.is_initialized():
@@ -32,18 +38,14 @@ def connect(settings: RayConfig) -> None:
         "object_store_memory": OBJECT_STORE,
         "_system_config": {"worker_niceness": 0},  # groups are the main work here, not background work
     }
+    if not address:
+        address = "auto" if runs_here() else "local"
     try:
-        if address and address != "local":
+        if address == "local":
+            ray.init(address="local", **{**here, **options})
+            return
+        if address != "auto":  # one that runs on this machine is joined, whose settings are fixed already
             check_answers(address)
-        elif not address:
-            own = {**here, **options}
-            if not runs_here():
-                own["address"] = "local"
-            try:
-                ray.init(**own)
-                return
-            except ValueError:  # one that runs on this machine is joined, whose settings are fixed already
-                address = "auto"
         ray.init(address=address, **options)
     except (ConnectionError, OSError) as error:
         raise ConnectionError(
@@ -52,6 +54,12 @@ def connect(settings: RayConfig) -> None:
         ) from error
     except TypeError as error:
         raise ConfigError(f"ray.options: {error}") from error
+    except RuntimeError as error:
+        if "ersion mismatch" not in str(error):
+            raise
+        ray.shutdown()  # it has joined already
+        words = " ".join(str(error).split())
+        raise ConfigError(f"runtime=ray: {words}; install the same Python and Ray on all nodes") from error
 
 
 def runs_here() -> bool:
@@ -65,10 +73,17 @@ def runs_here() -> bool:
 
 
 def check_answers(address: str) -> None:
-    """Tell within seconds that nobody listens at an address. Ray itself would try for minutes."""
+    """Tell within seconds that no Ray listens at an address. Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+    if not (host and port.isdigit()):
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER) as link:
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return
+        link.sendall(GREETING)
+        frame = link.recv(9)
+        if len(frame) < 4 or frame[3] != SETTINGS:
+            raise ConnectionError("something else than Ray listens there")
 
 
 def check_room(specs: Mapping[str, GroupSpec], gpus: float) -> None:

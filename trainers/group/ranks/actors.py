@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...config.group_settings import GroupSpec
+from ..actor import check_versions, versions
 from .forked import GRACE, RankError, RankLost, recoverable, told
 
 
@@ -17,6 +18,10 @@ class RankActor:
     def __init__(self, spec: GroupSpec, index: int) -> None:
         self.spec, self.index = spec, index
         self.store: Any = None
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions on which equal results depend."""
+        return versions()
 
     def listen(self) -> tuple[str, int]:
         """Open the store at which the ranks meet. Return its address."""
@@ -56,6 +61,8 @@ class RankActors:
         spec = replace(spec, threads=spec.threads or 1)
         self.actors = [made.remote(spec, index) for index in range(spec.ranks)]
         try:
+            for index, there in enumerate(ray.get([actor.versions.remote() for actor in self.actors])):
+                check_versions(f"groups.{spec.name}.ranks: rank {index}", there)
             place = ray.get(self.actors[0].listen.remote())
             self._answers("starting", [actor.start.remote(*place) for actor in self.actors])
         except BaseException:

@@ -72,7 +72,7 @@ def spread(
             if own.head is not None:
                 own.model.add_module(f"value_head_{i}", own.head)
     for i, model in _models(parts):
-        _shard(model, mesh, dtype, offload)
+        cut(model, mesh, dtype, offload)
         model.to_empty(device="cpu" if offload else mesh.device_type)
         _fill(model, None if whole is None else whole[i].model, mesh)
     return parts
@@ -87,7 +87,8 @@ def _models(parameters: Sequence[Parameters]) -> Iterator[tuple[int, nn.Module]]
             yield i, own.model
 
 
-def _shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None, offload: bool) -> None:
+def cut(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None, offload: bool) -> None:
+    """Cut a model's parameters into shards, layer by layer."""
     rest: OffloadPolicy = (
         CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     )

@@ -187,10 +187,10 @@ class Rank:
         sizes = {"parameters": 0, "gradients": 0, "optimizer": 0}
         for learner in self.learners.values():
             for parameter in learner.trained:
-                sizes["parameters"] += _local(parameter).nbytes
-                sizes["gradients"] += 0 if parameter.grad is None else _local(parameter.grad).nbytes
+                sizes["parameters"] += local(parameter).nbytes
+                sizes["gradients"] += 0 if parameter.grad is None else local(parameter.grad).nbytes
                 state = learner.optimiser.state.get(parameter, {})
-                sizes["optimizer"] += sum(_local(t).nbytes for t in state.values())
+                sizes["optimizer"] += sum(local(t).nbytes for t in state.values())
         return {**sizes, "peak": _peak(self.device), "process": os.getpid()}
 
 
@@ -228,7 +228,8 @@ def rank_device(spec: GroupSpec, index: int) -> torch.device:
     return torch.device("cuda", 0 if spec.rank_actors else (device.index or 0) + index)
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -23,7 +23,7 @@ from ....agents.engines.generation import Generation, Versioned
 from ....agents.engines.sampling import SamplingParams
 from ....agents.model.decoder import Decoder
 from ...config.group_settings import GroupSpec
-from ..actor import ActorLink, GroupActor, versions
+from ..actor import ActorLink, GroupActor, check_versions
 from ..cluster import CALLS_AT_ONCE
 
 Packed = Mapping[str, tuple[str, tuple[int, ...], Any]]
@@ -218,11 +218,7 @@ def start(spec: GroupSpec, order: EngineOrder) -> list[DistantEngine]:
     actors = [made.remote(EngineHost, spec.engine, shared, device, threads) for _ in range(1, spec.replicas)]
     try:
         for there in _begun(actors):
-            if there != versions():
-                raise ValueError(
-                    f"groups.{spec.name}.replicas: a replica's node has {there}, and the group's {versions()}; install the "
-                    "same versions on all nodes"
-                )
+            check_versions(f"groups.{spec.name}.replicas: a replica", there)
         return [DistantEngine(actor) for actor in actors]
     except BaseException:
         for actor in actors:
