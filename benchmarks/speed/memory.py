@@ -161,7 +161,7 @@ def counted(config: object, ranks: int, learning: Learning) -> list[dict[str, in
     from ...agents.model.shape import shape_of
     from ...trainers.group.optimizers.adam import CompactAdam, fresh
     from ...trainers.group.ranks.one_rank import local
-    from ...trainers.group.ranks.sharding import cut
+    from ...trainers.group.ranks.fsdp import cut
 
     rows = []
     for index in range(ranks):

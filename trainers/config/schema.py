@@ -184,7 +184,7 @@ class RayConfig(Settings):
 
     address: str = ""
     """Address of a cluster: HOST:6379, ray://HOST:10001 … Empty: the address in RAY_ADDRESS, else a Ray that runs on this machine,
-    else a new one."""
+    else a new one. local: a new one."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of `ray.init`: namespace, runtime_env, num_cpus …"""
     strategy: Literal["", "pack", "spread", "strict_pack", "strict_spread"] = ""
