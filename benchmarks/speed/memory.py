@@ -160,8 +160,8 @@ def counted(config: object, ranks: int, learning: Learning) -> list[dict[str, in
     from ...agents.model.llama import Llama
     from ...agents.model.shape import shape_of
     from ...trainers.group.optimizers.adam import CompactAdam, fresh
-    from ...trainers.group.ranks.one_rank import local
     from ...trainers.group.ranks.fsdp import cut
+    from ...trainers.group.ranks.one_rank import local
 
     rows = []
     for index in range(ranks):
