@@ -346,6 +346,9 @@ def test_the_second_interrupt_stops_at_once(tiny_llama, tmp_path):
     script = TWICE.format(path=[str(tmp_path)], where=str(where), model=tiny_llama)
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 130, ended.stderr
+    assert ended.stderr.endswith(f"run stands at step 1; go on with: unitymas train --resume {where}\n"), (
+        ended.stderr
+    )
     rows = [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["ending"] == "stopped at once"
     assert [f.name for f in checkpoint.finished(where / "checkpoints")] == ["step-000001"]

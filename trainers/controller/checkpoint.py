@@ -51,8 +51,9 @@ def writing(target: str | Path) -> Iterator[Path]:
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         cause = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else str(error)
+        named = target.parent.with_name(target.parent.name.partition(_UNFINISHED)[0]) / target.name
         raise CheckpointError(
-            f"checkpoint {target} was not written: {cause}. Earlier checkpoints are untouched; "
+            f"checkpoint {named} was not written: {cause}. Earlier checkpoints are untouched; "
             "free some space (or keep fewer: checkpoints=1), and resume."
         ) from error
     except BaseException:

@@ -109,13 +109,17 @@ def newest(directory: str | Path) -> Path:
     return checkpoint_folder
 
 
-def way_on(directory: str | Path) -> str:
-    """Tell how far an interrupted run came, and the command that goes on with it or begins it again."""
+def way_on(directory: str | Path, verified: bool = True) -> str:
+    """Tell how far an interrupted run came, and the command that goes on with it or begins it again.
+
+    Without `verified` no checkpoint is read, which takes long where models are large.
+    """
     where = Path(directory)
     if not (where / "metrics.jsonl").exists():
         return "nothing had begun and nothing is left behind; the same command begins the run"
     command = shlex.join(["unitymas", "train", "--resume", str(where)])
-    mark = checkpoint.latest(where / "checkpoints")
+    finished = None if verified else checkpoint.finished(where / "checkpoints")
+    mark = checkpoint.latest(where / "checkpoints") if finished is None else next(reversed(finished), None)
     if mark is None:
         return f"{where} holds no checkpoint yet; begin it again with: {command} --anew"
     return f"{where} stands at step {checkpoint.step_of(mark)}; go on with: {command}"

@@ -2,9 +2,8 @@
 
     run = unitymas.train("mask-hotpotqa", preset="shared", steps=60)        # what `unitymas train` calls
 
-A run lives in a directory: `config.yaml` (resolved), `metrics.jsonl`, `traces/`, `checkpoints/`,
-`report.html`. Each is written so that a kill at any moment leaves it readable; `resume=True` goes on from
-the newest whole checkpoint. The controller here is one asyncio loop; model groups are local or Ray actors.
+A run lives in a directory: `config.yaml` (resolved), `metrics.jsonl`, `traces/`, `checkpoints/`, `report.html`. Each is written so that a
+kill at any moment leaves it readable; `resume=True` goes on from the newest whole checkpoint. The controller is one asyncio loop.
 """
 
 from __future__ import annotations
@@ -201,6 +200,7 @@ class Run:
     def _abandon(self) -> None:
         """End the groups without waiting."""
         self.book.finish("stopped at once")
+        print(f"unitymas: {way_on(self.dir, verified=False)}", file=sys.stderr, flush=True)
         for group in self.groups.values():
             group.abandon()
 
