@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from ..agents.basics.failures import Ended, WorkflowError
@@ -45,6 +45,12 @@ async def areward_of(
     """The credit of each text in the place of the node's reply; see `Trace.reward_of`."""
     if of not in ("node", "role", "team"):
         raise ValueError(f"of={of!r}: use 'node', 'role' or 'team'")
+    if (
+        isinstance(texts, Mapping)
+        or not isinstance(texts, Iterable)
+        or not all(isinstance(t, str) for t in texts)
+    ):
+        raise TypeError(f"reward_of takes a text or a list of texts, got {texts!r:.60}")
     asked = trace.node(node)
     if asked.kind != "act":
         raise WorkflowError(

@@ -97,3 +97,9 @@ def test_where_a_trace_was_played_stays_in_its_process():
     for twin in (pickle.loads(pickle.dumps(trace)), copy.deepcopy(trace)):
         assert twin.origin is None and twin.to_dict() == trace.to_dict()
     assert "origin" not in trace.to_dict()
+
+
+def test_what_is_no_text_is_refused_by_name():
+    for text in (5, {"a": "b"}, ["a", 3]):
+        with pytest.raises(TypeError, match="reward_of takes a text or a list of texts, got"):
+            MASK[0].reward_of("0", text)
