@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from .basics.frozen import FrozenDict
+from .basics.json_types import JsonObject, JsonView
 
 
 class DecisionId(str):
@@ -38,12 +39,12 @@ class DecisionId(str):
             raise ValueError(f"{text!r} is no id of a decision: it is written episode/node")
         return cls(episode, node)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (DecisionId, (self.episode, self.node))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReplyMeta(Mapping[str, Any]):
+class ReplyMeta(JsonView):
     """Record of how a reply came about. None: nothing is known.
 
     It is also read as the mapping that files hold: `meta["tokens_out"]`, `meta.get("sample")`, `dict(meta)` have the fields
@@ -70,7 +71,7 @@ class ReplyMeta(Mapping[str, Any]):
     """Number of characters that were left out of the prompt, by field."""
     cut: int | None = None
     """Length of a reply that was longer than a format reads."""
-    tokens: Mapping[str, Sequence[Any]] | None = None
+    tokens: Mapping[str, Sequence[object]] | None = None
     """Tokens of the prompt and the reply with their log-probs, where the call asked to keep them."""
     forced: bool | None = None
     """Marker of a reply that a replay put in."""
@@ -80,7 +81,7 @@ class ReplyMeta(Mapping[str, Any]):
     """Exception of a tool's own code, with its place."""
     cost: float | None = None
     """Dollars that the reply has cost, where its endpoint has a price."""
-    more: Mapping[str, Any] = FrozenDict()
+    more: JsonView = FrozenDict()
     """Other entries, which unitymas does not know."""
 
     @classmethod
@@ -90,8 +91,8 @@ class ReplyMeta(Mapping[str, Any]):
             return entries
         if not entries:
             return NOTHING_KNOWN
-        known: dict[str, Any] = {}
-        more: dict[str, Any] = {}
+        known: JsonObject = {}
+        more: JsonObject = {}
         for name, value in entries.items():
             read = _READ.get(name)
             fit = None if read is None or value is None else read(value)
@@ -100,10 +101,6 @@ class ReplyMeta(Mapping[str, Any]):
             elif value is not None or read is None:
                 more[name] = value
         return cls(**known, more=FrozenDict(more)) if more else cls(**known)
-
-    def but(self, **changes: Any) -> ReplyMeta:
-        """Return the record with other values in these fields."""
-        return replace(self, **changes)
 
     @property
     def tokens_used(self) -> int:
@@ -126,15 +123,18 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _number(value: Any) -> int | None:
+def _number(value: object) -> int | None:
     if type(value) is int:
         return value
-    whole = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    return int(float(value)) if whole else None
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    return int(float(value)) if math.isfinite(value) else None
 
 
-def _dollars(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and 0 <= value < 1e300 else None
+def _dollars(value: object) -> float | None:
+    if isinstance(value, int | float) and type(value) in (int, float) and 0 <= value < 1e300:
+        return float(value)
+    return None
 
 
 def _sample(value: object) -> DecisionId | None:
@@ -145,7 +145,7 @@ def _flag(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _mapping(value: object) -> Mapping[str, Any] | None:
+def _mapping(value: object) -> JsonView | None:
     return value if isinstance(value, Mapping) else None
 
 
@@ -157,7 +157,7 @@ def _pairs(value: object) -> tuple[tuple[int, int], ...] | None:
     return tuple((token, version) for token, version in value)
 
 
-_READ: dict[str, Callable[[Any], Any]] = {
+_READ: dict[str, Callable[[object], object]] = {
     "policy": _text, "version": _number, "switches": _pairs, "tokens_in": _number, "tokens_out": _number, "finish_reason": _text,
     "sample": _sample, "thinking": _text, "prompt_cut": _mapping, "cut": _number, "tokens": _mapping,
     "forced": _flag, "changed": _flag, "raised": _text, "cost": _dollars,

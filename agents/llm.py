@@ -7,7 +7,7 @@ policy = LLMPolicy(engine, tokenizer, temperature=0.7)
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .answers import Answer, ReplyMeta
 from .basics.hints import say_once
+from .basics.json_types import JsonObject
 from .basics.manifest import Damaged, prompts_of_run, read_signed
 from .engines.engine import Engine
 from .engines.sampling import SamplingParams
@@ -24,6 +25,7 @@ from .policies import Call
 from .roles import entry_of
 from .text.chat import Chat, Prompt
 from .text.role_prompt import Told, shortened
+from .text.tokenizing import Tokenizer
 
 if TYPE_CHECKING:
     from .engines.generation import Generation
@@ -37,7 +39,7 @@ class LLMPolicy:
     def __init__(
         self,
         engine: Engine,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         *,
         name: str = "llm",
         system: Mapping[str, str] | None = None,
@@ -54,7 +56,7 @@ class LLMPolicy:
         self._tokens = False
 
     @property
-    def prompts(self) -> Any:
+    def prompts(self) -> object:
         """The prompt set that the model was made with."""
         return prompts_of("tiny" if self.name == "tiny" else str(self.source or ""))
 
@@ -75,14 +77,14 @@ class LLMPolicy:
         answer, generation = await self.say(call)
         keep = call.keep_tokens or ("text" if self._tokens else "")
         if keep == "ids":
-            tokens = {
+            tokens: dict[str, Sequence[object]] = {
                 "prompt_ids": list(generation.prompt_ids), "ids": list(generation.ids), "logprobs": list(generation.logprobs),
             }  # fmt: skip
-            answer.meta = answer.meta.but(tokens=tokens)
+            answer.meta = replace(answer.meta, tokens=tokens)
         elif keep:
             text = pieces(self.chat.tokenizer, generation.ids)
             logprobs = [round(p, 4) for p in generation.logprobs]
-            answer.meta = answer.meta.but(tokens={"text": text, "logprob": logprobs})
+            answer.meta = replace(answer.meta, tokens={"text": text, "logprob": logprobs})
         return answer
 
     async def say(self, call: Call, sampling: SamplingParams | None = None) -> tuple[Answer, Generation]:
@@ -128,7 +130,7 @@ class LLMPolicy:
             prompt, gone = self.chat.prompt(replace(call, messages=messages)), now
         return prompt, gone
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Describe the policy, for the record of an evaluation: weights and template by hash, and how it
         samples.
         """
@@ -149,7 +151,8 @@ class LLMPolicy:
 
 def params_for(call: Call, sampling: SamplingParams) -> SamplingParams:
     """Combine the policy's sampling with what the call asks for."""
-    return sampling.but(
+    return replace(
+        sampling,
         max_tokens=min(sampling.max_tokens, call.max_tokens or sampling.max_tokens),
         stop=tuple(call.stop) or sampling.stop,
         seed=call.seed,
@@ -185,12 +188,16 @@ def load_model_policy(
 
     from .basics.machine import device_of, use_threads
     from .engines.built_in import engine_kind
+    from .model.decoder import OwnFiles
     from .model.weights import learned_prefix, load_decoder, load_tokenizer
 
     place = device_of(device)
     prefix = learned_prefix(path)
     model, tokenizer = load_decoder(path, auto=prefix is not None), load_tokenizer(path)
-    adapter = None if prefix is None else model.load_prefix(prefix)
+    adapter = None
+    if prefix is not None:
+        assert isinstance(model, OwnFiles)
+        adapter = model.load_prefix(prefix)
     use_threads(threads, sum(p.numel() for p in model.parameters()))
     context = min(model.shape.context, 4096)
     engine = engine_kind(model)(
@@ -211,7 +218,7 @@ def load_vllm_policy(model: str, *, name: str = "", dtype: str | None = None, **
     from .engines.vllm.vllm_engine import VLLMEngine
 
     path = model_path(model)
-    options: dict[str, Any] = {"dtype": dtype} if dtype else {}
+    options: JsonObject = {"dtype": dtype} if dtype else {}
     engine = VLLMEngine(str(path), untracked_truncation=True, **options)
     return LLMPolicy(
         engine,
@@ -270,7 +277,7 @@ class RunPolicy:
             raise FileNotFoundError(f"the run {run} has no policies/ yet: it writes them when it ends")
 
     @property
-    def prompts(self) -> Any:
+    def prompts(self) -> object:
         """The prompt set that the run was trained with."""
         return prompts_of_run(self.run)
 
@@ -293,7 +300,7 @@ class RunPolicy:
             )
         return self.policies.get(f"{name}/{call.role}", self.policies[name]).act(call)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Describe the team, for the record of an evaluation: the run's map, and its policies by weights."""
         return {"map": self.map, "policies": {name: p.identity() for name, p in self.policies.items()}}
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
+from .basics.json_types import JsonObject
 from .names import read_name
 from .spending import Price
 
@@ -105,17 +105,17 @@ class ModelSettings:
             if value is not None and not fine(value):
                 raise ValueError(f"{name}={value!r}, but it must be {want}")
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> JsonObject:
         """Return the settings that are not None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
-    def of(self, name: str) -> dict[str, Any]:
+    def of(self, name: str) -> JsonObject:
         """Return the settings that the model of this name takes."""
         known = read_name(name)
         taken = TAKEN[known.kind] if known else ()
         return {key: value for key, value in self.told().items() if key in taken}
 
-    def endpoint(self, name: str) -> dict[str, Any]:
+    def endpoint(self, name: str) -> JsonObject:
         """Return the settings of one endpoint: those of all but the budget, and the price of its model."""
         told = {key: value for key, value in self.of(name).items() if not key.startswith("budget_")}
         prices = told.pop("price", None) or {}

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
@@ -99,7 +99,7 @@ def model_path(model: str | Path) -> Path:
     return _policy_of(path) if name.kind == "run" else path
 
 
-def prompts_of(name: str) -> Any:
+def prompts_of(name: str) -> object:
     """Tell the prompt set that a model was made with: "short" of the tiny one, what a directory or a run says, else "full"."""
     known = read_name(name)
     if known is None or known.kind not in ("tiny", "path", "run"):

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from .answers import Answer as Answer
+from .basics.json_types import JsonView
 from .text.attributed_text import Spoken as Spoken
 
-Message = Mapping[str, Any]
+Message = JsonView
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class Call:
     episode: str = ""
     node: str = ""
     task: Any = None  # the whole task, reference included, only for policies with `sees_reference`
-    fields: Mapping[str, Any] = field(default_factory=dict)  # with the task: what the prompt was filled with
+    fields: JsonView = field(default_factory=dict)  # with the task: what the prompt was filled with
     system: str = ""
     keep_tokens: str = ""  # "ids" or "text": put the reply's tokens and log-probs into the answer's record
 
@@ -143,7 +144,7 @@ class PolicyWrapper:
             if hasattr(policy, "close"):
                 await policy.close()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if (
             name.startswith("__") or name == "policies"
         ):  # the attribute is missing while the object is unpickled

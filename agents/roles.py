@@ -125,7 +125,7 @@ class _Base:
 class Raw(_Base):
     """Any text that is not blank; the value is the text, stripped."""
 
-    otherwise: Any = None
+    otherwise: object = None
 
     def _read(self, text: str, node: str) -> Reply:
         stripped = text.strip()
@@ -147,7 +147,7 @@ class Tags(_Base):
 
     names: tuple[str, ...]
     enums: Mapping[str, tuple[str, ...]]
-    otherwise: Any
+    otherwise: object
     _order: list[str] = field(repr=False, compare=False)
     _marks: re.Pattern[str] = field(repr=False, compare=False)
 
@@ -208,7 +208,7 @@ class Choice(_Base):
     """One of a few words, exactly (case and outer blanks aside): `Choice("approve", "reject")`."""
 
     options: tuple[str, ...]
-    otherwise: Any = None
+    otherwise: object = None
 
     def __init__(self, *options: str, otherwise: object = None) -> None:
         if len(options) < 2 or len(set(map(str.casefold, options))) != len(options):
@@ -246,7 +246,7 @@ class Json(_Base):
 
     key: str | None = None
     most: int | None = None
-    otherwise: Any = None
+    otherwise: object = None
 
     def _read(self, text: str, node: str) -> Reply:
         data = first_json_object(text)
@@ -273,7 +273,7 @@ class Json(_Base):
 class Boxed(_Base):
     """The last `\\boxed{…}` of the text, braces balanced."""
 
-    otherwise: Any = None
+    otherwise: object = None
 
     def _read(self, text: str, node: str) -> Reply:
         value = last_boxed(text)
@@ -290,7 +290,7 @@ class Custom(_Base):
     `FormatError("why", value)` may carry the value to fall back on as its second argument.
     """
 
-    read: Callable[[str], Any]
+    read: Callable[[str], object]
     says: str = ""
     ends: tuple[str, ...] = ()
     """Strings that end a legal reply: sampling may stop there."""

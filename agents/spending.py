@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 from .basics.failures import Outage
 from .basics.hints import counted
+from .basics.json_types import JsonView
 
 Price = tuple[float, float]
 """Dollars for a million tokens in, and for a million tokens out."""
@@ -99,7 +99,7 @@ class Spending:
         twice.add(self._dearest)
         return not self._fits(twice)
 
-    def earlier(self, trace: Mapping[str, Any]) -> None:
+    def earlier(self, trace: JsonView) -> None:
         """Count what an episode that was saved has cost: the budget is of all that an evaluation keeps."""
         for node in trace["nodes"]:
             meta = node.get("meta") or {}
@@ -144,7 +144,7 @@ class Spending:
             figures |= {f"{place}/{name}": float(value) for name, value in asdict(bill).items()}
         return figures if self.roles else {}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, dict[str, float]]:
         """Return all bills as plain JSON."""
         return {role: asdict(bill) for role, bill in self.roles.items()}
 

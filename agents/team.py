@@ -39,7 +39,7 @@ from .spending import Spending
 Player = str | Policy | PlainPolicy
 """A player by name, a policy, or a plain function `(agent, messages) -> str`."""
 Expert = Callable[[Call], str]
-PLAYERS: Registry[Any] = Registry(
+PLAYERS: Registry[type[Policy] | Policy | PlainPolicy] = Registry(
     "player",
     "unitymas.players",
     own={"random": RandomPolicy, "fool": FoolPolicy, "human": HumanPolicy, "scripted": ExpertPolicy},
@@ -91,7 +91,7 @@ class Team:
         return team if isinstance(team, Team) else cls(team)
 
     @property
-    def prompts(self) -> Any:
+    def prompts(self) -> object:
         """The prompt set that its models were made with, where all have the same; None where nobody minds."""
         wanted = [one for player in self.seats.values() if (one := _prompts_of(player)) is not None]
         return wanted[0] if wanted and all(one == wanted[0] for one in wanted) else None
@@ -120,7 +120,7 @@ class Team:
                 seated[agent], labels[agent] = as_policy(policy), repr(policy)
         return BoundTeam(seated, labels)
 
-    def player(self, name: str, expert: Any = None) -> Policy:
+    def player(self, name: str, expert: Expert | None = None) -> Policy:
         """Return the player of a name. A model is loaded once, and an endpoint keeps what it knows."""
         if is_player(name):
             return _named(name, expert, self)
@@ -196,7 +196,7 @@ def _check_seat(seat: str, policy: Player) -> None:
     raise TeamError(f"seat {seat!r}: unknown policy {policy!r}; {hint}")
 
 
-def _prompts_of(player: Player) -> Any:
+def _prompts_of(player: Player) -> object:
     """The prompt set of one player: chance, experts and functions have none."""
     if not isinstance(player, str):
         return getattr(player, "prompts", None)

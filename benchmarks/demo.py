@@ -18,23 +18,23 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..agents.basics.hints import counted
 from ..envs.core import trace as traces
 from ..envs.registry import spec
 from ..trainers.config.group_settings import faster_precision
 from ..trainers.config.presets import tiny_settings
+from ..trainers.config.reader import Tree
 from ..trainers.config.resolve import resolve
 from ..trainers.config.schema import merge
 from ..trainers.controller.run import train
 from .evaluation.stats import paired_difference
 from .pages import report
 
-COMMON: dict[str, Any] = {"checkpoint_every": 0}
+COMMON: Tree = {"checkpoint_every": 0}
 
 
-def recipe(env: str, preset: str = "shared") -> dict[str, Any]:
+def recipe(env: str, preset: str = "shared") -> Tree:
     """The settings that this environment is trained with: those of `unitymas train` with the tiny model."""
     return merge(tiny_settings(env, preset), COMMON)
 
@@ -71,7 +71,7 @@ def name_of(args: argparse.Namespace) -> str:
     return f"{args.env}-{args.preset}{'-control' if args.control else ''}"
 
 
-def settings(args: argparse.Namespace, seed: int) -> dict[str, Any]:
+def settings(args: argparse.Namespace, seed: int) -> Tree:
     """Settings of a run, under the overrides."""
     fields = merge(
         recipe(args.env, args.preset),
@@ -85,7 +85,7 @@ def settings(args: argparse.Namespace, seed: int) -> dict[str, Any]:
     return {**fields, "env": {**data, **fields.get("env", {})}}
 
 
-def one(args: argparse.Namespace, seed: int) -> dict[str, Any]:
+def one(args: argparse.Namespace, seed: int) -> Tree:
     """One training run; its held-out scores before and after."""
     base = args.out / f"{name_of(args)}-seed{seed}"
     where, number = base, 1
@@ -102,7 +102,7 @@ def one(args: argparse.Namespace, seed: int) -> dict[str, Any]:
     return figures(where, spec(args.env).headline, run.history) | {"seed": seed, "minutes": seconds / 60}
 
 
-def figures(where: Path, headline: str, history: Sequence[Mapping[str, object]]) -> dict[str, Any]:
+def figures(where: Path, headline: str, history: Sequence[Mapping[str, object]]) -> Tree:
     """Figures of a run's first and last validation."""
     files = sorted((where / "traces").glob("validation-*.jsonl.zst"))
     before, after = (
@@ -118,7 +118,7 @@ def figures(where: Path, headline: str, history: Sequence[Mapping[str, object]])
     }  # fmt: skip
 
 
-def summary(env: str, rows: list[dict[str, Any]]) -> str:
+def summary(env: str, rows: list[Tree]) -> str:
     """The table that the demo ends with. The scripted expert scores 1.0 (`unitymas validate`)."""
     head = rows[0]["headline"]
     lines = [
@@ -135,7 +135,7 @@ def summary(env: str, rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def plot(env: str, rows: list[dict[str, Any]], path: Path) -> Path | None:
+def plot(env: str, rows: list[Tree], path: Path) -> Path | None:
     """Held-out score over steps, one line a seed; None where matplotlib is not installed."""
     try:
         import matplotlib

@@ -13,11 +13,11 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..envs.core.arena import Arena
 from ..envs.core.trace import Trace, read_dicts, write
 from .evaluation import identity
+from .evaluation.result_types import TraceJson
 from .evaluation.results import episode_list, episode_row, figures, results_text
 from .leaderboard.as_written import metadata_text
 from .leaderboard.checks import measure_of, read_submission, sha256
@@ -45,7 +45,7 @@ def renew(folder: Path) -> None:
         again.tags = {**recorded["tags"], "players": team, "key": key}
         traces.append(again)
     write(traces, folder / "traces.jsonl.zst")
-    measure, price = measure_of(results), tuple(results["price"])
+    measure, price = measure_of(results), (results["price"][0], results["price"][1])
     rows = [episode_row(t, measure, price) for t in read_dicts(folder / "traces.jsonl.zst")]
     results["figures"] = figures(rows, measure, results["figures"]["k"])
     results["episodes"] = episode_list(rows)
@@ -54,7 +54,7 @@ def renew(folder: Path) -> None:
     write_page(folder / "metadata.yaml", [metadata_text(metadata)])
 
 
-def _played(arena: Arena, recorded: Mapping[str, Any]) -> Trace:
+def _played(arena: Arena, recorded: TraceJson) -> Trace:
     """A recorded episode as today's code plays it, which must have asked the same of everybody."""
     name = f"episode {recorded['task_id']}#{recorded['sample']}"
     try:

@@ -12,15 +12,16 @@ import argparse
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoTokenizer
 
 from ..agents import model_path
+from ..agents.basics.json_types import JsonObject
 from ..agents.engines.sampling import SamplingParams
 from ..agents.engines.torch.torch_engine import Engine
 from ..agents.llm import LLMPolicy
 from ..agents.model.weights import load_model
+from ..agents.text.tokenizing import Tokenizer
 from ..envs.core.drivers import rollout
 from ..envs.data.mini.questions import comparison, entity_questions
 from ..envs.data.mini.world import COMPANIES_PER_BLOCK, ENTITIES_PER_BLOCK, Dice, World
@@ -28,7 +29,7 @@ from ..envs.registry import make, spec
 from ..envs.workflows.parts import UNKNOWN
 from ..trainers.tiny.drills import Lesson, alike, decision, neighbours, reader_lesson, solving
 
-TEAMS: dict[str, dict[str, Any]] = {
+TEAMS: dict[str, JsonObject] = {
     "mask-nq": {"top_k": 1},
     "mask-hotpotqa": {"top_k": 1},
     "rag-nq": {"top_k": 1},
@@ -74,7 +75,7 @@ def skills(dice: Dice) -> dict[str, Iterator[Lesson]]:
     }
 
 
-def right(engine: Engine, tokenizer: Any, lessons: Sequence[Lesson]) -> float:
+def right(engine: Engine, tokenizer: Tokenizer, lessons: Sequence[Lesson]) -> float:
     """Share of lessons whose last turn is said word for word."""
     prompts = [
         tokenizer.apply_chat_template(list(lesson[:-1]), add_generation_prompt=True)["input_ids"]

@@ -14,15 +14,20 @@ Every row of an act has `credit` and `weight`, and where the traces carry token 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
+from ..agents.basics.json_types import JsonObject
 from ..envs.core.trace import Trace, jsonable
 from ..envs.core.workflow import Node
 from .controller.statistics.decisions import prompt_hash
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
 Kind = Literal["sft", "prompt-completion", "dpo", "steps"]
-Row = dict[str, Any]
+Row = JsonObject
 TOKENS = {
     "prompt_ids": "prompt_ids",
     "completion_ids": "ids",
@@ -69,7 +74,7 @@ def rows(
     ]
 
 
-def to_hf_dataset(traces: Iterable[Trace], kind: Kind = "prompt-completion", **which: Any) -> Any:
+def to_hf_dataset(traces: Iterable[Trace], kind: Kind = "prompt-completion", **which: Any) -> Dataset:
     """The same as a `datasets.Dataset`; `which` are the arguments of `rows`: roles, min_credit, keep, weight …"""
     from datasets import Dataset
 
@@ -143,7 +148,7 @@ def _pairs(traces: Sequence[Trace], component: str | None) -> list[Row]:
     for members in siblings.values():
         low, high = min(members, key=lambda m: m[0]), max(members, key=lambda m: m[0])
         if high[0] > low[0]:
-            best: Mapping[str, Any] = {
+            best: Row = {
                 "role": high[2].role,
                 "task_id": high[1].task_id,
                 "margin": high[0] - low[0],

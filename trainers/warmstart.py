@@ -16,7 +16,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import commonprefix
 from pathlib import Path
@@ -27,34 +27,37 @@ import yaml
 
 from ..agents.basics.frozen import thaw
 from ..agents.basics.hints import counted
+from ..agents.basics.json_types import JsonObject, JsonView
 from ..agents.fetch.packaged import PACKAGES
 from ..agents.names import PROMPTS_FILE, model_path, prompts_of
 from ..agents.text.chat import Chat
+from ..agents.text.tokenizing import Tokenizer
 from ..cli.arguments import COUNT, Parser, number
 from ..envs.core.drivers import rollout
 from ..envs.core.trace import Trace
 from ..envs.registry import make_arena, spec
-from .algorithms.algorithm import Algorithm, Metrics
+from .algorithms.algorithm import Algorithm, Metrics, State
 from .config.presets import WARMSTART_FILE
 from .controller.statistics.table import Ints, Signal, Table
-from .rows import rows
+from .rows import Row, rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..agents.model.decoder import Decoder
     from .group.batch import Batch
     from .group.sample_store import Sample
 
 
 def tokenized(
-    data: Iterable[Mapping[str, Any]], tokenizer: Any, kind: Literal["sft", "dpo"]
-) -> list[dict[str, Any]]:
+    data: Iterable[Row], tokenizer: Tokenizer, kind: Literal["sft", "dpo"]
+) -> list[dict[str, list[int]]]:
     """Rows with a prompt as the tokens that TRL learns from: only the template writes control tokens in them.
 
     TRL's own reading would take a `<|im_end|>` in a passage for the end of a turn.
     """
     chat = Chat(tokenizer)
-    tokens = []
+    tokens: list[dict[str, list[int]]] = []
     for row in data:
         prompt = chat.conversation(row["prompt"], ready=True)
         names = ("completion",) if kind == "sft" else ("chosen", "rejected")
@@ -75,12 +78,12 @@ def expert_traces(
     tasks: int | None = None,
     data: str | None = None,
     split: str = "train",
-    prompts: Any = None,
+    prompts: object = None,
     **config: Any,
 ) -> list[Trace]:
     """Traces of the scripted expert on an environment's training tasks; only episodes it solved."""
     env_spec = spec(id)
-    where: dict[str, Any] = {"split": split, **({} if env_spec.tasks is not None else {"data": data})}
+    where: JsonObject = {"split": split, **({} if env_spec.tasks is not None else {"data": data})}
     arena = make_arena(id, prompts=prompts, **where, **config)
     success = env_spec.success or env_spec.headline
     solved = [t for t in rollout(arena, "scripted", tasks=tasks) if t.metrics.get(success, 0.0) >= 1.0]
@@ -97,7 +100,7 @@ class Imitation(Algorithm):
 
     name: ClassVar[str] = "imitation"
 
-    def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
         """Return the same signal for every reply."""
         return self.signals(table, mine, advantage=np.ones(len(table)))
 
@@ -122,7 +125,7 @@ class WarmStart:
     """Replies of an optimizer step."""
     lora: int = 0
     """Rank of an adapter that learns in place of the whole model, and is merged into it at the end; 0: none."""
-    precision: str = ""
+    precision: Literal["", "float32", "bfloat16"] = ""
     """Precision of the computation, float32 or bfloat16. Empty: whichever is faster here."""
     seed: int = 0
 
@@ -147,8 +150,8 @@ class WarmStartRecord:
 
 
 def fine_tune(
-    model: Any, samples: Sequence[Sample], how: WarmStart, say: Callable[[int, int, float], None]
-) -> tuple[Any, list[float]]:
+    model: Decoder, samples: Sequence[Sample], how: WarmStart, say: Callable[[int, int, float], None]
+) -> tuple[Decoder, list[float]]:
     """Teach a model (agents.model) these replies. Return it, with an adapter merged, and the loss of each step."""
     import torch
 
@@ -158,7 +161,7 @@ def fine_tune(
 
     torch.manual_seed(how.seed)
     steps = max(1, math.ceil((how.draws or how.epochs * len(samples)) / how.batch))
-    precision: Any = how.precision or faster_precision()
+    precision = how.precision or faster_precision()
     learning = Learning(
         lr=how.rate, schedule="linear", warmup=min(max(1, steps // 20), steps - 1), horizon=steps, precision=precision
     )  # fmt: skip
@@ -178,7 +181,7 @@ def fine_tune(
     return model.merged(parameters.adapter), losses
 
 
-def samples_of(traces: Iterable[Trace], tokenizer: Any) -> list[Sample]:
+def samples_of(traces: Iterable[Trace], tokenizer: Tokenizer) -> list[Sample]:
     """The acts of traces as samples to be learned. A reply ends with the token that ends a turn, as sampled ones do."""
     from .group.sample_store import Sample
 
@@ -208,8 +211,8 @@ def warmstart(
     *,
     tasks: int | None = None,
     data: str | None = None,
-    prompts: Any = None,
-    args: Mapping[str, Any] | None = None,
+    prompts: object = None,
+    args: JsonView | None = None,
     **settings: Any,
 ) -> Path:
     """Fine-tune a model on the expert's traces; gives the directory of the new one, to be named in `groups.*.model`.
@@ -265,7 +268,7 @@ def _check_folder(out: Path) -> None:
         folder.rmdir()
 
 
-def _prompts(id: str, model: str, prompts: object, args: Mapping[str, object]) -> Any:
+def _prompts(id: str, model: str, prompts: object, args: Mapping[str, object]) -> object:
     """The set that is learned, as `make` takes it; None of a workflow without sets."""
     if prompts is None and spec(id).make_workflow(**args).prompt_set is None:
         return None

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from .hints import nearest
+from .json_types import JsonObject
 
 
-class FrozenDict(dict[str, Any]):
+class FrozenDict(JsonObject):
     """A dict that refuses to change. It equals, prints, pickles and serialises like a dict."""
 
     __slots__ = ()
@@ -24,7 +25,7 @@ class FrozenDict(dict[str, Any]):
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (dict(self),))
 
     def __copy__(self) -> FrozenDict:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 MANIFEST = "MANIFEST.json"
 _HEAD = (
@@ -110,7 +109,7 @@ def _dumps(listed: object) -> bytes:
     return json.dumps(listed, indent=1, sort_keys=True).encode()
 
 
-def prompts_of_run(run: Path) -> Any:
+def prompts_of_run(run: Path) -> object:
     """Read the prompt set that a run (or one of its policies) was trained with; "short" of runs older than sets."""
     import yaml
 

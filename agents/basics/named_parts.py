@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from ...own import find, load_plugin, plugins
 from .hints import nearest
@@ -73,7 +73,7 @@ class Registry(Generic[T]):
 
     def find(self, name: str) -> T:
         """Return the thing of a name, or of "module:name" or "file.py:name"."""
-        thing: Any = self._named.get(name)
+        thing = self._named.get(name)
         if thing is None and is_place(
             name
         ):  # asked first: reading the entry points of all packages takes 20 ms

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Background:
         self.name, self._lock = name, threading.Lock()
         self._loop: tuple[int, asyncio.AbstractEventLoop] | None = None
 
-    def run(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    def run(self, work: Coroutine[object, None, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine there. Cancelling the future cancels it."""
         with self._lock:
             if self._loop is None or self._loop[0] != os.getpid():
@@ -95,7 +95,7 @@ async def in_thread(pool: Executor | None, work: Callable[[], T]) -> T:
         raise
 
 
-async def together(*work: Coroutine[Any, Any, T]) -> list[T]:
+async def together(*work: Coroutine[object, None, T]) -> list[T]:
     """Return the results of all, in order. The first error is raised at once; later ones are shown, not lost."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
@@ -103,7 +103,7 @@ async def together(*work: Coroutine[Any, Any, T]) -> list[T]:
     except BaseException as first:
         raised = first  # `first` is deleted before the callbacks run
 
-        def late(task: asyncio.Future[Any]) -> None:
+        def late(task: asyncio.Future[T]) -> None:
             if not task.cancelled() and task.exception() not in (None, raised):
                 tell(task.exception())
 

@@ -10,6 +10,7 @@ import torch
 
 from ..model.decoder import Decoder
 from ..model.weights import save_model
+from .drawn_versions import Drawn
 from .engine import Engine, EngineOrder
 from .torch.torch_engine import TorchEngine
 from .vllm.vllm_engine import VLLMEngine
@@ -31,7 +32,7 @@ def torch_engine(order: EngineOrder) -> Engine:
             f"deterministic runs need a model whose products keep their shapes, and this one {why}"
         )
     kind: Callable[..., TorchEngine] = engine_kind(order.model)
-    if (drawn := order.options.get("replay")) is not None:
+    if isinstance(drawn := order.options.get("replay"), Drawn):
         from .torch.by_version import ReplayEngine
 
         kind = partial(ReplayEngine, drawn)

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from ..basics.json_types import JsonView
 from ..basics.named_parts import Registry
 
 if TYPE_CHECKING:
     from ..model.decoder import Decoder
+    from ..text.tokenizing import Tokenizer
     from .generation import Generation
     from .sampling import SamplingParams
 
@@ -47,7 +49,11 @@ class Engine(Protocol):
         ...
 
     async def agenerate(
-        self, prompt: list[int], params: SamplingParams, key: object = None, adapter: str | None = None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        key: tuple[str, str] | None = None,
+        adapter: str | None = None,
     ) -> Generation:
         """Answer one prompt among all others. Cancelling the task cancels the request."""
         ...
@@ -65,12 +71,30 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine that can give its memory to the learner."""
+
+    @property
+    def sleeps(self) -> bool:
+        """Tell whether it does so while policies learn."""
+        ...
+
+    def sleep(self) -> None:
+        """Give memory away until `wake` or `publish`."""
+        ...
+
+    def wake(self) -> None:
+        """Take the memory back."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOrder:
     """Order of a model group that needs an engine."""
 
     model: Decoder
-    tokenizer: Any
+    tokenizer: Tokenizer
     slots: int = 64
     """Most requests at once."""
     context: int | None = None
@@ -81,7 +105,7 @@ class EngineOrder:
     """Give memory to the learner between rollouts, if the engine can."""
     adapters: Mapping[str, int] = field(default_factory=dict)
     """Rank of each adapter on the model, by name."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: JsonView = field(default_factory=dict)
     """The engine's own: `groups.*.engine_options`."""
 
 

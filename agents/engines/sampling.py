@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..text.control_tokens import plain_of
+from ..text.tokenizing import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,9 +47,10 @@ class SamplingParams:
             if not fine:
                 raise ValueError(f"sampling: {name}={getattr(self, name)!r}, but it must be {want}")
 
-    def but(self, **changes: Any) -> SamplingParams:
-        """Return a copy with some fields changed."""
-        return replace(self, **changes)
+
+def truncates(params: SamplingParams) -> bool:
+    """Tell whether sampling leaves out tokens."""
+    return bool(params.top_k) or params.top_p < 1
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class Trie:
 class Tries:
     """The tries of an engine's choices, each built once."""
 
-    def __init__(self, tokenizer: object, stop_ids: Iterable[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, stop_ids: Iterable[int]) -> None:
         self.tokenizer, self.stop_ids = tokenizer, frozenset(stop_ids)
         self.known: dict[tuple[str, ...], Trie] = {}
 

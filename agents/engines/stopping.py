@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..text.reply_readers import reply_end
+from ..text.tokenizing import Tokenizer
 from .token_text import UNFINISHED, opens_thinking
 
 
-def pieces_within(tokenizer: Any, vocab: int) -> list[str]:
+def pieces_within(tokenizer: Tokenizer, vocab: int) -> list[str]:
     """Return the text that each token adds inside a text (alone, some decoders drop its space)."""
     known = range(min(vocab, len(tokenizer)))
     once, twice = (
@@ -46,7 +46,7 @@ class Stopper:
     def __init__(
         self,
         stop: tuple[str, ...],
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         closers: frozenset[int] = frozenset(),
         prompt: Sequence[int] = (),
     ) -> None:
@@ -75,10 +75,10 @@ class Stopper:
         return None if end is None else end - len(self.opened)
 
     def _decoded(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+        return self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
 
 
-def closing_ids(*owners: Any) -> set[int]:
+def closing_ids(*owners: object) -> set[int]:
     """Return the tokens that end a reply, as a model's configuration or a tokenizer names them."""
     closing: set[int] = set()
     for owner in owners:

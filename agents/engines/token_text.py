@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 from ..text.reply_readers import split_thinking
+from ..text.tokenizing import Tokenizer
 
 UNFINISHED = "\ufffd"  # what a decoder shows for the first bytes of a character
 
 
-def pieces(tokenizer: object, ids: Sequence[int]) -> list[str]:
+def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Return one text per token. Joined, they are the decoded reply.
 
     A token alone decodes wrongly where spaces are implied or a character spans tokens. So each token is decoded together
@@ -31,7 +31,7 @@ def pieces(tokenizer: object, ids: Sequence[int]) -> list[str]:
     return texts
 
 
-def opens_thinking(tokenizer: object, prompt: Sequence[int]) -> bool:
+def opens_thinking(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
     """Tell whether a prompt ends in an open thinking block, as some chat templates write it. The reply then
     begins inside it.
     """
@@ -39,11 +39,11 @@ def opens_thinking(tokenizer: object, prompt: Sequence[int]) -> bool:
 
 
 @lru_cache(maxsize=4096)  # asked twice of each prompt, and siblings and samples of a group share theirs
-def _opens_thinking(tokenizer: Any, tail: tuple[int, ...]) -> bool:
+def _opens_thinking(tokenizer: Tokenizer, tail: tuple[int, ...]) -> bool:
     return _decoded(tokenizer, tail).rstrip().lower().endswith("<think>")
 
 
-def thinking_tokens(tokenizer: object, ids: Sequence[int], text: str) -> int:
+def thinking_tokens(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> int:
     """Count the first tokens of a reply that are thinking; 0 where there is none, or where it is never
     closed.
     """
@@ -58,5 +58,5 @@ def thinking_tokens(tokenizer: object, ids: Sequence[int], text: str) -> int:
     return len(ids)
 
 
-def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)) if ids else ""
+def _decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    return tokenizer.decode(list(ids), clean_up_tokenization_spaces=False) if ids else ""

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -24,12 +24,15 @@ from .shape import Dimensions
 
 if TYPE_CHECKING:
     from peft import PeftConfig
+    from peft.tuners import PrefixEncoder
+    from peft.tuners.lora import Linear
+    from transformers import PreTrainedModel
 
 
 class PeftAdapters(nn.Module):
     """The adapters of one model: low-rank changes stand in its layers, prefixes stand here."""
 
-    def __init__(self, net: Any) -> None:
+    def __init__(self, net: PreTrainedModel) -> None:
         super().__init__()
         self.configs: dict[str, PeftConfig] = {}
         self.prefixes = nn.ModuleDict()
@@ -41,7 +44,7 @@ class PeftAdapters(nn.Module):
 
     def add(
         self,
-        net: Any,
+        net: PreTrainedModel,
         name: str,
         rank: int,
         alpha: float,
@@ -71,7 +74,7 @@ class PeftAdapters(nn.Module):
                 )
         return list(targets) or self.matrices
 
-    def _low_rank(self, net: Any, name: str, rank: int, alpha: float, targets: list[str]) -> None:
+    def _low_rank(self, net: PreTrainedModel, name: str, rank: int, alpha: float, targets: list[str]) -> None:
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.lora import Linear
 
@@ -86,7 +89,7 @@ class PeftAdapters(nn.Module):
                 )
         self.configs[name] = config
 
-    def _prefix(self, net: Any, name: str, tokens: int, sizes: Dimensions) -> None:
+    def _prefix(self, net: PreTrainedModel, name: str, tokens: int, sizes: Dimensions) -> None:
         from peft import PrefixTuningConfig
         from peft.tuners import PrefixEncoder
 
@@ -95,7 +98,7 @@ class PeftAdapters(nn.Module):
             num_attention_heads=sizes.kv_heads, token_dim=sizes.kv_heads * sizes.head_width,
             num_transformer_submodules=1,
         )  # fmt: skip
-        encoder: Any = PrefixEncoder(config).to(next(net.parameters()).device)
+        encoder: PrefixEncoder = PrefixEncoder(config).to(next(net.parameters()).device)
         nn.init.zeros_(encoder.embedding.weight)  # it begins as a little more to look away at, and no noise
         self.prefixes[name], self.configs[name] = encoder, config
 
@@ -124,14 +127,16 @@ class PeftAdapters(nn.Module):
 
     def _keys(self, name: str) -> Tensor:
         """Keys and values of a prefix: [P, layers, 2, K, D]."""
-        config: Any = self.configs[name]
-        encoder: Any = self.prefixes[name]
+        config = self.configs[name]
+        encoder: PrefixEncoder = self.prefixes[name]
         weight = encoder.embedding.weight
         heads = config.num_attention_heads
         keys: Tensor = weight.view(len(weight), config.num_layers, 2, heads, config.token_dim // heads)
         return keys
 
-    def take(self, net: Any, other: Any, theirs: PeftAdapters, name: str, like: Tensor) -> None:
+    def take(
+        self, net: PreTrainedModel, other: PreTrainedModel, theirs: PeftAdapters, name: str, like: Tensor
+    ) -> None:
         """Put a copy of another model's adapter in place of ours."""
         if name in self.prefixes:
             self.prefixes[name] = copy.deepcopy(theirs.prefixes[name]).to(like).requires_grad_(False)
@@ -142,28 +147,28 @@ class PeftAdapters(nn.Module):
                     low = copy.deepcopy(getattr(module, kind)[name])
                     getattr(ours, kind)[name] = low.to(like).requires_grad_(False)
 
-    def merge(self, net: Any, adapter: str | None) -> None:
+    def merge(self, net: PreTrainedModel, adapter: str | None) -> None:
         """Add one adapter into the matrices, and remove all. A prefix is no part of any matrix."""
         for place, module in list(net.named_modules()):
             if hasattr(module, "lora_A") and hasattr(module, "get_base_layer"):
                 if adapter is not None and adapter in module.lora_A:
                     module.merge(adapter_names=[adapter])
                 parent, _, own = place.rpartition(".")
-                plain: Any = module
+                plain: Linear = module
                 setattr(net.get_submodule(parent), own, plain.get_base_layer())
         self.configs.clear()
         self.prefixes.clear()
         if hasattr(net, "peft_config"):
             del net.peft_config
 
-    def save(self, net: Any, name: str, path: Path) -> None:
+    def save(self, net: PreTrainedModel, name: str, path: Path) -> None:
         """Write one adapter as peft's `save_pretrained` does."""
         from safetensors.torch import save_file
 
         config = copy.copy(self.configs[name])
         config.inference_mode = True
         if name in self.prefixes:
-            encoder: Any = self.prefixes[name]
+            encoder: PrefixEncoder = self.prefixes[name]
             state: dict[str, Tensor] = {"prompt_embeddings": encoder.embedding.weight}
         else:
             state = {
@@ -205,7 +210,7 @@ class _Prefixed:
 
 
 @contextmanager
-def noted(net: Any) -> Iterator[set[str]]:
+def noted(net: PreTrainedModel) -> Iterator[set[str]]:
     """Note the names of the matrices that the model calls. A layer may also read a matrix's weights by itself."""
     called: set[str] = set()
     hooks = [
@@ -220,7 +225,7 @@ def noted(net: Any) -> Iterator[set[str]]:
             hook.remove()
 
 
-def matrices(net: Any, called: set[str]) -> list[str]:
+def matrices(net: PreTrainedModel, called: set[str]) -> list[str]:
     """Names of matrices as peft's targets: those that are called, but for the head's, a router's and the experts' own.
     They are short where that means the same.
     """
@@ -234,7 +239,7 @@ def matrices(net: Any, called: set[str]) -> list[str]:
     return sorted(short if len(meant) == len(wanted) else wanted)
 
 
-def _layers(net: Any) -> list[Any]:
+def _layers(net: PreTrainedModel) -> list[nn.Module]:
     """The layers that peft put in place of matrices."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -244,7 +249,7 @@ def _layers(net: Any) -> list[Any]:
 AS_EXPERTS = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 """Names that peft takes for the experts' own tensors in a model that has experts, also where a plain layer has them."""
 
-_ROUTED: list[type] = []
+_ROUTED: list[type[Linear]] = []
 
 
 def _empty() -> nn.Module:
@@ -253,7 +258,7 @@ def _empty() -> nn.Module:
     return made.__new__(made)
 
 
-def _routed() -> Any:
+def _routed() -> type[Linear]:
     """The class of peft's linear layers here; made at first use, because peft is imported with it."""
     if not _ROUTED:
         from peft.tuners.lora import Linear
@@ -264,7 +269,7 @@ def _routed() -> Any:
             def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
                 return _empty, (), self.__dict__
 
-            def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
                 y: Tensor = self.base_layer(x, *args, **kwargs)
                 for name, rows in route_now():
                     if name not in self.lora_A:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,17 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..basics.hints import say_once
+from ..text.tokenizing import Tokenizer
 from .adapters import PeftAdapters, matrices, noted, read_prefix
 from .attention import Packed, Segment
-from .decoder import Attention, Decoder, Route
+from .decoder import Attention, OwnFiles, Route
 from .interface import Pass, Recomputed, recomputed, running
 from .logprobs import Support, plain_logprobs_entropy, rows_of_chunk
 from .packing_trial import Ways, try_out
 from .shape import Dimensions, UnsupportedArchitecture
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 ENDLESS = 1 << 17
 """Context of a model that has no positions."""
@@ -44,12 +48,12 @@ class AutoShape(Dimensions):
     """Hash of the names and shapes of all parameters."""
 
 
-class AutoDecoder(Decoder):
+class AutoDecoder(OwnFiles):
     """A model of transformers, computed by rows of tokens."""
 
     shape: AutoShape
 
-    def __init__(self, net: Any) -> None:
+    def __init__(self, net: PreTrainedModel) -> None:
         super().__init__()
         self.net, self.hf_config = net.eval(), net.config
         self.body = _body(net)
@@ -163,7 +167,7 @@ class AutoDecoder(Decoder):
         source = source.to(device)
         return torch.cat(states).index_select(0, source if keep is None else source[keep])
 
-    def states(self, now: Pass, dtype: torch.dtype | None, **inputs: Any) -> Tensor:
+    def states(self, now: Pass, dtype: torch.dtype | None, **inputs: Tensor) -> Tensor:
         """Hidden states after the last norm, of a batch: [B, T, d]."""
         body = getattr(self.net, self.body)
         known = inspect.signature(body.forward).parameters
@@ -174,11 +178,12 @@ class AutoDecoder(Decoder):
         return hidden.to(dtype or self.embed.dtype)
 
     def continued(
-        self, ids: Tensor, past: dict[str, Any] | None, route: Route
-    ) -> tuple[Tensor, dict[str, Any]]:
+        self, ids: Tensor, past: dict[str, object] | None, route: Route
+    ) -> tuple[Tensor, dict[str, object]]:
         """States [B, d] of the last of ids [B, n], which follow what `past` remembers; and what is then remembered."""
         if not self.ways.remembers:
-            ids = torch.cat((past["ids"], ids), 1) if past else ids
+            before = past and past["ids"]
+            ids = torch.cat((before, ids), 1) if isinstance(before, Tensor) else ids
             return self.states(Pass(None, route), None, input_ids=ids)[:, -1], {"ids": ids}
         body = getattr(self.net, self.body)
         with running(Pass(None, route)):
@@ -190,7 +195,7 @@ class AutoDecoder(Decoder):
         }
         return out[0][:, -1], kept
 
-    def _computed_in(self, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    def _computed_in(self, dtype: torch.dtype | None) -> AbstractContextManager[object]:
         if dtype in (torch.bfloat16, torch.float16) and dtype != self.embed.dtype:
             return torch.autocast(self.embed.device.type, dtype=dtype)
         return nullcontext()
@@ -280,7 +285,7 @@ class AutoDecoder(Decoder):
 
     # -- files ----------------------------------------------------------------------------------------------------
 
-    def save(self, path: Path, tokenizer: Any = None) -> None:
+    def save(self, path: Path, tokenizer: Tokenizer | None = None) -> None:
         """Write a Hugging Face directory. Adapters are left out."""
         plain = self.merged() if self.adapters else self
         plain.net.save_pretrained(path)
@@ -299,7 +304,7 @@ class AutoDecoder(Decoder):
         """Write one adapter as peft does."""
         self.adapters.save(self.net, name, path)
 
-    def to(self, where: Any) -> AutoDecoder:  # type: ignore[override]
+    def to(self, where: torch.device | torch.dtype | Tensor | str) -> AutoDecoder:  # type: ignore[override]
         """Move to a device, or cast parameters to a type. Buffers (frequencies of positions) keep theirs."""
         if isinstance(where, Tensor):
             return self.to(where.device).to(where.dtype)
@@ -310,7 +315,7 @@ class AutoDecoder(Decoder):
         return self
 
 
-def _body(net: Any) -> str:
+def _body(net: PreTrainedModel) -> str:
     """Name of the part of a model that makes states from tokens: all but the head."""
     embed = net.get_input_embeddings()
     for name, part in net.named_children():
@@ -321,24 +326,24 @@ def _body(net: Any) -> str:
     )
 
 
-class _States(dict[str, Any]):
+class _States(dict[str | int, Tensor]):
     """An output of layers that has states and nothing else, by name and by place."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Tensor | None:
         return self.get(name)
 
-    def __getitem__(self, key: Any) -> Any:
-        return self["last_hidden_state"] if key == 0 else super().__getitem__(key)
+    def __getitem__(self, key: str | int) -> Tensor:
+        return super().__getitem__("last_hidden_state" if key == 0 else key)
 
 
 class _Given(nn.Module):
     """Stands where the layers stood, when scores are made from states that are known."""
 
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
+    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> _States:
         return _States(last_hidden_state=inputs_embeds)
 
 
-def context_of(config: Any) -> int:
+def context_of(config: PretrainedConfig) -> int:
     """Longest sequence of a model.
 
     Some rotary positions change with the longest sequence of a batch, beyond the length that they were made for. There
@@ -383,7 +388,9 @@ def _batches(lengths: Sequence[int], tokens: int, alone: bool) -> Iterator[list[
         yield batch
 
 
-def load_auto(path: Path, config: Any, **where: Any) -> AutoDecoder:
+def load_auto(
+    path: Path, config: PretrainedConfig, **where: torch.device | torch.dtype | Tensor | str
+) -> AutoDecoder:
     """Load a model that transformers computes, in float32."""
     from transformers import AutoModelForCausalLM
 

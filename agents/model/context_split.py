@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from .attention import PLAIN, Packed, PackedAttention, Segment, Span, Weighing, 
 class ContextRanks:
     """The ranks that share each row, as one of them sees it."""
 
-    group: Any
+    group: dist.ProcessGroup | None
     size: int
     index: int
 
@@ -116,17 +116,25 @@ def _spans(segments: Sequence[Segment], mine: Tensor) -> tuple[list[Span], list[
     return spans, seen
 
 
+class _Kept(Protocol):
+    """Notes of a forward pass for its backward pass."""
+
+    ranks: ContextRanks
+    rows: int
+    start: int
+
+
 class _Gather(torch.autograd.Function):
     """All ranks' rows, padded; backwards each gets the sum of what all ranks gave to its own."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, longest: int, ranks: ContextRanks) -> Any:
+    def forward(ctx: _Kept, own: Tensor, longest: int, ranks: ContextRanks) -> Tensor:
         ctx.ranks, ctx.rows = ranks, len(own)
         return _gathered(own, longest, ranks)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        ranks: ContextRanks = ctx.ranks
+    def backward(ctx: _Kept, gradient: Tensor) -> tuple[Tensor, None, None]:
+        ranks = ctx.ranks
         whole = gradient.float().contiguous()
         dist.all_reduce(whole, group=ranks.group)
         return whole.chunk(ranks.size)[ranks.index][: ctx.rows].to(gradient.dtype), None, None
@@ -136,13 +144,13 @@ class _Join(torch.autograd.Function):
     """All ranks' rows, padded; backwards each keeps the gradient of its own."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, longest: int, ranks: ContextRanks) -> Any:
+    def forward(ctx: _Kept, own: Tensor, longest: int, ranks: ContextRanks) -> Tensor:
         ctx.rows = len(own)
         ctx.start = ranks.index * longest
         return _gathered(own, longest, ranks)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: _Kept, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient[ctx.start : ctx.start + ctx.rows], None, None
 
 

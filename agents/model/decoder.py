@@ -12,16 +12,21 @@ import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ..text.tokenizing import Tokenizer
 from .attention import PLAIN, Packed, PackedAttention, Weighing
 from .shape import Dimensions
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from .logprobs import Support
+
+D = TypeVar("D", bound="Decoder")
 
 # Which adapter answers for which rows: (name, mask of rows), None meaning all. () is the base model alone. An adapter
 # is computed for every row and masked: it is cheap, and a product of fixed shape does not depend on who else is there.
@@ -42,7 +47,7 @@ class Decoder(nn.Module):
     """
 
     shape: Dimensions
-    hf_config: Any
+    hf_config: PretrainedConfig
     """Configuration of transformers, with which the model saves as it loaded."""
     embed: Tensor
     """The input embedding [V, d]. Its device and type are the model's."""
@@ -123,7 +128,7 @@ class Decoder(nn.Module):
         """Parameters of one adapter, or (None) of the model itself, by name. A critic does not need the head."""
 
     @abstractmethod
-    def with_adapter_of(self, other: Any, name: str) -> Decoder:
+    def with_adapter_of(self: D, other: D, name: str) -> D:
         """Return a model that shares these tensors, except for one adapter: a copy of another model's, which
         does not learn.
         """
@@ -140,14 +145,18 @@ class Decoder(nn.Module):
         """Number of tokens that an adapter lays before every prompt. Their ids do not matter."""
         return 0
 
-    def save(self, path: Path, tokenizer: Any = None) -> None:
+
+class OwnFiles(Decoder):
+    """A decoder that writes and reads its files by itself. Those of our own are written by weights.py."""
+
+    @abstractmethod
+    def save(self, path: Path, tokenizer: Tokenizer | None = None) -> None:
         """Write a Hugging Face directory without adapters (`weights.save_model` does so for every decoder)."""
-        raise NotImplementedError
 
-    def load_prefix(self, path: Path) -> str:
-        """Add the learned prefix of a folder that `save_adapter` wrote. Return the adapter's name."""
-        raise NotImplementedError
-
+    @abstractmethod
     def save_adapter(self, name: str, path: Path) -> None:
         """Write one adapter as peft does (`weights.save_adapter` does so for every decoder)."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def load_prefix(self, path: Path) -> str:
+        """Add the learned prefix of a folder that `save_adapter` wrote. Return the adapter's name."""

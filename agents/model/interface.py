@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import torch
 import torch.nn.functional as F
@@ -76,12 +76,17 @@ class Sees:
         return self.function(0, 0, query, key)
 
 
+Mask = Sees | Tensor | None
+"""A mask as layers of transformers get it: ours in a packed pass, else their own; None: causal alone."""
+
+
 def _mask(
-    *, mask_function: Callable[..., Any] = causal_mask_function, use_vmap: bool = False, **shape: Any
-) -> Any:
+    *, mask_function: Callable[..., Tensor] = causal_mask_function, use_vmap: bool = False, **shape: object
+) -> Mask:
     if _PASS.get().attention is None:
         shape["allow_is_causal_skip"] = False
-        return sdpa_mask(mask_function=mask_function, use_vmap=use_vmap, **shape)
+        theirs: Mask = sdpa_mask(mask_function=mask_function, use_vmap=use_vmap, **shape)
+        return theirs
     if use_vmap:
         raise Unpackable("its masks are more than functions of positions")
     return Sees(mask_function)
@@ -92,11 +97,11 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Any,
+    attention_mask: Mask,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **others: Any,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """Attention of transformers' interface: q [B, H, Q, D], k and v [B, K, S, D] -> [B, Q, H, D]."""
     attention = _PASS.get().attention
@@ -123,16 +128,16 @@ def _attention(
 _KNOWN = ("position_ids", "cache_position", "attention_mask")
 
 
-def _sees(mask: Any) -> Sees | None:
+def _sees(mask: Mask) -> Sees | None:
     if not isinstance(mask, Sees):
         raise Unpackable("it makes its masks by itself")
     return None if mask.all else mask
 
 
-def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+def _added(mask: Mask, query: Tensor, key: Tensor) -> Tensor:
     """An additive mask [B, Q, S] from a boolean one [B, 1, Q, S], or from none."""
     size = (len(query), query.shape[2], key.shape[2])
-    if mask is None:
+    if not isinstance(mask, Tensor):
         return query.new_zeros(size)
     if mask.dtype != torch.bool:
         return mask[:, 0, :, : size[2]].to(query.dtype).expand(size)
@@ -147,7 +152,7 @@ class Recomputed:
         """Let a layer travel to another process: its class is made there from the layer's own kind."""
         return _empty, (type(self).__mro__[2],), self.__dict__
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Compute the layer, as the pass says."""
         now = _PASS.get()
         forward = super().forward  # type: ignore[misc]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,9 @@ from torch.utils.checkpoint import checkpoint
 from .decoder import Attention, Decoder, Route
 from .logprobs import Support, logprobs_entropy
 from .shape import Shape
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 class Linear(nn.Module):
@@ -125,7 +128,7 @@ class Llama(Decoder):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, shape: Shape, hf_config: Any = None) -> None:
+    def __init__(self, shape: Shape, hf_config: PretrainedConfig | None = None) -> None:
         super().__init__()
         self.shape, self.hf_config = shape, hf_config
         self.embed = nn.Parameter(torch.empty(shape.vocab, shape.d))
@@ -224,7 +227,7 @@ class Llama(Decoder):
 
     def copied(self, dtype: torch.dtype) -> Llama:
         """Return a copy in another precision: cast tensor by tensor, so there is no second copy in the old one."""
-        memo: dict[int, Any] = {
+        memo: dict[int, object] = {
             id(p): nn.Parameter(p.detach().to(dtype, copy=True)) for p in self.parameters()
         }
         return copy.deepcopy(self, memo).to(dtype)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -105,9 +105,23 @@ def plain_logprobs_entropy(
     return logprobs.gather(1, targets[:, None]).squeeze(1), -p_log_p.sum(-1)
 
 
+class _Kept(Protocol):
+    """Notes of a forward pass that autograd keeps for its backward pass."""
+
+    support: Support | None
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, heat: Tensor, support: Any) -> Any:
+    def forward(
+        ctx: _Kept, hidden: Tensor, head: Tensor, targets: Tensor, heat: Tensor, support: Support | None
+    ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.support = support
         cast = head.to(hidden.dtype)
@@ -122,7 +136,9 @@ class _Chunked(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, g_logprobs: Tensor | None, g_entropy: Tensor | None) -> Any:
+    def backward(
+        ctx: _Kept, g_logprobs: Tensor | None, g_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         hidden, head, targets, heat, entropy = ctx.saved_tensors
         if g_logprobs is None and g_entropy is None:
             return (None,) * 5

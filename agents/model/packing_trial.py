@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from .attention import PLAIN, Packed, PackedAttention, Weighing, pack
-from .interface import NAME, WHOLE
+from .decoder import Attention, Route
+from .interface import NAME, WHOLE, Pass
 from .shape import UnsupportedArchitecture
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(slots=True)
@@ -41,7 +45,40 @@ class Ways:
         return f"no packed rows ({self.unpackable}); sequences are computed {how}{again}"
 
 
-def try_out(model: Any) -> Ways:
+class Trying(Protocol):
+    """Interface of a model that is tried: an `AutoDecoder`."""
+
+    net: PreTrainedModel
+
+    @property
+    def embed(self) -> Tensor:
+        """Return the input embedding."""
+        ...
+
+    def __call__(self, ids: Tensor, position: Tensor, attention: Attention) -> Tensor: ...
+
+    def states(self, now: Pass, dtype: torch.dtype | None, **inputs: Tensor) -> Tensor:
+        """Return hidden states of a batch."""
+        ...
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Return scores as the architecture makes them."""
+        ...
+
+    def padded(
+        self, packed: Packed, now: Pass, dtype: torch.dtype | None, keep: Tensor | None, most: int = 0
+    ) -> Tensor:
+        """Return states of packed rows, from padded batches."""
+        ...
+
+    def continued(
+        self, ids: Tensor, past: dict[str, object] | None, route: Route
+    ) -> tuple[Tensor, dict[str, object]]:
+        """Return the last states, and what is then remembered."""
+        ...
+
+
+def try_out(model: Trying) -> Ways:
     """Compute a few tokens of a model (`AutoDecoder`) in every way, and leave the model with the attention that it is to use."""
     chance, device, ways = torch.Generator().manual_seed(0), model.embed.device, Ways()
     begin, one, two, other = (
@@ -64,7 +101,9 @@ def try_out(model: Any) -> Ways:
 
 
 @torch.no_grad()
-def _packs(model: Any, packed: Packed, expected: Sequence[Tensor], keys: dict[int, tuple[int, int]]) -> str:
+def _packs(
+    model: Trying, packed: Packed, expected: Sequence[Tensor], keys: dict[int, tuple[int, int]]
+) -> str:
     """Return the reason why a packed row is wrong (""): it is not. Note the keys of each layer."""
 
     def noted(layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
@@ -84,12 +123,11 @@ def _packs(model: Any, packed: Packed, expected: Sequence[Tensor], keys: dict[in
     return "" if same else "its layers have keys of several shapes"
 
 
-def _alone(model: Any, ids: list[int]) -> Tensor:
-    states: Tensor = model.states(WHOLE, None, input_ids=torch.tensor([ids], device=model.embed.device))
-    return states[0]
+def _alone(model: Trying, ids: list[int]) -> Tensor:
+    return model.states(WHOLE, None, input_ids=torch.tensor([ids], device=model.embed.device))[0]
 
 
-def _pads(model: Any, packed: Packed, sequences: Sequence[list[int]]) -> bool:
+def _pads(model: Trying, packed: Packed, sequences: Sequence[list[int]]) -> bool:
     """Tell whether padding changes neither states nor gradients."""
     with torch.enable_grad():
         padded = model.padded(packed, WHOLE, None, None, most=3 * len(packed))
@@ -103,12 +141,12 @@ def _pads(model: Any, packed: Packed, sequences: Sequence[list[int]]) -> bool:
 
 
 @torch.no_grad()
-def _continues(model: Any, sequences: list[list[int]]) -> bool:
+def _continues(model: Trying, sequences: list[list[int]]) -> bool:
     """Tell whether the model's own cache gives the states of whole sequences, in a batch."""
     whole = torch.tensor(sequences, device=model.embed.device)
     expected = model.states(WHOLE, None, input_ids=whole)
     states: list[Tensor] = []
-    past: dict[str, Any] | None = None
+    past: dict[str, object] | None = None
     try:
         for part in whole.split([30, *[1] * (whole.shape[1] - 30)], 1):
             state, past = model.continued(part, past, ())
@@ -119,7 +157,7 @@ def _continues(model: Any, sequences: list[list[int]]) -> bool:
 
 
 @contextmanager
-def own_attention(net: Any, keep: bool = False) -> Iterator[None]:
+def own_attention(net: PreTrainedModel, keep: bool = False) -> Iterator[None]:
     """Compute with transformers' own attention, which every model has in plain products; with `keep` for good."""
     net.set_attn_implementation("eager")
     try:

@@ -5,7 +5,12 @@ name.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+from ..basics.json_types import JsonView
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -42,7 +47,7 @@ class Shape(Dimensions):
     qk_norm: bool = False
 
 
-def computes(config: Any) -> bool:
+def computes(config: PretrainedConfig) -> bool:
     """Tell whether the decoder of `llama.py` computes a model with this configuration."""
     try:
         shape_of(config)
@@ -51,7 +56,7 @@ def computes(config: Any) -> bool:
     return True
 
 
-def shape_of(config: Any) -> Shape:
+def shape_of(config: PretrainedConfig) -> Shape:
     """Read the shape of a transformers configuration (LlamaConfig, Qwen2Config, Qwen3Config, MistralConfig)."""
     _refuse_unless_known(config)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -77,7 +82,7 @@ def shape_of(config: Any) -> Shape:
     )
 
 
-def _refuse_unless_known(config: Any) -> None:
+def _refuse_unless_known(config: PretrainedConfig) -> None:
     kind = getattr(config, "model_type", None)
     works = f"what works here: {', '.join(KNOWN)} (SmolLM2, TinyLlama: llama), full attention, SiLU"
     if kind not in KNOWN:
@@ -92,16 +97,14 @@ def _refuse_unless_known(config: Any) -> None:
         raise UnsupportedArchitecture(f"{kind} with sliding-window attention; {works}")
 
 
-def _rope(config: Any, width: int) -> tuple[tuple[float, ...], float]:
+def _rope(config: PretrainedConfig, width: int) -> tuple[tuple[float, ...], float]:
     """Inverse frequencies, and the factor on cos and sin. transformers computes the scaled variants (linear,
     llama3, yarn).
     """
-    rope: dict[str, Any] = (
-        getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    )
+    rope: JsonView = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", "default")
     if kind == "default":
-        theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", 10_000.0)
+        theta = float(rope.get("rope_theta", 0) or getattr(config, "rope_theta", 10_000.0))
         return tuple(float(theta ** (-i / width)) for i in range(0, width, 2)), 1.0
     if kind not in ("linear", "llama3", "yarn"):
         raise UnsupportedArchitecture(

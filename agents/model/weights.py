@@ -6,16 +6,20 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..basics.manifest import MANIFEST, Damaged, check
+from ..text.tokenizing import Tokenizer
 from . import tensor_files
-from .decoder import Decoder
+from .decoder import Decoder, OwnFiles
 from .llama import Linear, Llama, LowRank
 from .shape import Shape, UnsupportedArchitecture, computes, shape_of
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # our name of a layer's part -> its name in a Hugging Face file; several names are stacked in that order
 _LAYER = {
@@ -74,7 +78,7 @@ def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtyp
     return model.to(dtype)
 
 
-def _opened(path: str | Path, gguf_file: str | None) -> tuple[Path, dict[str, str], Any]:
+def _opened(path: str | Path, gguf_file: str | None) -> tuple[Path, dict[str, str], PretrainedConfig]:
     """Find a model. Return its directory, the GGUF file in it, and its configuration."""
     path = Path(path)
     if path.suffix == ".gguf":
@@ -112,21 +116,23 @@ def _unknown(path: Path, error: Exception) -> str:
     )
 
 
-def load_tokenizer(path: str | Path) -> Any:
+def load_tokenizer(path: str | Path) -> Tokenizer:
     """Load the tokenizer of a model: from its directory, or from its .gguf file."""
     from transformers import AutoTokenizer
 
     path = Path(path)
     where = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
-    return AutoTokenizer.from_pretrained(path.parent if where else path, local_files_only=True, **where)
+    folder = path.parent if where else path
+    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **where)
+    return tokenizer
 
 
-def from_config(config: Any, seed: int = 0) -> Llama:
+def from_config(config: PretrainedConfig, seed: int = 0) -> Llama:
     """Make a new model with random weights, of the shape that a transformers configuration describes."""
     return Llama(shape_of(config), config).init_weights(seed, getattr(config, "initializer_range", 0.02))
 
 
-def save_model(model: Decoder, path: str | Path, tokenizer: Any = None) -> Path:
+def save_model(model: Decoder, path: str | Path, tokenizer: Tokenizer | None = None) -> Path:
     """Write a Hugging Face directory (config, safetensors and, if given, the tokenizer) that transformers
     loads.
     """
@@ -136,9 +142,10 @@ def save_model(model: Decoder, path: str | Path, tokenizer: Any = None) -> Path:
         )
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    if not isinstance(model, Llama):
+    if isinstance(model, OwnFiles):
         model.save(path, tokenizer)
         return path
+    assert isinstance(model, Llama)
     model.hf_config.save_pretrained(path)
     own = model.state_dict()
     save_tensors(model, (own[name] for name, _, _ in hf_names(model)), path)
@@ -176,9 +183,10 @@ def save_adapter(model: Decoder, adapter: str, path: str | Path) -> Path:
 
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    if not isinstance(model, Llama):
+    if isinstance(model, OwnFiles):
         model.save_adapter(adapter, path)
         return path
+    assert isinstance(model, Llama)
     state: dict[str, Tensor] = {}
     targets: set[str] = set()
     for ours, names, sizes in _layer_names(model.shape):

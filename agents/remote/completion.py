@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
+
+from ..basics.json_types import JsonObject
 
 LARGEST_ANSWER = 16 << 20
 REASONS = {"length": "length", "max_tokens": "length", "content_filter": "content_filter"}
@@ -142,7 +143,7 @@ def _whole(raw: bytes) -> Completion:
     return answer
 
 
-def _json(raw: bytes, pieces: int) -> dict[str, Any]:
+def _json(raw: bytes, pieces: int) -> JsonObject:
     try:
         plain = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -163,13 +164,13 @@ def _text(content: object, pieces: int) -> str:
     raise Unreadable(f"a reply that is no text: {str(content):.100}", pieces)
 
 
-def _thinking(message: dict[str, Any]) -> str:
+def _thinking(message: Mapping[str, object]) -> str:
     """Return what a server with a reasoning parser tells apart from the reply."""
     thinking = message.get("reasoning_content") or message.get("reasoning")
     return thinking if isinstance(thinking, str) else ""
 
 
-def _reason(choice: dict[str, Any], pieces: int) -> str:
+def _reason(choice: Mapping[str, object], pieces: int) -> str:
     reason = choice.get("finish_reason")
     if not isinstance(reason, str) or not reason:
         return ""
@@ -186,7 +187,7 @@ def _count(answer: Completion, usage: object) -> None:
             answer.tokens_in, answer.tokens_out = spent, spoken
 
 
-def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
+def _tokens(choice: Mapping[str, object]) -> list[tuple[str, float]]:
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     pairs = [

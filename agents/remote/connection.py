@@ -13,9 +13,8 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any
 
 import anyio
 import httpx
@@ -96,7 +95,9 @@ class Connection:
         self._open: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient, asyncio.Semaphore] | None = None
         self._running = 0
 
-    async def complete(self, body: dict[str, Any], tokens: int, wasted: Callable[[int], None]) -> Completion:
+    async def complete(
+        self, body: Mapping[str, object], tokens: int, wasted: Callable[[int], None]
+    ) -> Completion:
         """Answer one request. `tokens`: a guess of what it takes; `wasted` is told the tokens of failed tries."""
         client, turn = self._client()
         async with turn:
@@ -107,7 +108,11 @@ class Connection:
                 self._running -= 1
 
     async def _tries(
-        self, client: httpx.AsyncClient, body: dict[str, Any], tokens: int, wasted: Callable[[int], None]
+        self,
+        client: httpx.AsyncClient,
+        body: Mapping[str, object],
+        tokens: int,
+        wasted: Callable[[int], None],
     ) -> Completion:
         began = time.monotonic()
         for attempt in range(1, 1_000_000):
@@ -162,7 +167,7 @@ class Connection:
             f"{self.url} gave no answer for {self.model!r} within {seconds if seconds < 2 else int(seconds):.3g} s; the last of {attempt} tries: {why}"
         )
 
-    async def _once(self, client: httpx.AsyncClient, body: dict[str, Any], left: float) -> Completion:
+    async def _once(self, client: httpx.AsyncClient, body: Mapping[str, object], left: float) -> Completion:
         """Send the request once."""
         body = {key: value for key, value in body.items() if key not in self._without}
         try:
@@ -177,7 +182,7 @@ class Connection:
         except (httpx.HTTPError, OSError, httpx.InvalidURL, httpx.StreamError) as error:
             raise _Again(self.told(cause_of(error))) from None
 
-    async def _sent(self, client: httpx.AsyncClient, body: dict[str, Any]) -> Completion:
+    async def _sent(self, client: httpx.AsyncClient, body: Mapping[str, object]) -> Completion:
         async with client.stream("POST", self.path, content=json.dumps(body).encode()) as reply:
             if not reply.is_success:
                 raise await self._refused(reply, body)
@@ -191,7 +196,7 @@ class Connection:
                 return await read_completion(reply, beat)
             raise Unreadable(f"a stream that fell silent for {self.idle:g} s", 1)
 
-    async def _refused(self, reply: httpx.Response, body: dict[str, Any]) -> Exception:
+    async def _refused(self, reply: httpx.Response, body: Mapping[str, object]) -> Exception:
         """Make the error of a status that is no success."""
         status, words = reply.status_code, await self._words(reply)
         unknown = [name for name in OPTIONAL if name in body and name in words]

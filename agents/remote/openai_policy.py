@@ -21,11 +21,12 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ..answers import Answer, ReplyMeta
+from ..basics.json_types import JsonObject
 from ..basics.threads import Background
 from ..policies import Call, Message
 from ..spending import Bill, Price, Spending, cost
@@ -122,7 +123,7 @@ class OpenAIPolicy:
                 completion.text, completion.reason = completion.text[:end], "stop"
         return self._answer(call, completion, dollars)
 
-    async def _paid(self, role: str, body: dict[str, Any]) -> tuple[Completion, float]:
+    async def _paid(self, role: str, body: JsonObject) -> tuple[Completion, float]:
         """Ask for one completion, within the budget. Return it with its dollars, failed tries included."""
         size = len(json.dumps(body["messages"]))
         guess = self._guess(size, body.get("max_tokens") or body.get("max_completion_tokens"))
@@ -155,12 +156,12 @@ class OpenAIPolicy:
         self._replies, self._counted_out = self._replies + 1, self._counted_out + spoken
         return Bill(1, spent, spoken, cost(self.price, spent, spoken))
 
-    def _body(self, call: Call) -> dict[str, Any]:
+    def _body(self, call: Call) -> JsonObject:
         messages = [_plain(m) for m in call.messages]
         system = self.system.get(call.agent) or self.system.get(call.role) or call.system
         if system:
             messages.insert(0, {"role": "system", "content": system})
-        body: dict[str, Any] = {
+        body: JsonObject = {
             "model": self.model,
             "messages": messages,
             "seed": call.seed & 0x7FFFFFFF,
@@ -190,7 +191,7 @@ class OpenAIPolicy:
             text = _closed(text, call.stop)
         if call.choices:
             text = _chosen(text, call.choices)
-        tokens: dict[str, list[Any]] = {
+        tokens: dict[str, Sequence[object]] = {
             "text": [clean(text) for text, _ in completion.tokens],
             "logprob": [round(p, 4) for _, p in completion.tokens],
         }
@@ -201,7 +202,7 @@ class OpenAIPolicy:
         )  # fmt: skip
         return Answer(thinking + text, meta)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """Describe the policy, for the record of an evaluation. The weights behind an endpoint are unknown."""
         return {
             "model": self.model,
@@ -248,7 +249,7 @@ def checked_key(key: str, name: str) -> str:
     return key
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _plain(message: Message) -> JsonObject:
     """Turn a message into one of the protocol. Its role `"tool"` needs ids, so tools' results are told as the
     user.
     """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class Spoken(str):
     """A role's own earlier words, tagged with their node, so that an engine can reuse the exact tokens."""
@@ -16,5 +14,5 @@ class Spoken(str):
         words.node = node
         return words
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (Spoken, (str(self), self.node))

@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn, TypedDict
 
 from ..basics.frozen import freeze
+from ..basics.json_types import JsonObject
 from ..roles import Format, Reply, _Base
 from .reply_readers import between, is_shallow
 
 OPEN, CLOSE = "<tool>", "</tool>"
 EXAMPLE = '<tool>{"name": "…", "arguments": {…}}</tool>'
 MOST = 16  # calls that one reply may make
+
+
+class ReadCall(TypedDict, total=False):
+    """Call of a tool, or the mistake in it."""
+
+    name: str
+    arguments: JsonObject
+    error: str
 
 
 @dataclass(frozen=True)
@@ -53,9 +62,9 @@ class ToolCalls(_Base):
         return f"{EXAMPLE}, or {self.final.describe()}"
 
 
-def read_calls(text: str) -> tuple[list[dict[str, Any]], bool]:
+def read_calls(text: str) -> tuple[list[ReadCall], bool]:
     """Read the calls of a reply in order. Tell also whether only blanks stand between and after them."""
-    calls: list[dict[str, Any]] = []
+    calls: list[ReadCall] = []
     nothing_else = True
     for part in text.split(OPEN)[1 : MOST + 1]:
         inside, closed, after = part.partition(CLOSE)
@@ -64,11 +73,11 @@ def read_calls(text: str) -> tuple[list[dict[str, Any]], bool]:
     return calls, nothing_else and text.count(OPEN) <= MOST
 
 
-def _read_call(inside: str) -> dict[str, Any]:
+def _read_call(inside: str) -> ReadCall:
     try:
         call = _json(inside)
         name = call.get("name") if isinstance(call, dict) else None
-        if not isinstance(name, str):
+        if not isinstance(call, dict) or not isinstance(name, str):
             return {"error": f"the call names no tool; write {EXAMPLE}"}
         arguments = call.get("arguments", {})
         if isinstance(arguments, str):  # JSON inside of JSON, as in the chat protocols
@@ -80,7 +89,7 @@ def _read_call(inside: str) -> dict[str, Any]:
     return {"name": name, "arguments": arguments}
 
 
-def _json(text: str) -> Any:
+def _json(text: str) -> object:
     return json.loads(text, parse_constant=_no_number)
 
 

@@ -18,12 +18,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from ..policies import Call, Message
 from .control_tokens import plain_of
+from .tokenizing import Tokenizer
 
-Turn = tuple[tuple[str, Any], ...]  # a message as plain data that can be compared
+Turn = tuple[tuple[str, object], ...]  # a message as plain data that can be compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Chat:
     cached = 4096  # renderings
 
     def __init__(
-        self, tokenizer: Any, system: Mapping[str, str] | None = None, stop_ids: Iterable[int] = ()
+        self, tokenizer: Tokenizer, system: Mapping[str, str] | None = None, stop_ids: Iterable[int] = ()
     ) -> None:
         if not getattr(tokenizer, "chat_template", None):
             name = getattr(tokenizer, "name_or_path", "") or "this model"

@@ -21,9 +21,14 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
+
+from .tokenizing import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
 
 _INAUDIBLE = [
     chr(0xFDD0 + i) for i in range(32)
@@ -32,13 +37,13 @@ _NAMES = frozenset({"role", "type"})  # keys that templates compare; the values 
 _ROLE = re.compile(r"[\w.-]+")
 _SIGN = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)  # marks of tokenizers, which some tokenizers do not flag
 _THOUGHT = frozenset({"<think>", "</think>"})  # templates use these to remove the assistant's old thoughts
-_KNOWN: WeakKeyDictionary[Any, tuple[str, Plain]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Tokenizer, tuple[str, Plain]] = WeakKeyDictionary()
 
 
 class Plain:
     """One tokenizer, with its control tokens under secret names."""
 
-    def __init__(self, tokenizer: object) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None or not hasattr(backend, "to_str"):
             raise TypeError(
@@ -58,7 +63,7 @@ class Plain:
         self._back = {alias: text for text, alias in self._uttered.items()} | {self._edge: ""}
         self._tokenizer = _renamed(backend, self._written)
 
-    def hide(self, messages: Iterable[Mapping[str, object]]) -> list[dict[str, Any]]:
+    def hide(self, messages: Iterable[Mapping[str, object]]) -> list[dict[str, object]]:
         """Messages for a template, with the control tokens in their contents hidden."""
         return [self._hide_message(message) for message in messages]
 
@@ -80,13 +85,13 @@ class Plain:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def _hide_message(self, message: Mapping[str, object]) -> dict[str, Any]:
+    def _hide_message(self, message: Mapping[str, object]) -> dict[str, object]:
         role = str(message.get("role", ""))
         if not _ROLE.fullmatch(role):
             raise ValueError(f"a message's role is one word, such as user or assistant, not {role!r}")
         return {key: self._hide_value(value, key, role) for key, value in message.items()}
 
-    def _hide_value(self, value: object, key: str, role: str) -> Any:
+    def _hide_value(self, value: object, key: str, role: str) -> object:
         if isinstance(value, str):
             return self._hide_controls(value, role) if key in _NAMES else self.hide_text(value, role)
         if isinstance(value, Mapping):
@@ -102,7 +107,7 @@ class Plain:
         return pattern.sub(lambda match: self._uttered[match[0]], text)
 
 
-def plain_of(tokenizer: object) -> Plain:
+def plain_of(tokenizer: Tokenizer) -> Plain:
     """Return the `Plain` of a tokenizer, made once."""
     template = str(getattr(tokenizer, "chat_template", None))
     known = _KNOWN.get(tokenizer)
@@ -111,7 +116,7 @@ def plain_of(tokenizer: object) -> Plain:
     return known[1]
 
 
-def _control(tokenizer: Any, backend: Any) -> tuple[frozenset[str], frozenset[str]]:
+def _control(tokenizer: Tokenizer, backend: Backend) -> tuple[frozenset[str], frozenset[str]]:
     """Find the tokens that only a template may write, and those of them that are flagged as special.
 
     Many tokenizers do not flag the marks of turns and tool calls in their templates (`<｜User｜>`, `<tool_response>`).
@@ -124,7 +129,7 @@ def _control(tokenizer: Any, backend: Any) -> tuple[frozenset[str], frozenset[st
     return special | signs | (known & _THOUGHT), special
 
 
-def _renamed(backend: Any, names: Mapping[str, str]) -> Any:
+def _renamed(backend: Backend, names: Mapping[str, str]) -> Backend:
     """Copy a `tokenizers.Tokenizer` under new names for these tokens, also where its model knows them."""
     from tokenizers import Tokenizer
 
@@ -153,7 +158,7 @@ def _renamed(backend: Any, names: Mapping[str, str]) -> Any:
     return copy
 
 
-def _makes(merge: Any, names: Mapping[str, str]) -> bool:
+def _makes(merge: str | Sequence[str], names: Mapping[str, str]) -> bool:
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return left in names or right in names or left + right in names
 

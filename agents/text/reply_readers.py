@@ -16,7 +16,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NoReturn
+from typing import NoReturn
+
+from ..basics.json_types import JsonObject
 
 MAX_REPLY = 1_000_000
 """Largest number of characters of a reply. A longer one is cut there, counts as malformed, and its node says
@@ -117,7 +119,7 @@ def _any(words: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
 
 
-def json_object(text: str) -> tuple[dict[str, Any] | None, str]:
+def json_object(text: str) -> tuple[JsonObject | None, str]:
     """Return the first balanced JSON object anywhere in the text, and its own text; None where there is none.
 
     The search gives up after some attempts, and when it has read the text about four times. A reply of a million braces, or
@@ -149,7 +151,7 @@ def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is no JSON number")
 
 
-def first_json_object(text: str) -> dict[str, Any] | None:
+def first_json_object(text: str) -> JsonObject | None:
     """Return the first balanced JSON object anywhere in the text, or None."""
     return json_object(text)[0]
 

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 Piece = tuple[str, str]
 """The field that a part of a text tells ("" for none), and the part."""
@@ -36,7 +35,7 @@ class Told(str):
         told.pieces, told.cut = pieces, tuple(cut)
         return told
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (Told, (self.pieces, self.cut))
 
     def shortened(self, characters: int) -> tuple[str, dict[str, int]]:
@@ -56,9 +55,9 @@ class Told(str):
 
 def shortened(
     messages: Iterable[Mapping[str, object]], characters: int
-) -> tuple[list[Mapping[str, Any]], dict[str, int]]:
+) -> tuple[list[Mapping[str, object]], dict[str, int]]:
     """Messages with so many characters left out, the oldest first; what was, by field."""
-    kept, gone = list[Mapping[str, Any]](), dict[str, int]()
+    kept, gone = list[Mapping[str, object]](), dict[str, int]()
     for message in messages:
         content = message["content"]
         if isinstance(content, Told) and characters > 0:
@@ -131,7 +130,7 @@ class Wording:
     cut: tuple[tuple[str, str], ...] = ()
     terms: Mapping[str, str] = field(default_factory=dict)
     """Fields that are the same in every act."""
-    ask: Callable[[Mapping[str, Any]], str] = field(init=False, repr=False, compare=False)
+    ask: Callable[[Mapping[str, object]], str] = field(init=False, repr=False, compare=False)
     """Function that fills the prompt."""
 
     @property

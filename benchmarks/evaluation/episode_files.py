@@ -11,9 +11,13 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from ...envs.core.trace import Trace, dumps, read_dicts
+from .result_types import TraceJson
+
+if TYPE_CHECKING:
+    from zstandard import ZstdDecompressionObj
 
 FILE = "traces.jsonl.zst"
 
@@ -26,12 +30,12 @@ class Store:
         self.path = folder / FILE
         self._file: BinaryIO | None = None
 
-    def episodes(self) -> Iterator[dict[str, Any]]:
+    def episodes(self) -> Iterator[TraceJson]:
         """The trace dicts in the file, oldest first."""
         if self.path.exists():
             yield from read_dicts(self.path)
 
-    def write(self, trace: Trace, key: str) -> dict[str, Any]:
+    def write(self, trace: Trace, key: str) -> TraceJson:
         """Append one episode; when this returns, a kill no longer loses it. Gives the dict that was
         written."""
         import zstandard
@@ -43,7 +47,7 @@ class Store:
             mend(self.path)
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (held until `close`)
         self._append(zstandard.ZstdCompressor(level=3).compress(line))
-        plain: dict[str, Any] = json.loads(line)
+        plain: TraceJson = json.loads(line)
         return plain
 
     def _append(self, frame: bytes) -> None:
@@ -79,7 +83,7 @@ def whole_frames(path: Path) -> int:
     import zstandard
 
     whole = seen = 0
-    frame: Any = None
+    frame: ZstdDecompressionObj | None = None
     with open(path, "rb") as file:
         rest = b""
         while rest := rest or file.read(1 << 16):

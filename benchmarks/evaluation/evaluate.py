@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...agents.basics.json_types import JsonObject
 from ...agents.roles import Role, entry_of, nobody_plays
 from ...agents.team import Player, Team, TeamLike
 from ...envs.core.drivers import EnvLike, TaskChoice
 from .episode_files import Store
 from .playing import Evaluation, EvaluationResult, OnEpisode, arena_and_measure
+from .result_types import Results
 from .stats import Difference, Estimate
 from .suites import evaluate_suite
 
@@ -90,9 +92,7 @@ def swap(env: EnvLike, team: TeamLike, baseline: TeamLike, **how: object) -> lis
     return _exchange(env, baseline, team, "swap", how)
 
 
-def _exchange(
-    env: EnvLike, host: TeamLike, guest: TeamLike, name: str, how: dict[str, Any]
-) -> list[RoleEffect]:
+def _exchange(env: EnvLike, host: TeamLike, guest: TeamLike, name: str, how: JsonObject) -> list[RoleEffect]:
     folder = Path(how.pop("out")) if how.get("out") else None
     arena, _ = arena_and_measure(env, {n: how[n] for n in how if n not in _EVALUATION})
     whole = evaluate(env, host, out=folder and folder / f"{name}-host", **how)
@@ -127,11 +127,11 @@ _EVALUATION = (
 )  # fmt: skip
 
 
-def saved_results(folder: str | Path) -> dict[str, Any]:
+def saved_results(folder: str | Path) -> Results:
     """The ``results.json`` of an evaluation's folder."""
     path = Path(folder) / "results.json"
     try:
-        plain: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        plain: Results = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path} does not exist; `unitymas eval … --out {folder}` writes it"

@@ -10,19 +10,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...cli.arguments import COUNT, Parser
+from ...envs.core.trace import Trace
 from ..pages.html import write_page
 from ..pages.trace_sources import labelled_episodes
 from ..pages.viewer import as_dict, score_of
+from .result_types import NodeJson, TraceJson
 
-Labelled = Iterable[tuple[str, Mapping[str, Any]]]
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from pandas import DataFrame
+
+Labelled = Iterable[tuple[str, TraceJson]]
 
 
-def acts(episodes: Labelled) -> Iterator[dict[str, Any]]:
+def acts(episodes: Labelled) -> Iterator[dict[str, object]]:
     """One row per act. Structured values (messages, value, rewards) stay JSON text: their shape differs by
     role, and columns of tables may not."""
     for label, episode in episodes:
@@ -56,20 +62,21 @@ def acts(episodes: Labelled) -> Iterator[dict[str, Any]]:
             }
 
 
-def to_frame(episodes: Iterable[object]) -> Any:
+def to_frame(episodes: Iterable[Trace | TraceJson]) -> DataFrame:
     """A pandas DataFrame of acts."""
     import pandas
 
     return pandas.DataFrame(list(acts(("", as_dict(e)) for e in episodes)))
 
 
-def to_dataset(episodes: Iterable[object]) -> Any:
+def to_dataset(episodes: Iterable[Trace | TraceJson]) -> Dataset:
     """A `datasets.Dataset` of acts, ready for `push_to_hub`, `map` or TRL (with `messages` parsed: a column
     of chats)."""
     import datasets
 
     rows = [
-        {**row, "messages": json.loads(row["messages"])} for row in acts(("", as_dict(e)) for e in episodes)
+        {**row, "messages": json.loads(str(row["messages"]))}
+        for row in acts(("", as_dict(e)) for e in episodes)
     ]
     for row in rows:
         row["messages"] = [{"role": m["role"], "content": _text(m["content"])} for m in row["messages"]]
@@ -113,7 +120,7 @@ def write_jsonl(episodes: Labelled, path: Path) -> int:
     return count
 
 
-def perfetto(episodes: Labelled) -> Iterator[dict[str, Any]]:
+def perfetto(episodes: Labelled) -> Iterator[dict[str, object]]:
     """Events of Chrome's trace format: a process per episode, a thread per role or tool, a slice per node.
 
     Where nodes carry wall-clock times (``began`` and ``seconds`` in their measurements) these are drawn;
@@ -150,7 +157,7 @@ def write_perfetto(episodes: Labelled, path: Path) -> int:
     return len(events)
 
 
-def _span(node: Mapping[str, Any]) -> tuple[float, float]:
+def _span(node: NodeJson) -> tuple[float, float]:
     meta = node.get("meta") or {}
     if isinstance(meta.get("began"), (int, float)):
         return float(meta["began"]), float(meta.get("seconds") or 0.0)
@@ -166,8 +173,8 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value).encode("utf-8", "replace").decode("utf-8")
 
 
-def _blocks(rows: Iterable[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
-    block: list[dict[str, Any]] = []
+def _blocks(rows: Iterable[dict[str, object]], size: int) -> Iterator[list[dict[str, object]]]:
+    block: list[dict[str, object]] = []
     for row in rows:
         block.append(row)
         if len(block) == size:

@@ -19,13 +19,14 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any
 
 from ...agents.roles import Role
 from ...agents.team import BoundTeam
 from ...envs.core.arena import Arena
 from ...envs.core.tasks import Task
+from .result_types import Checkout, Provenance, RunDict, Seat, WorldDict
 from .results import canonical
 
 LIBRARIES = (
@@ -47,7 +48,7 @@ def digest(value: object, length: int = 16) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()[:length]
 
 
-def who(policy: object, label: str) -> dict[str, Any]:
+def who(policy: object, label: str) -> Seat:
     """The identity of a player. Models say it themselves through ``identity()`` (weights hash, template,
     sampling); functions and scripted players are identified by name and source."""
     inner = getattr(policy, "fn", policy)
@@ -65,7 +66,7 @@ def who(policy: object, label: str) -> dict[str, Any]:
     return {**player, "name": name, "code": _source_hash(kind), **({"state": state} if state else {})}
 
 
-def role_config(team: BoundTeam, arena: Arena) -> dict[str, Any]:
+def role_config(team: BoundTeam, arena: Arena) -> dict[str, Seat]:
     """Player of each agent, and its messages: part of every key and of the provenance."""
     return {
         agent: {
@@ -90,7 +91,7 @@ def players_hash(players: Mapping[str, Mapping[str, object]]) -> str:
     )
 
 
-def world(arena: Arena) -> dict[str, Any]:
+def world(arena: Arena) -> WorldDict:
     """The environment's part of a key."""
     return {
         "env_id": arena.env_id,
@@ -118,9 +119,7 @@ def tasks_hash(tasks: Sequence[Task]) -> str:
     return digest([digest(task.row, 64) for task in tasks])
 
 
-def provenance(
-    arena: Arena, players: Mapping[str, object], tasks: Sequence[Task], seed: int
-) -> dict[str, Any]:
+def provenance(arena: Arena, players: Mapping[str, Seat], tasks: Sequence[Task], seed: int) -> Provenance:
     """All that one needs to know to run it again; the same in two runs of the same command."""
     return {
         "env": world(arena),
@@ -135,7 +134,7 @@ def provenance(
     }  # fmt: skip
 
 
-def this_run(command: Sequence[str] | None = None) -> dict[str, Any]:
+def this_run(command: Sequence[str] | None = None) -> RunDict:
     """Place and time of this run: the part of a result that differs between two runs of the same command."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -164,19 +163,19 @@ def _source_hash(kind: Any) -> str:
     return digest([source, _code(code) if code is not None else None, caught, defaults])
 
 
-def _code(code: CodeType) -> list[Any]:
+def _code(code: CodeType) -> list[object]:
     consts = [_code(const) if isinstance(const, CodeType) else repr(const) for const in code.co_consts]
     return [code.co_code.hex(), list(code.co_names), consts]
 
 
-def _cell(cell: Any) -> Any:
+def _cell(cell: CellType) -> object:
     try:
         return _plain(cell.cell_contents)
     except ValueError:  # not filled yet
         return None
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     """A value that JSON can tell apart; of anything else only its type, for its repr may hold an address."""
     return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__qualname__
 
@@ -188,7 +187,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _git() -> dict[str, Any] | None:
+def _git() -> Checkout | None:
     """The commit of the checkout the package runs from, and whether it was changed; None for an installed
     package."""
     here = Path(__file__).resolve().parent

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+from ...agents.basics.json_types import JsonView
 from ...agents.spending import BudgetSpent
 from ...agents.team import BoundTeam, Team, TeamLike
 from ...envs.core.arena import Arena
@@ -29,6 +30,7 @@ from ...envs.registry import UnknownEnv, make_arena, spec
 from ..pages.html import write_page
 from . import identity, stats, tables
 from .episode_files import Store
+from .result_types import FiguresDict, Results, TraceJson
 from .results import (
     SCHEMA,
     EpisodeRow,
@@ -42,19 +44,33 @@ from .results import (
 )
 from .stats import Difference, Estimate
 
-OnEpisode = Callable[[EpisodeRow, dict[str, Any]], None]
+OnEpisode = Callable[[EpisodeRow, TraceJson], None]
+
+
+class EvaluationPlan(TypedDict):
+    """Plan of an evaluation: what is there, what is owed, and what that will take."""
+
+    env: str
+    data: str
+    tasks: int
+    k: int
+    episodes: int
+    finished: int
+    owed: int
+    tokens: float | None
+    cost: float | None
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
     """An evaluation's outcome. `plain` is what ``results.json`` holds; the rest reads it."""
 
-    plain: dict[str, Any]
+    plain: Results
     rows: list[EpisodeRow] = field(repr=False)
 
     @property
-    def figures(self) -> dict[str, Any]:
-        return dict(self.plain["figures"])
+    def figures(self) -> FiguresDict:
+        return self.plain["figures"].copy()
 
     @property
     def score(self) -> Estimate:
@@ -78,7 +94,7 @@ class EvaluationResult:
             raise ValueError(f"results on different data cannot be compared: {ours} and {theirs}")
         return stats.paired_difference(per_task(self.rows), per_task(other.rows))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Results:
         return self.plain
 
     def markdown(self) -> str:
@@ -157,7 +173,7 @@ class Evaluation:
             if key not in self.rows or self.rows[key].unanswered or (self.retry_errors and self.rows[key].failed)
         }  # fmt: skip
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> EvaluationPlan:
         """Plan of what a run would do; the cost is extrapolated from the finished episodes, and unknown without
         any."""
         done = list(self.rows.values())
@@ -240,7 +256,7 @@ class Evaluation:
     def result(self) -> EvaluationResult:
         """All figures over the wanted episodes that are there; also written to ``results.json``."""
         rows, measure = ranked([self.rows[key] for key in self.wanted if key in self.rows], self.measure)
-        plain = {
+        plain: Results = {
             "schema": SCHEMA,
             "env_id": self.arena.env_id,
             "figures": figures(rows, measure, self.k),
@@ -259,7 +275,7 @@ class Evaluation:
         return EvaluationResult(plain, rows)
 
 
-def arena_and_measure(env: EnvLike, make: Mapping[str, Any]) -> tuple[Arena, Measure]:
+def arena_and_measure(env: EnvLike, make: JsonView) -> tuple[Arena, Measure]:
     """The arena to play in and what to measure; of an arena or environment that is already made, as it
     stands."""
     if isinstance(env, str):

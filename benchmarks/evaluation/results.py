@@ -1,4 +1,4 @@
-"""Figures of an evaluation: every number of an evaluation is computed here, from traces and nothing else.
+"""FiguresDict of an evaluation: every number of an evaluation is computed here, from traces and nothing else.
 
 `episode_row` reads one trace and keeps what the tables need; `figures` turns the rows into the plain dict
 that is ``results.json``. A submission is checked by running the same two again. Failures (an episode that
@@ -11,12 +11,13 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ...envs.env_spec import EnvSpec
 from . import stats
+from .result_types import EpisodeEntry, EstimateDict, FiguresDict, TraceJson
 from .stats import Success
 
 SCHEMA = "unitymas.results/1"
@@ -42,14 +43,14 @@ class Measure:
     success: Success = field(default_factory=Success)
 
     @classmethod
-    def of_spec(cls, spec: Any) -> Measure:
+    def of_spec(cls, spec: EnvSpec) -> Measure:
         """The measure that an environment's spec declares."""
         return cls(spec.headline, spec.success or spec.headline)
 
-    def score(self, trace: Mapping[str, object]) -> float:
+    def score(self, trace: TraceJson) -> float:
         return _number(trace, self.headline) if trace.get("ended") != "error" else 0.0
 
-    def solved(self, trace: Mapping[str, object]) -> bool:
+    def solved(self, trace: TraceJson) -> bool:
         return trace.get("ended") != "error" and self.success(
             _number(trace, self.success_metric or self.headline)
         )
@@ -103,9 +104,7 @@ class EpisodeRow:
         return self.failed and self.reason.partition(":")[0] in ("model", "tool")
 
 
-def episode_row(
-    trace: Mapping[str, Any], measure: Measure, price: tuple[float, float] = (0.0, 0.0)
-) -> EpisodeRow:
+def episode_row(trace: TraceJson, measure: Measure, price: tuple[float, float] = (0.0, 0.0)) -> EpisodeRow:
     """The row of one trace dict. ``price`` is dollars per million tokens in and out, where a policy reports
     no cost."""
     roles: dict[str, RoleSum] = {}
@@ -134,7 +133,7 @@ def episode_row(
     )  # fmt: skip
 
 
-def trace_digest(trace: Mapping[str, Any]) -> str:
+def trace_digest(trace: TraceJson) -> str:
     """A SHA-256 over what two runs of the same episode share: everything but timings and tags."""
     plain = {name: value for name, value in trace.items() if name != "tags"}
     plain["nodes"] = [
@@ -156,7 +155,7 @@ def results_text(plain: Mapping[str, object]) -> str:
     return json.dumps(plain, indent=1, sort_keys=True) + "\n"
 
 
-def figures(rows: Sequence[EpisodeRow], measure: Measure, k: int, *, seed: int = 0) -> dict[str, Any]:
+def figures(rows: Sequence[EpisodeRow], measure: Measure, k: int, *, seed: int = 0) -> FiguresDict:
     """All figures of an evaluation, as plain JSON; deterministic but for the part called ``timing``."""
     if not rows:
         raise ValueError("an evaluation without a single episode has no figures")
@@ -175,10 +174,10 @@ def figures(rows: Sequence[EpisodeRow], measure: Measure, k: int, *, seed: int =
         "k": k,
         "headline": measure.headline,
         "success": str(measure),
-        "score": asdict(stats.average(scores, seed=seed)),
-        "score_without_errors": asdict(stats.average(errorless, seed=seed)) if errorless else None,
-        "pass_at": {str(j): asdict(stats.pass_at(solved, j, seed=seed)) for j in chances},
-        "pass_hat": {str(j): asdict(stats.pass_hat(solved, j, seed=seed)) for j in chances},
+        "score": stats.average(scores, seed=seed).plain(),
+        "score_without_errors": stats.average(errorless, seed=seed).plain() if errorless else None,
+        "pass_at": {str(j): stats.pass_at(solved, j, seed=seed).plain() for j in chances},
+        "pass_hat": {str(j): stats.pass_hat(solved, j, seed=seed).plain() for j in chances},
         "metrics": _metrics(by_task, measure, seed),
         "endings": dict(sorted(Counter(row.ended for row in rows).items())),
         "failures": dict(Counter(row.reason for row in rows if row.reason).most_common()),
@@ -197,7 +196,7 @@ def per_task(rows: Iterable[EpisodeRow]) -> dict[str, list[float]]:
     return dict(table)
 
 
-def episode_list(rows: Iterable[EpisodeRow]) -> list[dict[str, Any]]:
+def episode_list(rows: Iterable[EpisodeRow]) -> list[EpisodeEntry]:
     """List of what ``results.json`` says of each episode: enough to name the one that was tampered with."""
     return [
         {
@@ -212,7 +211,7 @@ def episode_list(rows: Iterable[EpisodeRow]) -> list[dict[str, Any]]:
     ]
 
 
-def _number(trace: Mapping[str, Any], metric: str) -> float:
+def _number(trace: TraceJson, metric: str) -> float:
     value = trace["metrics"].get(metric, 0.0)
     return float(value) if np.isfinite(value) else 0.0
 
@@ -246,7 +245,7 @@ def _powers(k: int) -> list[int]:
     return sorted({1, k, *(2**i for i in range(k.bit_length()) if 2**i <= k)})
 
 
-def _metrics(by_task: Mapping[str, list[EpisodeRow]], measure: Measure, seed: int) -> dict[str, Any]:
+def _metrics(by_task: Mapping[str, list[EpisodeRow]], measure: Measure, seed: int) -> dict[str, EstimateDict]:
     names = sorted({name for group in by_task.values() for row in group for name in row.metrics})
     if measure.headline != "score":  # the same figure under its own name
         names = [name for name in names if name != "score"]
@@ -254,7 +253,7 @@ def _metrics(by_task: Mapping[str, list[EpisodeRow]], measure: Measure, seed: in
         name: [[row.metrics.get(name, 0.0) for row in group] for group in by_task.values()] for name in names
     }
     shares = (measure.headline, measure.success_metric)
-    return {n: asdict(stats.average(values, seed=seed, share=n in shares)) for n, values in table.items()}
+    return {n: stats.average(values, seed=seed, share=n in shares).plain() for n, values in table.items()}
 
 
 def _per_episode(rows: Sequence[EpisodeRow]) -> dict[str, float]:

@@ -24,6 +24,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from .result_types import EstimateDict
+
 Floats = NDArray[np.float64]
 Rows = Sequence[Sequence[float]]
 
@@ -66,6 +68,13 @@ class Estimate:
     estimator: str
     interval: str = _INTERVAL
     level: float = LEVEL
+
+    def plain(self) -> EstimateDict:
+        """Return the figure as plain JSON."""
+        return {
+            "value": self.value, "low": self.low, "high": self.high, "tasks": self.tasks, "estimator": self.estimator,
+            "interval": self.interval, "level": self.level,
+        }  # fmt: skip
 
     @property
     def half_width(self) -> float | None:

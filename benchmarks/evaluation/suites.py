@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...agents.basics.hints import nearest
+from ...agents.basics.json_types import JsonObject
 from ...agents.team import Team, TeamLike
 from ...envs.core.drivers import TaskChoice
 from ...envs.core.tasks import DataSet
@@ -52,7 +53,7 @@ class SuiteResult:
     suite: Suite
     results: dict[str, EvaluationResult] = field(repr=False)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "suite": self.suite.id,
             "results": {env: result.plain for env, result in self.results.items()},
@@ -153,7 +154,7 @@ def check_pin(chosen: Suite, env: str, data: DataSet) -> None:
         )
 
 
-def settings(chosen: Suite, env: str) -> dict[str, Any]:
+def settings(chosen: Suite, env: str) -> JsonObject:
     """The arguments of `make` for one environment of a suite: its test split, and the suite's data where it
     has any."""
     own = spec(env).tasks is not None

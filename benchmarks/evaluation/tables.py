@@ -7,22 +7,50 @@ Every table says what it estimates. Intervals are 95%, over tasks; a figure with
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Protocol, TypedDict
 
 from ..pages.html import printable
+from .result_types import EstimateDict, FiguresDict, Results
+from .stats import Difference, Estimate
 
-Plain = Mapping[str, Any]
 Row = tuple[str, ...]
 
 
-def markdown(results: Sequence[Plain]) -> str:
+class Effect(Protocol):
+    """Effect of one role: the score with it exchanged, and the difference."""
+
+    @property
+    def role(self) -> str:
+        """Role that was exchanged."""
+        ...
+
+    @property
+    def score(self) -> Estimate:
+        """Score with it exchanged."""
+        ...
+
+    @property
+    def difference(self) -> Difference:
+        """Difference to the score without."""
+        ...
+
+
+class Interval(TypedDict):
+    """A figure with its interval."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def markdown(results: Sequence[Results]) -> str:
     """One line per result, then one table of roles, then what the columns are."""
     parts = [_grid(*_scores(results)), _grid(*_role_rows(results))]
     failures = _failures(results)
     return "\n\n".join([*parts, *([failures] if failures else []), _notes(results)]) + "\n"
 
 
-def latex(results: Sequence[Plain]) -> str:
+def latex(results: Sequence[Results]) -> str:
     """The table of scores as a booktabs tabular."""
     header, rows = _scores(results)
     columns = "l" + "r" * (len(header) - 1)
@@ -33,7 +61,7 @@ def latex(results: Sequence[Plain]) -> str:
     return "\n".join(lines) + "\n% " + _notes(results).replace("\n", "\n% ") + "\n"
 
 
-def effects_markdown(name: str, effects: Sequence[Any]) -> str:
+def effects_markdown(name: str, effects: Sequence[Effect]) -> str:
     """Role ablation or swap, one line per role, the largest effect first."""
     rows = [
         (e.role, number(e.score.value), signed(e.difference.value), between(e.difference.low, e.difference.high),
@@ -43,7 +71,7 @@ def effects_markdown(name: str, effects: Sequence[Any]) -> str:
     return _grid((name, "score", "difference", "95% interval", "p"), rows) + "\n"
 
 
-def difference_markdown(name: str, difference: Any) -> str:
+def difference_markdown(name: str, difference: Difference) -> str:
     """One paired difference as a sentence."""
     return (
         f"{name}: {signed(difference.value)} {between(difference.low, difference.high)}, {p_value(difference.p, 'p ')} "
@@ -67,7 +95,7 @@ def p_value(p: float, name: str = "") -> str:
     return f"{name}≤ 0.001" if p <= 0.001 else f"{name}{'= ' if name else ''}{p:.3f}"
 
 
-def estimate(plain: Mapping[str, Any] | None) -> str:
+def estimate(plain: Interval | EstimateDict | None) -> str:
     """``0.512 ± 0.031`` where the interval is even, else ``0.512 [0.470, 0.533]``."""
     if plain is None:
         return "–"
@@ -79,7 +107,7 @@ def estimate(plain: Mapping[str, Any] | None) -> str:
     return f"{value:.3f} {between(low, high)}"
 
 
-def _scores(results: Sequence[Plain]) -> tuple[Row, list[Row]]:
+def _scores(results: Sequence[Results]) -> tuple[Row, list[Row]]:
     headlines = {plain["figures"]["headline"] for plain in results}
     name = min(headlines) if len(headlines) == 1 else "score"
     ks = {plain["figures"]["k"] for plain in results}
@@ -106,7 +134,7 @@ def _scores(results: Sequence[Plain]) -> tuple[Row, list[Row]]:
     return header, rows
 
 
-def _role_rows(results: Sequence[Plain]) -> tuple[Row, list[Row]]:
+def _role_rows(results: Sequence[Results]) -> tuple[Row, list[Row]]:
     many = len(results) > 1
     header: Row = (("environment",) if many else ()) + (
         "role", "played by", "calls / episode", "legal replies", "mean credit", "tokens in", "tokens out",
@@ -128,7 +156,7 @@ def _role_rows(results: Sequence[Plain]) -> tuple[Row, list[Row]]:
     return header, rows
 
 
-def _failures(results: Sequence[Plain]) -> str:
+def _failures(results: Sequence[Results]) -> str:
     lines = [
         f"- {plain['env_id']}: {count} × {printable(cause, 120)}"
         for plain in results
@@ -137,7 +165,7 @@ def _failures(results: Sequence[Plain]) -> str:
     return "Episodes that did not end by themselves:\n\n" + "\n".join(lines) if lines else ""
 
 
-def _notes(results: Sequence[Plain]) -> str:
+def _notes(results: Sequence[Results]) -> str:
     figures = results[0]["figures"]
     data = dict.fromkeys(
         f"{d['name']} {d['split']}, fingerprint {d['fingerprint']}"
@@ -152,11 +180,11 @@ def _notes(results: Sequence[Plain]) -> str:
     ])  # fmt: skip
 
 
-def _failed(figures: Mapping[str, Any]) -> int:
+def _failed(figures: FiguresDict) -> int:
     return int(figures["endings"].get("error", 0))
 
 
-def _value(table: Mapping[str, Any], k: str) -> str:
+def _value(table: Mapping[str, EstimateDict], k: str) -> str:
     return number(table[k]["value"]) if k in table else "–"
 
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter, defaultdict
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ...agents.basics.hints import counted
 from ..pages.html import printable
 from . import stats
+from .result_types import TraceJson
 from .results import EpisodeRow, RoleSum
 from .tables import estimate
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.live import Live
 
 LINE_EVERY = 15.0  # seconds between lines without a terminal
 PAINT_EVERY = 0.25
@@ -34,7 +39,7 @@ class Board:
         self.roles: dict[str, RoleSum] = defaultdict(RoleSum)
         self.failures: Counter[str] = Counter()
         self.cost = 0.0
-        self._live: Any = None
+        self._live: Live | None = None
 
     def __enter__(self) -> Board:
         if self.stream.isatty() and not self.quiet:
@@ -49,7 +54,7 @@ class Board:
         if self._live is not None:
             self._live.stop()
 
-    def episode(self, row: EpisodeRow, trace: dict[str, Any]) -> None:
+    def episode(self, row: EpisodeRow, trace: TraceJson) -> None:
         """One more episode has ended."""
         self.done += 1
         self.fresh += 1
@@ -92,7 +97,7 @@ class Board:
         left = (time.monotonic() - self.began) / self.fresh * (self.total - self.done)
         return f"{int(left // 60)}:{int(left % 60):02d} left"
 
-    def _table(self) -> Any:
+    def _table(self) -> Group:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table

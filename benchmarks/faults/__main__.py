@@ -29,8 +29,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from ...agents.basics.json_types import JsonObject
 from ...agents.engines.vllm.vllm_setup import installed
 from ...trainers.controller.resume import NothingToResume
 from ...trainers.controller.run import train
@@ -202,15 +202,19 @@ class Battle:
         if not self.report.faults:
             shutil.rmtree(where)
 
-    def noted(self) -> list[dict[str, Any]]:
+    def noted(self) -> list[JsonObject]:
         """Kills so far, as the hands noted them."""
         notes = self.place / "kills.jsonl"
         return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
 
 
-def in_a_life(work: Callable[[], Any], log: Path) -> None:
+def in_a_life(work: Callable[[], object], log: Path) -> None:
     """Do what starts threads in a process of its own, so that this one may still fork."""
-    if lives.lasts(lives.begin(lambda: work() and None, log), 600) != 0:
+
+    def life() -> None:
+        work()
+
+    if lives.lasts(lives.begin(life, log), 600) != 0:
         raise RuntimeError(log.read_text()[-4000:])
 
 

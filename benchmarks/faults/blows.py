@@ -73,7 +73,7 @@ class Hand:
         self.counts: Counter[str] = Counter()
         self.took: dict[str, list[float]] = defaultdict(list)
         self.chance = random.Random(seed)
-        self.groups: dict[str, Any] = {}
+        self.groups: dict[str, Group] = {}
         self.open: Counter[str] = Counter()
         self._lock, self._armed = threading.Lock(), False
         self._arm()
@@ -158,7 +158,7 @@ class Struck:
     def __getattr__(self, call: str) -> Any:
         asked = getattr(self._group, call)
 
-        async def ask(*arguments: object, **options: object) -> Any:
+        async def ask(*arguments: object, **options: object) -> object:
             self._hand.called(call, self._name)
             began = time.perf_counter()
             self._hand.open[call] += 1

@@ -11,7 +11,7 @@ from typing import Any
 from ...agents.basics.manifest import MANIFEST, Damaged
 from ...envs.core.trace import read_dicts
 from ...trainers.controller import checkpoint
-from ...trainers.controller.reporting.loggers import rows_of
+from ...trainers.controller.reporting.loggers import BookRow, rows_of
 
 Row = dict[str, object]
 LEFT_OVERS = (".writing-", ".replaced", ".damaged", ".tmp")
@@ -117,11 +117,11 @@ def places(run: Path, whole: Path) -> Iterator[str]:
         yield f"metrics.jsonl has {_odd(mine, theirs)} lost or doubled"
 
 
-def _rows(run: Path) -> list[dict[str, Any]]:
+def _rows(run: Path) -> list[BookRow]:
     return [row for row in rows_of(run / "metrics.jsonl") if row["kind"] in ("step", "validation")]
 
 
-def _odd(mine: list[Any], theirs: list[Any]) -> str:
+def _odd(mine: list[tuple[str, int]], theirs: list[tuple[str, int]]) -> str:
     counts, others = Counter(mine), Counter(theirs)
     return str(sorted((counts - others) + (others - counts))) if counts != others else "the order"
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ...agents.roles import Choice, Role
 from ...envs.core.tasks import Task
 from ...envs.core.trace import Trace
 from ...envs.core.workflow import Episode, Outcome, Workflow
 from ...envs.registry import list_envs, register
+from ...trainers.config.reader import Tree
 
 ID = "pair-under-fire"
 WORDS = ("w1", "w2", "w3", "w4")
@@ -62,7 +61,7 @@ def make_model(folder: Path) -> str:
     return str(save_model(from_config(config, seed=1), folder, tokenizer))
 
 
-def settings(model: str, kind: str, steps: int, recipe: str) -> Mapping[str, Any]:
+def settings(model: str, kind: str, steps: int, recipe: str) -> Tree:
     """Config of a run: two policies, one with a critic, in two groups (over ranks: in one of two ranks)."""
     if kind == "engine":
         return _with_vllm(steps, recipe)
@@ -80,7 +79,7 @@ def settings(model: str, kind: str, steps: int, recipe: str) -> Mapping[str, Any
     }  # fmt: skip
 
 
-def _with_vllm(steps: int, recipe: str) -> Mapping[str, Any]:
+def _with_vllm(steps: int, recipe: str) -> Tree:
     """Config of a run whose engine is vLLM, which promises no bits, with the embedded tiny model."""
     options = {"enforce_eager": True}
     policy = {

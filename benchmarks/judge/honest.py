@@ -18,7 +18,6 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from ...envs.tools.sandbox.runner import Limits, run_python
 from .idioms import INPUT, idioms, library_examples
@@ -48,10 +47,10 @@ def sandboxed(source: str, sandbox: str) -> tuple[int, str]:
     return result.exit_code & 0xFF, result.stdout
 
 
-def differences(programs: list[tuple[str, str]], sandbox: str = "auto") -> list[dict[str, Any]]:
+def differences(programs: list[tuple[str, str]], sandbox: str = "auto") -> list[dict[str, object]]:
     """Programs that the two run differently; a difference must show three times, since some depend on time."""
 
-    def compare(program: tuple[str, str]) -> dict[str, Any] | None:
+    def compare(program: tuple[str, str]) -> dict[str, object] | None:
         name, source = program
         for _ in range(3):
             try:

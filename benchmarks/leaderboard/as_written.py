@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import yaml
 
+from ...agents.basics.json_types import JsonView
 from ...envs.core.trace import Trace, compressor, dumps
 from ...envs.untrusted import LARGEST_WINDOW, Refused
 
@@ -25,7 +26,7 @@ _LOOSER = 1.1
 _MORE = 64
 
 
-def metadata_text(metadata: Mapping[str, Any]) -> str:
+def metadata_text(metadata: JsonView) -> str:
     """Text of ``metadata.yaml``: whoever writes one, writes it so."""
     ordered = {
         key: metadata[key] for key in (*_KEYS, *sorted(metadata.keys() - set(_KEYS))) if key in metadata

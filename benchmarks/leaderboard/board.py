@@ -20,12 +20,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from ...agents.basics.hints import counted
 from ...agents.fetch.packaged import PACKAGES
 from ...cli.arguments import Parser
 from ..evaluation.identity import digest
+from ..evaluation.result_types import EstimateDict, FiguresDict, Metadata, Results
 from ..pages.html import escape, page, printable, write_page
 from . import rerun
 from .copies import Sketch, marks
@@ -44,8 +44,8 @@ class Entry:
     """One accepted submission."""
 
     slug: str
-    metadata: Mapping[str, Any]
-    results: Mapping[str, Any]
+    metadata: Metadata
+    results: Results
     unverified: tuple[str, ...] = ()
     """Reasons why the entry could not be played again here."""
     notes: tuple[str, ...] = ()
@@ -57,9 +57,8 @@ class Entry:
         return not self.unverified
 
     @property
-    def figures(self) -> Mapping[str, Any]:
-        numbers: Mapping[str, Any] = self.results["figures"]
-        return numbers
+    def figures(self) -> FiguresDict:
+        return self.results["figures"]
 
     @property
     def group(self) -> str:
@@ -143,7 +142,7 @@ def _grouped(entries: Iterable[Entry]) -> list[list[Entry]]:
     )
 
 
-def _summary(entry: Entry) -> dict[str, Any]:
+def _summary(entry: Entry) -> dict[str, object]:
     figures = entry.figures
     return {
         "name": entry.metadata["name"], "authors": entry.metadata["authors"], "env_id": entry.results["env_id"],
@@ -155,7 +154,7 @@ def _summary(entry: Entry) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _seats(entry: Entry) -> dict[str, Any]:
+def _seats(entry: Entry) -> dict[str, object]:
     """The players of an entry; of one who tells a novel about itself, the name."""
     seats = islice(entry.results["provenance"]["roles"].items(), _MOST_ROLES)
     short = ("role", "player", "prompt_sha")
@@ -318,7 +317,7 @@ def _magnitude(size: str) -> float:
     return float(match[1]) * (1e9 if match[2] in "Bb" else 1e6) if match else 0.0
 
 
-def _interval(score: Mapping[str, Any]) -> str:
+def _interval(score: EstimateDict) -> str:
     """The interval as a line with a dot, on the scale from 0 to 1 (or to the score, where it is larger)."""
     top = max(1.0, score["high"] or score["value"])
     low, high = score["low"], score["high"]
@@ -372,7 +371,7 @@ def _rejections(rejected: Mapping[str, list[str]]) -> str:
     return f'<section id="rejected"><h2>Not listed</h2><p class="facts">What they claim is not what the harness would have written.</p><ul>{items}</ul></section>'
 
 
-def _point(table: Mapping[str, Any], k: str) -> float:
+def _point(table: Mapping[str, EstimateDict], k: str) -> float:
     return float(table[k]["value"]) if k in table else float("nan")
 
 

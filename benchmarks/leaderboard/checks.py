@@ -21,11 +21,14 @@ from typing import Any, BinaryIO
 import yaml
 
 from ...agents.basics.hints import counted
+from ...agents.basics.json_types import JsonObject
+from ...agents.policies import Policy
 from ...envs.core.arena import Arena
 from ...envs.core.drivers import derive
 from ...envs.registry import UnknownEnv, spec
 from ...envs.untrusted import Refused, json_value, open_regular, read_text
 from ..evaluation import identity
+from ..evaluation.result_types import Metadata, Results, TraceJson
 from ..evaluation.results import EpisodeRow, Measure, canonical, episode_row, figures, results_text
 from ..evaluation.stats import Success
 from . import speakers
@@ -64,15 +67,15 @@ class Inspection:
     problems: list[str] = field(default_factory=list)
     unverified: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    metadata: dict[str, Any] = field(default_factory=dict)
-    results: dict[str, Any] = field(default_factory=dict)
+    metadata: Metadata = field(default_factory=Metadata)
+    results: Results = field(default_factory=Results)
     """Results as claimed, without the list of episodes."""
     digests: list[str] = field(default_factory=list)
     """Sketch of its episodes, which two entries share where their replies are the same."""
     scripted: bool = False
     """True if all its players came with unitymas and were asked again."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return asdict(self)
 
 
@@ -89,7 +92,7 @@ def inspect(folder: Path, *, verify: bool) -> Inspection:
     return verdict
 
 
-def read_submission(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_submission(folder: Path) -> tuple[Results, Metadata]:
     """Read results and metadata as claimed, and check them against their schema; `Refused` names the first fault."""
     try:
         text = read_text(folder / "results.json", MOST["results.json"])
@@ -124,8 +127,8 @@ class _Texts(yaml.BaseLoader):
     """Every scalar a string, and no key twice."""
 
 
-def _table(loader: _Texts, node: yaml.MappingNode) -> dict[Any, Any]:
-    table: dict[Any, Any] = loader.construct_mapping(node, deep=True)
+def _table(loader: _Texts, node: yaml.MappingNode) -> dict[object, object]:
+    table: dict[object, object] = loader.construct_mapping(node, deep=True)
     if len(table) < len(node.value):
         raise yaml.YAMLError(f"a key stands twice in the table at line {node.start_mark.line + 1}")
     return table
@@ -134,7 +137,7 @@ def _table(loader: _Texts, node: yaml.MappingNode) -> dict[Any, Any]:
 _Texts.add_constructor("tag:yaml.org,2002:map", _table)
 
 
-def measure_of(results: Mapping[str, Any]) -> Measure:
+def measure_of(results: Results) -> Measure:
     """The measure that a result was computed by."""
     told = results["measure"]
     return Measure(told["headline"], told["success_metric"], Success(told["relation"], told["threshold"]))
@@ -163,7 +166,8 @@ def _problems(folder: Path, verify: bool, verdict: Inspection) -> Iterator[str]:
     if claims > MOST_CLAIMED:  # a board keeps them of all its entries
         yield f"results.json: {claims:,} characters beside its episodes; at most {MOST_CLAIMED:,} are read"
         return
-    verdict.results = {name: part for name, part in results.items() if name != "episodes"}
+    verdict.results = results.copy()
+    del verdict.results["episodes"]
     if metadata["env_id"] != results["env_id"]:
         yield f"metadata.yaml is about {metadata['env_id']}, results.json about {results['env_id']}"
     with open_regular(folder / "results.json", MOST["results.json"]) as file:
@@ -181,14 +185,14 @@ def _problems(folder: Path, verify: bool, verdict: Inspection) -> Iterator[str]:
     yield from strangers(folder, FILES)
 
 
-def _spelled(folder: Path, results: Mapping[str, object], metadata: Mapping[str, object]) -> Iterator[str]:
+def _spelled(folder: Path, results: Results, metadata: Metadata) -> Iterator[str]:
     """Check that the files that are text are spelled as we write them; README.md is its makers' own."""
     for name, ours in (("results.json", results_text(results)), ("metadata.yaml", metadata_text(metadata))):
         yield from unlike(name, read_text(folder / name, MOST[name]), ours)
     read_text(folder / "README.md", MOST["README.md"])
 
 
-def _signed(name: str, checksum: str, metadata: Mapping[str, Any]) -> Iterator[str]:
+def _signed(name: str, checksum: str, metadata: Metadata) -> Iterator[str]:
     told = metadata["files"][name]
     if checksum != told:
         yield f"{name}: its SHA-256 is {checksum[:16]}…, but metadata.yaml says {told[:16]}…"
@@ -197,12 +201,12 @@ def _signed(name: str, checksum: str, metadata: Mapping[str, Any]) -> Iterator[s
 class Check:
     """One submission whose results have passed their schema, held against its episodes."""
 
-    def __init__(self, results: dict[str, Any], verdict: Inspection) -> None:
+    def __init__(self, results: Results, verdict: Inspection) -> None:
         self.results, self.verdict = results, verdict
         self.told = results["provenance"]
         self.order = [(e["task"], e["sample"]) for e in results["episodes"]]
         self.unlike = self.packed_otherwise = 0
-        self.measure, self.price = measure_of(results), tuple(results["price"])
+        self.measure, self.price = measure_of(results), (results["price"][0], results["price"][1])
         self.k, self.seed = results["figures"]["k"], self.told["seed"]
         self.rows: list[EpisodeRow] = []
         self.claimed = {(e["task"], e["sample"]): e for e in results["episodes"]}
@@ -210,7 +214,7 @@ class Check:
         self.players = identity.players_hash(self.told["roles"])
         self.team = speakers.SeatedTeam(self.told["roles"])
         self.arena: Arena | None = None
-        self.again: dict[str, Any] = {}
+        self.again: dict[str, Policy] = {}
         self.shape = schema_of("trace")
 
     def claims(self) -> Iterator[str]:
@@ -326,7 +330,7 @@ class Check:
         if self.seed != 0:
             self.verdict.notes.append(f"seed {self.seed}, chosen by its makers")
 
-    def _episode(self, trace: Mapping[str, Any], row: EpisodeRow) -> Iterator[str]:
+    def _episode(self, trace: TraceJson, row: EpisodeRow) -> Iterator[str]:
         claim = self.claimed.pop((row.task, row.sample), None)
         if claim is None:
             yield "which has a trace, is not in results.json (or is there twice)"
@@ -354,7 +358,7 @@ class Check:
             yield from self.team.reply(node)
         self.team.remember(trace)
 
-    def _again(self, trace: Mapping[str, Any], line: bytes) -> Iterator[str]:
+    def _again(self, trace: TraceJson, line: bytes) -> Iterator[str]:
         assert self.arena is not None
         task = self.tasks[trace["task_id"]]
         key = identity.sample_key(self.world, self.players, task, self.seed, trace["sample"])

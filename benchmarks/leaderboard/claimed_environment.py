@@ -10,8 +10,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from ...agents.basics.json_types import JsonObject
 from ...agents.policies import ExpertPolicy, FoolPolicy, Policy, RandomPolicy
 from ...envs.core.arena import Arena
 from ...envs.core.tasks import Task
@@ -19,6 +19,7 @@ from ...envs.core.trace import jsonable
 from ...envs.data import sets
 from ...envs.registry import EnvSpec, UnknownEnv, make_arena, resolve, spec
 from ..evaluation import identity
+from ..evaluation.result_types import DataDict, Results
 from ..evaluation.results import canonical
 
 _WORD = re.compile(r"[A-Za-z0-9_ -]{0,64}")
@@ -29,7 +30,7 @@ class NotVerified(ValueError):
     """Raised when an entry cannot be played again here. The message says whose code or data is missing."""
 
 
-def remake(results: Mapping[str, Any]) -> Arena:
+def remake(results: Results) -> Arena:
     """The arena of a submission whose results have passed their schema; `NotVerified` says why there is none."""
     env, data = results["provenance"]["env"], results["provenance"]["data"]
     arena = make_again(results)
@@ -46,7 +47,7 @@ def remake(results: Mapping[str, Any]) -> Arena:
     return arena
 
 
-def make_again(results: Mapping[str, Any]) -> Arena:
+def make_again(results: Results) -> Arena:
     """The same as it is here and today, whatever code and data it was made by."""
     env, data = results["provenance"]["env"], results["provenance"]["data"]
     try:
@@ -58,7 +59,7 @@ def make_again(results: Mapping[str, Any]) -> Arena:
         raise NotVerified(
             f"own code: not verified: the environment was modified ({', '.join(map(str, own))})"
         )
-    how: dict[str, Any] = {"budget": env["budget"]} if "budget" in modified else {}
+    how: JsonObject = {"budget": env["budget"]} if "budget" in modified else {}
     try:
         return make_arena(known.id, **where(known, data), **settings(known, env["config"]), **how)
     except NotVerified:
@@ -69,10 +70,10 @@ def make_again(results: Mapping[str, Any]) -> Arena:
         ) from None
 
 
-def settings(known: EnvSpec, config: Mapping[str, object]) -> dict[str, Any]:
+def settings(known: EnvSpec, config: Mapping[str, object]) -> JsonObject:
     """The workflow's own arguments out of a claimed configuration; whatever else it holds is somebody's own code."""
     taken = inspect.signature(resolve(known.workflow)).parameters
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for name, value in config.items():
         if name in ("modified", "prompts_hash"):
             continue
@@ -114,7 +115,7 @@ def plain(value: object, levels: int = 3) -> bool:
     return False
 
 
-def where(known: EnvSpec, data: Mapping[str, Any]) -> dict[str, Any]:
+def where(known: EnvSpec, data: DataDict) -> JsonObject:
     """The tasks to take: the environment's own, the embedded world's, or of a data set prepared on this machine."""
     name, split = data["name"], data["split"]
     if known.tasks is not None:
@@ -124,15 +125,15 @@ def where(known: EnvSpec, data: Mapping[str, Any]) -> dict[str, Any]:
     return {"data": name, "split": split}
 
 
-def tasks_of(arena: Arena, results: Mapping[str, Any]) -> list[Task]:
+def tasks_of(arena: Arena, results: Results) -> list[Task]:
     """The tasks that an evaluation of so many of them plays: the first of the split, in its order."""
     return [arena.task(id) for id in list(arena.task_ids)[: results["provenance"]["data"]["tasks"]]]
 
 
-def untrue(arena: Arena, tasks: list[Task], results: Mapping[str, Any]) -> Iterator[str]:
+def untrue(arena: Arena, tasks: list[Task], results: Results) -> Iterator[str]:
     """Each part of the provenance that can be computed again and is another."""
     told = results["provenance"]
-    pairs: list[tuple[str, Any, Any]] = [
+    pairs: list[tuple[str, object, object]] = [
         (f"provenance.env.{name}", told["env"].get(name), value)
         for name, value in jsonable(identity.world(arena)).items()
     ]
@@ -154,7 +155,7 @@ def untrue(arena: Arena, tasks: list[Task], results: Mapping[str, Any]) -> Itera
             yield f"{name}: the submission says {theirs!r:.80}, the environment gives {ours!r:.80}"
 
 
-def players(arena: Arena, results: Mapping[str, Any]) -> dict[str, Policy]:
+def players(arena: Arena, results: Results) -> dict[str, Policy]:
     """Players of the team that come with unitymas, by agent: they can be asked again, and reply the same."""
     known: list[Policy] = [RandomPolicy(), FoolPolicy()]
     if arena.expert is not None:
@@ -174,7 +175,7 @@ def players(arena: Arena, results: Mapping[str, Any]) -> dict[str, Policy]:
     return seated
 
 
-def mislabelled(arena: Arena, again: Mapping[str, Policy], results: Mapping[str, Any]) -> Iterator[str]:
+def mislabelled(arena: Arena, again: Mapping[str, Policy], results: Results) -> Iterator[str]:
     """Each player of ours that the board would show under another name."""
     words = {RandomPolicy: "random", FoolPolicy: "fool", ExpertPolicy: "scripted"}
     for agent in sorted(again.keys() & arena.roles.keys()):

@@ -16,11 +16,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from ...agents.basics.hints import counted
+from ...agents.basics.json_types import JsonObject, JsonView
 from ...agents.basics.manifest import read_signed
 from ..evaluation.evaluate import evaluate
 from . import submission
@@ -42,9 +42,9 @@ class Comparison:
     """Teams that are compared on one environment, configured alike."""
 
     env: str
-    args: dict[str, Any] = field(default_factory=dict)
+    args: JsonObject = field(default_factory=dict)
     teams: dict[str, tuple[str, str]] = field(default_factory=dict)
-    prompts: Any = "short"
+    prompts: object = "short"
     """Prompt set of everybody: that of the tiny model, or of the runs."""
 
 
@@ -65,7 +65,7 @@ def tables(envs: list[str], teams: dict[str, tuple[str, str]], runs: list[Path])
     return made
 
 
-def _told(config: Mapping[str, Any]) -> str:
+def _told(config: JsonView) -> str:
     policies = config["policies"]
     learners = {policy["algorithm"]["name"] for policy in policies.values() if not policy["frozen"]}
     return (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from ...envs.untrusted import json_value, open_regular, packed_lines
+from ..evaluation.result_types import Metadata, Results
 from ..pages import viewer
 
 SHOWN_EPISODES = 2_000
@@ -15,9 +15,7 @@ SHOWN_BYTES = 40_000_000
 """Bytes of them, unpacked; the page packs them."""
 
 
-def write_traces(
-    folder: Path, metadata: Mapping[str, Any], results: Mapping[str, Any], page_of: Path
-) -> None:
+def write_traces(folder: Path, metadata: Metadata, results: Results, page_of: Path) -> None:
     """The page of an entry's episodes."""
     with open_regular(folder / "traces.jsonl.zst") as file:
         lines = _first(packed_lines(file, "traces.jsonl.zst", whole=True))

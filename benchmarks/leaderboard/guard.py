@@ -22,8 +22,9 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypedDict
 
+from ...agents.basics.json_types import JsonObject
 from ...envs.registry import list_envs, make_arena, spec
 from ..evaluation import identity
 from .checks import Inspection, inspect
@@ -33,6 +34,16 @@ SECONDS = 300.0
 MEMORY_MB = 4096
 _LARGEST_ANSWER = 64 << 20
 _STARTING = 120.0  # seconds for the server to load the package on a busy machine
+
+
+class Order(TypedDict):
+    """Order to check one entry."""
+
+    folder: str
+    verify: bool
+    page: str | None
+    memory_mb: int
+    seconds: float
 
 
 class Guard:
@@ -46,8 +57,8 @@ class Guard:
 
     def check(self, folder: Path, *, verify: bool, page: Path | None = None) -> Inspection:
         """Check one entry; of one without problems the page of its episodes is written to `page`."""
-        request = {
-            "folder": str(folder.absolute()), "verify": verify, "page": page and str(page.absolute()),
+        request: Order = {
+            "folder": str(folder.absolute()), "verify": verify, "page": None if page is None else str(page.absolute()),
             "seconds": self.seconds, "memory_mb": self.memory_mb,
         }  # fmt: skip
         answer = self._ask(request)
@@ -73,7 +84,7 @@ class Guard:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any] | str:
+    def _ask(self, request: Order) -> JsonObject | str:
         """The server's answer, or what went wrong with it."""
         server = self._started()
         assert server.stdin is not None and server.stdout is not None
@@ -84,7 +95,7 @@ class Guard:
         except OSError:
             line = b""
         try:
-            answer: dict[str, Any] | str = json.loads(line)
+            answer: JsonObject | str = json.loads(line)
         except ValueError:
             self.close()
             return "checking it ended the process that checks"
@@ -180,7 +191,7 @@ def _warm() -> None:
     gc.freeze()  # a child that collects garbage would copy all of this
 
 
-def _forked(request: dict[str, Any]) -> bytes:
+def _forked(request: Order) -> bytes:
     """A child's answer to one request; when it has none in time, the child and all it started are ended."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -207,7 +218,7 @@ def _forked(request: dict[str, Any]) -> bytes:
     return json.dumps(f"checking it took more than {request['seconds']:g} s, or {how}").encode()
 
 
-def _limit(request: dict[str, Any]) -> None:
+def _limit(request: Order) -> None:
     """Bound this process's memory, on top of what the package has taken already, and its processor time."""
     import resource
 
@@ -222,7 +233,7 @@ def _limit(request: dict[str, Any]) -> None:
             resource.setrlimit(kind, (soft, hard))
 
 
-def _answer(request: dict[str, Any]) -> bytes:
+def _answer(request: Order) -> bytes:
     """The verdict on one entry as JSON; whatever it makes us raise is a problem of the entry."""
     try:
         folder = Path(request["folder"])

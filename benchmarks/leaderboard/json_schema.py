@@ -14,17 +14,20 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
+from ...agents.basics.json_types import JsonView
 from ..pages.html import asset
 
-_TYPES: dict[str, Any] = {
+_TYPES: dict[str, type | tuple[type, ...]] = {
     "object": Mapping,
     "array": list,
     "string": str,
     "boolean": bool,
     "null": type(None),
 }
+Schema: TypeAlias = JsonView
+"""A JSON schema, with the keywords of `_KNOWN`."""
 _KNOWN = {"$schema", "$defs", "$ref", "title", "type", "const", "enum", "pattern", "required", "properties",
           "additionalProperties", "items", "minimum", "maximum", "maxLength", "minItems", "maxItems", "maxProperties"}  # fmt: skip
 _SIZES = (
@@ -35,15 +38,13 @@ _SIZES = (
 
 
 @cache
-def schema_of(what: str) -> dict[str, Any]:
+def schema_of(what: str) -> Schema:
     """Read one of our published schemas: "submission" or "trace"."""
-    schema: dict[str, Any] = json.loads(asset(f"{what}.schema.json"))
+    schema: Schema = json.loads(asset(f"{what}.schema.json"))
     return schema
 
 
-def violations(
-    value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | None = None, at: str = ""
-) -> Iterator[str]:
+def violations(value: Any, schema: Schema, root: Schema | None = None, at: str = "") -> Iterator[str]:
     """Each way in which a value breaks the schema, with its place."""
     root = schema if root is None else root
     if unknown := set(schema) - _KNOWN:
@@ -72,7 +73,7 @@ def violations(
             yield from violations(item, schema["items"], root, f"{at}[{i}]")
 
 
-def _beyond(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
+def _beyond(value: Any, schema: Schema, where: str) -> Iterator[str]:
     """Say where a value breaks a bound."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if value < schema.get("minimum", value):
@@ -86,9 +87,7 @@ def _beyond(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
         yield f"{where} has {len(value)} items; at least {schema['minItems']} are wanted"
 
 
-def _inside(
-    value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], at: str
-) -> Iterator[str]:
+def _inside(value: JsonView, schema: Schema, root: Schema, at: str) -> Iterator[str]:
     for name in schema.get("required", ()):
         if name not in value:
             yield f"{at or 'the whole'} lacks {name!r}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...agents.answers import Answer, ReplyMeta
 from ...agents.basics.failures import Ended, Infrastructure
@@ -21,6 +21,7 @@ from ...envs.core.drivers import call_for, take
 from ...envs.core.execution import Execution
 from ...envs.core.trace import Trace, dumps
 from ...envs.core.workflow import Node
+from ..evaluation.result_types import NodeJson, TraceJson
 
 if TYPE_CHECKING:
     from ...agents.policies import Policy
@@ -42,7 +43,7 @@ class ToolDown(RuntimeError):
 
 def reenact(
     arena: Arena,
-    recorded: Mapping[str, Any],
+    recorded: TraceJson,
     *,
     tools_again: bool = False,
     players: Mapping[str, Policy] | None = None,
@@ -74,14 +75,14 @@ def reenact(
     return arena.label(trace, int(recorded.get("sample", 0)))
 
 
-def written(again: Trace, tags: Mapping[str, object]) -> dict[str, Any]:
+def written(again: Trace, tags: Mapping[str, object]) -> TraceJson:
     """The episode as an entry holds it: what was played again, in JSON's own types."""
     again.tags = dict(tags)
-    plain: dict[str, Any] = json.loads(dumps(Trace.from_dict(again.to_dict())))
+    plain: TraceJson = json.loads(dumps(Trace.from_dict(again.to_dict())))
     return plain
 
 
-def differences(recorded: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
+def differences(recorded: TraceJson, ours: TraceJson) -> Iterator[str]:
     """List where a recording and its re-enactment differ, each with both values. Tags are not compared.
 
     Types, and the order of keys, count. Numbers may differ in their last digits, as they do between machines.
@@ -114,17 +115,18 @@ def _unlike(name: str, theirs: Mapping[str, object], mine: Mapping[str, object])
         yield f"{name} has {field!r:.60}, which no node has"
 
 
-def _placeless(meta: Any) -> Any:
+def _placeless(meta: object) -> object:
     """The record of a tool's use without the line of code where it failed, which other versions have elsewhere."""
-    raised = meta.get("raised") if isinstance(meta, Mapping) else None
-    return {**meta, "raised": _PLACE.sub("", raised)} if isinstance(raised, str) else meta
+    if isinstance(meta, Mapping) and isinstance(raised := meta.get("raised"), str):
+        return {**meta, "raised": _PLACE.sub("", raised)}
+    return meta
 
 
 def _answer(
     arena: Arena,
     execution: Execution,
     node: Node,
-    row: Mapping[str, Any],
+    row: NodeJson,
     tools_again: bool,
     players: Mapping[str, Policy],
 ) -> None:

@@ -17,15 +17,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ...agents.team import BoundTeam, Team
+from ...agents.team import BoundTeam, Team, TeamLike
 from ...cli.arguments import parse_team
 from ...envs.core.arena import Arena
 from ...envs.core.drivers import aplay, derive, run_sync, side_by_side
 from ...envs.core.tasks import Task
 from ...envs.core.trace import read_dicts
 from ..evaluation import identity, stats
+from ..evaluation.result_types import Seat, TraceJson
 from ..evaluation.results import Measure
 from ..evaluation.stats import Difference
 from ..pages.html import printable
@@ -78,7 +78,9 @@ class Again:
         return "\n".join(lines)
 
 
-def rerun(folder: Path, team: Any = None, *, share: float = 0.1, seed: int | None = None) -> Again:
+def rerun(
+    folder: Path, team: TeamLike | None = None, *, share: float = 0.1, seed: int | None = None
+) -> Again:
     """Play a share of an entry's tasks again, drawn by `seed` (a secret one without). The entry must be verified."""
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
@@ -106,11 +108,11 @@ def rerun(folder: Path, team: Any = None, *, share: float = 0.1, seed: int | Non
 
 async def _play(
     arena: Arena, team: BoundTeam, tasks: Sequence[Task], k: int, seed: int
-) -> dict[tuple[str, int], dict[str, Any]]:
+) -> dict[tuple[str, int], TraceJson]:
     """All samples of these tasks, with the seeds of an evaluation."""
     slots = [(task, sample) for task in tasks for sample in range(k)]
 
-    async def one(task: Task, sample: int) -> dict[str, Any]:
+    async def one(task: Task, sample: int) -> TraceJson:
         execution = arena.start(task, derive(seed, task.id, sample))
         return dict((await aplay(execution, team, arena, f"{task.id}#{sample}")).to_dict())
 
@@ -120,11 +122,11 @@ async def _play(
 
 
 def _compared(
-    recorded: Mapping[tuple[str, int], Mapping[str, Any]],
-    played: Mapping[tuple[str, int], Mapping[str, Any]],
+    recorded: Mapping[tuple[str, int], TraceJson],
+    played: Mapping[tuple[str, int], TraceJson],
     measure: Measure,
-    seats: Mapping[str, Any],
-    players: Mapping[str, Any],
+    seats: Mapping[str, Seat],
+    players: Mapping[str, Seat],
 ) -> Again:
     strangers = tuple(
         f"{agent} was {_player(seats[agent])}, here {_player(players[agent])}"
@@ -146,7 +148,7 @@ def _compared(
     return Again(len(theirs), len(played), exact, tuple(unlike) if exact else (), difference, strangers)
 
 
-def _first_difference(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> str | None:
+def _first_difference(recorded: TraceJson, again: TraceJson) -> str | None:
     """The first act that was answered otherwise; all later ones may differ because of it."""
     for theirs, ours in zip(recorded["nodes"], again["nodes"], strict=False):
         if theirs["id"] != ours["id"] or theirs["reply"] != ours["reply"]:
@@ -156,7 +158,7 @@ def _first_difference(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> 
     return None
 
 
-def _deterministic(seat: Mapping[str, Any]) -> bool:
+def _deterministic(seat: Mapping[str, object]) -> bool:
     """Tell whether a player gives the same reply to the same question: one of ours that is no model, or a greedy one."""
     if str(seat.get("player")) in ("scripted", "random", "fool"):
         return True
@@ -164,7 +166,7 @@ def _deterministic(seat: Mapping[str, Any]) -> bool:
     return bool(told) and max(told) == 0
 
 
-def _own_team(seats: Mapping[str, Any]) -> dict[str, str]:
+def _own_team(seats: Mapping[str, Seat]) -> dict[str, str]:
     """The team that an entry names, where every player of it comes with unitymas."""
     named = {agent: str(seat["player"]) for agent, seat in seats.items()}
     for agent, player in named.items():

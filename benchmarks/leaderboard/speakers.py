@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from ...agents.basics.json_types import JsonView
 from ...agents.roles import MAX_REPLY, entry_of
 from ..evaluation import identity
+from ..evaluation.result_types import NodeJson, TraceJson
 from .json_schema import schema_of, violations
 
 _LONGEST_TOKEN = 512
@@ -95,7 +97,7 @@ class SeatedTeam:
         if odd := sorted(told.keys() - self.seats.keys()):
             yield f"tags.team names {odd[0]:.60}, whom the provenance lacks"
 
-    def reply(self, node: Mapping[str, Any]) -> Iterator[str]:
+    def reply(self, node: NodeJson) -> Iterator[str]:
         """Check whether a model can have given this reply with these tokens."""
         if node["kind"] != "act":
             return
@@ -126,7 +128,7 @@ class SeatedTeam:
         if voice.local and tokens > size + _CLOSING:  # an endpoint may think where nobody sees it
             yield f"{name}: {tokens} tokens are more than a reply of {size} bytes can hold"
 
-    def _record(self, voice: SeatModel, meta: Mapping[str, Any], text: str) -> Iterator[str]:
+    def _record(self, voice: SeatModel, meta: JsonView, text: str) -> Iterator[str]:
         """Check the record of a model's reply: what it holds is what our policies write, and agrees with itself."""
         if broken := list(
             islice(violations(meta, schema_of("trace")["$defs"][voice.reply], schema_of("trace")), 3)
@@ -149,7 +151,7 @@ class SeatedTeam:
             if len(sizes) > 1 or (voice.local and sizes != {meta["tokens_out"]}):
                 yield f"meta.tokens: {sorted(sizes)} texts and log-probs, for {meta.get('tokens_out')} tokens"
 
-    def remember(self, trace: Mapping[str, Any]) -> None:
+    def remember(self, trace: TraceJson) -> None:
         """Keep what players said, to look for copies; blanks and cases do not make another reply, nor, between
         entries, points and quotes."""
         acts = [n for n in trace["nodes"] if n["kind"] == "act"]
@@ -206,14 +208,14 @@ def _voice(agent: str, seat: Mapping[str, object]) -> SeatModel | None:
     return SeatModel(frozenset(names if local else {f"openai:{name}" for name in names}), most, local)
 
 
-def _seated(agent: str, seat: Mapping[str, Any], policies: Mapping[str, Any]) -> list[Any]:
+def _seated(agent: str, seat: Mapping[str, object], policies: Mapping[str, Any]) -> list[Any]:
     """The policy of a run that its map seats here; its roles may have adapters of their own."""
     among = seat.get("map")
-    name = entry_of(among, agent, seat["role"]) if isinstance(among, Mapping) else None
+    name = entry_of(among, agent, str(seat["role"])) if isinstance(among, Mapping) else None
     return [policies.get(f"{name}/{seat['role']}", policies.get(str(name)))]
 
 
-def _impossible(node: Mapping[str, Any], meta: Mapping[str, Any], text: str) -> Iterator[str]:
+def _impossible(node: NodeJson, meta: JsonView, text: str) -> Iterator[str]:
     """Numbers of tokens that no tokenizer makes of these texts."""
     asked = [m["content"] for m in node.get("messages") or () if isinstance(m.get("content"), str)]
     cut = meta.get("prompt_cut")

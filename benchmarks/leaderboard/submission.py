@@ -13,15 +13,15 @@ its weights, and `unitymas leaderboard rerun`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ...agents.basics.hints import counted
 from ...cli.arguments import Parser
 from ...envs.core.trace import Trace, read_dicts, write
 from ..evaluation import tables
 from ..evaluation.evaluate import saved_results
+from ..evaluation.result_types import Metadata, Results
 from ..evaluation.results import episode_list, episode_row, figures, results_text
 from ..pages.html import printable, write_page
 from . import guard
@@ -58,7 +58,7 @@ def pack(
     }
     out.mkdir(parents=True, exist_ok=True)
     write((Trace.from_dict(newest[key]) for key in wanted), out / "traces.jsonl.zst")
-    measure, price = measure_of(plain), tuple(plain["price"])
+    measure, price = measure_of(plain), (plain["price"][0], plain["price"][1])
     rows = [episode_row(t, measure, price) for t in read_dicts(out / "traces.jsonl.zst")]
     plain = {
         **plain,
@@ -66,12 +66,13 @@ def pack(
         "episodes": episode_list(rows),
     }
     write_page(out / "results.json", [results_text(plain)])
-    metadata = {
+    metadata: Metadata = {
         "schema": SCHEMA, "name": name, "authors": authors, "description": description, "url": url,
         "env_id": plain["env_id"],
         "files": {file: sha256(out / file) for file in ("results.json", "traces.jsonl.zst")},
-        **({"parameters": parameters} if parameters else {}),
     }  # fmt: skip
+    if parameters:
+        metadata["parameters"] = parameters
     write_page(out / "metadata.yaml", [metadata_text(metadata)])
     write_page(out / "README.md", [_readme(metadata, plain)])
     return out
@@ -89,7 +90,7 @@ def inspect(folder: str | Path, *, verify: bool = False) -> Inspection:
     return guard.shared().check(Path(folder), verify=verify)
 
 
-def _readme(metadata: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+def _readme(metadata: Metadata, results: Results) -> str:
     run = results["run"]
     return (
         f"# {printable(metadata['name'])}\n\n{printable(metadata['description'])}\n\n{tables.markdown([results])}\n"

@@ -11,14 +11,14 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ...envs.registry import spec
+from ...trainers.config.reader import Tree
 from ...trainers.config.schema import read_yaml
 from ..demo import figures, plot, summary
 
 
-def row(run: Path) -> tuple[str, dict[str, Any]]:
+def row(run: Path) -> tuple[str, Tree]:
     """The environment of a run, and its figures as the demo prints them."""
     config = read_yaml(run / "config.yaml")
     env = config["env"]["id"]

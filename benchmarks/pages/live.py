@@ -10,6 +10,7 @@ what is, without losing what the reader has open. They are built when somebody l
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import threading
 import time
@@ -19,7 +20,6 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from ...agents.basics.hints import counted
 from . import report, viewer
@@ -42,11 +42,11 @@ class LiveRun:
         files = [self.folder / "metrics.jsonl", *sorted((self.folder / "traces").glob("*"))]
         return " ".join(f"{s.st_mtime_ns}:{s.st_size}" for f in files if (s := _stat(f)))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """State that the pages ask for: a stamp, and how the run is doing in a sentence."""
         return {"stamp": self.stamp(), **self.status()}
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, object]:
         """Status of the run, and whether more may come."""
         try:
             history = report.read_run(self.folder)
@@ -86,7 +86,7 @@ class LiveRun:
         return "".join(viewer.parts(pairs, title=self.folder.name, live=True))
 
 
-def _stat(file: Path) -> Any:
+def _stat(file: Path) -> os.stat_result | None:
     try:
         return file.stat()
     except OSError:
@@ -157,7 +157,8 @@ def watching(folder: str | Path, port: int = 0, linger: float = 5.0) -> Iterator
 def in_progress(folder: Path) -> bool:
     """Tell whether this is a training run that has not ended, and wrote something of late."""
     metrics = _stat(folder / "metrics.jsonl")
-    return bool(metrics) and time.time() - metrics.st_mtime < 600 and LiveRun(folder).status()["going"]
+    recent = metrics is not None and time.time() - metrics.st_mtime < 600
+    return recent and bool(LiveRun(folder).status()["going"])
 
 
 def serve(folder: Path, port: int, open_browser: bool) -> int:

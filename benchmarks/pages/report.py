@@ -23,6 +23,8 @@ from typing import Any
 from ...agents.basics.hints import counted
 from ...cli.arguments import Parser
 from ...rewards.monitors import Alarm, Watch
+from ...trainers.controller.reporting.loggers import BookRow
+from ..evaluation.result_types import TraceJson
 from ..evaluation.stats import student_quantile
 from . import viewer
 from .charts import Series, chart, short
@@ -32,8 +34,8 @@ from .trace_sources import labelled_episodes, trace_files
 SHOWN = 5  # best and worst episodes
 MOST_EPISODES = 2_000
 
-Rows = list[dict[str, Any]]
-Labelled = tuple[str, dict[str, Any]]
+Rows = list[BookRow]
+Labelled = tuple[str, TraceJson]
 
 
 @dataclass
@@ -41,7 +43,7 @@ class History:
     """Contents of one run's directory."""
 
     folder: Path
-    begin: dict[str, Any] = field(default_factory=dict)
+    begin: BookRow = field(default_factory=dict)
     steps: Rows = field(default_factory=list)
     validations: Rows = field(default_factory=list)
     losses: Rows = field(default_factory=list)
@@ -78,7 +80,7 @@ def read_run(folder: str | Path) -> History:
     return history
 
 
-def _row(where: str, line: str) -> dict[str, Any]:
+def _row(where: str, line: str) -> BookRow:
     """A line of a run's book; one that no run has written is refused by its number."""
     try:
         row = json.loads(line)

@@ -13,11 +13,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..leaderboard import board as leaderboard
 from . import viewer
 from .trace_sources import labelled_episodes
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 WIDTH, HEIGHT = 1400, 900
 
@@ -57,12 +60,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _side_by_side(page: Any) -> None:
+def _side_by_side(page: Page) -> None:
     page.get_by_role("button", name="side by side").click()
     page.wait_for_selector(".episode[data-side=b]")
 
 
-def _coloured_reply(page: Any) -> None:
+def _coloured_reply(page: Page) -> None:
     """The first training episode's searcher, whose tokens are told apart."""
     page.locator(".row").first.click()
     page.wait_for_selector(".episode .graph")

@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeAlias, TypedDict
+
+Index: TypeAlias = Mapping[str, Sequence[Any]]
+"""Columns of the episodes of a page, by name."""
 
 
-def tours(index: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+class Stop(TypedDict, total=False):
+    """Stop of a tour: an episode, and the one to compare it with."""
+
+    name: str
+    why: str
+    a: int
+    b: int
+
+
+def tours(index: Index) -> list[Stop]:
     """Episodes worth opening first, each with a name, a reason, and where there is one the episode to compare with.
 
     Held-out episodes speak before training ones, and the newest source (the last validation) before older ones. The
@@ -37,9 +49,7 @@ def tours(index: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return stops
 
 
-def _changes(
-    index: Mapping[str, Sequence[Any]], rows: Sequence[int], first: str, last: str
-) -> list[dict[str, Any]]:
+def _changes(index: Index, rows: Sequence[int], first: str, last: str) -> list[Stop]:
     """The tasks whose mean score rose and fell most between two sources."""
     sides: dict[str, dict[tuple[str, str], list[int]]] = {s: defaultdict(list) for s in (first, last)}
     for i in rows:
@@ -51,7 +61,7 @@ def _changes(
         for task in before
         if task in after
     }
-    stops = []
+    stops: list[Stop] = []
     for name, sign in (("improved most", 1), ("worsened most", -1)):
         task = max(gains, key=lambda t: sign * gains[t], default=None)
         if task is None or sign * gains[task] <= 0:
@@ -63,5 +73,5 @@ def _changes(
     return stops
 
 
-def _score(index: Mapping[str, Sequence[Any]], i: int) -> float:
+def _score(index: Index, i: int) -> float:
     return float(index["score"][i] or 0.0)

@@ -8,18 +8,15 @@ A training run keeps its tokens beside its traces, in samples/ under the same fi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from ...envs.core.trace import read_dicts
 from ...envs.untrusted import Refused, json_value, read_text
-from ..leaderboard.json_schema import violations
-from .html import asset
+from ..evaluation.result_types import TraceJson
+from ..leaderboard.json_schema import schema_of, violations
 
 MAX_DOCUMENT = 500_000_000  # bytes of one .json file
 TRACE_SUFFIXES = (".jsonl", ".jsonl.zst", ".json")
@@ -48,15 +45,13 @@ def trace_files(source: str | Path) -> list[Path]:
     return sorted(files, key=lambda f: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", f.name)])
 
 
-def episodes(source: str | Path) -> Iterator[dict[str, Any]]:
+def episodes(source: str | Path) -> Iterator[TraceJson]:
     """The trace dicts of a source, in order."""
     for file in trace_files(source):
         yield from _of_file(file)
 
 
-def labelled_episodes(
-    sources: Iterable[Path], limit: int | None = None
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def labelled_episodes(sources: Iterable[Path], limit: int | None = None) -> Iterator[tuple[str, TraceJson]]:
     """Read the episodes of several sources, each with a short label for its source."""
     sources = list(sources)
     for source in sources:
@@ -69,7 +64,7 @@ def labelled_episodes(
         yield from islice(pairs, limit)
 
 
-def _of_file(file: Path) -> Iterator[dict[str, Any]]:
+def _of_file(file: Path) -> Iterator[TraceJson]:
     if file.suffix != ".json":
         beside = file.parent.parent / "samples" / file.name
         tokens = _tokens(beside) if beside.is_file() else {}
@@ -89,16 +84,11 @@ def _of_file(file: Path) -> Iterator[dict[str, Any]]:
 
 def _check(episode: object, where: str) -> None:
     """Pages are drawn from what a trace must be; what another thing is, says its first fault."""
-    if broken := next(violations(episode, _shape()), None):
+    if broken := next(violations(episode, schema_of("trace")), None):
         raise Refused(f"{where}: this is no trace ({broken})")
 
 
-@cache
-def _shape() -> Any:
-    return json.loads(asset("trace.schema.json"))
-
-
-def _tokens(samples: Path) -> dict[str, dict[str, Any]]:
+def _tokens(samples: Path) -> dict[str, dict[str, list[object]]]:
     """Decision id -> its tokens, in the form of a node's `meta["tokens"]`."""
     tokens = {}
     for row in read_dicts(samples):

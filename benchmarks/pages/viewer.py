@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...envs.core.trace import Trace
+from ..evaluation.result_types import NodeJson, TraceJson
 from .html import asset, data_block, page, write_page
 from .tours import tours
 
@@ -29,7 +31,7 @@ _COLUMNS = ("task", "env", "part", "label", "sample", "title", "ended", "score",
 
 
 def build(
-    episodes: Iterable[object],
+    episodes: Iterable[Trace | TraceJson],
     out: str | Path,
     *,
     title: str = "Episodes",
@@ -44,7 +46,7 @@ def build(
 
 
 def build_labelled(
-    episodes: Iterable[tuple[str, dict[str, Any]]],
+    episodes: Iterable[tuple[str, TraceJson]],
     out: str | Path,
     *,
     title: str,
@@ -55,7 +57,7 @@ def build_labelled(
 
 
 def parts(
-    episodes: Iterable[tuple[str, dict[str, Any]]],
+    episodes: Iterable[tuple[str, TraceJson]],
     *,
     title: str,
     headline: str | None = None,
@@ -84,15 +86,15 @@ def parts(
         yield "</body>\n</html>\n"
 
 
-def as_dict(episode: Any) -> dict[str, Any]:
+def as_dict(episode: Trace | TraceJson) -> TraceJson:
     """The plain dict of a trace, whichever of the two is given."""
     if isinstance(episode, Mapping):
         return dict(episode)
-    plain: dict[str, Any] = episode.to_dict()
+    plain: TraceJson = episode.to_dict()
     return plain
 
 
-def headline_of(episode: Mapping[str, Any], headline: str | None = None) -> str:
+def headline_of(episode: TraceJson, headline: str | None = None) -> str:
     """The name of the metric that an episode is judged by: the one asked for, its own, else its first."""
     return str(headline or episode.get("headline") or next(iter(episode.get("metrics") or {}), ""))
 
@@ -104,13 +106,13 @@ def label_words(label: str) -> str:
     )
 
 
-def score_of(episode: Mapping[str, Any], headline: str | None = None) -> float | None:
+def score_of(episode: TraceJson, headline: str | None = None) -> float | None:
     """The number that an episode is judged by, or None where it never got one."""
     value = (episode.get("metrics") or {}).get(headline_of(episode, headline))
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def title_of(episode: Mapping[str, Any]) -> str:
+def title_of(episode: TraceJson) -> str:
     """Title of an episode: the question in its first prompt, else its task id."""
     for node in episode.get("nodes", ()):
         prompts = [m for m in node.get("messages") or () if m.get("role") == "user"]
@@ -127,7 +129,7 @@ def title_of(episode: Mapping[str, Any]) -> str:
     return str(episode.get("task_id"))
 
 
-def _row(episode: dict[str, Any], label: str, headline: str | None, block: int) -> dict[str, Any]:
+def _row(episode: TraceJson, label: str, headline: str | None, block: int) -> dict[str, object]:
     nodes = episode.get("nodes", [])
     acts = [node for node in nodes if node.get("kind") == "act"]
     malformed = sorted({str(node["role"]) for node in acts if node.get("ok") is False})
@@ -151,9 +153,9 @@ def _row(episode: dict[str, Any], label: str, headline: str | None, block: int) 
     }
 
 
-def _coded(index: dict[str, list[Any]]) -> dict[str, Any]:
+def _coded(index: dict[str, list[Any]]) -> dict[str, object]:
     """Columns of repeated words as a list of words and a list of positions in it."""
-    coded: dict[str, Any] = {}
+    coded: dict[str, object] = {}
     for name, values in index.items():
         if name in ("env", "part", "label", "ended", "roles", "malformed", "task"):
             words = {word: i for i, word in enumerate(dict.fromkeys(values))}
@@ -163,8 +165,8 @@ def _coded(index: dict[str, list[Any]]) -> dict[str, Any]:
     return coded
 
 
-def _blocks(episodes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    block: list[tuple[str, dict[str, Any]]] = []
+def _blocks(episodes: Iterable[tuple[str, TraceJson]]) -> Iterator[list[tuple[str, TraceJson]]]:
+    block: list[tuple[str, TraceJson]] = []
     size = 0
     for label, episode in episodes:
         block.append((label, episode))
@@ -176,14 +178,14 @@ def _blocks(episodes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[list[tup
         yield block
 
 
-def _characters(node: Mapping[str, Any]) -> int:
+def _characters(node: NodeJson) -> int:
     """About how much text a node holds; enough to cut blocks by."""
     return len(node.get("reply") or "") + sum(
         len(str(m.get("content", ""))) for m in node.get("messages") or ()
     )
 
 
-def _clipped(value: object) -> Any:
+def _clipped(value: object) -> object:
     """The same JSON with texts cut to `TEXT_LIMIT`, saying how much is left out."""
     if isinstance(value, str):
         over = len(value) - TEXT_LIMIT

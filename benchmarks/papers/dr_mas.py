@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Any
 
 from .grid import Claim, Figures, Paper, Settings, command
 from .micro import held_out, learn, micro_model
@@ -19,7 +18,7 @@ from .uneven import registered
 STEPS = 60
 
 
-def condition(**algorithm: object) -> dict[str, Any]:
+def condition(**algorithm: object) -> Settings:
     return {
         "algorithm": {"name": "dr_mas", **algorithm},
         "steps": STEPS,
@@ -29,7 +28,7 @@ def condition(**algorithm: object) -> dict[str, Any]:
     }
 
 
-CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
+CONDITIONS: dict[str, tuple[str, Settings]] = {
     "global": ("one mean and deviation for all agents of a task", condition(statistics="task")),
     "step": (
         "one for all agents that act in the same turn: the ablation readers asked for",

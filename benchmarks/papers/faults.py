@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -64,7 +63,7 @@ class RawSingletons(GRPO):
         return np.where(alone, x, super().compare(within, x))
 
 
-def condition(name: str, **algorithm: object) -> dict[str, Any]:
+def condition(name: str, **algorithm: object) -> Settings:
     return {
         "algorithm": {"name": name, "aggregation": "token-mean", **algorithm},
         "steps": 40,
@@ -73,8 +72,8 @@ def condition(name: str, **algorithm: object) -> dict[str, Any]:
     }
 
 
-TURN: dict[str, Any] = {"group": "agent-turn", "score": "act"}
-CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
+TURN: dict[str, str] = {"group": "agent-turn", "score": "act"}
+CONDITIONS: dict[str, tuple[str, Settings]] = {
     "agent": ("right: per task and agent, a trajectory counts once", condition("grpo", score="mean")),
     "one-baseline": (
         "fault: all agents of a task share mean and deviation",

@@ -21,8 +21,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ...agents.basics.json_types import JsonObject, JsonView
 from ..evaluation.identity import this_run
 from ..evaluation.stats import student_quantile
 from ..pages.html import write_page
@@ -33,8 +34,9 @@ RESULTS = HERE.parent / "results" if CHECKOUT else Path("papers")
 PAGES = HERE.parents[2] / "docs" / "papers" if CHECKOUT else Path("papers")
 """Folder of the pages: the docs of a checkout, or the current folder where the package is installed."""
 
-Settings = Mapping[str, Any]
-Figures = dict[str, Any]
+Settings = JsonView
+"""Settings of a condition, as its paper's `play` reads them."""
+Figures = JsonObject
 """Figures of a cell: `final`, numbers by name, and `curve`, pairs of (step, the paper's metric)."""
 
 
@@ -105,17 +107,17 @@ def key_of(settings: Settings) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def load(paper: Paper) -> dict[str, dict[str, Any]]:
+def load(paper: Paper) -> dict[str, Figures]:
     """The finished cells by "condition/seed"; those of other settings than today's are left out."""
     path = RESULTS / f"{paper.name}.json"
-    cells: dict[str, dict[str, Any]] = json.loads(path.read_text())["cells"] if path.exists() else {}
+    cells: dict[str, Figures] = json.loads(path.read_text())["cells"] if path.exists() else {}
     today = {name: key_of(settings) for name, (_, settings) in paper.conditions.items()}
     return {
         name: cell for name, cell in cells.items() if today.get(name.rpartition("/")[0]) == cell["settings"]
     }
 
 
-def save(paper: Paper, cells: Mapping[str, object]) -> None:
+def save(paper: Paper, cells: Mapping[str, Figures]) -> None:
     """All or nothing, so that a kill leaves the file readable."""
     lines = ",\n".join(
         f"  {json.dumps(name)}: {json.dumps(cells[name])}" for name in sorted(cells)
@@ -165,7 +167,7 @@ def machine() -> str:
 # judging ----------------------------------------------------------------------------------------------
 
 
-def finals(cells: Mapping[str, Any], condition: str, metric: str) -> dict[int, float]:
+def finals(cells: Mapping[str, Figures], condition: str, metric: str) -> dict[int, float]:
     """Seed -> a condition's final figure."""
     return {
         int(name.rpartition("/")[2]): cell["final"][metric]
@@ -174,7 +176,7 @@ def finals(cells: Mapping[str, Any], condition: str, metric: str) -> dict[int, f
     }
 
 
-def judged(paper: Paper, claim: Claim, cells: Mapping[str, object]) -> tuple[str, Mean | None]:
+def judged(paper: Paper, claim: Claim, cells: Mapping[str, Figures]) -> tuple[str, Mean | None]:
     """A verdict, and the difference over the seeds that both sides have."""
     metric = claim.metric or paper.metric
     better = finals(cells, claim.better, metric)
@@ -194,7 +196,7 @@ def judged(paper: Paper, claim: Claim, cells: Mapping[str, object]) -> tuple[str
 # the page ---------------------------------------------------------------------------------------------
 
 
-def page(paper: Paper, cells: Mapping[str, Any]) -> str:
+def page(paper: Paper, cells: Mapping[str, Figures]) -> str:
     """The page as Markdown."""
     columns = (paper.metric, *paper.columns)
     seeds = sorted({int(name.rpartition("/")[2]) for name in cells})
@@ -248,7 +250,7 @@ def page(paper: Paper, cells: Mapping[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def plot(paper: Paper, cells: Mapping[str, Any], path: Path) -> bool:
+def plot(paper: Paper, cells: Mapping[str, Figures], path: Path) -> bool:
     """Mean curve of every condition with a band from the lowest to the highest seed; False without matplotlib."""
     try:
         import matplotlib

@@ -10,12 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ...agents.llm import load_policy
-from ...agents.policies import Call
+from ...agents.policies import Call, Policy
 from ...agents.team import Player
 from ...agents.text.chat import Chat
 from ...envs.core.drivers import rollout
@@ -23,10 +23,14 @@ from ...envs.core.trace import Trace
 from ...envs.registry import make, spec
 from ...trainers.algorithms import make_algorithm
 from ...trainers.config.group_settings import Learning
+from ...trainers.config.reader import Tree
 from ...trainers.config.schema import merge
 from ...trainers.controller.run import train
 from ...trainers.controller.statistics.table import Signal
-from .grid import Figures
+from .grid import Figures, Settings
+
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['content'] }}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
@@ -58,7 +62,7 @@ class Ear:
         self.words.update(word for word, _ in self.cutter.pre_tokenize_str(text))
 
 
-def cutter(by: str) -> Any:
+def cutter(by: str) -> PreTokenizer:
     """Pattern that cuts text into tokens: by words and signs, or by lines and short sentences."""
     from tokenizers import Regex, pre_tokenizers
 
@@ -67,7 +71,7 @@ def cutter(by: str) -> Any:
     return pre_tokenizers.Split(Regex(r"\n+|(?<=\w)\. ?"), "removed")
 
 
-def heard(env: str, roles: tuple[str, ...] | None, by: str, how: Mapping[str, Any], tasks: int = 200) -> Ear:
+def heard(env: str, roles: tuple[str, ...] | None, by: str, how: Settings, tasks: int = 200) -> Ear:
     """Texts that `roles` (None: all) hear in random play, where the others are played by the expert."""
     ear = Ear(by)
     team: dict[str, Player] = {"*": ear} if roles is None else {**dict.fromkeys(roles, ear), "*": "scripted"}
@@ -186,7 +190,7 @@ def school(
 
 # training and testing small teams ---------------------------------------------------------------------
 
-COMMON: dict[str, Any] = {
+COMMON: Tree = {
     "minibatches": 1,
     "eval": {"every": 5, "tasks": 64},
     "log": {"console": "off", "traces_every": 0},
@@ -194,7 +198,7 @@ COMMON: dict[str, Any] = {
     "starved": False,  # a condition that learns nothing is a result here
     "concurrency": 256,
 }
-LEARNING: dict[str, Any] = {"learning": {"lr": 3e-3}, "sampling": {"max_tokens": 4}}
+LEARNING: Tree = {"learning": {"lr": 3e-3}, "sampling": {"max_tokens": 4}}
 
 
 def learn(id: str, model: str, seed: int, folder: Path, metric: str, **fields: Any) -> tuple[Path, Figures]:
@@ -226,11 +230,11 @@ def learn(id: str, model: str, seed: int, folder: Path, metric: str, **fields: A
     return done.dir / "policies", figures
 
 
-def held_out(env: str, players: Mapping[str, str | Path], tasks: int, **how: Any) -> dict[str, float]:
+def held_out(env: str, players: Mapping[str, Player | Path], tasks: int, **how: Any) -> dict[str, float]:
     """The environment's metrics on test tasks, each played once, greedily. `players`: seat -> model directory, or
     the name of a fixed player."""
-    seats: dict[str, Any] = {}
-    loaded: dict[str, Any] = {}
+    seats: dict[str, Player] = {}
+    loaded: dict[str, Policy] = {}
     for seat, player in players.items():
         if isinstance(player, Path):
             if str(player) not in loaded:

@@ -9,11 +9,13 @@ of the calls.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ...agents import TINY
+from ...agents.basics.json_types import JsonObject
 from ...agents.policies import Call
+from ...agents.team import Player
 from ...envs.core.drivers import rollout
 from ...envs.registry import make
 from ...rewards.routing import CallCost, RoutedF1
@@ -21,7 +23,7 @@ from .grid import Claim, Figures, Paper, Settings, command
 from .micro import Pupil, held_out, learn, micro_model, school, sound
 
 ENV, SEARCH = "mask-router-hotpotqa", "search-router-hotpotqa"
-WORLD: dict[str, Any] = {"data": "mini", "prompts": "short"}
+WORLD: JsonObject = {"data": "mini", "prompts": "short"}
 SHOWN = ("f1", "calls", "router_calls")
 
 
@@ -76,7 +78,7 @@ def always_search(agent: str, messages: object) -> str:
     return "<verify>no</verify>"
 
 
-def condition(kind: str, **more: object) -> dict[str, Any]:
+def condition(kind: str, **more: object) -> Settings:
     return {
         "kind": kind,
         "tests": 128,
@@ -88,18 +90,18 @@ def condition(kind: str, **more: object) -> dict[str, Any]:
     }
 
 
-def search(kind: str) -> dict[str, Any]:
+def search(kind: str) -> Settings:
     """Dr. MAS's search router; its verifier writes tags, so it is played by the embedded tiny model."""
     return {"kind": f"search-{kind}", "tests": 128, "top_k": 2}
 
 
-def search_learned(algorithm: str) -> dict[str, Any]:
+def search_learned(algorithm: str) -> Settings:
     """The same, its verifier trained."""
     how = {"algorithm": {"name": algorithm, "kl_loss": 0.1}, "reference": True, "learning": {"lr": 1e-4}}
     return {**search("learned"), "steps": 30, "policy": {**how, "sampling": {"max_tokens": 16}}}
 
 
-CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
+CONDITIONS: dict[str, tuple[str, Settings]] = {
     "fixed": ("M-ASK's own order", condition("fixed")),
     "imitated": ("a router that imitates the fixed order, before training", condition("imitated")),
     "learned": ("trained on F1 − 0.02 a call − 0.005 a move", condition("learned")),
@@ -130,7 +132,7 @@ def play(settings: Settings, seed: int, folder: Path) -> Figures:
     if settings["kind"].startswith("search-"):
         return searched(settings, seed, folder)
     if settings["kind"] in ("fixed", "expert"):
-        router: Any = InOrder() if settings["kind"] == "fixed" else "scripted"
+        router: Player = InOrder() if settings["kind"] == "fixed" else "scripted"
         return {"final": tested(settings, {"router": router, "*": "scripted"}), "curve": []}
     model = micro_model(folder / "model", ENV, seed, roles=("router",), **WORLD)
     pupil = Pupil(in_order, settings["slips"])
@@ -154,8 +156,8 @@ def searched(settings: Settings, seed: int, folder: Path) -> Figures:
     """The same question put to the verifier of the search router."""
     rewards = [f"{__package__}.routing:{name}" for name in ("VerifierF1", "VerifierCost")]
     how = {**WORLD, "reward": rewards, "top_k": settings["top_k"]}
-    seats: dict[str, Any] = {"verifier": always_search, "*": "scripted"}
-    curve: list[Any] = []
+    seats: dict[str, Player | Path] = {"verifier": always_search, "*": "scripted"}
+    curve: list[list[float]] = []
     if settings["kind"] == "search-untrained":
         seats["verifier"] = TINY
     elif settings["kind"] == "search-learned":  # by whichever algorithm
@@ -170,7 +172,7 @@ def searched(settings: Settings, seed: int, folder: Path) -> Figures:
     return {"final": {name: scores[name] for name in SHOWN}, "curve": curve}
 
 
-def tested(settings: Settings, seats: dict[str, Any]) -> dict[str, float]:
+def tested(settings: Settings, seats: Mapping[str, Player | Path]) -> dict[str, float]:
     scores = held_out(ENV, seats, settings["tests"], **WORLD)
     return {name: scores[name] for name in SHOWN}
 

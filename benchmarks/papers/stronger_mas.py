@@ -9,13 +9,13 @@ model of 32 units at first. The same samples per step, as near as trees allow.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from ...agents.basics.json_types import JsonObject
 from ...rewards.games import GameCredit
 from .grid import Claim, Figures, Paper, Settings, command
 from .micro import held_out, learn, micro_model
 
-GAME: dict[str, Any] = {"difficulty": {"side": 4, "walls": 0.15}, "max_steps": 8}
+GAME: JsonObject = {"difficulty": {"side": 4, "walls": 0.15}, "max_steps": 8}
 STEPS, TEST = 80, 128
 TEAM_PARTS = ["step", "invalid", "shaping", "goal", "shortest", "fail"]
 TREE = {"name": "at_grpo", "tree": 4}
@@ -29,12 +29,12 @@ class Sparse(GameCredit):
         super().__init__(step=0.0, invalid=0.0, shaping=0.0, shortest=0.0, own=0.0)
 
 
-def condition(kind: str, algorithm: object = None, **more: object) -> dict[str, Any]:
+def condition(kind: str, algorithm: object = None, **more: object) -> Settings:
     """All that a cell depends on, as plain data."""
     return {"kind": kind, "algorithm": algorithm, "game": GAME, "steps": STEPS, "tests": TEST, **more}
 
 
-CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
+CONDITIONS: dict[str, tuple[str, Settings]] = {
     "prompted-team": ("the team before any training", condition("untrained")),
     "solo-grpo": ("one agent, GRPO on whole trajectories", condition("solo", FLAT)),
     "solo-at-grpo": ("one agent, AT-GRPO: is it the team or the tree?", condition("solo", TREE)),
@@ -94,10 +94,10 @@ def trained(
     """One training run. `alone`: only this role learns, beside policies that stay as they are."""
     algorithm = settings["algorithm"]
     tree = algorithm["name"] == "at_grpo"
-    policy: dict[str, Any] = {"algorithm": algorithm}
+    policy: dict[str, object] = {"algorithm": algorithm}
     if "alpha" in settings:
         policy["credit"] = {"*": [{"name": "mix", "team": TEAM_PARTS, "alpha": settings["alpha"]}]}
-    policies: dict[str, Any] = {"*": policy}
+    policies: dict[str, object] = {"*": policy}
     if alone:
         preset = "separate"
         policies |= {role: {"frozen": True} for role in ("proposer", "critic") if role != alone}

@@ -12,8 +12,8 @@ the two roles. `score` is the share of the two that were right at their first ca
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+from ...agents.policies import Call
 from ...agents.roles import Choice, Role
 from ...envs.core.ledger import Credit, Rule
 from ...envs.core.tasks import Schema, Task
@@ -25,7 +25,7 @@ WORDS = ("ash", "bay", "cup", "dew", "elm", "fog", "gum", "hay")
 PAY = {"leader": 1.0, "worker": 10.0}
 
 
-def rows(split: str = "train", size: int | None = None) -> list[dict[str, Any]]:
+def rows(split: str = "train", size: int | None = None) -> list[dict[str, str]]:
     """Every word with every number of tries. There is nothing to generalise to: learning is what is measured."""
     return [
         {"id": f"{word}-{tries}", "word": word, "tries": str(tries)} for word in WORDS for tries in (1, 2, 4)
@@ -77,7 +77,7 @@ class UnevenCredit(Rule):
         return {"score": sum(first.values()) / len(first), **first}
 
 
-def expert(call: Any) -> str:
+def expert(call: Call) -> str:
     """Says what is right."""
     return right(call.role, call.task.view["word"])
 

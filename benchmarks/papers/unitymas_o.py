@@ -10,7 +10,6 @@ reduced: sharing is varied for question answering, the reward for M-ASK alone.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ...envs.registry import spec
 from ...trainers.config.presets import TINY as COMMON
@@ -40,7 +39,7 @@ RUN = {
 """Settings in which these runs differ from the demo's."""
 
 
-def condition(id: str, preset: str, **over: object) -> dict[str, Any]:
+def condition(id: str, preset: str, **over: object) -> Settings:
     """The settings for this environment."""
     fields = merge(recipe(id), RUN)
     return {"env": id, "preset": preset, "fields": merge(fields, over)}
@@ -56,7 +55,7 @@ def play(settings: Settings, seed: int, folder: Path) -> Figures:
     return {"final": {"score": after, "before": before, "gain": after - before}, "curve": curve}
 
 
-CONDITIONS: dict[str, tuple[str, dict[str, Any]]] = {
+CONDITIONS: dict[str, tuple[str, Settings]] = {
     f"{name}-{preset}": (f"`{env}`, {what}", condition(env, preset))
     for name, env in ENVS.items()
     for preset, what in (

@@ -21,20 +21,24 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ...agents.engines.sampling import SamplingParams
 from ...agents.engines.torch.torch_engine import Engine
+from ...agents.model.llama import Llama
 from ...agents.model.weights import from_config, load_model, to_hf
 from ...agents.names import model_path
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCAB = 2048
 Asked = list[tuple[list[int], int]]  # prompts, and how many new tokens each wants
 
 
-def models(dtype: torch.dtype, name: str = "") -> tuple[Any, Any]:
+def models(dtype: torch.dtype, name: str = "") -> tuple[Llama, PreTrainedModel]:
     """Our decoder and transformers' model with the same weights: those of a model by its name, else random ones."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -73,7 +77,7 @@ def requests(vocab: int = VOCAB, count: int = 256) -> dict[str, Asked]:
     }
 
 
-def generate(model: Any, asked: Asked, batch: int) -> None:
+def generate(model: PreTrainedModel, asked: Asked, batch: int) -> None:
     """transformers: sorted by length, padded on the left, `batch` at a time."""
     ordered = sorted(asked, key=lambda a: len(a[0]))
     for start in range(0, len(ordered), batch):
@@ -87,7 +91,7 @@ def generate(model: Any, asked: Asked, batch: int) -> None:
             )
 
 
-def serve(engine: Engine, model: Any, asked: Asked) -> None:
+def serve(engine: Engine, model: PreTrainedModel, asked: Asked) -> None:
     """The engine: everything submitted at once; no prefix is left from the time before."""
     engine.publish(model, engine.version + 1)
     for i, (prompt, new) in enumerate(asked):

@@ -18,7 +18,6 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from ...trainers.config.group_settings import GroupSpec, Learning, PolicySpec
 from ...trainers.controller.statistics.table import Signal
 from ...trainers.group.sample_store import Sample
 
-SHAPES: dict[str, dict[str, Any]] = {
+SHAPES: dict[str, dict[str, int | bool]] = {
     "tiny": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "vocab_size": 128},
     "0.1B": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 8,

@@ -27,9 +27,10 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 from ...agents.answers import DecisionId
+from ...agents.basics.json_types import JsonObject
 from ...agents.policies import Answer, Call
 from ...agents.roles import Raw, Role
 from ...agents.team import BoundTeam
@@ -282,7 +283,7 @@ def really(args: argparse.Namespace) -> None:
         for overlap in ("off", "wait", "drop"):
             where = Path(tempfile.mkdtemp(prefix="overlap-")) / "run"
             began, own = time.perf_counter(), time.process_time()
-            settings: dict[str, Any] = {
+            settings: JsonObject = {
                 **COMMON, "steps": args.steps, "seed": seed, "overlap": overlap,
                 "staleness": 0 if overlap == "off" else args.staleness, "eval": {"every": every}, "log": {"console": "off"},
             }  # fmt: skip

@@ -19,6 +19,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def measure_small(count: int, queries: int) -> dict[str, float]:
     return time_queries(lambda query: index(query, 5), questions(queries))
 
 
-def time_queries(ask: Callable[[str], Any], queries: list[str]) -> dict[str, float]:
+def time_queries(ask: Callable[[str], object], queries: list[str]) -> dict[str, float]:
     for query in queries[:20]:
         ask(query)
     wall, cpu = np.array([stopwatch(lambda query=query: ask(query)) for query in queries]).T  # type: ignore[misc]
@@ -160,14 +161,14 @@ def time_queries(ask: Callable[[str], Any], queries: list[str]) -> dict[str, flo
     }
 
 
-def stopwatch(work: Callable[[], Any]) -> tuple[float, float]:
+def stopwatch(work: Callable[[], object]) -> tuple[float, float]:
     """Seconds by the clock, and of this process on a core: on a busy machine only the latter say much."""
     start, start_cpu = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - start, time.process_time() - start_cpu
 
 
-def _child(measure: Callable[..., dict[str, float]], args: tuple[Any, ...], out: Any) -> None:
+def _child(measure: Callable[..., dict[str, float]], args: tuple[object, ...], out: Connection) -> None:
     figures = measure(*args)
     figures["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # Linux counts in KB
     out.send(figures)

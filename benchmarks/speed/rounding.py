@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from ...agents import model_path
 from ...agents.model.attention import pack
 from ...agents.model.weights import load_model, load_tokenizer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 TEXTS = (
     "What is the capital of France?",
     "Read the passages, then answer in one sentence: who wrote the letter, and to whom?",
@@ -25,7 +28,7 @@ TEXTS = (
 )
 
 
-def reference(path: Path) -> Any:
+def reference(path: Path) -> PreTrainedModel:
     """transformers' own model, in float32."""
     from transformers import AutoModelForCausalLM
 

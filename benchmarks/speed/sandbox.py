@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
+from ...agents.basics.json_types import JsonObject
 from ...envs.tools.code.verify import verify_code
 from ...envs.tools.sandbox.launch import Level
 from ...envs.tools.sandbox.runner import LEVELS, SandboxError, close_rooms, resolve
@@ -80,7 +80,7 @@ def _processor_time() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def batch_with_loops(count: int, time_limit: float) -> dict[str, Any]:
+def batch_with_loops(count: int, time_limit: float) -> dict[str, object]:
     tests = [{"input": str(n), "output": str(n)} for n in range(count)]
     started = time.perf_counter()
     report = verify_code(LOOPS_ON_SEVEN, tests, time_limit=time_limit)
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--time-limit", type=float, default=1.0, help="seconds a case of the batch may take")
     options = parser.parse_args()
-    result: dict[str, Any] = {"processors": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
+    result: JsonObject = {"processors": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
     bare, cost = plain(options.cases)
     result["plain subprocess.run"] = {"cases/s": round(bare, 1), "processor ms a case": round(cost * 1000, 1)}
     close_rooms()

@@ -15,7 +15,6 @@ import pickle
 import statistics
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from ...agents.policies import Answer, Call
 from ...trainers.config.schema import RayConfig
@@ -47,7 +46,7 @@ def example(number: int, words: int) -> Call:
 
 
 async def timed(
-    ask: Callable[[int, Call], Awaitable[Any]], calls: list[Call], flight: int
+    ask: Callable[[int, Call], Awaitable[object]], calls: list[Call], flight: int
 ) -> tuple[float, float]:
     """Put all calls with `flight` open at once. Return calls per second, and controller seconds per 1,000."""
     rest = enumerate(calls)
@@ -71,10 +70,10 @@ async def measure(args: argparse.Namespace) -> None:
     singles = [ray.remote(Instant).options(**options).remote() for _ in range(args.groups)]
     links = [ActorLink(ray.remote(GroupActor).options(**options).remote(Instant)) for _ in range(args.groups)]
 
-    async def single(number: int, call: Call) -> Any:
+    async def single(number: int, call: Call) -> object:
         return await singles[number % args.groups].generate.remote("team", call)
 
-    async def batched(number: int, call: Call) -> Any:
+    async def batched(number: int, call: Call) -> object:
         return await links[number % args.groups].ask("generate", "team", call, None, True)
 
     calls = [example(i, args.words) for i in range(args.calls)]

@@ -22,15 +22,16 @@ import asyncio
 import gc
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import cycle, permutations
-from typing import Any
 
-from ...agents.llm import load_policy
+from ...agents.llm import LLMPolicy, RunPolicy, load_policy
 from ...agents.policies import Answer, Call
 from ...agents.team import BoundTeam
+from ...envs.core.arena import Arena
 from ...envs.core.branch import Branch
+from ...envs.core.tasks import Task
 from ...envs.registry import make_arena
 from ...trainers.algorithms.algorithm import Tree
 from ...trainers.controller.tree import TreeSampler
@@ -40,7 +41,7 @@ from ...trainers.controller.tree import TreeSampler
 class Scribe:
     """A policy that writes down what it is asked, by depth."""
 
-    policy: Any
+    policy: LLMPolicy | RunPolicy
     calls: list[Call] = field(default_factory=list)
     tokens: int = 0
 
@@ -56,7 +57,7 @@ def fresh(slots: int) -> Scribe:
     return Scribe(load_policy("tiny", slots=slots, max_tokens=40))
 
 
-async def grow(arena: Any, scribe: Scribe, tasks: list[Any], width: int) -> None:
+async def grow(arena: Arena, scribe: Scribe, tasks: list[Task], width: int) -> None:
     """A tree for each task, all at once."""
     team = BoundTeam({agent: scribe for agent in arena.roles}, dict.fromkeys(arena.roles, "tiny"))
     roots = [Branch.begin(arena, team, task, i, f"e{i}") for i, task in enumerate(tasks)]
@@ -79,7 +80,7 @@ def by_round(calls: list[Call]) -> list[list[Call]]:
     return [rounds[number] for number in sorted(rounds)]
 
 
-def timed(work: Any) -> tuple[float, float]:
+def timed(work: Coroutine[object, None, object]) -> tuple[float, float]:
     """Wall-clock and processor seconds, without what was allocated before (see above)."""
     gc.collect()
     gc.freeze()
@@ -106,7 +107,7 @@ def main() -> None:
     timings: dict[str, list[tuple[float, float]]] = {"tree": [], "flat by round": [], "flat": []}
     treed = fresh(slots)
     asyncio.run(grow(arena, treed, tasks, options.width))  # seeds are fixed: every tree makes these calls
-    sides: dict[str, Callable[[Scribe], Awaitable[None]]] = {
+    sides: dict[str, Callable[[Scribe], Coroutine[object, None, None]]] = {
         "tree": lambda scribe: grow(arena, scribe, tasks, options.width),
         "flat by round": lambda scribe: flat(scribe, by_round(treed.calls)),
         "flat": lambda scribe: flat(scribe, [treed.calls]),

@@ -23,19 +23,26 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from multiprocessing.queues import Queue
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
+from ...agents.model.llama import Llama
 from ...agents.model.weights import from_config, load_model, load_tokenizer, save_model
 from ...agents.names import model_path
+from ...agents.text.tokenizing import Tokenizer
 from ...trainers.algorithms import make_algorithm
 from ...trainers.config.group_settings import Learning
 from ...trainers.controller.statistics.table import Signal
 from ...trainers.group.parameters import Parameters
 from ...trainers.group.sample_store import Sample
 from ...trainers.group.update import Learner
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import LlamaConfig
 
 REPLY, K = 32, 8
 
@@ -73,12 +80,12 @@ SETTINGS = (
 )
 
 
-def start_of(model: str, vocab: int) -> Any:
+def start_of(model: str, vocab: int) -> Llama:
     """Model that both sides begin from: a model by its name, else a small one with random weights."""
     return load_model(model_path(model)) if model else from_config(llama_config(vocab))
 
 
-def llama_config(vocab: int) -> Any:
+def llama_config(vocab: int) -> LlamaConfig:
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -203,24 +210,26 @@ def trl_batch(samples: list[Sample]) -> dict[str, torch.Tensor]:
     }
 
 
-def tokenizer_of(model: str, vocab: int) -> Any:
+def tokenizer_of(model: str, vocab: int) -> Tokenizer:
     """The model's own, else any: nothing is tokenised."""
     return load_tokenizer(model_path(model)) if model else small_tokenizer(vocab)
 
 
-def small_tokenizer(vocab: int) -> Any:
+def small_tokenizer(vocab: int) -> Tokenizer:
     """Any tokenizer will do: nothing is tokenised, but TRL wants one."""
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models
     from transformers import PreTrainedTokenizerFast
 
     words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, vocab)}}
-    inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    return PreTrainedTokenizerFast(
+    inner = Backend(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer: Tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
     )
+    return tokenizer
 
 
-def prompts_of_words(n: int) -> Any:
+def prompts_of_words(n: int) -> Dataset:
     from datasets import Dataset
 
     return Dataset.from_dict({"prompt": ["w3"] * n})
@@ -254,7 +263,7 @@ def speed(rounds: int, vocab: int, n: int, model: str = "") -> None:
             print(f"  {name:45s} {value:9,.0f}   {value / fastest:5.2f} x the fastest TRL setting")
 
 
-def _peak(side: str, vocab: int, n: int, result: Any) -> None:
+def _peak(side: str, vocab: int, n: int, result: Queue[float]) -> None:
     """Measure in a process of its own the peak resident memory above what the process had before the update's first step."""
     samples = draw(vocab, n)
     if side == "ours":

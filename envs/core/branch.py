@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...agents.answers import Answer, ReplyMeta
 from ...agents.basics.failures import Boundary, Ended, WorkflowError
@@ -175,7 +175,7 @@ class Branch:
         for id, twin in twins.items():
             answer = draw.answers[id]
             if twin.reply is not None and isinstance(answer, Answer):
-                twin.meta = twin.meta.but(sample=ReplyMeta.of(answer.meta).sample)
+                twin.meta = replace(twin.meta, sample=ReplyMeta.of(answer.meta).sample)
         return twins
 
     def exchange(self, twins: Mapping[str, Node], names: Mapping[str, str]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ...agents.answers import NOTHING_KNOWN, ReplyMeta
 from ...agents.basics.failures import Boundary, Ended, WorkflowError
@@ -49,7 +50,7 @@ class Execution(Rounds):
             node.meta = ReplyMeta.of(meta)
             self.tokens += node.meta.tokens_used
         if len(text) > MAX_REPLY:
-            node.meta = node.meta.but(cut=len(text))
+            node.meta = replace(node.meta, cut=len(text))
         if reply is None:
             meta, role = node.meta, self.roles[node.agent or ""]
             if meta is NOTHING_KNOWN and node.format is role.reply and "think>" not in text.lower():  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -184,7 +185,7 @@ def continued(models, reply, params):
     for version, end in zip([reply.version, *(v for _, v in reply.switches)], ends, strict=True):
         engine = Engine(models[version], slots=4, context=96, stop_ids=[END], deterministic=True)
         engine.version = version
-        request = engine.submit(reply.prompt_ids, params.but(max_tokens=end), begun=begun)
+        request = engine.submit(reply.prompt_ids, replace(params, max_tokens=end), begun=begun)
         while engine.busy:
             engine.step()
         begun = request.result

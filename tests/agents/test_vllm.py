@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,7 @@ def test_a_seed_says_the_same_whatever_it_is_batched_with(engine, tokenizer):
     crowd = ask(engine, tokenizer, params)
     alone = [ask(engine, tokenizer, params, texts=[text])[0] for text in QUESTIONS]
     assert [r.ids for r in crowd] == [r.ids for r in alone]
-    other = ask(engine, tokenizer, params.but(seed=6))
+    other = ask(engine, tokenizer, replace(params, seed=6))
     assert [r.ids for r in crowd] != [r.ids for r in other]
 
 
@@ -114,7 +115,7 @@ def test_stop_strings_are_kept_and_end_the_reply(engine, model, tokenizer):
     params = SamplingParams(temperature=0, max_tokens=40)
     (whole,) = ask(engine, tokenizer, params, texts=QUESTIONS[:1])
     word = whole.text.split()[1]
-    (cut,) = ask(engine, tokenizer, params.but(stop=(word,)), texts=QUESTIONS[:1])
+    (cut,) = ask(engine, tokenizer, replace(params, stop=(word,)), texts=QUESTIONS[:1])
     assert cut.finish_reason == "stop" and cut.text.endswith(word) and whole.text.startswith(cut.text)
     assert whole.ids[: len(cut.ids)] == cut.ids and len(cut.logprobs) == len(cut.ids)
     agree(model, [cut])
@@ -126,7 +127,7 @@ def test_a_stop_string_within_a_thought_ends_no_reply(engine, model, tokenizer):
     (whole,) = ask(engine, tokenizer, params, texts=texts)
     stop = whole.text[4:8]
     assert len(stop) == 4 and whole.text.index(stop) + 4 < len(whole.text)
-    (thought,) = ask(engine, tokenizer, params.but(stop=(stop,)), texts=texts)
+    (thought,) = ask(engine, tokenizer, replace(params, stop=(stop,)), texts=texts)
     assert (thought.ids, thought.text, thought.finish_reason) == (whole.ids, whole.text, whole.finish_reason)
     agree(model, [thought])
 

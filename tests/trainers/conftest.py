@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from unitymas.benchmarks.faults.work import make_model
 from unitymas.trainers.controller.statistics.table import Decision
 
 
@@ -113,30 +114,4 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A Hugging Face directory: a random two-layer Llama, a tokenizer of 64 words, a chat template."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, PreTrainedTokenizerFast
-
-    from unitymas.agents.model.weights import from_config, save_model
-
-    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", ":", *(f"w{i}" for i in range(60))])}
-    inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<pad>"
-    )
-    tokenizer.chat_template = "{% for m in messages %}<s> {{ m['content'] }} </s> {% endfor %}{% if add_generation_prompt %}<s> :{% endif %}"
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        initializer_range=0.3,
-    )
-    return str(save_model(from_config(config, seed=1), tmp_path_factory.mktemp("tiny-llama"), tokenizer))
+    return make_model(tmp_path_factory.mktemp("tiny-llama"))

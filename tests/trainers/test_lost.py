@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 import unitymas
-from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.agents.basics.failures import GroupLost
 from unitymas.benchmarks.faults.lives import family
+from unitymas.benchmarks.faults.work import ID, register_pair
 from unitymas.trainers.config.group_settings import GroupSpec, PolicySpec
 from unitymas.trainers.config.schema import ConfigError, RayConfig
 from unitymas.trainers.controller import run as run_module
@@ -29,35 +29,10 @@ from unitymas.trainers.group import actor, runtime
 from unitymas.trainers.group import cluster as cluster_module
 from unitymas.trainers.group.runtime import start_groups, stop_groups
 
-ID = "pair-of-lost"
-WORDS = ("w1", "w2", "w3", "w4")
-
-
-class Pair(Workflow):
-    """Two say a word each; the second one's is the answer."""
-
-    roles = (Role("first", reply=Choice(*WORDS)), Role("second", reply=Choice(*WORDS)))
-
-    async def run(self, ep: Any) -> Outcome:
-        one = await ep.act("first", f"w9 {ep.task.question}")
-        two = await ep.act("second", f"w8 {ep.task.question} {one.text}")
-        return Outcome(answer=two.value)
-
-
-def right(trace: Any, task: Any) -> float:
-    """Reward the answer."""
-    return float((trace.outcome or {}).get("answer") in task.reference["answers"])
-
-
-def register() -> None:
-    """Register the environment of these tests."""
-    rows = [{"id": f"t{i}", "question": f"w{20 + i}", "answers": [WORDS[i % 4]]} for i in range(8)]
-    unitymas.register(ID, workflow=Pair, reward=right, tasks=rows)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def environment() -> Any:
-    register()
+    register_pair()
     yield
     unitymas.envs.registry.unregister(ID)
 

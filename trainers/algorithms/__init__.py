@@ -11,9 +11,10 @@ Each algorithm is one file. Its class is imported when it is first made. How to 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from ...agents.basics.hints import described, fits, nearest
+from ...agents.basics.json_types import JsonObject
 from ...agents.basics.named_parts import Registry
 from .algorithm import Algorithm, GroupRelative, Needs, Plan, PolicyGradient, Tree
 
@@ -67,20 +68,20 @@ def make_algorithm(name: str, **config: object) -> Algorithm:
     return cls(**_checked(name, cls, config))
 
 
-def config_of(algorithm: Algorithm) -> dict[str, Any]:
+def config_of(algorithm: Algorithm) -> dict[str, object]:
     """Return the fields of an algorithm and their values, in order, as a dry run prints them."""
     return {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
     """Return the class of a name, of "module:Class", or of "file.py:Class"."""
-    cls: Any = ALGORITHMS.find(name)
+    cls: object = ALGORITHMS.find(name)
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise TypeError(f"algorithm {name!r} is {cls!r}: it must be a class derived from Algorithm")
     return cls
 
 
-def _checked(name: str, cls: type[Algorithm], config: dict[str, Any]) -> dict[str, Any]:
+def _checked(name: str, cls: type[Algorithm], config: JsonObject) -> JsonObject:
     """Refuse unknown keys, and values of the wrong kind (YAML reads `1e-3` as a string, for one)."""
     hints = get_type_hints(cls)
     names = [field.name for field in fields(cls)]

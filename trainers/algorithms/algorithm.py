@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -114,6 +114,10 @@ class Plan:
     """Largest number of rounds in which new tasks replace those that `Algorithm.useful` leaves out."""
 
 
+State: TypeAlias = MutableMapping[str, Any]
+"""State of an algorithm, kept from step to step and in checkpoints."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC):
     """The contract. There is one object per policy. Its fields are its config, and never change during a run."""
@@ -156,7 +160,7 @@ class Algorithm(ABC):
         return {(row.env_id, row.task) for row in table.rows}
 
     @abstractmethod
-    def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
         """Return one signal for each row of `mine`. `table` holds the rows of every policy; checkpoints keep
         `state`.
         """
@@ -178,7 +182,9 @@ class Algorithm(ABC):
     def loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
         """Return a micro-batch's share of the mini-batch's loss, and of its metrics."""
 
-    def signals(self, table: Table, mine: Ints, weight: Floats | None = None, **columns: Any) -> list[Signal]:
+    def signals(
+        self, table: Table, mine: Ints, weight: Floats | None = None, **columns: Floats | None
+    ) -> list[Signal]:
         """Make signals from columns over the whole table, with this config's weights, masks and units."""
         weight = np.ones(len(table)) if weight is None else weight
         if self.role_weights:
@@ -353,7 +359,7 @@ class GroupRelative(PolicyGradient):
         """Turn scores into advantages, over the whole table."""
         return within.relative(x, std=self.std, eps=self.eps)
 
-    def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
         within, x = self.groups(table), self.scores(table)
         return self.compared(table, mine, self.compare(within, x), within.still(x))
 

@@ -18,14 +18,14 @@ and the next role sees the winner's words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..config.choices import Aggregation, Whole
 from ..controller.statistics.comparison import Groups, Score, partition
 from ..controller.statistics.table import Decision, Ints, Signal, Table
-from .algorithm import GroupRelative, Metrics, Needs, Plan, Tree
+from .algorithm import GroupRelative, Metrics, Needs, Plan, State, Tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +74,7 @@ class ATGRPO(GroupRelative):
     def groups(self, table: Table) -> Groups:
         return partition(table, "siblings" if self.tree else self.group, self.each)
 
-    def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
         signals = super().advantages(table, mine, state)
         if not self.needs.values:
             return signals

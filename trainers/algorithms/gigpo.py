@@ -17,14 +17,12 @@ counts once.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..config.choices import Amount, Share
 from ..controller.statistics.comparison import Score, partition, returns
 from ..controller.statistics.table import Bools, Floats, Ints, Signal, Table
-from .algorithm import GroupRelative, Needs
+from .algorithm import GroupRelative, Needs, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +50,7 @@ class GiGPO(GroupRelative):
             outer.still(score) & inner.still(later),
         )
 
-    def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
         episode, step, still = self.parts(table)
         return self.compared(table, mine, episode + self.step_weight * step, still)
 

@@ -17,15 +17,13 @@ The authors' code was not compared.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from ..controller.statistics.comparison import Groups, Score
 from ..controller.statistics.table import Floats, Ints, Signal, Table, total
-from .algorithm import GroupRelative, Unit
+from .algorithm import GroupRelative, State, Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,7 @@ class MGRPO(GroupRelative):
         per_act, calls = invocations(table, plain.sample, self.unit)
         return replace(plain, share=per_act / calls)
 
-    def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
         within, x = self.groups(table), self.scores(table)
         calls = invocations(table, within.sample, self.unit)[1]
         weight = within.mean(calls)[within.code] / calls

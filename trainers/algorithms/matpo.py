@@ -13,14 +13,12 @@ trajectories count the same. The authors' code was not compared.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from ..controller.statistics.table import Floats, Ints, Signal, Table, total
-from .algorithm import GroupRelative, Needs
+from .algorithm import GroupRelative, Needs, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +33,7 @@ class MATPO(GroupRelative):
     def needs(self) -> Needs:
         return replace(super().needs, roles={"main": self.main})
 
-    def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
         roles = sorted({row.role for row in table.rows})
         if roles and self.main not in roles:
             raise ValueError(f"matpo: no decision was made by main role {self.main!r}; the roles are {roles}")

@@ -18,14 +18,14 @@ Most code averages the loss per micro-batch; here denominators are global.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..config.choices import Amount, Positive, Share
 from ..controller.statistics import gae
 from ..controller.statistics.table import Floats, Ints, Signal, Table
-from .algorithm import Metrics, Needs, PolicyGradient
+from .algorithm import Metrics, Needs, PolicyGradient, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +70,7 @@ class PPO(PolicyGradient):
             reference=own.reference or self.kl_reward > 0,
         )
 
-    def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
         if self.level == "turn":
             advantage, target = gae.turn_level(table, mine, self.gamma, self.lam, self.horizon)
             shift, scale = self.whitening(table, mine, gae.flat_moments(table, advantage))

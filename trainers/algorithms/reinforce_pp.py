@@ -15,14 +15,13 @@ How published code deviates: in MARTI the groups of the baseline come from resha
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from ..config.choices import Amount, Positive
 from ..controller.statistics import gae
 from ..controller.statistics.table import Ints, Signal, Table
-from .algorithm import GroupRelative, Needs
+from .algorithm import GroupRelative, Needs, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class ReinforcePP(GroupRelative):
             reference=own.reference or self.kl_reward > 0,
         )
 
-    def advantages(self, table: Table, mine: Ints, state: MutableMapping[str, Any]) -> list[Signal]:
+    def advantages(self, table: Table, mine: Ints, state: State) -> list[Signal]:
         within, score, live = self.groups(table), self.scores(table), mine
         if self.baseline:
             live = mine[~within.still(score)[mine]]

@@ -14,7 +14,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Literal, get_args, get_type_hints
 
 Aggregation = Literal["token-mean", "sequence-mean", "sequence-sum", "unit-mean"]
 Estimator = Literal["k1", "k2", "k3"]
@@ -84,7 +84,7 @@ def ranges_of(kind: Hashable) -> dict[str, Range]:
     return ranges
 
 
-def hints_of(kind: type, extras: bool = False) -> dict[str, Any]:
+def hints_of(kind: type, extras: bool = False) -> dict[str, object]:
     """The annotations of a dataclass; none where they cannot be read (a name that only type checkers import)."""
     try:
         return get_type_hints(kind, include_extras=extras)
@@ -101,10 +101,11 @@ def _range(hint: object) -> Range | None:
     return None
 
 
-def check_ranges(settings: Any, owner: str = "") -> None:
+def check_ranges(settings: object, owner: str = "") -> None:
     """Refuse a dataclass with a number that is not finite, or that is not in its field's range (None is none)."""
-    ranges = ranges_of(settings.__class__)
-    for field in fields(settings):
+    kind: type = type(settings)
+    ranges = ranges_of(kind)
+    for field in fields(settings):  # type: ignore[arg-type]
         value = getattr(settings, field.name)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, bool) or not isinstance(number, int | float):

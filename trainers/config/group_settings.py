@@ -6,8 +6,9 @@ import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from ...agents.basics.json_types import JsonObject
 from .choices import Amount, Count, Positive, Range, Settings, Share, Whole, check_ranges
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class GroupSpec:
     """Precision of generation."""
     engine: str = "torch"
     """Engine that generates."""
-    engine_options: dict[str, Any] = field(default_factory=dict)
+    engine_options: JsonObject = field(default_factory=dict)
     """vLLM's engine arguments."""
     device: str = "cpu"
     """Device on which the group's models learn, and generate where the engine is torch: cpu, cuda, cuda:1 …"""

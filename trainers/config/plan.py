@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...agents.answers import DecisionId
 from ...agents.basics.hints import nearest
+from ...agents.basics.json_types import JsonObject
 from ...agents.roles import entry_of, nobody_plays
 from ...agents.team import Team, TeamError
 from ...envs.core.arena import Arena
@@ -218,12 +218,17 @@ def make_arenas(config: RunConfig) -> tuple[Arena, Arena]:
 
 def _arena(config: RunConfig, split: str) -> Arena:
     env = config.env
-    where: dict[str, Any] = {"split": split} if env.tasks is None else {"tasks": env.tasks}
+    where: JsonObject = {"split": split} if env.tasks is None else {"tasks": env.tasks}
     if env.data is not None:
         where["data"] = env.data
     if env.size is not None and split == env.split:
         where["size"] = env.size
-    options = {"reward": env.reward, "tools": env.tools, "budget": env.budget, "prompts": env.prompts}
+    options: JsonObject = {
+        "reward": env.reward,
+        "tools": env.tools,
+        "budget": env.budget,
+        "prompts": env.prompts,
+    }
     arena = make_arena(env.id, **options, **where, **env.args)
     for rule in env.rules:
         arena.add_rule(make_rule(rule))
@@ -232,7 +237,7 @@ def _arena(config: RunConfig, split: str) -> Arena:
     return arena
 
 
-def env_of(env: EnvLike) -> dict[str, Any]:
+def env_of(env: EnvLike) -> dict[str, object]:
     """The `env` section for an environment that is made already, with the rules that its reward wrappers added."""
     arena = arena_of(env)
     made = dict(arena.made)

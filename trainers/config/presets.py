@@ -18,14 +18,13 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ...agents.basics.hints import nearest
 from ...agents.basics.json_types import JsonObject, JsonView
 from ...agents.fetch.packaged import PACKAGES
 from ...envs.registry import spec
 from .group_settings import has_bfloat16
-from .reader import ConfigError, leaves
+from .reader import ConfigError, Tree, leaves
 from .schema import merge, read_yaml
 
 KIN: tuple[tuple[str, ...], ...] = (
@@ -59,14 +58,14 @@ def parts(names: str) -> tuple[str, str]:
 
 
 @cache
-def _paper(name: str) -> dict[str, Any]:
+def _paper(name: str) -> Tree:
     return read_yaml(FOLDER / f"{name}.yaml")
 
 
-def paper_settings(name: str, env: str, mapping: str) -> dict[str, Any]:
+def paper_settings(name: str, env: str, mapping: str) -> Tree:
     """What a paper sets, for an environment and a mapping."""
     tree = _paper(name)
-    found: dict[str, Any] = tree["settings"]
+    found: Tree = tree["settings"]
     bare = spec(env).id.rpartition("-v")[0] or spec(env).id
     for case in tree["environments"]:
         if bare in case["ids"] or spec(env).id in case["ids"]:
@@ -74,13 +73,13 @@ def paper_settings(name: str, env: str, mapping: str) -> dict[str, Any]:
     return merge(found, tree.get("lora", {})) if mapping == "lora" else found
 
 
-def preset(name: str, roles: Sequence[str]) -> dict[str, Any]:
+def preset(name: str, roles: Sequence[str]) -> Tree:
     """The `groups`, `policies` and `map` of a preset, for these roles."""
     name, _ = parts(name)
     shares: list[tuple[str, ...]] = kin(roles) if name == "partial" else [(r,) for r in roles]
     if name == "shared":
         shares = [tuple(roles)]
-    tree: dict[str, Any] = {"groups": {}, "policies": {}, "map": {}}
+    tree: Tree = {"groups": {}, "policies": {}, "map": {}}
     for members in shares:
         own = "team" if len(members) == len(roles) else "-".join(members)
         lora = name == "lora"
@@ -106,16 +105,14 @@ def kin(roles: Sequence[str]) -> list[tuple[str, ...]]:
     return shares
 
 
-MASK: dict[str, Any] = {
+MASK: Tree = {
     # one passage a search: among several the tiny model finds the right kind of answer, not the right name
     "args": {"top_k": 1},
     # at full weight the format's -1 teaches a clumsy searcher to end at once
     "reward": ["unitymas.rewards.mask:MaskCredit", "unitymas.rewards.outcome:DrMasFormat"],
 }
-SHORT: dict[str, Any] = {
-    "groups": {"*": {"context": 512}}
-}  # the longest prompt with its reply: some 140 tokens
-TINY_BY_ENV: dict[str, dict[str, Any]] = {
+SHORT: Tree = {"groups": {"*": {"context": 512}}}  # the longest prompt with its reply: some 140 tokens
+TINY_BY_ENV: dict[str, Tree] = {
     "mask-hotpotqa": {"env": MASK, **SHORT},
     "mask-nq": {"env": MASK, **SHORT},
     "rag-nq": {"env": {"args": {"top_k": 1}}, **SHORT},
@@ -126,7 +123,7 @@ TINY_BY_ENV: dict[str, dict[str, Any]] = {
 }
 """What differs from `TINY`, by environment."""
 
-TINY: dict[str, Any] = {
+TINY: Tree = {
     "steps": 24,
     "tasks_per_step": 12,
     "k": 8,
@@ -149,7 +146,7 @@ TINY: dict[str, Any] = {
     "groups": {"*": {"slots": 96, "threads": 1}},
 }
 
-TINY_ADAPTERS: dict[str, Any] = {"steps": 20, "policies": {"*": {"learning": {"lr": 1e-3}}}}
+TINY_ADAPTERS: Tree = {"steps": 20, "policies": {"*": {"learning": {"lr": 1e-3}}}}
 """What differs with `--preset lora`. Adapters take, and need, a higher rate than a model's own weights."""
 
 HUB: JsonObject = {
@@ -167,7 +164,7 @@ HUB: JsonObject = {
 HUB_ADAPTERS: JsonObject = {"policies": {"*": {"learning": {"lr": 3e-5}}}}
 """What differs with `--preset lora`."""
 
-SMALL: dict[str, Any] = {
+SMALL: Tree = {
     "steps": 10,
     "tasks_per_step": 6,
     "k": 8,
@@ -189,24 +186,24 @@ SMALL: dict[str, Any] = {
     "groups": {"*": {"slots": 64, "context": 1024}},
 }
 """Settings of a model that a registry package carries (26 to 135 million parameters) on a laptop."""
-SMALL_ADAPTERS: dict[str, Any] = {"policies": {"*": {"learning": {"lr": 5e-4}}}}
+SMALL_ADAPTERS: Tree = {"policies": {"*": {"learning": {"lr": 5e-4}}}}
 """What differs with `--preset lora`."""
 WARM: dict[str, dict[str, float]] = {"minimind2": {"epochs": 1.0}, "smollm2": {"draws": 80}}
 """Passes, or replies, of the warm start without which these models never reply in the form that is asked."""
 
 
-def tiny_settings(env: str, preset: str = "shared") -> dict[str, Any]:
+def tiny_settings(env: str, preset: str = "shared") -> Tree:
     """What the tiny model learns an environment with: the demo's settings."""
     return merge(merge(TINY, TINY_BY_ENV.get(env, {})), TINY_ADAPTERS if preset == "lora" else {})
 
 
-def learns_tiny(given: Mapping[str, Any]) -> bool:
+def learns_tiny(given: Tree) -> bool:
     """Tell whether all groups of a tree host the tiny model, as it is or after a warm start."""
     groups = given.get("groups") or {}
     return all(origin_of(str((group or {}).get("model", "tiny"))) == "tiny" for group in groups.values())
 
 
-def learns_small(tree: Mapping[str, Any]) -> bool:
+def learns_small(tree: Tree) -> bool:
     """Tell whether all groups of a tree host a model that a package carries, as it is or after a warm start."""
     models = [str((group or {}).get("model", "tiny")) for group in (tree.get("groups") or {}).values()]
     return bool(models) and all(origin_of(model) in PACKAGES for model in models)
@@ -221,7 +218,7 @@ def origin_of(model: str) -> str:
     return str(origin)
 
 
-def small_settings(preset: str = "shared") -> dict[str, Any]:
+def small_settings(preset: str = "shared") -> Tree:
     """Return the settings of such a model, learning and generating at the precision that this processor multiplies faster."""
     faster = {"precision": "bfloat16"} if has_bfloat16() else {}
     own = merge(SMALL, {"policies": {"*": {"learning": faster}}, "groups": {"*": faster}})
@@ -243,7 +240,7 @@ def has_gpu() -> bool:
     return Path("/proc/driver/nvidia/version").exists()
 
 
-def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def settings(name: str, given: Tree) -> Tree:
     """What a preset learns with, under what is given; another algorithm brings its own settings."""
     env = (given.get("env") or {}).get("id", "mask-hotpotqa")
     name, paper = parts(name)
@@ -258,7 +255,7 @@ def settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return without_algorithm(own) if any("algorithm" in p for p in policies) else own
 
 
-def without_algorithm(own: dict[str, Any]) -> dict[str, Any]:
+def without_algorithm(own: Tree) -> Tree:
     """Settings less those of their algorithm."""
     everyone = {k: v for k, v in own["policies"]["*"].items() if k not in ("algorithm", "reference")}
     return {**own, "policies": {"*": everyone}}
@@ -269,7 +266,7 @@ def _another(algorithm: object, mine: str) -> bool:
     return (algorithm.get("name", mine) if isinstance(algorithm, Mapping) else algorithm or mine) != mine
 
 
-def note(name: str, given: Mapping[str, Any]) -> str:
+def note(name: str, given: Tree) -> str:
     """What `--dry-run` and the console say about a preset's settings."""
     mapping, paper = parts(name)
     if paper:

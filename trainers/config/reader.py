@@ -10,15 +10,21 @@ import dataclasses
 import numbers
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import yaml
 
 from ...agents.basics.hints import nearest
+from ...agents.basics.json_types import JsonObject
 from .choices import OutOfRange, Settings, check_ranges, hints_of
 
+T = TypeVar("T")
+Tree: TypeAlias = JsonObject
+"""Settings as YAML has them: section -> key -> value. `build` checks them."""
+FREE = (object, Any)
+"""Hints of what is passed on as it is."""
 GIVEN = "given from Python: "
 """What config.yaml says in place of an object that cannot be written."""
 
@@ -37,7 +43,7 @@ class Switch(str):
 class _Loader(yaml.SafeLoader):
     """YAML's plain data, its scalars as YAML 1.2 reads them: `1e-5` is a number, and a date or `1:30` is text."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         """The keys and values of a mapping. PyYAML would take the last of two equal keys, and say nothing."""
@@ -78,12 +84,13 @@ for _tag, _pattern, _first in (
 _Loader.add_constructor("!switch", lambda loader, node: Switch(node.value))
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str) -> object:
     """The data in a YAML text; raises `yaml.YAMLError`."""
-    return yaml.load(text, _Loader)
+    data: object = yaml.load(text, _Loader)
+    return data
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
+def read_yaml(path: str | Path) -> Tree:
     """A YAML file as a tree."""
     try:
         tree = parse_yaml(Path(path).read_text(encoding="utf-8"))
@@ -102,9 +109,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return tree or {}
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, object], over: Mapping[str, object]) -> Tree:
     """`over` laid on `base`, key by key."""
-    merged = dict(base)
+    merged: Tree = dict(base)
     for key, value in over.items():
         old = merged.get(key)
         both = isinstance(old, Mapping) and isinstance(value, Mapping)
@@ -112,21 +119,22 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def override(tree: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:
+def override(tree: Mapping[str, object], assignments: list[str]) -> Tree:
     """`a.b=c` assignments laid on a tree; values are read as YAML (`1e-4` and `true` mean what they say)."""
-    merged = dict(tree)
+    merged: Tree = dict(tree)
     for text in assignments:
         key, equals, raw = text.partition("=")
         if not equals or not all(key.split(".")):
             raise ConfigError(f"{text!r}: overrides look like a.b=c")
         try:
-            value: Any = parse_yaml(raw) if raw else ""
+            value = parse_yaml(raw) if raw else ""
         except yaml.YAMLError as error:
             raise ConfigError(
                 f"{key}: {raw!r} is no YAML value ({getattr(error, 'problem', error)}); put text in quotes"
             ) from error
         for name in reversed(key.split(".")):
             value = {name: value}
+        assert isinstance(value, dict)
         merged = merge(merged, value)
     return merged
 
@@ -134,21 +142,22 @@ def override(tree: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:
 # trees to settings ---------------------------------------------------------------------------------------
 
 
-def build(kind: type[Any], tree: Any, path: str = "") -> Any:
+def build(kind: type[T], tree: object, path: str = "") -> T:
     """A dataclass out of a mapping, checked key by key."""
     if isinstance(tree, kind):
         return tree
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path or 'config'}: expected keys of {kind.__name__}, got {tree!r:.60}")
-    hints = {f.name: hints_of(kind).get(f.name, Any) for f in dataclasses.fields(kind)}
-    values: dict[str, Any] = {}
+    hints = {f.name: hints_of(kind).get(f.name, object) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, object] = {}
     for key, value in tree.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in hints:
             raise ConfigError(f"{where}: unknown key; {_where_else(str(key), hints)}")
         values[key] = read(hints[key], value, where)
     try:
-        settings = kind(**values)
+        make: Callable[..., T] = kind
+        settings = make(**values)
         check_ranges(settings)
     except OutOfRange as error:
         key = error.name.rpartition(".")[2]
@@ -161,7 +170,7 @@ def build(kind: type[Any], tree: Any, path: str = "") -> Any:
     return settings
 
 
-def _where_else(key: str, hints: Mapping[str, Any]) -> str:
+def _where_else(key: str, hints: Mapping[str, object]) -> str:
     """The key that may have been meant: one of this name a level further down, or a similar one."""
     for name, hint in hints.items():
         below = get_args(hint)[1] if get_origin(hint) is dict else hint
@@ -170,11 +179,11 @@ def _where_else(key: str, hints: Mapping[str, Any]) -> str:
     return nearest(key, sorted(hints), "its keys are")
 
 
-def read(hint: Any, value: Any, where: str) -> Any:
+def read(hint: object, value: object, where: str) -> object:
     """A value checked against a type hint."""
     value = as_meant(value, hint)
     origin, args = get_origin(hint), get_args(hint)
-    if hint is Any:
+    if hint in FREE:
         return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
@@ -205,7 +214,7 @@ def read(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _one_of(options: list[Any], value: Any, where: str) -> Any:
+def _one_of(options: list[object], value: object, where: str) -> object:
     errors = []
     for option in options:
         try:
@@ -215,9 +224,9 @@ def _one_of(options: list[Any], value: Any, where: str) -> Any:
     raise errors[-1]
 
 
-def as_meant(value: Any, hint: Any) -> Any:
+def as_meant(value: object, hint: object) -> object:
     """A value as a field of this kind means it; one that does not fit comes back as it is."""
-    if hint is Any:
+    if hint in FREE:
         return _switched(value)
     kinds = set(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else {hint}
     if isinstance(value, bool | str):
@@ -229,7 +238,7 @@ def as_meant(value: Any, hint: Any) -> Any:
     return str(value) if isinstance(value, PurePath) and str in kinds else value
 
 
-def _word(value: bool | str, kinds: set[Any]) -> Any:
+def _word(value: bool | str, kinds: set[object]) -> object:
     """A word or a switch as one of these kinds means it: a choice, true or false, nothing, or a number."""
     choices = {choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)}
     if (isinstance(value, str) and value in choices) or str in kinds:
@@ -247,11 +256,11 @@ def _word(value: bool | str, kinds: set[Any]) -> Any:
     return value
 
 
-def _switched(value: Any) -> Any:
+def _switched(value: object) -> object:
     """Plain data for code of others, to which an unquoted `off` is false."""
     if type(value) is dict:
         return {k: _switched(v) for k, v in value.items()}
-    if type(value) in (list, tuple):
+    if type(value) is list or type(value) is tuple:
         return type(value)(_switched(v) for v in value)
     return SWITCHES[value.lower()] if isinstance(value, Switch) else value
 
@@ -259,21 +268,29 @@ def _switched(value: Any) -> Any:
 # settings to text ----------------------------------------------------------------------------------------
 
 
-def to_dict(settings: Any) -> Any:
+def to_dict(settings: Settings | Mapping[str, object]) -> Tree:
     """The tree as plain mappings; objects that were given from Python stay what they are."""
     if isinstance(settings, Settings):
-        return {f.name: to_dict(getattr(settings, f.name)) for f in dataclasses.fields(settings)}  # type: ignore[arg-type]
-    if type(settings) is dict:
-        return {k: to_dict(v) for k, v in settings.items()}
-    return settings
+        return {f.name: _plain(getattr(settings, f.name)) for f in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    return {key: _plain(value) for key, value in settings.items()}
 
 
-def written(value: Any) -> Any:
+def _plain(value: object) -> object:
+    if isinstance(value, Settings):
+        return to_dict(value)
+    return {k: _plain(v) for k, v in value.items()} if type(value) is dict else value
+
+
+def written(tree: Mapping[str, object]) -> Tree:
     """A tree as YAML can hold it; in place of an object, the words that it was given from Python."""
+    return {str(key): _written(value) for key, value in tree.items()}
+
+
+def _written(value: object) -> object:
     if isinstance(value, Mapping):
-        return {str(k): written(v) for k, v in value.items()}
+        return written(value)
     if isinstance(value, list | tuple):
-        return [written(v) for v in value]
+        return [_written(v) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, PurePath):
@@ -283,13 +300,13 @@ def written(value: Any) -> Any:
     return f"{GIVEN}{kind}" + (f" {name}" if isinstance(name, str) and name else "")
 
 
-def dump(settings: Any) -> str:
+def dump(settings: Settings | Mapping[str, object]) -> str:
     """The tree as YAML; reading it back gives the same settings."""
     tree = written(to_dict(settings))
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
     """Every value of a tree under its whole key; what is empty is left out."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...agents.engines.engine import ENGINES
 from ...agents.engines.vllm.vllm_setup import base_options, check_group_options, check_version, installed
@@ -27,7 +26,7 @@ from ..recipes import make_recipe
 from .choices import hints_of
 from .group_settings import Learning
 from .presets import preset, settings
-from .reader import GIVEN, as_meant, leaves, read
+from .reader import GIVEN, Tree, as_meant, leaves, read
 from .schema import ConfigError, EnvConfig, GroupConfig, RunConfig, build, merge, override, read_yaml, to_dict
 
 
@@ -47,9 +46,7 @@ def resolve(
     return settled(tree)
 
 
-def asked(
-    id: str | None, file: str | Path | None, overrides: Sequence[str], **fields: object
-) -> dict[str, Any]:
+def asked(id: str | None, file: str | Path | None, overrides: Sequence[str], **fields: object) -> Tree:
     """What is given alone, as a tree."""
     tree = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
     for text in overrides:  # a file's environment may be replaced; two on one line are a mistake
@@ -61,13 +58,12 @@ def asked(
 
 def named_imports(targets: object) -> tuple[str, ...]:
     """What `imports` names: modules, and files by their whole path, so that a run goes on from anywhere."""
-    names: tuple[str, ...] = read(
-        tuple[str, ...], (targets,) if isinstance(targets, str) else targets, "imports"
-    )
+    names = read(tuple[str, ...], (targets,) if isinstance(targets, str) else targets, "imports")
+    assert isinstance(names, tuple)
     return tuple(str(Path(name).resolve()) if name.endswith(".py") else name for name in names)
 
 
-def load_imports(tree: Mapping[str, Any]) -> None:
+def load_imports(tree: Tree) -> None:
     """Import code of one's own before anything of it is looked up."""
     for name in tree.get("imports") or ():
         try:
@@ -78,7 +74,7 @@ def load_imports(tree: Mapping[str, Any]) -> None:
             ) from error
 
 
-def settled(tree: dict[str, Any]) -> RunConfig:
+def settled(tree: Tree) -> RunConfig:
     """A whole tree as a config that can run."""
     for section, alone in (("groups", "main"), ("policies", "team")):
         tree = spread(tree, section, alone)
@@ -100,28 +96,28 @@ def meant(config: RunConfig) -> RunConfig:
     return replace(config, policies=policies, env=replace(config.env, args=workflow_arguments(config.env)))
 
 
-def algorithm_named(policy: object) -> Any:
+def algorithm_named(policy: object) -> object:
     """A policy's tree with `algorithm: grpo`, which is short for `algorithm: {name: grpo}`, written out."""
     if isinstance(policy, Mapping) and isinstance(policy.get("algorithm"), str):
         return {**policy, "algorithm": {"name": policy["algorithm"]}}
     return policy
 
 
-def algorithm_settings(policy: str, given: Mapping[str, object]) -> dict[str, Any]:
+def algorithm_settings(policy: str, given: Mapping[str, object]) -> Tree:
     """An algorithm's name and settings, as its fields mean them."""
     settings = {"name": "ppo", **given}
     try:
         hints = hints_of(find_algorithm(str(settings["name"])))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"policies.{policy}.algorithm: {error}") from error
-    return {key: as_meant(value, hints.get(key, Any)) for key, value in settings.items()}
+    return {key: as_meant(value, hints.get(key, object)) for key, value in settings.items()}
 
 
-def workflow_arguments(env: EnvConfig) -> dict[str, Any]:
+def workflow_arguments(env: EnvConfig) -> Tree:
     """The workflow's own arguments, as it annotates them; it is made with them once, so that they are known to fit."""
     workflow = spec(env.id)
     hints = argument_hints(target(workflow.workflow))
-    args = {key: as_meant(value, hints.get(key, Any)) for key, value in env.args.items()}
+    args = {key: as_meant(value, hints.get(key, object)) for key, value in env.args.items()}
     try:
         workflow.make_workflow(**args)
     except (TypeError, ValueError) as error:
@@ -175,7 +171,7 @@ def with_horizons(config: RunConfig) -> RunConfig:
     )
 
 
-def over_preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
+def over_preset(name: str, given: Tree) -> Tree:
     """The preset for the roles of the environment that is given, and what it learns with, under what is given."""
     given = merge(settings(name, given), given)
     env = build(EnvConfig, given.get("env") or {}, "env")
@@ -183,7 +179,7 @@ def over_preset(name: str, given: dict[str, Any]) -> dict[str, Any]:
     return merge(preset(name, [role.name for role in workflow.roles]), given)
 
 
-def spread(tree: dict[str, Any], section: str, alone: str) -> dict[str, Any]:
+def spread(tree: Tree, section: str, alone: str) -> Tree:
     """The tree with a section's "*" laid under every one there; by itself, it is that of the default one."""
     entries = tree.get(section)
     if not isinstance(entries, Mapping) or "*" not in entries:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from ...agents.model_settings import ModelSettings
 from ...envs.core.tasks import DataSet
@@ -18,6 +18,7 @@ from ..controller.counterfactual import Counterfactual
 from .choices import Amount, Count, Positive, Range, Settings, Whole
 from .group_settings import Adapter, Learning, Sampling
 from .reader import ConfigError as ConfigError
+from .reader import Tree
 from .reader import build as build
 from .reader import dump as dump
 from .reader import merge as merge
@@ -39,20 +40,20 @@ class EnvConfig(Settings):
     """Part of the data set that is trained on."""
     size: Count | None = None
     """Number of tasks to generate in the mini world. null: its default (2,048 for training)."""
-    reward: Any = "default"
+    reward: object = "default"
     """Reward: "default", one rule or a list of rules, by registered name or as module:name. null: no reward."""
-    rules: tuple[Any, ...] = ()
+    rules: tuple[object, ...] = ()
     """Further rules, which reward wrappers attach."""
-    tasks: Any = None
+    tasks: object = None
     """Tasks given from Python as rows. Then `data` and `split` do not count, and validation plays these tasks too."""
-    tools: dict[str, Any] = field(default_factory=dict)
+    tools: dict[str, object] = field(default_factory=dict)
     """Tools given from Python, by name. They replace the environment's."""
-    budget: dict[str, Any] | None = None
+    budget: dict[str, object] | None = None
     """Limits of an episode: requests, tokens, seconds. null: the environment's own."""
-    prompts: Any = None
+    prompts: object = None
     """Prompt set (docs/prompts.md): full, few-shot, short, a mapping from role to text, or a file. null: short if all models are
     tiny, else full."""
-    args: dict[str, Any] = field(default_factory=dict)
+    args: Tree = field(default_factory=dict)
     """Arguments of the workflow itself, such as max_turns."""
 
 
@@ -91,7 +92,7 @@ class GroupConfig(Settings):
     replicas: Count = 1
     """Number of engines with the same weights. A router sends requests with a common prefix to the same engine (docs/scale.md). Each
     engine takes `slots` requests, and on GPUs a GPU of its own. On device cuda:K they take GPUs K, K + 1 …"""
-    engine_options: dict[str, Any] = field(default_factory=dict)
+    engine_options: Tree = field(default_factory=dict)
     """Arguments of vLLM's engine: gpu_memory_utilization, tensor_parallel_size, enforce_eager …"""
 
     def __post_init__(self) -> None:
@@ -110,7 +111,7 @@ class PolicyConfig(Settings):
     """Name of the model group that hosts this policy."""
     frozen: bool = False
     """Flag: the policy plays and does not learn."""
-    algorithm: dict[str, Any] = field(default_factory=lambda: {"name": "ppo"})
+    algorithm: Tree = field(default_factory=lambda: {"name": "ppo"})
     """Algorithm: its `name` and its own settings (docs/algorithms.md). The name alone is enough: algorithm: grpo."""
     learning: Learning = Learning()
     """Optimizer and precision of training."""
@@ -129,7 +130,7 @@ class PolicyConfig(Settings):
     """Name of a model to begin from. Empty: the group's model."""
     sampling: Sampling = Sampling(max_tokens=64)
     """Sampling while episodes are collected. Its `max_tokens` is 64 here."""
-    credit: dict[str, Any] = field(default_factory=dict)
+    credit: Tree = field(default_factory=dict)
     """Credit transforms by role (docs/algorithms.md): mixing of team and local rewards, shaping, tree credit."""
 
 
@@ -185,7 +186,7 @@ class RayConfig(Settings):
     address: str = ""
     """Address of a cluster: HOST:6379, ray://HOST:10001 … Empty: the address in RAY_ADDRESS, else a Ray that runs on this machine,
     else a new one. local: a new one."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Tree = field(default_factory=dict)
     """Further arguments of `ray.init`: namespace, runtime_env, num_cpus …"""
     strategy: Literal["", "pack", "spread", "strict_pack", "strict_spread"] = ""
     """Placement of the groups on the nodes, by a placement group of Ray. Ranks and further replicas are outside of it. Empty: wherever
@@ -214,7 +215,7 @@ class RunConfig(Settings):
     """Counterfactual credit by role, or for "*" (docs/trees-and-recipes.md)."""
     recipe: str = "default"
     """Order of the parts of a step: default, or another registered recipe."""
-    recipe_args: dict[str, Any] = field(default_factory=dict)
+    recipe_args: Tree = field(default_factory=dict)
     """Fields of the recipe."""
     steps: Count = 60
     """Number of training steps: collect, update, publish."""

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...agents.answers import DecisionId
 from ...agents.basics.threads import together
@@ -21,6 +21,10 @@ from .reporting.idle import Idle
 from .reporting.progress import Progress
 from .reporting.watchdog import Watchdog
 from .statistics.table import Signal, ValueSummary
+
+if TYPE_CHECKING:
+    from ..group.sample_store import SampleRow
+
 
 T = TypeVar("T")
 
@@ -144,7 +148,7 @@ class HostedGroups:
         for group, sizes in zip(sleepers, held, strict=True):
             self.figures |= {f"memory/{group}/{name}/{kind}": size / 2**20 for kind, size in sizes.items()}
 
-    async def _in_turn(self, group: str, work: Coroutine[Any, Any, T]) -> T:
+    async def _in_turn(self, group: str, work: Coroutine[object, None, T]) -> T:
         """Let the groups of a pool work one after the other, and others at once."""
         pool = self.plan.config.groups[group].pool
         if not pool:
@@ -160,7 +164,7 @@ class HostedGroups:
                 kinds = ("replicas", "replicas_lost", "requests_moved", "routed_tokens", "routed_tokens_held")
                 self.figures |= {f"engine/{policy}/{kind}": float(counts[kind]) for kind in kinds}
 
-    async def _publish(self, *published: Coroutine[Any, Any, dict[str, int]]) -> None:
+    async def _publish(self, *published: Coroutine[object, None, dict[str, int]]) -> None:
         for versions in await together(*published):
             self.versions |= versions
 
@@ -172,9 +176,7 @@ class HostedGroups:
         """Discard an episode's samples everywhere."""
         await together(*(group.drop(episode, cause) for group in self.members.values()))
 
-    async def records(
-        self, policy: str, ids: list[DecisionId], signals: list[Signal]
-    ) -> list[dict[str, Any]]:
+    async def records(self, policy: str, ids: list[DecisionId], signals: list[Signal]) -> list[SampleRow]:
         """Return what was sampled for these decisions, token by token."""
         return await self.of(policy).records(ids, policy, self.plan.algorithms[policy], signals)
 

@@ -23,13 +23,17 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from ...agents.basics.json_types import JsonView
 from ...agents.basics.manifest import MANIFEST, Damaged, check, manifest
 
 _UNFINISHED = ".writing-"
 _REPLACED = ".replaced"
 _DAMAGED = ".damaged"
+
+Saved: TypeAlias = JsonView
+"""State of one part as a checkpoint holds it: plain data and tensors by name, as its `state_dict` gave them."""
 
 
 class CheckpointError(Damaged):

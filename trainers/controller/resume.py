@@ -12,12 +12,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from ...agents.basics.manifest import Damaged, read_signed
-from ..config.reader import ConfigError, build, leaves, merge, parse_yaml, to_dict, written
+from ..config.reader import ConfigError, Tree, build, leaves, merge, parse_yaml, to_dict, written
 from ..config.resolve import asked, load_imports, optimizer_steps, settled
 from ..config.schema import RunConfig
 from . import checkpoint
@@ -88,7 +87,7 @@ def read_config(directory: str | Path) -> RunConfig:
     return config
 
 
-def follow_length(tree: dict[str, Any]) -> dict[str, Any]:
+def follow_length(tree: Tree) -> Tree:
     """A falling learning rate that falls over the whole run does so again if the run gets longer."""
     whole = optimizer_steps(tree["steps"], tree["epochs"], tree["minibatches"])
     for policy in tree["policies"].values():

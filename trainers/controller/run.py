@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from ...agents.basics.failures import GroupLost
 from ...agents.basics.hints import counted
@@ -28,7 +28,7 @@ from ...envs.core.arena import Arena
 from ...envs.core.drivers import EnvLike, run_sync
 from ...envs.core.trace import Trace, write, write_lines
 from ...rewards.monitors import Watch
-from ..algorithms import Algorithm
+from ..algorithms.algorithm import Algorithm, State
 from ..config.group_settings import GroupSpec
 from ..config.plan import described, env_of, make_arenas, placed, plan
 from ..config.resolve import fresh_directory, resolve
@@ -42,7 +42,7 @@ from .interrupt import Interrupts
 from .overlap.fitting import check_overlap
 from .overlap.replay import Recording, Replay
 from .overlap.stream import Stream
-from .reporting.loggers import Logbook, rows_of
+from .reporting.loggers import BookMark, BookRow, Logbook, rows_of
 from .reporting.progress import Progress
 from .reporting.timeline import Timeline
 from .reporting.watchdog import Watchdog
@@ -64,7 +64,7 @@ class Run:
         *,
         resume: bool = False,
         changes: Sequence[str] = (),
-        losses: Sequence[Mapping[str, Any]] = (),
+        losses: Sequence[BookRow] = (),
         recording: Recording | None = None,
     ) -> None:
         self.config, self.dir, self.changes, self.losses = config, Path(directory), changes, losses
@@ -72,7 +72,7 @@ class Run:
         self.arena, self.validation = make_arenas(config)
         self.plan = plan(config, self.arena)
         self.step = 0
-        self.state: dict[str, dict[str, Any]] = defaultdict(dict)  # the algorithms', kept in checkpoints
+        self.state: dict[str, State] = defaultdict(dict)  # the algorithms', kept in checkpoints
         self.cursor = Cursor(list(self.arena.task_ids), config.seed)
         self.on_trace: Callable[[Trace], None] | None = None
         self.watch, self.watchdog, self.progress = Watch(), Watchdog(config.watchdog), Progress()
@@ -276,11 +276,10 @@ class Run:
         write(traces, self.dir / "traces" / f"train-{self.step:06d}.jsonl.zst")
         path = self.dir / "samples" / f"train-{self.step:06d}.jsonl.zst"
         path.parent.mkdir(exist_ok=True)
-        records: list[dict[str, Any]] = []
-        for policy in self.algorithms:
-            ids = [row.id for row in table.rows if row.trainable and row.policy == policy]
-            records += await self.hosts.records(policy, ids, signals.get(policy, []))
-        write_lines(records, path)
+        rows = [row for row in table.rows if row.trainable]
+        own = {policy: [row.id for row in rows if row.policy == policy] for policy in self.algorithms}
+        kept = [await self.hosts.records(policy, ids, signals.get(policy, [])) for policy, ids in own.items()]
+        write_lines((record for records in kept for record in records), path)
 
     async def export(self) -> None:
         """Every trained policy as a Hugging Face directory: `run:DIR` plays them."""
@@ -320,7 +319,7 @@ class Run:
         best = sorted(standing, key=lambda name: (-scores[name], name))[:kept]
         checkpoint.prune(root, self.config.checkpoints, best)
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, object]:
         """The controller's own, as plain data."""
         return {
             "step": self.step, "cursor": self.cursor.state_dict(),
@@ -328,14 +327,14 @@ class Run:
             "data": self.arena.data.fingerprint, "book": self.book.mark(),
         }  # fmt: skip
 
-    async def _load(self, folder: Path) -> Mapping[str, Any]:
+    async def _load(self, folder: Path) -> BookMark:
         """Go on from a checkpoint. -> the mark of the book as it was then."""
         with checkpoint.reading(folder / "controller.json") as state:
             self.step = self._saved = state["step"]
             self.stops.load_state_dict(state)
             self.cursor.load_state_dict(state["cursor"])
             self.watch.load_state_dict(state["watch"])
-            mark: Mapping[str, Any] = state["book"]
+            mark: BookMark = state["book"]
             data, begun_with = self.arena.data, state["data"]
         if data.fingerprint != begun_with:
             raise ConfigError(
@@ -360,7 +359,7 @@ class Run:
         return mark
 
     @property
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[BookRow]:
         """The rows of metrics.jsonl; a last line that a kill tore is left out."""
         path = self.dir / "metrics.jsonl"
         return rows_of(path) if path.exists() else []

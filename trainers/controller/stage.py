@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from ..algorithms.algorithm import State
 
 if TYPE_CHECKING:
     from ...agents.team import BoundTeam
@@ -48,7 +50,7 @@ class Stage(Protocol):
     def stream(self) -> Batches | None:
         """Episodes that are played beside the updates; None: each step plays its own."""
 
-    state: dict[str, dict[str, Any]]
+    state: dict[str, State]
     """State that algorithms keep from step to step, by policy."""
     stops: StopRules
     on_trace: Callable[[Trace], None] | None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ...agents.answers import DecisionId
 from ...agents.basics.hints import say_once
@@ -43,7 +43,7 @@ class Default:
     def check(self, run: Stage) -> None:
         """Raise what does not fit the run's environment and map, before anything is loaded."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return what the recipe keeps from step to step, as plain JSON for a checkpoint."""
         return {}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 from ...agents.basics.hints import counted
 from ..config.schema import RunConfig
+from .checkpoint import Saved
 
 
 class Stopped(RuntimeError):
@@ -50,11 +50,11 @@ class StopRules:
                 f"policy {policy!r}: {sentence} (for {counted(self.config.patience, 'step')}; starved=false goes on)"
             )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the counts so far, as plain JSON for a checkpoint."""
         return {"empty": self._empty, "starved": dict(self._times), "last_cause": self.cause}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Saved) -> None:
         """Go on from what `state_dict` gave."""
         self._empty, self.cause = state["empty"], state["last_cause"]
         self._times = defaultdict(int, state["starved"])

@@ -17,12 +17,17 @@ import itertools
 import pickle
 import platform
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...agents.basics.failures import GroupLost
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+    from .sample_store import Sample
 
 Parcel = list[tuple[int, bytes]]
 """Calls of one tick, each packed by itself, so that one that cannot travel harms no other: ticket, (method, arguments)."""
@@ -33,14 +38,14 @@ Batch = list[tuple[int, bytes]]
 class ActorLink:
     """The controller's end: `await link.ask("generate", policy, call)`. It belongs to one event loop."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: ActorHandle) -> None:
         self.actor, self.loop, self.name = actor, asyncio.get_running_loop(), uuid.uuid4().hex
         self.tickets, self.parcels = itertools.count(), itertools.count()
         self.outbox: Parcel = []
-        self.open: dict[int, asyncio.Future[Any]] = {}
+        self.open: dict[int, asyncio.Future[object]] = {}
         self.reader: asyncio.Task[None] | None = None
 
-    async def ask(self, method: str, *arguments: Any) -> Any:
+    async def ask(self, method: str, *arguments: object) -> Any:
         """Return the actor's answer, or raise the very exception that was raised there."""
         ticket = self.tell(method, *arguments)
         answer = self.open[ticket] = self.loop.create_future()
@@ -51,7 +56,7 @@ class ActorLink:
         finally:
             del self.open[ticket]
 
-    def tell(self, method: str, *arguments: Any) -> int:
+    def tell(self, method: str, *arguments: object) -> int:
         """Put a call into the parcel of this tick. Return its ticket; nobody needs to wait for the answer."""
         try:
             packed = pickle.dumps((method, arguments), protocol=5)
@@ -82,7 +87,7 @@ class ActorLink:
                     answer.set_exception(error)
 
 
-def settle(answer: asyncio.Future[Any], packed: bytes) -> None:
+def settle(answer: asyncio.Future[object], packed: bytes) -> None:
     """Give a caller the value or the exception."""
     try:
         success, value = pickle.loads(packed)
@@ -98,10 +103,10 @@ def settle(answer: asyncio.Future[Any], packed: bytes) -> None:
 class ActorPeer:
     """Way from one group's actor to another's: samples travel between the two, and never through the controller."""
 
-    actor: Any
+    actor: ActorHandle
     name: str
 
-    async def admit(self, samples: Any) -> None:
+    async def admit(self, samples: Sequence[Sample]) -> None:
         """Send samples. Errors there are raised here; an actor that is gone has a name."""
         from ray.exceptions import RayActorError, RayTaskError
 
@@ -128,7 +133,7 @@ class LinkEnd:
 class GroupActor:
     """The actor's end: a group, asked through links. It is built inside the actor."""
 
-    def __init__(self, kind: Callable[..., Any], *arguments: Any) -> None:
+    def __init__(self, kind: Callable[..., Any], *arguments: object) -> None:
         self.obstacle: Exception | None = None
         try:
             self.group = kind(*arguments)
@@ -163,7 +168,7 @@ class GroupActor:
         channel.filled.clear()
         return batch
 
-    async def receive(self, samples: Any) -> None:
+    async def receive(self, samples: Sequence[Sample]) -> None:
         """Take in samples that another group's actor sends."""
         await self.group.admit(samples)
 

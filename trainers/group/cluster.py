@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..config.group_settings import GroupSpec, sharded
 from ..config.schema import ConfigError, RayConfig
@@ -22,6 +22,9 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 
 SETTINGS = 4
 """Kind of the frame with which a server answers it."""
 
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
 
 def connect(settings: RayConfig) -> None:
     """Join the cluster of `address`, of RAY_ADDRESS, or of this machine (`ray start --head`). Else, and with the address
@@ -33,7 +36,7 @@ def connect(settings: RayConfig) -> None:
         return
     address = settings.address or os.environ.get("RAY_ADDRESS", "")
     options = {"log_to_driver": False, **settings.options}
-    here: dict[str, Any] = {
+    here: dict[str, object] = {
         "include_dashboard": False,
         "object_store_memory": OBJECT_STORE,
         "_system_config": {"worker_niceness": 0},  # groups are the main work here, not background work
@@ -126,7 +129,7 @@ def nodes() -> str:
     )
 
 
-async def reserve(specs: Mapping[str, GroupSpec], settings: RayConfig) -> Any:
+async def reserve(specs: Mapping[str, GroupSpec], settings: RayConfig) -> PlacementGroup | None:
     """Reserve a bundle for each group, by the strategy. Return the placement group, or None where none is asked for."""
     if not settings.strategy:
         return None
@@ -147,7 +150,7 @@ async def reserve(specs: Mapping[str, GroupSpec], settings: RayConfig) -> Any:
     return group
 
 
-def placement(reserved: Any, index: int) -> dict[str, Any]:
+def placement(reserved: PlacementGroup | None, index: int) -> dict[str, object]:
     """Options that put an actor, and the actors that it makes, into its bundle."""
     if reserved is None:
         return {}
@@ -158,7 +161,7 @@ def placement(reserved: Any, index: int) -> dict[str, Any]:
     }
 
 
-def release(reserved: Any) -> None:
+def release(reserved: PlacementGroup | None) -> None:
     """Give the bundles back."""
     if reserved is not None:
         from ray.util import remove_placement_group

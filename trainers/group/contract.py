@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from ...agents.answers import Answer, DecisionId
 from ...agents.policies import Call
@@ -17,7 +17,25 @@ from ..controller.statistics.table import Signal, ValueSummary
 
 if TYPE_CHECKING:
     from ...agents.model.decoder import Decoder
-    from .sample_store import Sample
+    from .sample_store import Sample, SampleRow
+
+
+class GroupReport(TypedDict, total=False):
+    """Report of a group on itself."""
+
+    samples: dict[str, int]
+    """Counts by state and by cause."""
+    engines: dict[str, dict[str, int]]
+    """Counters of the engine of each policy."""
+    at: float
+    """Time of the report."""
+    versions: dict[str, int]
+    vocabulary: str
+    """Hash of the tokenizer's words."""
+    parameters: dict[str, int]
+    """Number of parameters of each policy."""
+    ranks: list[dict[str, int]]
+    """Memory of each rank, in a group of many."""
 
 
 class Peer(Protocol):
@@ -63,7 +81,7 @@ class Group(Protocol):
 
     async def records(
         self, ids: Sequence[DecisionId], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
-    ) -> list[dict[str, Any]]:
+    ) -> list[SampleRow]:
         """Return what the run keeps of samples, token by token, as plain data."""
         ...
 
@@ -124,7 +142,7 @@ class Group(Protocol):
         """Load the parameters of an exported policy. `publish` gives them to the engine."""
         ...
 
-    async def report(self) -> dict[str, Any]:
+    async def report(self) -> GroupReport:
         """Return samples by state and cause, the engine's counters, versions, sizes, and the vocabulary's
         hash.
         """

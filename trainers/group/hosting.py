@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +34,7 @@ from ...agents.model.llama import Llama
 from ...agents.model.shape import UnsupportedArchitecture
 from ...agents.model.weights import count_parameters, load_decoder, load_tokenizer, save_adapter, save_model
 from ...agents.policies import Call
+from ...agents.text.tokenizing import Tokenizer
 from ..config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, sharded
 from ..controller import checkpoint
 from .contract import PolicyLearner
@@ -88,7 +88,7 @@ class Hosted:
             self.engine.close()
 
 
-def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Any]:
+def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Tokenizer]:
     """Load the base and build every policy of a group. Return the policies by name, and the tokenizer that
     they share. Without `learn` their learners live elsewhere.
     """
@@ -123,7 +123,7 @@ def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Any]:
     return hosted, tokenizer
 
 
-def write_policy(policy: Parameters, model: Decoder, path: Path, tokenizer: object) -> Path:
+def write_policy(policy: Parameters, model: Decoder, path: Path, tokenizer: Tokenizer) -> Path:
     """Write the folder of a policy, whose tensors `model` holds."""
     with checkpoint.writing(path) as folder:
         if policy.adapter is not None:
@@ -153,7 +153,7 @@ def learning_parameters(spec: GroupSpec, names: Sequence[str]) -> list[Parameter
 
 
 @lru_cache(maxsize=8)
-def vocabulary(tokenizer: Any) -> str:
+def vocabulary(tokenizer: Tokenizer) -> str:
     """Hash of the words that the tokenizer's ids stand for."""
     words = json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -262,7 +262,7 @@ def _load(key: str, model: str, auto: bool = False) -> Decoder:
         raise UnsupportedArchitecture(f"{key}: {error}") from error
 
 
-def _engine(spec: GroupSpec, first: Hosted, tokenizer: Any) -> Engine:
+def _engine(spec: GroupSpec, first: Hosted, tokenizer: Tokenizer) -> Engine:
     """Build the engine for `first`, and for all adapters if `first` is an adapter."""
     adapters = {}
     if first.parameters.adapter is not None:
@@ -284,7 +284,7 @@ def _engine(spec: GroupSpec, first: Hosted, tokenizer: Any) -> Engine:
     return engine
 
 
-def _speaker(policy: Hosted, engine: Engine, tokenizer: Any) -> LLMPolicy:
+def _speaker(policy: Hosted, engine: Engine, tokenizer: Tokenizer) -> LLMPolicy:
     """Build the policy that generates text. A tokenizer that cannot render a chat is refused."""
     s = policy.spec.sampling
     sampling = SamplingParams(

@@ -25,28 +25,33 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...agents.answers import Answer, DecisionId
 from ...agents.basics.hints import nearest
 from ...agents.basics.machine import give_back
 from ...agents.basics.threads import in_thread
+from ...agents.engines.engine import Sleeper
 from ...agents.engines.sampling import SamplingParams
 from ...agents.engines.token_text import thinking_tokens
 from ...agents.policies import Call
 from ...agents.text.control_tokens import plain_of
+from ...agents.text.tokenizing import Tokenizer
 from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec
 from ..controller import checkpoint
+from ..controller.checkpoint import Saved
 from ..controller.statistics.table import Signal, ValueSummary
 from . import shared_device
-from .contract import Peer
+from .contract import GroupReport, Peer
 from .hosting import Hosted, host, same_shape, sample_of, vocabulary, write_policy
-from .sample_store import Sample, SampleStore
+from .sample_store import Sample, SampleRow, SampleStore
 from .targets import Discount, records, summaries
 from .update import Learner
 
@@ -76,7 +81,7 @@ class ModelGroup:
         self._open = asyncio.Event()
         self._open.set()
 
-    def _host(self, spec: GroupSpec) -> tuple[dict[str, Hosted], Any]:
+    def _host(self, spec: GroupSpec) -> tuple[dict[str, Hosted], Tokenizer]:
         return host(spec)
 
     # -- collecting -----------------------------------------------------------------------------------------------
@@ -91,7 +96,7 @@ class ModelGroup:
         hosted = self._policy(policy)
         sampling = hosted.speaking().sampling
         if temperature is not None:
-            sampling = sampling.but(temperature=temperature)
+            sampling = replace(sampling, temperature=temperature)
         await self._open.wait()
         name = DecisionId(call.episode, call.node)
         task = asyncio.ensure_future(self._answer(hosted, call, sampling, keep))
@@ -115,7 +120,7 @@ class ModelGroup:
                 hosted.speaking().chat.tokenizer, generation.ids, generation.text
             )
             if self.store.put(sample):
-                answer.meta = answer.meta.but(sample=sample.id)
+                answer.meta = replace(answer.meta, sample=sample.id)
         return answer
 
     async def cancel(self, episode: str, node: str | None = None) -> int:
@@ -157,7 +162,7 @@ class ModelGroup:
 
     async def records(
         self, ids: Sequence[DecisionId], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
-    ) -> list[dict[str, Any]]:
+    ) -> list[SampleRow]:
         """Return a policy's samples as plain data for the run's sidecar: text, log-prob and advantage of each
         token.
         """
@@ -178,11 +183,11 @@ class ModelGroup:
         """
         if name not in ("collect", "learn"):
             raise ValueError(f"unknown phase {name!r}: choose collect or learn")
-        engines: dict[int, Any] = {id(hosted.engine): hosted.engine for hosted in self.hosted.values()}
         if name == "learn":
             self._open.clear()
-        for engine in filter(lambda engine: getattr(engine, "sleeps", False), engines.values()):
-            await self._thread(engine.wake if name == "collect" else engine.sleep)
+        for engine in {id(hosted.engine): hosted.engine for hosted in self.hosted.values()}.values():
+            if isinstance(engine, Sleeper) and engine.sleeps:
+                await self._thread(engine.wake if name == "collect" else engine.sleep)
         if name == "collect":
             await self._thread(give_back)
             self._open.set()
@@ -319,7 +324,7 @@ class ModelGroup:
                 folder / "group.json", {"name": self.spec.name, "policies": sorted(self.hosted)}
             )
 
-    def _kept(self, hosted: Hosted) -> dict[str, Any]:
+    def _kept(self, hosted: Hosted) -> dict[str, object]:
         """State of one policy in `policies.pt`."""
         return {
             "parameters": hosted.parameters.state_dict(),
@@ -349,7 +354,7 @@ class ModelGroup:
             torch.set_rng_state(state)
         return {name: hosted.version for name, hosted in self.hosted.items()}
 
-    def _restore(self, path: Path, state: Mapping[str, Any]) -> None:
+    def _restore(self, path: Path, state: Saved) -> None:
         learners = {n: h.learner for n, h in self.hosted.items() if isinstance(h.learner, Learner)}
         for name, hosted in self.hosted.items():
             hosted.version = state[name]["version"]
@@ -372,7 +377,7 @@ class ModelGroup:
         tokenizer = hosted.speaking().chat.tokenizer
         return str(await self._thread(lambda: self._export(hosted, Path(path), tokenizer)))
 
-    def _export(self, hosted: Hosted, path: Path, tokenizer: Any) -> Path:
+    def _export(self, hosted: Hosted, path: Path, tokenizer: Tokenizer) -> Path:
         return write_policy(hosted.parameters, hosted.parameters.model, path, tokenizer)
 
     async def adopt(self, policy: str, path: str | Path) -> None:
@@ -394,7 +399,7 @@ class ModelGroup:
             for ours, theirs in zip(mine.parameters(), same_shape(hosted, path).parameters(), strict=True):
                 ours.copy_(theirs)
 
-    async def report(self) -> dict[str, Any]:
+    async def report(self) -> GroupReport:
         """Samples by state and cause, engine counters, versions."""
         engines = {name: dict(h.engine.counts) for name, h in self.hosted.items() if h.engine}
         return {
@@ -408,9 +413,8 @@ class ModelGroup:
 
     def _forget(self, episode: str) -> None:
         """Remove the engine's memory of the conversations of this episode."""
-        for hosted in self.hosted.values():
-            if hosted.speaker is not None:
-                hosted.speaker.chat.forget(episode)
+        for speaker in filter(None, (hosted.speaker for hosted in self.hosted.values())):
+            speaker.chat.forget(episode)
 
     @property
     def device(self) -> torch.device:
@@ -422,7 +426,7 @@ class ModelGroup:
             raise KeyError(f"group {self.spec.name!r} has no policy {name!r}; {hint}")
         return self.hosted[name]
 
-    def _encode(self, text: str, judge: Hosted, sample: Sample) -> Any:
+    def _encode(self, text: str, judge: Hosted, sample: Sample) -> NDArray[np.int64]:
         """Tokens of a context for the critic. Its beginning is cut off where prompt and reply would be too
         long.
         """

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ...agents.answers import Answer, DecisionId
 from ...agents.basics.failures import GroupLost
@@ -28,17 +28,22 @@ from ..controller.statistics.table import Signal, ValueSummary
 from .actor import ActorLink, ActorPeer, GroupActor, check_versions
 from .cluster import CALLS_AT_ONCE, beside, check_room, connect, placement, release, reserve
 from .contract import METHODS as METHODS
-from .contract import Group, Peer
+from .contract import Group, GroupReport, Peer
 from .model_group import ModelGroup
-from .sample_store import Sample
+from .sample_store import Sample, SampleRow
 
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+
+T = TypeVar("T")
 Runtime = Literal["local", "ray"]
 
 
 class RayGroup:
     """A model group in an actor: each method returns what the group's own returns."""
 
-    def __init__(self, spec: GroupSpec, actor: Any, reserved: Any = None) -> None:
+    def __init__(self, spec: GroupSpec, actor: ActorHandle, reserved: PlacementGroup | None = None) -> None:
         self.spec, self.actor, self.reserved = spec, actor, reserved
         self._link: ActorLink | None = None
 
@@ -49,10 +54,10 @@ class RayGroup:
             self._link = ActorLink(self.actor)
         return self._link
 
-    async def _ask(self, method: str, *arguments: Any) -> Any:
+    async def _ask(self, method: str, *arguments: object) -> Any:
         return await self._lost(self.link.ask(method, *arguments))
 
-    async def _lost(self, answer: Awaitable[Any]) -> Any:
+    async def _lost(self, answer: Awaitable[T]) -> T:
         """Await an answer. An actor that is gone is a failure with a name of its own."""
         from ray.exceptions import RayActorError
 
@@ -101,8 +106,8 @@ class RayGroup:
 
     async def records(
         self, ids: Sequence[DecisionId], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
-    ) -> list[dict[str, Any]]:
-        answer: list[dict[str, Any]] = await self._ask("records", ids, policy, algorithm, signals)
+    ) -> list[SampleRow]:
+        answer: list[SampleRow] = await self._ask("records", ids, policy, algorithm, signals)
         return answer
 
     async def admit(self, samples: Sequence[Sample]) -> None:
@@ -156,8 +161,8 @@ class RayGroup:
     async def adopt(self, policy: str, path: str | Path) -> None:
         await self._ask("adopt", policy, path)
 
-    async def report(self) -> dict[str, Any]:
-        answer: dict[str, Any] = await self._ask("report")
+    async def report(self) -> GroupReport:
+        answer: GroupReport = await self._ask("report")
         return answer
 
     async def close(self) -> None:
@@ -237,7 +242,7 @@ async def _start_ray(specs: Mapping[str, GroupSpec], settings: RayConfig) -> dic
     return groups
 
 
-async def _begun(name: str, actor: Any) -> None:
+async def _begun(name: str, actor: ActorHandle) -> None:
     """Wait until a group stands. Its node must compute with what this process computes with."""
     from ray.exceptions import RayActorError, RayTaskError
 
@@ -251,7 +256,7 @@ async def _begun(name: str, actor: Any) -> None:
     check_versions(f"group {name!r}", there)
 
 
-def _actor(spec: GroupSpec, place: Mapping[str, Any]) -> Any:
+def _actor(spec: GroupSpec, place: Mapping[str, object]) -> ActorHandle:
     import ray
     import torch
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -23,8 +23,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...agents.answers import DecisionId
+from ...agents.basics.json_types import JsonObject
+from ..controller.checkpoint import Saved
 
 State = Literal["open", "sealed", "taken"]
+
+
+class SampleRow(TypedDict, total=False):
+    """Line of a run's `samples/` sidecar: one sample, token by token."""
+
+    id: str
+    policy: str
+    version: int
+    versions: list[int]
+    role: str
+    prompt_ids: list[int]
+    reply_ids: list[int]
+    tokens: list[str]
+    logprobs: list[float]
+    advantages: list[float] | None
+    temperature: float
+    support: tuple[tuple[int, ...] | None, ...] | None
+    finish_reason: str
 
 
 @dataclass(slots=True)
@@ -64,12 +84,12 @@ class Sample:
     state: State = "open"
 
     @classmethod
-    def of(cls, plain: dict[str, Any]) -> Sample:
+    def of(cls, plain: Saved) -> Sample:
         """Rebuild a sample from what `plain` returns."""
-        own: dict[str, Any] = {n: x.numpy() if isinstance(x, Tensor) else x for n, x in plain.items()}
+        own: JsonObject = {n: x.numpy() if isinstance(x, Tensor) else x for n, x in plain.items()}
         return cls(**own)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return tensors and plain data, for a checkpoint."""
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in own.items()}
@@ -92,7 +112,7 @@ class Sample:
         empty = replace(self, prompt=none, reply=none, behaviour=np.empty(0, np.float32))
         return replace(empty, support=None, critic_prompt=None)
 
-    def record(self, tokens: list[str], advantages: list[float] | None) -> dict[str, Any]:
+    def record(self, tokens: list[str], advantages: list[float] | None) -> SampleRow:
         """Return plain data for the `samples/` sidecar of a run. `tokens` are the pieces of text of the reply
         tokens.
         """
@@ -242,7 +262,7 @@ class SampleStore:
         states = Counter(sample.state for sample in self)
         return {**{f"held/{state}": states[state] for state in ("open", "sealed", "taken")}, **self.counts}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Tensors and plain data, for a checkpoint."""
         return {
             "samples": [s.plain() for nodes in self._samples.values() for s in nodes.values()],
@@ -251,7 +271,7 @@ class SampleStore:
             "counts": dict(self.counts),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Saved) -> None:
         self._samples, self._guests = {}, {}
         for name, store in (("samples", self._samples), ("guests", self._guests)):
             for sample in map(Sample.of, state[name]):

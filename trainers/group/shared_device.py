@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
+from ...agents.engines.engine import Engine
 from .contract import PolicyLearner
 from .hosting import Hosted
 from .update import Learner
@@ -42,7 +42,7 @@ def move(optimiser: torch.optim.Optimizer, device: torch.device) -> None:
 def memory(hosted: Iterable[Hosted], device: torch.device) -> dict[str, int]:
     """Return the bytes that a group holds on its device, by kind."""
     bytes_of = dict.fromkeys(("keys_values", "engine_weights", "optimizer", "gradients"), 0)
-    engines: dict[int, Any] = {}
+    engines: dict[int, Engine] = {}
     for policy in hosted:
         if policy.engine is not None:
             engines[id(policy.engine)] = policy.engine

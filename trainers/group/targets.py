@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...agents.answers import DecisionId
 from ...agents.engines.token_text import pieces
+from ...agents.text.tokenizing import Tokenizer
 from ..algorithms.algorithm import Needs
 from ..controller.statistics.gae import local_advantages, summarise, token_advantages
 from ..controller.statistics.table import Signal, ValueSummary
 from .batch import Thin
-from .sample_store import Sample
+from .sample_store import Sample, SampleRow
 
 Floats32 = NDArray[np.float32]
 
@@ -151,8 +151,8 @@ def _tail(signal: Signal) -> float:
 
 
 def records(
-    samples: Sequence[Sample], signals: Sequence[Signal], needs: Needs, tokenizer: Any
-) -> list[dict[str, Any]]:
+    samples: Sequence[Sample], signals: Sequence[Signal], needs: Needs, tokenizer: Tokenizer
+) -> list[SampleRow]:
     """Return samples as plain data for a run's sidecar: text, log-prob and advantage of each token."""
     by_id = {sample.id: sample for sample in samples}
     own = {signal.id: signal for signal in signals if signal.id in by_id}

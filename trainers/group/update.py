@@ -20,18 +20,21 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...agents.answers import DecisionId
+from ...agents.basics.json_types import JsonObject
 from ...agents.model.decoder import Decoder
 from ..algorithms.algorithm import Algorithm
 from ..config.group_settings import Learning
+from ..controller.checkpoint import Saved
 from ..controller.statistics.table import Signal
 from .batch import Batch, Thin, thin_of, tokens_per_unit, weights_of
 from .dealing import ALONE, Peers, deal
@@ -40,6 +43,9 @@ from .packing import lay
 from .parameters import Parameters
 from .sample_store import Sample
 from .targets import Discount, Target, moved, moving, targets
+
+T = TypeVar("T")
+Loss = Callable[[Batch, Mapping[str, float]], tuple[Tensor, dict[str, float]]]
 
 
 class UpdateError(RuntimeError):
@@ -148,7 +154,7 @@ class Learner:
 
     def measure_values(self, samples: Sequence[Sample]) -> None:
         """Fill in `values` of a critic: before every token, and after the last one."""
-        own: dict[int, Any] = {}
+        own: dict[int, NDArray[np.float32]] = {}
         for micro, counts in self._dealt(samples, critic=True):
             chosen = [samples[i] for i in micro]
             with torch.no_grad():
@@ -162,8 +168,8 @@ class Learner:
             samples[index].values = values
 
     @torch.no_grad()
-    def _logprobs(self, parameters: Parameters, samples: Sequence[Sample]) -> list[Any]:
-        own: dict[int, Any] = {}
+    def _logprobs(self, parameters: Parameters, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        own: dict[int, NDArray[np.float32]] = {}
         for micro, counts in self._dealt(samples):
             chosen = [samples[i] for i in micro]
             logp, _ = parameters.logprobs(lay(chosen), self.settings.dtype)
@@ -185,7 +191,7 @@ class Learner:
             shortest = min(dealt, key=lambda i: (len(samples[i].prompt) + samples[i].n_tokens, i))
             yield own or [shortest], bool(own)
 
-    def _of_all(self, own: dict[Any, Any]) -> dict[Any, Any]:
+    def _of_all(self, own: dict[int, T]) -> dict[int, T]:
         """Merge what every rank measured."""
         return {key: value for part in self.peers.gather(own) for key, value in part.items()}
 
@@ -312,12 +318,12 @@ class Learner:
 
     # -- all or nothing -------------------------------------------------------------------------------------------
 
-    def _snapshot(self) -> tuple[list[Tensor], dict[str, Any], int]:
+    def _snapshot(self) -> tuple[list[Tensor], JsonObject, int]:
         own = [parameter.detach().clone() for parameter in self.trained]
         return own, copy.deepcopy(self.optimiser.state_dict()), self.steps
 
     @torch.no_grad()
-    def _restore(self, before: tuple[list[Tensor], dict[str, Any], int]) -> None:
+    def _restore(self, before: tuple[list[Tensor], JsonObject, int]) -> None:
         for parameter, own in zip(self.trained, before[0], strict=True):
             parameter.copy_(own)
         self.optimiser.load_state_dict(before[1])
@@ -334,7 +340,7 @@ class Learner:
             file = self.inspection / f"{self.policy}-step{self.steps}{rank}.pt"
             tensors = {n: _detached(getattr(batch, n, None)) for n in Batch.__dataclass_fields__}
             tensors["ids"] = [
-                str(id) for id in tensors["ids"] or ()
+                str(id) for id in getattr(batch, "ids", ())
             ]  # plain, for a reader that trusts nothing
             torch.save(
                 {"policy": self.policy, "step": self.steps, what: number.item(), "batch": tensors}, file
@@ -362,10 +368,10 @@ class Learner:
         """Return the model as it is now, for an engine."""
         return self.parameters.model
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"optimiser": self.optimiser.state_dict(), "steps": self.steps}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Saved) -> None:
         settings = [
             {k: v for k, v in group.items() if k != "params"} for group in self.optimiser.param_groups
         ]
@@ -376,30 +382,30 @@ class Learner:
         self.steps = state["steps"]
 
 
-def _critic_loss(algorithm: Algorithm) -> Any:
-    loss = getattr(algorithm, "critic_loss", None)
+def _critic_loss(algorithm: Algorithm) -> Loss:
+    loss: Loss | None = getattr(algorithm, "critic_loss", None)
     if loss is None:
         raise UpdateError(f"algorithm {algorithm.name!r} has no critic_loss: it cannot train a critic")
     return loss
 
 
 def _reference(samples: Sequence[Sample]) -> Tensor | None:
-    parts = [sample.reference for sample in samples]
-    return None if any(part is None for part in parts) else _flat(parts)
+    parts = [sample.reference for sample in samples if sample.reference is not None]
+    return _flat(parts) if len(parts) == len(samples) else None
 
 
-def _flat(parts: Sequence[Any]) -> Tensor:
+def _flat(parts: Sequence[NDArray[np.float32]]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(np.float32, copy=False))
 
 
-def _known(sample: Sample, what: str) -> Any:
-    value = getattr(sample, what)
+def _known(sample: Sample, what: str) -> NDArray[np.float32]:
+    value: NDArray[np.float32] | None = getattr(sample, what)
     if value is None:
         raise UpdateError(f"sample {sample.id!r} has no {what}: ask `values` for it before the update")
     return value
 
 
-def _returns(sample: Sample, target: Target) -> Any:
+def _returns(sample: Sample, target: Target) -> NDArray[np.float32]:
     if target.returns is None:
         raise UpdateError(
             f"decision {sample.id!r}: its signal gives the critic no target (neither tail nor target)"
@@ -418,7 +424,7 @@ def _explained(samples: Sequence[Sample], goals: Sequence[Target]) -> float:
     return 1.0 - float(missed.var()) / spread if spread > 0 else 0.0
 
 
-def _detached(value: Any) -> Any:
+def _detached(value: object) -> object:
     return value.detach() if isinstance(value, Tensor) else value
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import yaml
 
+from ...agents.basics.json_types import JsonObject
 from .job import Job
 
 
@@ -19,10 +19,10 @@ def manifest(job: Job, image: str, memory: str, claim: str = "", namespace: str 
     resources = {"cpu": str(job.cpus), "memory": memory} | (
         {"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}
     )
-    container: dict[str, Any] = {
+    container: JsonObject = {
         "name": "ray", "image": image, "resources": {"requests": resources, "limits": dict(resources)},
     }  # fmt: skip
-    pod: dict[str, Any] = {"containers": [container]}
+    pod: JsonObject = {"containers": [container]}
     if claim:
         volume, _, path = claim.partition(":")
         if not (volume and path.startswith("/")):
@@ -58,5 +58,5 @@ def _quoted(script: str) -> str:
 class _Plain(yaml.SafeDumper):
     """YAML without anchors, which some readers of manifests do not know."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True

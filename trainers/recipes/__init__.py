@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from ...agents.basics.hints import nearest
 from ...agents.basics.named_parts import Registry
@@ -45,8 +44,10 @@ def list_recipes() -> list[str]:
 
 def make_recipe(name: str, args: Mapping[str, object]) -> Default:
     """The recipe called `name`, or "module:Class" of one's own; an unknown name or key is answered with the nearest."""
-    where: Any = RECIPES.find(name)
-    fields = dataclasses.fields(where) if dataclasses.is_dataclass(where) else ()
+    where = RECIPES.find(name)
+    fields: tuple[dataclasses.Field[object], ...] = (
+        dataclasses.fields(where) if dataclasses.is_dataclass(where) else ()
+    )
     names = [field.name for field in fields]
     for key in args:
         if key not in names:

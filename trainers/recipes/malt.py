@@ -16,16 +16,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from ...agents.basics.json_types import JsonView
 from ...agents.basics.manifest import MANIFEST
 from ...agents.basics.threads import in_thread
 from ...envs.core.ledger import Credit
 from ...envs.core.trace import Trace
 from ..algorithms.algorithm import Plan, Tree
 from ..config.choices import Count
+from ..controller.checkpoint import Saved
 from ..controller.statistics.table import Table
 from ..controller.step import Default, Metrics, collected
+from ..rows import Row
 
 if TYPE_CHECKING:
     from ..controller.stage import Stage
@@ -40,9 +43,9 @@ class Malt(Default):
     """Steps whose trees are gathered for one round of fine-tuning."""
     threshold: float = 0.5
     """Replies worth more than this are good ones."""
-    sft: Mapping[str, Any] = field(default_factory=dict)
+    sft: JsonView = field(default_factory=dict)
     """Arguments of TRL's SFTConfig."""
-    dpo: Mapping[str, Any] = field(default_factory=dict)
+    dpo: JsonView = field(default_factory=dict)
     """Arguments of TRL's DPOConfig."""
 
     def __post_init__(self) -> None:
@@ -78,10 +81,10 @@ class Malt(Default):
             self._gathered = []
         return metrics
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"gathered": [trace.to_dict() for trace in self._gathered]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Saved) -> None:
         self._gathered = [Trace.from_dict(trace) for trace in state["gathered"]]
 
     async def tune(self, run: Stage, policy: str) -> Metrics:
@@ -116,7 +119,7 @@ def valued(tree: Grown, headline: str) -> list[Trace]:
     return traces_kept
 
 
-def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float) -> list[dict[str, Any]]:
+def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float) -> list[Row]:
     """Rows for TRL: good replies to imitate, or pairs on both sides of the threshold."""
     from ..rows import rows as rows_of
 
@@ -134,7 +137,7 @@ def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float)
 
 
 def fine_tune(
-    kind: Literal["sft", "dpo"], folder: Path, data: list[dict[str, Any]], settings: Mapping[str, object]
+    kind: Literal["sft", "dpo"], folder: Path, data: list[Row], settings: Mapping[str, object]
 ) -> None:
     """One round of TRL's trainer of this kind on the model in `folder`, which it replaces."""
     import trl
@@ -146,7 +149,7 @@ def fine_tune(
     class TokenizedDPO(trl.DPOTrainer):  # type: ignore[misc]
         """TRL's, which would tokenize again; its SFTTrainer sees that the rows have been."""
 
-        def _prepare_dataset(self, dataset: object, *_: object) -> Any:
+        def _prepare_dataset(self, dataset: object, *_: object) -> object:
             return dataset
 
     trainer_of, config_of = {"sft": (trl.SFTTrainer, trl.SFTConfig), "dpo": (TokenizedDPO, trl.DPOConfig)}[

@@ -10,13 +10,14 @@ played by whom the map names for that role, else for "*". Validation is of the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ...agents.basics.json_types import JsonView
 from ...envs.core.arena import Arena
 from ...envs.registry import make_arena
 from ..config.choices import Whole
+from ..controller.checkpoint import Saved
 from ..controller.collect import Cursor, Harvest
 from ..controller.step import Default
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Several(Default):
-    beside: tuple[Mapping[str, Any], ...]
+    beside: tuple[JsonView, ...]
     """The other environments: arguments of `make`, `id` among them. `split` is the run's own unless given."""
     tasks: Whole = 0
     """Tasks a step of each of them. 0: as many as of the run's own."""
@@ -62,14 +63,14 @@ class Several(Default):
             harvest.add(await self.gather(run, collector, cursor, tasks, place=f"@{number}"))
         return harvest
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {arena.env_id: cursor.state_dict() for arena, cursor in self.places}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Saved) -> None:
         for arena, cursor in self.places:
             cursor.load_state_dict(state[arena.env_id])
 
 
-def _named(prompts: object) -> Any:
+def _named(prompts: object) -> object:
     """The run's prompt set where it is one by name, which other workflows have, too."""
     return prompts if prompts in ("full", "few-shot", "short") else None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
+from ...agents.basics.json_types import JsonView
 from ...envs.data.mini import words
 from ...envs.data.mini.passages import block_passages
 from ...envs.data.mini.questions import block_questions, comparison, entity_questions
@@ -93,7 +93,7 @@ def comparing(dice: Dice, blocks: int) -> list[Lesson]:
     return [decision(dice, comparison(*dice.two(told_of), dice)) for _ in range(8) if len(told_of) > 1]
 
 
-def decision(dice: Dice, row: Mapping[str, Any]) -> Lesson:
+def decision(dice: Dice, row: JsonView) -> Lesson:
     """One question with its steps."""
     question, reply = row["question"], row["answers"][0]
     steps = [(hop["question"], hop["answer"]) for hop in row["hops"]]

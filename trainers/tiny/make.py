@@ -24,21 +24,22 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from ...agents.basics.json_types import JsonView
 from ...agents.model.attention import pack
 from ...agents.model.llama import Llama
 from ...agents.model.weights import from_config, load_model, save_model
+from ...agents.text.tokenizing import Tokenizer
 from ...envs.data.mini import words
 from ...envs.data.mini.sums import sums
 from ...envs.registry import list_envs, spec
@@ -85,7 +86,7 @@ def held_out_words() -> list[str]:
     return [f" {word}" for kind in kinds for word in kind.second[len(kind.second) - 2 * kind.held_out :]]
 
 
-def make_tokenizer(lessons: Sequence[Lesson]) -> Any:
+def make_tokenizer(lessons: Sequence[Lesson]) -> Tokenizer:
     """A tokenizer for the world and for what is said in these lessons."""
     contents = [message["content"] for lesson in lessons for message in lesson]
     workflows = [spec(env).make_workflow(prompts="short") for env in list_envs()]
@@ -96,7 +97,7 @@ def make_tokenizer(lessons: Sequence[Lesson]) -> Any:
 # examples ----------------------------------------------------------------------------------------------
 
 
-def encode(lesson: Lesson, tokenizer: Any) -> tuple[list[int], list[bool]]:
+def encode(lesson: Lesson, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
     """A conversation as tokens, cut as the chat template cuts it, and which of them the model says itself."""
     ids: list[int] = []
     learned: list[bool] = []
@@ -110,7 +111,9 @@ def encode(lesson: Lesson, tokenizer: Any) -> tuple[list[int], list[bool]]:
     return ids, learned
 
 
-def examples(lessons: Sequence[Lesson], tokenizer: Any, rng: random.Random, context: float) -> list[Example]:
+def examples(
+    lessons: Sequence[Lesson], tokenizer: Tokenizer, rng: random.Random, context: float
+) -> list[Example]:
     """Lessons that begin alike. Of what others say a quarter is learned, at four times the weight of `context`:
     the same on average, and the scores of the rest need not be computed. A shared beginning counts once."""
     made: list[Example] = []
@@ -155,7 +158,7 @@ def walk(rng: random.Random, vocabulary: int, length: int = 64) -> Example:
     return Example(ids, learned, of_world=False)
 
 
-def results(rows: Iterator[Mapping[str, Any]], tokenizer: Any, equals: int, problems: int = 12) -> Example:
+def results(rows: Iterator[JsonView], tokenizer: Tokenizer, equals: int, problems: int = 12) -> Example:
     """The working of so many problems; learned: what follows an equals sign (the token `equals`)."""
     text = " ".join(row["solution"] for row in islice(rows, problems))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -232,7 +235,7 @@ def learn_induction(learner: TinyLearner, seed: int, steps: int, batch: int = 64
 class Lessons(IterableDataset[list[Example]]):
     """Batches of about `tokens` tokens: lessons that were shuffled in a pool, with some random repeats and sums."""
 
-    tokenizer: Any
+    tokenizer: Tokenizer
     seed: int
     tokens: int
     drills: float
@@ -285,7 +288,7 @@ def report(learner: TinyLearner, stage: str, step: int, loss: float, right: floa
     )
 
 
-def save(model: Llama, tokenizer: Any, out: Path) -> None:
+def save(model: Llama, tokenizer: Tokenizer, out: Path) -> None:
     """Weights in bfloat16, configuration and tokenizer, as transformers loads them."""
     half = Llama(model.shape, model.hf_config)
     half.load_state_dict(model.state_dict())
@@ -293,7 +296,7 @@ def save(model: Llama, tokenizer: Any, out: Path) -> None:
     save_model(half.to(torch.bfloat16), out, tokenizer)
 
 
-def new_model(tokenizer: Any, seed: int) -> Llama:
+def new_model(tokenizer: Tokenizer, seed: int) -> Llama:
     """The model before it has learned anything."""
     from transformers import LlamaConfig
 

@@ -12,11 +12,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...agents.policies import Call
 from ...agents.team import Team
+from ...envs.core.arena import Arena
 from ...envs.core.drivers import play
+from ...envs.core.tasks import Task
 from ...envs.data.mini.programs import run_solution
 from ...envs.data.mini.world import Dice
 from ...envs.registry import make_arena
@@ -264,7 +265,7 @@ HABITS: dict[str, dict[str, Callable[[Call, Dice, str], str]]] = {
 }  # fmt: skip
 
 
-def verify_ours(program: str, fn_name: str | None, task: Any) -> dict[str, Any]:
+def verify_ours(program: str, fn_name: str | None, task: Task) -> dict[str, object]:
     """The verifier of the lessons: the programs are ours, so they run right here, on the visible tests only."""
     tests = list(task.view["visible_tests"])
     verdicts, failure = [], ""
@@ -294,7 +295,7 @@ class School:
         self.arenas = {env: self._arena(env, tasks) for env in MIX}
 
     @staticmethod
-    def _arena(env: str, tasks: int) -> Any:
+    def _arena(env: str, tasks: int) -> Arena:
         tools = {"verify": Tool(verify_ours, "verify", task=True)} if env.startswith("code-") else None
         if env.startswith(tuple(GAMES)):  # a world of their own; few tasks, of which each is many boards
             return make_arena(env, split="train", size=min(tasks, 512), reward=None, prompts="short")
@@ -316,6 +317,7 @@ class School:
         ids = arena.task_ids
         task = arena.task(ids[self.dice.below(len(ids))])
         habits = next((own for name, own in HABITS.items() if env.startswith(name)), {})
+        assert arena.expert is not None
         apprentice = Apprentice(arena.expert, self.dice, habits)
         team = Team({"*": apprentice}).bind(arena.roles)
         play(arena.start(task, self.dice.below(1 << 30)), team, arena)

@@ -14,7 +14,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+from ...agents.text.tokenizing import Tokenizer
 
 OPENING = '\n>([{"='
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -43,8 +45,11 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
 
-def build(words: Sequence[str]) -> Any:
+
+def build(words: Sequence[str]) -> Backend:
     """A `tokenizers.Tokenizer` whose tokens are the special ones, the 256 bytes, and these pieces of text."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -72,7 +77,7 @@ def build(words: Sequence[str]) -> Any:
     return tokenizer
 
 
-def as_transformers(tokenizer: object) -> Any:
+def as_transformers(tokenizer: Backend) -> Tokenizer:
     """The same tokenizer as transformers knows it, with the chat template."""
     from transformers import PreTrainedTokenizerFast
 
@@ -81,10 +86,11 @@ def as_transformers(tokenizer: object) -> Any:
     )  # fmt: skip
     fast.chat_template = CHAT_TEMPLATE
     fast.model_max_length = 2048
-    return fast
+    tokenizer_with_template: Tokenizer = fast
+    return tokenizer_with_template
 
 
-def known_words(tokenizer: Any) -> list[str]:
+def known_words(tokenizer: Tokenizer) -> list[str]:
     """The pieces a tokenizer was built from, in the order of their ids."""
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -122,7 +128,9 @@ def _as_bytes(piece: str) -> str:
     """A piece as the byte-level alphabet writes it."""
     from tokenizers.pre_tokenizers import ByteLevel
 
-    whole: list[tuple[str, Any]] = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(piece)
+    whole: list[tuple[str, tuple[int, int]]] = ByteLevel(
+        add_prefix_space=False, use_regex=False
+    ).pre_tokenize_str(piece)
     return "".join(text for text, _ in whole)
 
 

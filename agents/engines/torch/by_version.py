@@ -8,9 +8,13 @@ it is the original's to the bit, whatever ran beside it there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+
+import torch
 
 from ...model.decoder import Decoder
+from ...text.tokenizing import Tokenizer
 from ..drawn_versions import Drawn, ReplayFailed
 from ..generation import Generation
 from ..sampling import SamplingParams
@@ -20,16 +24,31 @@ from .torch_engine import TorchEngine
 class ReplayEngine(TorchEngine):
     """The engine of the newest version, with the older ones beside it."""
 
-    def __init__(self, drawn: Drawn, model: Decoder, tokenizer: Any, **how: Any) -> None:
-        self.drawn, self.how = drawn, how
+    def __init__(
+        self,
+        drawn: Drawn,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        *,
+        slots: int,
+        context: int | None,
+        dtype: torch.dtype,
+        deterministic: bool,
+    ) -> None:
+        self.drawn = drawn
+        self.engine = partial(
+            TorchEngine, slots=slots, context=context, dtype=dtype, deterministic=deterministic
+        )
         self.past: dict[tuple[str | None, int], TorchEngine] = {}  # adapter, version
-        super().__init__(model, tokenizer, **how)
+        super().__init__(
+            model, tokenizer, slots=slots, context=context, dtype=dtype, deterministic=deterministic
+        )
 
     def publish(self, model: Decoder, version: int, adapter: str | None = None) -> None:
         """Take over new weights, and keep those so far."""
         if hasattr(self, "model"):
             before = self.version_of(adapter)
-            engine = TorchEngine(self.model, self.tokenizer, **self.how)
+            engine = self.engine(self.model, self.tokenizer)
             engine.version = before
             self.past[adapter, before] = engine
             self.past.pop((adapter, before - self.drawn.keep), None)
@@ -39,20 +58,21 @@ class ReplayEngine(TorchEngine):
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        key: Any = None,
+        key: tuple[str, str] | None = None,
         adapter: str | None = None,
         begun: Generation | None = None,
     ) -> Generation:
         """Answer one prompt, part by part. What the original did not ask (validation) is answered by the newest weights."""
-        parts = self.drawn.versions.get("/".join(key)) if key else None
+        name = "/".join(key or ())
+        parts = self.drawn.versions.get(name)
         if parts is None:
             return await super().agenerate(prompt, params, key, adapter, begun)
         ends = [*(start for start, _ in parts[1:]), params.max_tokens]
         for (_, version), end in zip(parts, ends, strict=True):
-            begun = await self._part(version, prompt, params.but(max_tokens=end), adapter, begun)
+            begun = await self._part(version, prompt, replace(params, max_tokens=end), adapter, begun)
             if end != ends[-1] and (begun.finish_reason, len(begun.ids)) != ("length", end):
                 raise ReplayFailed(
-                    f"the reply {'/'.join(key)} ends after {len(begun.ids)} tokens ({begun.finish_reason}); in the "
+                    f"the reply {name} ends after {len(begun.ids)} tokens ({begun.finish_reason}); in the "
                     f"original it went on under newer weights from token {end}"
                 )
         assert begun is not None

@@ -9,7 +9,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from ..generation import Generation, Request
 from ..sampling import SamplingParams
@@ -28,7 +27,7 @@ class Driven(ABC):
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        key: Any = None,
+        key: tuple[str, str] | None = None,
         adapter: str | None = None,
         begun: Generation | None = None,
     ) -> Request:
@@ -55,7 +54,7 @@ class Driven(ABC):
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        key: Any = None,
+        key: tuple[str, str] | None = None,
         adapter: str | None = None,
         begun: Generation | None = None,
     ) -> Generation:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
+import torch
+
+from ...model.decoder import Decoder
 from .graphs import DecodeGraphs
 from .kv_cache import Cache, Prefixes
 
@@ -15,9 +17,9 @@ class Napping(ABC):
     sleeps = False
     """Flag: the engine's group lets it sleep while policies learn."""
     _asleep = False
-    model: Any
+    model: Decoder
     prefixes: Prefixes
-    device: Any
+    device: torch.device
     graphs: DecodeGraphs | None
 
     def sleep(self) -> None:
@@ -40,7 +42,7 @@ class Napping(ABC):
             self._move(self.device)
             self._lay_out()
 
-    def _move(self, device: Any) -> None:
+    def _move(self, device: torch.device | str) -> None:
         if self.device.type != "cpu":
             self.model = self.model.to(device)
             self.graphs = DecodeGraphs.of(self.model)  # recorded steps know where the weights were

@@ -23,13 +23,14 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...model.decoder import Decoder, Route
+from ...text.tokenizing import Tokenizer
 from ..engine import Ability
 from ..generation import Generation as Generation
 from ..generation import Request as Request
@@ -55,7 +56,7 @@ class TorchEngine(Driven, Napping, Versioned):
     def __init__(
         self,
         model: Decoder,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         *,
         slots: int = 64,
         context: int | None = None,
@@ -155,7 +156,7 @@ class TorchEngine(Driven, Napping, Versioned):
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        key: Any = None,
+        key: tuple[str, str] | None = None,
         adapter: str | None = None,
         begun: Generation | None = None,
     ) -> Request:
@@ -195,7 +196,7 @@ class TorchEngine(Driven, Napping, Versioned):
 
     def generate(self, prompts: Iterable[Sequence[int]], params: SamplingParams) -> list[Generation]:
         """Answer several prompts, each with its own seed (params.seed, +1, +2 …), and wait for all."""
-        requests = [self.submit(p, params.but(seed=params.seed + i)) for i, p in enumerate(prompts)]
+        requests = [self.submit(p, replace(params, seed=params.seed + i)) for i, p in enumerate(prompts)]
         while not all(r.done for r in requests):
             self.step()
         return [result_of(r) for r in requests]
@@ -422,6 +423,7 @@ class TorchEngine(Driven, Napping, Versioned):
 
     @cached_property
     def _pieces_within(self) -> list[str]:
+        assert self.tokenizer is not None
         return pieces_within(self.tokenizer, self.model.shape.vocab)
 
     def _stopper(self, stop: tuple[str, ...], prompt: Sequence[int]) -> Stopper:

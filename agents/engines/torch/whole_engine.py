@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -26,7 +25,7 @@ class Lockstep:
 
     requests: list[Request]
     adapter: str | None
-    past: dict[str, Any] | None = None
+    past: dict[str, object] | None = None
 
 
 class WholeEngine(TorchEngine):

@@ -32,7 +32,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...basics.failures import GroupLost
 from ...basics.hints import nearest
@@ -40,21 +40,27 @@ from ...basics.threads import contained_async
 from ...model.decoder import Decoder
 from ...model.llama import Llama
 from ...model.weights import load_tokenizer, save_adapter, save_model
+from ...text.tokenizing import Tokenizer
 from ..engine import Ability
 from ..generation import Generation, Versioned
-from ..sampling import SamplingParams, Tries, uniform
+from ..sampling import SamplingParams, Tries, truncates, uniform
 from ..stopping import Stopper, closing_ids
 from .vllm_setup import Transfer, check_version, engine_arguments
 from .vllm_setup import adapter_rank as adapter_rank
 from .vllm_setup import lora_options as lora_options
 
+if TYPE_CHECKING:
+    from vllm import CompletionOutput, RequestOutput
+    from vllm import SamplingParams as VLLMSampling
+    from vllm.distributed.weight_transfer import TrainerWeightTransferEngine
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.engine.async_llm import AsyncLLM
+
 T = TypeVar("T")
 
 
 class VLLMEngine(Versioned):
-    """An in-process vLLM `AsyncLLM`, in an event loop of its own, so that callers may be in any loop, or in
-    several.
-    """
+    """An in-process vLLM `AsyncLLM`, in an event loop of its own: callers may be in any loop, or in several."""
 
     cannot: Mapping[Ability, str] = {
         "determinism": "cannot promise the same bits twice",
@@ -65,7 +71,7 @@ class VLLMEngine(Versioned):
     def __init__(
         self,
         model: str,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         *,
         context: int | None = None,
         stop_ids: Iterable[int] | None = None,
@@ -73,7 +79,7 @@ class VLLMEngine(Versioned):
         untracked_truncation: bool = False,
         transfer: Transfer = "shared",
         seed: int = 0,
-        **options: Any,
+        **options: object,
     ) -> None:
         """Start vLLM. `options` are its engine arguments (tensor_parallel_size, gpu_memory_utilization,
         max_loras …). `transfer`: the way of published weights (weight_transfer.py), or `files` for a model directory.
@@ -94,7 +100,7 @@ class VLLMEngine(Versioned):
         async def begin() -> AsyncLLM:
             return AsyncLLM.from_engine_args(arguments)
 
-        self.llm: Any = self._there(begin()).result()
+        self.llm: AsyncLLM = self._there(begin()).result()
         # how many speak with which adapter (vLLM's number, 0 without), whether weights wait for all of them to end, and
         # whose turn it is: all of that loop
         self._speaking: Counter[int] = Counter()
@@ -107,7 +113,7 @@ class VLLMEngine(Versioned):
         self.masks = bool(options.get("return_sampling_mask"))
         if self.masks:
             self.cannot = {key: why for key, why in self.cannot.items() if key != "tracked truncation"}
-        self._sender: Any = None  # the trainer's side of the transfer
+        self._sender: TrainerWeightTransferEngine | None = None  # the trainer's side of the transfer
         self.sleeps, self._asleep = bool(options.get("enable_sleep_mode")), False
         super().__init__()
         self.counts: Counter[str] = Counter()
@@ -115,14 +121,18 @@ class VLLMEngine(Versioned):
         self._leaving: set[asyncio.Task[None]] = set()
         self._trie = Tries(self.tokenizer, self.stop_ids)
         self._numbers = itertools.count(1)
-        self._adapters: dict[str, Any] = dict.fromkeys(adapters)
+        self._adapters: dict[str, LoRARequest | None] = dict.fromkeys(adapters)
         self._folder = TemporaryDirectory(prefix="unitymas-adapters-")  # adapters that were published
         for name, source in adapters.items():
             if not isinstance(source, int):
                 self._wait(self._exchange(name, Path(source)))
 
     async def agenerate(
-        self, prompt: list[int], params: SamplingParams, key: Any = None, adapter: str | None = None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        key: tuple[str, str] | None = None,
+        adapter: str | None = None,
     ) -> Generation:
         """Answer one prompt. Cancelling the task aborts the request."""
         if len(prompt) >= self.context:
@@ -133,7 +143,7 @@ class VLLMEngine(Versioned):
         self.counts[f"finish_{generation.finish_reason}"] += 1
         return generation
 
-    def _there(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def _there(self, work: Coroutine[object, None, T]) -> Future[T]:
         """Run work in vLLM's loop."""
         return asyncio.run_coroutine_threadsafe(contained_async(_alive(work)), self._loop)
 
@@ -153,7 +163,7 @@ class VLLMEngine(Versioned):
                 async with self._turn:
                     self._turn.notify_all()
 
-    async def _say(self, prompt: list[int], params: SamplingParams, lora: Any) -> Generation:
+    async def _say(self, prompt: list[int], params: SamplingParams, lora: LoRARequest | None) -> Generation:
         """Let vLLM answer. A stop string inside of thinking ends its answer, so it is asked to go on from there."""
         whole = await self._part(prompt, params, lora)
         if not params.stop:
@@ -166,7 +176,7 @@ class VLLMEngine(Versioned):
             if spoken == params.max_tokens or len(prompt) + spoken >= self.context:
                 return replace(whole, finish_reason="length")
             seed = int(uniform([params.seed], [spoken])[0] * 2**23)  # else the same draws came again
-            more = params.but(seed=seed, max_tokens=params.max_tokens - spoken)
+            more = replace(params, seed=seed, max_tokens=params.max_tokens - spoken)
             part = await self._part([*prompt, *whole.ids], more, lora)
             ids = [*whole.ids, *part.ids]
             closed = bool(ids) and ids[-1] in self.stop_ids
@@ -177,7 +187,7 @@ class VLLMEngine(Versioned):
             )  # fmt: skip
         return whole
 
-    async def _part(self, prompt: list[int], params: SamplingParams, lora: Any) -> Generation:
+    async def _part(self, prompt: list[int], params: SamplingParams, lora: LoRARequest | None) -> Generation:
         output = await self._ask(prompt, self._params(prompt, params), lora)
         completion = output.outputs[0]
         ids = list(completion.token_ids)
@@ -197,7 +207,9 @@ class VLLMEngine(Versioned):
             cached=output.num_cached_tokens or 0,
         )
 
-    def _support(self, completion: Any, params: SamplingParams) -> list[tuple[int, ...] | None] | None:
+    def _support(
+        self, completion: CompletionOutput, params: SamplingParams
+    ) -> list[tuple[int, ...] | None] | None:
         """Return the tokens that top-k and top-p left for each token of a reply, where vLLM told them."""
         if not self.masks or not params.temperature or not truncates(params):
             return None
@@ -206,7 +218,9 @@ class VLLMEngine(Versioned):
             raise RuntimeError("vLLM told no sampling mask for a reply, though return_sampling_mask is set")
         return [tuple(ids) for ids in told.token_ids]
 
-    async def _choose(self, prompt: list[int], params: SamplingParams, lora: Any) -> Generation:
+    async def _choose(
+        self, prompt: list[int], params: SamplingParams, lora: LoRARequest | None
+    ) -> Generation:
         """Walk the trie of the choices, as the torch engine does: request one token wherever there are several.
 
         vLLM's grammar is not used: it lets a model spell a choice in any tokens at all. For some tokenizers these are not
@@ -224,7 +238,7 @@ class VLLMEngine(Versioned):
             token, logprob = allowed[0], 0.0
             if len(allowed) > 1:
                 seed = int(uniform([params.seed], [len(ids)])[0] * 2**23)
-                one = self._params([*prompt, *ids], params.but(seed=seed, max_tokens=1, stop=()))
+                one = self._params([*prompt, *ids], replace(params, seed=seed, max_tokens=1, stop=()))
                 one.allowed_token_ids = list(allowed)
                 output = await self._ask([*prompt, *ids], one, lora)
                 cached = cached or output.num_cached_tokens or 0
@@ -237,7 +251,7 @@ class VLLMEngine(Versioned):
         text = node.choice or self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         return Generation(list(prompt), ids, logprobs, reason, text, support, cached=cached)
 
-    async def _ask(self, prompt: list[int], params: Any, lora: Any) -> Any:
+    async def _ask(self, prompt: list[int], params: VLLMSampling, lora: LoRARequest | None) -> RequestOutput:
         """Run one request of vLLM to its end."""
         name = f"unitymas-{next(self._names)}"
         outputs = self.llm.generate({"prompt_token_ids": list(prompt)}, params, name, lora_request=lora)
@@ -247,7 +261,7 @@ class VLLMEngine(Versioned):
             await self.llm.abort(name)
             raise
 
-    def _params(self, prompt: list[int], params: SamplingParams) -> Any:
+    def _params(self, prompt: list[int], params: SamplingParams) -> VLLMSampling:
         from vllm import SamplingParams as Theirs
         from vllm.sampling_params import RequestOutputKind
 
@@ -272,7 +286,7 @@ class VLLMEngine(Versioned):
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _request(self, adapter: str | None) -> Any:
+    def _request(self, adapter: str | None) -> LoRARequest | None:
         """Name of an adapter's present version for vLLM."""
         if adapter is None:
             return None
@@ -307,7 +321,7 @@ class VLLMEngine(Versioned):
         finally:
             self._wait(self._speak_again())
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+    def _wait(self, work: Coroutine[object, None, T]) -> T:
         """Wait for work in vLLM's loop. vLLM's own calls to a process that dies meanwhile would never end."""
 
         async def watched() -> T:
@@ -394,7 +408,7 @@ class VLLMEngine(Versioned):
             self._leaving.add(leaving := asyncio.create_task(self._leave(old)))
             leaving.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, old: Any) -> None:
+    async def _leave(self, old: LoRARequest) -> None:
         """Drop an adapter when no request uses it any more."""
         async with self._turn:
             await self._turn.wait_for(lambda: not self._speaking[old.lora_int_id])
@@ -433,8 +447,3 @@ async def _alive(work: Awaitable[T]) -> T:
         return await work
     except EngineDeadError as error:
         raise GroupLost(f"vLLM's engine process is gone: {error}") from error
-
-
-def truncates(params: SamplingParams) -> bool:
-    """Tell whether sampling leaves out tokens."""
-    return bool(params.top_k) or params.top_p < 1

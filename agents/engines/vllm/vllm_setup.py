@@ -8,9 +8,12 @@ import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ...basics.hints import nearest, say_once
+
+if TYPE_CHECKING:
+    from vllm import AsyncEngineArgs
 
 OLDEST, NEWEST = (0, 32), (0, 32)
 """The first version whose weight transfer the engine knows, and the last one that the tests were run with."""
@@ -54,7 +57,7 @@ def check_version(present: str | None = None) -> None:
         say_once(f"vLLM {present} is newer than {newest}, the last one that was tried")
 
 
-def check_group_options(options: Mapping[str, Any]) -> None:
+def check_group_options(options: Mapping[str, object]) -> None:
     """Refuse `groups.*.engine_options` that another key of the config says already."""
     for name in options:
         if name in GROUPS_OWN:
@@ -63,7 +66,7 @@ def check_group_options(options: Mapping[str, Any]) -> None:
             )
 
 
-def base_options(transfer: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def base_options(transfer: str, options: Mapping[str, object]) -> dict[str, object]:
     """Return the engine's own options of vLLM. What a user may not change is refused by name."""
     if transfer not in get_args(Transfer):
         raise ValueError(f"transfer={transfer!r} is none of {', '.join(get_args(Transfer))}")
@@ -83,7 +86,7 @@ def base_options(transfer: str, options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def lora_options(adapters: Mapping[str, str | Path | int]) -> dict[str, Any]:
+def lora_options(adapters: Mapping[str, str | Path | int]) -> dict[str, object]:
     """Return what vLLM must know of the adapters before it starts."""
     rank = max(adapter_rank(name, source) for name, source in adapters.items())
     return {
@@ -108,7 +111,7 @@ def adapter_rank(name: str, source: str | Path | int) -> int:
     return int(json.loads(file.read_text())["r"])
 
 
-def engine_arguments(transfer: Transfer, options: Mapping[str, Any]) -> Any:
+def engine_arguments(transfer: Transfer, options: Mapping[str, object]) -> AsyncEngineArgs:
     """Return vLLM's engine arguments: ours, and a user's over them."""
     from vllm import AsyncEngineArgs
     from vllm.config import WeightTransferConfig

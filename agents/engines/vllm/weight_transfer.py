@@ -16,10 +16,10 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,8 +39,14 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateRequest,
 )
 
+from ...basics.json_types import JsonObject
 from ...model.llama import Llama
 from ...model.weights import to_hf
+
+if TYPE_CHECKING:
+    from vllm.model_executor.models.interfaces_base import VllmModelForTextGeneration
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 SHARED = "unitymas-shared"
 ALIGNED = 64  # bytes; a tensor begins where any type may
@@ -69,11 +75,11 @@ class PolicySource(WeightSource):  # type: ignore[misc]
 class Client:
     """Control of vLLM for the trainer's side: an `AsyncLLM` whose loop is another thread's."""
 
-    def __init__(self, llm: Any, wait: Callable[[Any], Any]) -> None:
+    def __init__(self, llm: AsyncLLM, wait: Callable[[Coroutine[object, None, object]], object]) -> None:
         self.llm, self.wait = llm, wait
         self.version = "0"
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+    def init_weight_transfer_engine(self, init_info: dict[str, object]) -> None:
         """Tell the workers how weights will come."""
         self.wait(self.llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info)))
 
@@ -81,7 +87,7 @@ class Client:
         """Let the workers make ready."""
         self.wait(self.llm.start_weight_update())
 
-    def update_weights(self, update_info: Any) -> None:
+    def update_weights(self, update_info: object) -> None:
         """Let the workers load what has come."""
         self.wait(self.llm.update_weights(WeightTransferUpdateRequest(update_info)))
 
@@ -90,10 +96,12 @@ class Client:
         self.wait(self.llm.finish_weight_update(weight_version or self.version))
 
 
-def sender(kind: str, model: Llama, client: Client, dtype: torch.dtype, workers: int) -> Any:
+def sender(
+    kind: str, model: Llama, client: Client, dtype: torch.dtype, workers: int
+) -> TrainerWeightTransferEngine:
     """Make the trainer's side of a kind of transfer, and shake hands with the workers."""
     source = PolicySource(model, dtype)
-    info: Any
+    info: TrainerInitInfo
     if kind == "shared":
         info = SharedTrainerInit(rank=0)
     elif kind == "ipc":
@@ -143,7 +151,7 @@ class SharedTrainer(TrainerWeightTransferEngine[SharedTrainerInit]):  # type: ig
 
     @classmethod
     def trainer_init(
-        cls, init_info: SharedTrainerInit, *, client: Any, source: WeightSource | None = None
+        cls, init_info: SharedTrainerInit, *, client: Client, source: WeightSource | None = None
     ) -> SharedTrainer:
         """Lay out the memory, and have the workers map it. Its name is gone before this returns, so no crash leaves it."""
         assert isinstance(source, PolicySource)
@@ -190,7 +198,7 @@ class SharedEngine(WeightTransferEngine[SharedInit, SharedUpdate]):  # type: ign
 
         initialize_layerwise_reload(self.model)
 
-    def update_weights(self, update_info: dict[str, Any]) -> None:
+    def update_weights(self, update_info: JsonObject) -> None:
         """Load the weights."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
@@ -268,7 +276,7 @@ def _size(layout: SharedInit) -> int:
 class WeightLoader:
     """An extension of vLLM's workers: they load the weights of a directory while they run."""
 
-    model_runner: Any
+    model_runner: GPUModelRunner
 
     def load_from(self, folder: str) -> None:
         """Load a model directory."""
@@ -276,7 +284,7 @@ class WeightLoader:
         pack_head(self.model_runner.get_model())
 
 
-def pack_head(model: Any) -> None:
+def pack_head(model: VllmModelForTextGeneration) -> None:
     """Pack a head anew that is tied to the embeddings: on CPUs it keeps a packed copy of the old weights."""
     from vllm.platforms import current_platform
 

@@ -23,7 +23,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
+
+from ....agents.basics.json_types import JsonObject
 
 BEGAN = time.monotonic()  # before torch is imported, which takes a part of a section's time
 
@@ -86,7 +88,7 @@ def run(
     tiny: bool = False,
     say: Callable[[str], None] = print,
     out: Path | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run the sections whose names begin with `only`. Return the machine and the rows of each; `out` holds them at any time."""
     chosen = {n: s for n, s in sections(TINY if tiny else Sizes()).items() if n.startswith(only)}
     if not chosen:
@@ -98,7 +100,7 @@ def run(
     say("  ".join(f"{name} {value}" for name, value in about.items() if name != "missing"))
     if about["missing"]:
         say(f"not here, so not measured: {', '.join(about['missing'])}")
-    result: dict[str, Any] = {"machine": about, "finished": False, "seconds": 0.0, "rows": []}
+    result: JsonObject = {"machine": about, "finished": False, "seconds": 0.0, "rows": []}
     shares = {name: share for name, (share, _) in chosen.items()}
     for name in chosen:
         left = began + seconds - time.monotonic()
@@ -113,7 +115,7 @@ def run(
     return result
 
 
-def _keep(result: dict[str, Any], began: float, out: Path | None) -> None:
+def _keep(result: JsonObject, began: float, out: Path | None) -> None:
     """Write the JSON: the old file or the new one at any moment."""
     result["seconds"] = round(time.monotonic() - began, 1)
     if out is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
@@ -84,7 +84,7 @@ def update(bench: Stand, shape: str) -> Iterator[Row]:
 
 def _timed(
     bench: Stand,
-    make: Callable[..., Any],
+    make: Callable[[Stand, str, list[Sample], bool, int], tuple[Callable[[], object], float]],
     shape: str,
     samples: list[Sample],
     checkpointing: bool,
@@ -103,7 +103,7 @@ def _timed(
 
 def ours(
     bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
-) -> tuple[Callable[[], Any], float]:
+) -> tuple[Callable[[], object], float]:
     """Our update: packing, loss, backward, clipping, AdamW with float32 masters."""
     settings = Learning(micro_tokens=budget, precision=_precision(bench), checkpointing=checkpointing)
     return _our_step(bench.model(shape), settings, samples)
@@ -111,7 +111,7 @@ def ours(
 
 def lean(
     bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
-) -> tuple[Callable[[], Any], float]:
+) -> tuple[Callable[[], object], float]:
     """Our update with parameters and gradients in bfloat16 and moments in 8 bits: what fits where masters do not."""
     settings = Learning(
         micro_tokens=budget,
@@ -123,7 +123,7 @@ def lean(
     return _our_step(bench.model(shape, torch.bfloat16), settings, samples)
 
 
-def _our_step(model: Llama, settings: Learning, samples: list[Sample]) -> tuple[Callable[[], Any], float]:
+def _our_step(model: Llama, settings: Learning, samples: list[Sample]) -> tuple[Callable[[], object], float]:
     learner = Learner("team", Parameters(model), settings)
     algorithm = make_algorithm("grpo", dual_clip=None)
     signals = {s.id: Signal(s.id, float(i % 3 - 1)) for i, s in enumerate(samples)}
@@ -132,7 +132,7 @@ def _our_step(model: Llama, settings: Learning, samples: list[Sample]) -> tuple[
 
 def bare(
     bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
-) -> tuple[Callable[[], Any], float]:
+) -> tuple[Callable[[], object], float]:
     """Forward and backward of the same packed row alone: no loss but the sum of log-probs, no optimizer."""
     model = bench.model(shape)
     parameters = Parameters(model)
@@ -148,7 +148,7 @@ def bare(
 
 def padded(
     bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
-) -> tuple[Callable[[], Any], float]:
+) -> tuple[Callable[[], object], float]:
     """Plain transformers: padded rows, full scores, autocast, AdamW with float32 masters."""
     model = bench.theirs(bench.config(shape), torch.float32)
     if checkpointing:
@@ -216,7 +216,7 @@ def _operations(shape: Shape, tokens: int, scored: int, pairs: float) -> float:
     return products + 12.0 * shape.layers * heads * pairs
 
 
-def _precision(bench: Stand) -> Any:
+def _precision(bench: Stand) -> Literal["float32", "bfloat16"]:
     return "bfloat16" if bench.dtype == torch.bfloat16 else "float32"
 
 

@@ -8,19 +8,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from ....agents.basics.json_types import JsonObject
 from ....agents.model.llama import Llama
 from ....agents.model.shape import shape_of
 from ....trainers.group.sample_store import Sample
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, Qwen3Config
+
+Row = JsonObject
 """One measurement: what was measured, its figures, or the error that ended it."""
 
-PUBLISHED: dict[str, dict[str, Any]] = {
+PUBLISHED: dict[str, JsonObject] = {
     "Qwen3-0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
     "Qwen3-1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
     "Qwen3-8B": {
@@ -48,14 +52,14 @@ SMALL = {
 class Sizes:
     """Sizes of everything. The defaults are the kit's on a GPU."""
 
-    shapes: dict[str, dict[str, Any]] = field(
+    shapes: dict[str, JsonObject] = field(
         default_factory=lambda: {n: COMMON | own for n, own in PUBLISHED.items()}
     )
     contexts: tuple[int, ...] = (2048, 8192, 32_768)
     batches: tuple[int, ...] = (1, 64)
     prompt: int = 256
     reply: int = 128
-    mixture: dict[str, Any] = field(default_factory=lambda: dict(MIXTURE))
+    mixture: JsonObject = field(default_factory=lambda: dict(MIXTURE))
     mixture_layers: int = 4
     product: int = 8192
 
@@ -111,7 +115,7 @@ class Stand:
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
-    def seconds(self, work: Callable[[], Any], warm: int = 1, times: int = 2) -> float:
+    def seconds(self, work: Callable[[], object], warm: int = 1, times: int = 2) -> float:
         """Seconds of the fastest of some runs, after some that are not counted."""
         for _ in range(warm):
             work()
@@ -142,13 +146,13 @@ class Stand:
                         parameter.normal_(0.0, 0.02)
         return model
 
-    def config(self, name: str) -> Any:
+    def config(self, name: str) -> Qwen3Config:
         """Make transformers' configuration of a shape."""
         from transformers import Qwen3Config
 
         return Qwen3Config(**self.sizes.shapes[name])
 
-    def theirs(self, config: object, dtype: torch.dtype) -> Any:
+    def theirs(self, config: object, dtype: torch.dtype) -> PreTrainedModel:
         """Make transformers' model of the same shape with random weights, on the device."""
         from transformers import AutoModelForCausalLM
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -73,7 +72,7 @@ def _engine(bench: Stand, shape: str, batch: int, graphs: bool) -> Row:
 def _generate(bench: Stand, shape: str, batch: int, cache: str) -> Row:
     model = bench.theirs(bench.config(shape), bench.dtype).eval()
     ids = torch.tensor(_prompts(bench, shape, batch), device=bench.device)
-    how: dict[str, Any] = {"do_sample": True, "top_k": 0, "attention_mask": torch.ones_like(ids)}
+    how: dict[str, object] = {"do_sample": True, "top_k": 0, "attention_mask": torch.ones_like(ids)}
     if cache == "static":
         how["cache_implementation"] = "static"
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ....agents.answers import Answer
-from ....agents.policies import Call
+from ....agents.policies import Call, Policy
 from ....agents.team import BoundTeam
 from ....envs.core.arena import Arena
 from ....envs.core.trace import Trace
@@ -117,7 +117,7 @@ async def regime(arena: Arena, groups: Mapping[str, Group], flight: int, slots: 
     """Collect with so many episodes in flight, and look at the engines."""
     episodes = round(flight * rounds)
     window = Window(groups, flight // 2, episodes - flight)
-    seat: Any = Dealt(groups)
+    seat: Policy = Dealt(groups)
     team = BoundTeam(dict.fromkeys(arena.roles, seat), dict.fromkeys(arena.roles, "dealt"))
     home = {f"policy-{name}": name for name in groups}
     collector = Collector(arena, team, groups, home, trained=set(home), concurrency=flight)

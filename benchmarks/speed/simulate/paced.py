@@ -15,10 +15,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ....agents.answers import Answer, DecisionId
 from ....agents.policies import Call
+from ....trainers.group.contract import GroupReport
 
 REPLIES = {
     "planner": "<q1>Where does the maker live?</q1><a1>unknown</a1><final_answer>unknown</final_answer>",
@@ -27,6 +27,18 @@ REPLIES = {
     "updater": "<update>t1</update>",
 }
 """Replies of the roles of M-ASK. The searcher goes on or ends by chance."""
+
+
+class PacedReport(GroupReport, total=False):
+    """Report of a group that is simulated, and what its engine has done."""
+
+    slot_seconds: float
+    calls: int
+    tokens: float
+    seals: int
+    running: int
+    waiting: int
+    cpu: float
 
 
 @dataclass(frozen=True)
@@ -152,7 +164,7 @@ class PacedGroup:
         """Cancel nothing: nobody here cancels."""
         return 0
 
-    async def report(self) -> dict[str, Any]:
+    async def report(self) -> PacedReport:
         """Return what the engine has done until now."""
         self._advance()
         return {

@@ -14,13 +14,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+from ....agents.basics.json_types import JsonObject
 from ....agents.basics.manifest import Damaged
 
 NAME = "overlap.jsonl"
+
+
+class LogMark(TypedDict):
+    """Position of the log's end, as a checkpoint holds it."""
+
+    bytes: int
+    chain: str
 
 
 class Log:
@@ -29,7 +36,7 @@ class Log:
     def __init__(self, path: Path) -> None:
         self.path, self.chain = path, ""
 
-    def begin(self, mark: Mapping[str, Any] | None, **fields: object) -> None:
+    def begin(self, mark: LogMark | None, **fields: object) -> None:
         """Open the log; a resumed run forgets what came after its checkpoint's `mark`: it comes again."""
         if mark is None:
             self.path.unlink(missing_ok=True)
@@ -37,7 +44,7 @@ class Log:
             self._cut(mark)
         self.write("begin" if mark is None else "resume", **fields)
 
-    def _cut(self, mark: Mapping[str, Any]) -> None:
+    def _cut(self, mark: LogMark) -> None:
         size = self.path.stat().st_size if self.path.exists() else 0
         if size < mark["bytes"]:
             raise Damaged(
@@ -56,7 +63,7 @@ class Log:
         with open(self.path, "a") as file:
             file.write(f'{body[:-1]},"chain":"{self.chain}"}}\n')
 
-    def mark(self) -> dict[str, Any]:
+    def mark(self) -> LogMark:
         """Position where the log ends now, for a checkpoint."""
         with open(self.path, "rb+") as file:
             os.fsync(file.fileno())
@@ -74,11 +81,11 @@ def last_chain(path: Path) -> str:
     return str(json.loads(lines[-1])["chain"]) if lines else ""
 
 
-def records(path: Path) -> list[dict[str, Any]]:
+def records(path: Path) -> list[JsonObject]:
     """The lines of a log, each as it was written; damage names the line. A last line that a kill tore is left out."""
     if not path.is_file():
         raise Damaged(f"{path} is missing: a run with overlap=wait or drop writes it")
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     chain = ""
     for number, line in enumerate(path.read_text(errors="replace").splitlines(keepends=True), 1):
         if not line.endswith("\n"):

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import TypedDict
 
 from ....envs.core.trace import Trace
 from ..collect import Harvest
 
 
-def record_of(harvest: Harvest, number: int, size: int) -> dict[str, Any]:
+class EpisodeRecord(TypedDict):
+    """Record of one sample."""
+
+    attempt: int
+    versions: dict[str, list[list[int]]]
+    """Version that drew the tokens of each act, as [first token, version] …"""
+    checksum: str
+
+
+class DrawRecord(TypedDict):
+    """Record of a draw: its samples, and what failed by cause."""
+
+    episodes: dict[str, EpisodeRecord]
+    failures: dict[str, int]
+
+
+def record_of(harvest: Harvest, number: int, size: int) -> DrawRecord:
     """Return the record: samples that failed are not among its episodes, and counted by cause."""
     prefix = f"{number // size}:{number % size}."
-    episodes: dict[str, Any] = {}
+    episodes: dict[str, EpisodeRecord] = {}
     for name, trace in zip(harvest.episodes, harvest.traces, strict=True):
         sample, _, attempt = name.removeprefix(prefix).partition("~")
         episodes[sample] = {

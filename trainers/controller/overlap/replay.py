@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ....agents.basics.json_types import JsonView
 from ....agents.basics.manifest import Damaged
 from ....agents.engines.drawn_versions import Drawn, ReplayFailed
 from ....agents.team import BoundTeam
@@ -24,7 +25,7 @@ from ...config.reader import ConfigError, leaves, to_dict, written
 from ...config.schema import RunConfig
 from ..collect import Harvest
 from .log import NAME, records
-from .record import record_of
+from .record import EpisodeRecord, record_of
 from .stream import Stream, exact
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Recording:
     size: int
     """Draws of a batch."""
     tasks: dict[int, str] = field(default_factory=dict)  # by draw
-    arrivals: dict[int, dict[str, Any]] = field(default_factory=dict)  # by draw
+    arrivals: dict[int, dict[str, EpisodeRecord]] = field(default_factory=dict)  # by draw
     batches: list[list[int]] = field(default_factory=list)  # by step
     figures: list[dict[str, float]] = field(default_factory=list)  # by step
     ended: bool = False
@@ -66,7 +67,7 @@ class Recording:
             raise ConfigError(f"{recording.path} holds no whole step: there is nothing to replay")
         return recording
 
-    def _take(self, line: Mapping[str, Any], config: RunConfig) -> None:
+    def _take(self, line: JsonView, config: RunConfig) -> None:
         match line["kind"]:
             case "begin" | "resume":
                 self._compare(line["settings"], config)
@@ -87,7 +88,7 @@ class Recording:
             case "end":
                 self.ended = True
 
-    def _compare(self, then: Mapping[str, Any], config: RunConfig) -> None:
+    def _compare(self, then: Mapping[str, object], config: RunConfig) -> None:
         """Refuse a run whose settings changed on its way: no single config gives it again."""
         now = settings_of(config)
         for key in {**then, **now}:
@@ -99,7 +100,7 @@ class Recording:
 
     def specs(self, specs: Mapping[str, GroupSpec], staleness: int) -> dict[str, GroupSpec]:
         """The groups, with engines that draw each token by the version of its time."""
-        versions: dict[str, Any] = {}
+        versions: dict[str, list[list[int]]] = {}
         for draws in self.batches:
             for draw in draws:
                 for sample, episode in self.arrivals[draw].items():
@@ -180,7 +181,7 @@ class Replay(Stream):
         yield
 
 
-def settings_of(config: RunConfig) -> dict[str, Any]:
+def settings_of(config: RunConfig) -> dict[str, object]:
     """A config's settings by key, as a log holds them."""
-    plain: dict[str, Any] = json.loads(json.dumps(dict(leaves(written(to_dict(config))))))
+    plain: dict[str, object] = json.loads(json.dumps(dict(leaves(written(to_dict(config))))))
     return plain

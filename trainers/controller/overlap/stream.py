@@ -21,16 +21,17 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ....agents.answers import DecisionId
 from ....agents.team import BoundTeam
 from ....envs.core.trace import Trace
 from ...config.reader import leaves, to_dict, written
+from ..checkpoint import Saved
 from ..collect import Harvest, too_old
 from ..reporting.progress import Progress
 from ..statistics.table import Decision
-from .log import NAME, Log
+from .log import NAME, Log, LogMark
 from .record import record_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Stream:
         self.flying: dict[int, asyncio.Task[None]] = {}
         self.arrived: dict[int, Harvest] = {}  # in the order of arrival
         self.paused = False
-        self._mark: Mapping[str, Any] | None = None
+        self._mark: LogMark | None = None
         self.progress, run.collector.progress = run.collector.progress, Progress()
 
     @property
@@ -160,7 +161,7 @@ class Stream:
 
     # checkpoints -------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the draws that wait for their step, and where the log ends. Nothing is in flight."""
         arrived = [[number, plain(harvest)] for number, harvest in self.arrived.items()]
         return {
@@ -168,7 +169,7 @@ class Stream:
             "log": self.log.mark(),
         }  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Saved) -> None:
         """Go on from what `state_dict` gave."""
         self.admitted, self.discarded, self.stale = state["admitted"], state["discarded"], state["stale"]
         self.arrived = {number: harvest_of(own) for number, own in state["arrived"]}
@@ -180,7 +181,7 @@ def exact(metrics: Mapping[str, float]) -> dict[str, float]:
     return {k: v for k, v in metrics.items() if k.startswith("policy/") and "time/" not in k}
 
 
-def plain(harvest: Harvest) -> dict[str, Any]:
+def plain(harvest: Harvest) -> dict[str, object]:
     """A harvest as plain JSON."""
     return {
         "episodes": harvest.episodes, "draws": harvest.draws, "seconds": harvest.seconds,
@@ -191,7 +192,7 @@ def plain(harvest: Harvest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def harvest_of(own: Mapping[str, Any]) -> Harvest:
+def harvest_of(own: Saved) -> Harvest:
     """Read what `plain` gave."""
     harvest = Harvest(
         traces=[Trace.from_dict(trace) for trace in own["traces"]],

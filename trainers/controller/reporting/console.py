@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console as Rich
 from rich.console import Group
@@ -13,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ....agents.basics.json_types import JsonView
 from ...config.schema import RunConfig
 from .progress import Progress
 
@@ -44,7 +44,7 @@ class Console:
         """Show a text above what moves."""
         self.rich.print(Text(text), soft_wrap=True)
 
-    def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def recall(self, rows: Iterable[JsonView]) -> None:
         """The figures from before a resume."""
         for row in rows:
             if row["kind"] == "validation":

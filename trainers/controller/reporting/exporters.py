@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...config.schema import ConfigError, RunConfig
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Gauge
 
 
 class Prometheus:
@@ -61,8 +64,8 @@ class OpenTelemetry:
         reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=config.log.otlp), float("inf"))
         self.run, self.provider = directory.name, MeterProvider([reader])
         meter = self.provider.get_meter("unitymas")
-        self.step: Any = meter.create_gauge("unitymas_step")
-        self.figure: Any = meter.create_gauge("unitymas_figure")
+        self.step: Gauge = meter.create_gauge("unitymas_step")
+        self.figure: Gauge = meter.create_gauge("unitymas_figure")
 
     def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         """Send the figures. A collector that does not answer is logged by OpenTelemetry, and the run goes on."""

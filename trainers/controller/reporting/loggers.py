@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict
 
+from ....agents.basics.json_types import JsonObject
 from ....agents.basics.manifest import Damaged, checksum
 from ....agents.basics.named_parts import Registry
 from ....rewards.monitors import Alarm
@@ -24,9 +25,22 @@ from ...config.schema import RunConfig
 from .exporters import OpenTelemetry, Prometheus
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
     from ....envs.core.arena import Arena
     from .console import Console
     from .progress import Progress
+
+
+BookRow: TypeAlias = JsonObject
+"""Line of the book: `kind`, `step`, `time`, and figures by name."""
+
+
+class BookMark(TypedDict):
+    """Position of the book's end, as a checkpoint holds it."""
+
+    bytes: int
+    sha256: str
 
 
 class Sink(Protocol):
@@ -50,9 +64,9 @@ class Logbook:
         if self.console is not None:
             self.sinks.insert(0, self.console)
 
-    def begin(self, step: int = 0, mark: Mapping[str, Any] | None = None) -> None:
+    def begin(self, step: int = 0, mark: BookMark | None = None) -> None:
         """Open the book. A resumed run forgets what came after its checkpoint's `mark`: those steps come again."""
-        losses: list[dict[str, Any]] = []  # deaths stay counted, whatever steps come again
+        losses: list[BookRow] = []  # deaths stay counted, whatever steps come again
         if mark is None:
             with suppress(Damaged, OSError):
                 losses = _losses(self.path)
@@ -79,7 +93,7 @@ class Logbook:
         )  # fmt: skip
         self.lost(step, losses)
 
-    def mark(self) -> dict[str, Any]:
+    def mark(self) -> BookMark:
         """Position where the book ends now, for a checkpoint."""
         with open(self.path, "rb+") as file:
             os.fsync(file.fileno())
@@ -104,7 +118,7 @@ class Logbook:
         )
         print(f"alarm, {alarm}", file=sys.stderr, flush=True)
 
-    def lost(self, step: int, losses: Sequence[Mapping[str, Any]]) -> None:
+    def lost(self, step: int, losses: Sequence[BookRow]) -> None:
         """Log the deaths of groups that the run has gone on after: each once, also those that came after the checkpoint's mark."""
         logged = {row.get("lost_at") for row in _losses(self.path)} if losses else set()
         for loss in losses:
@@ -134,9 +148,9 @@ class Logbook:
             file.write(json.dumps(row) + "\n")
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
+def rows_of(path: Path) -> list[BookRow]:
     """A book's rows; a last line that a kill tore is left out, and damage names the line."""
-    rows: list[dict[str, Any]] = []
+    rows: list[BookRow] = []
     for number, line in enumerate(path.read_text(errors="replace").splitlines(keepends=True), 1):
         if not line.endswith("\n"):
             break
@@ -147,7 +161,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _losses(path: Path) -> list[dict[str, Any]]:
+def _losses(path: Path) -> list[BookRow]:
     """Deaths of groups that a book tells."""
     told = ("kind", "step", "time")
     return [{k: v for k, v in row.items() if k not in told} for row in rows_of(path) if row["kind"] == "loss"]
@@ -184,7 +198,7 @@ class _TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("log.tensorboard: pip install 'unitymas[loggers]' first") from error
-        self.writer: Any = SummaryWriter(str(directory / "tensorboard"))
+        self.writer: SummaryWriter = SummaryWriter(str(directory / "tensorboard"))
 
     def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():

@@ -13,7 +13,6 @@ import os
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ class Timeline:
         self.path, self.origin = path, time.perf_counter() - time.time()
         self.calls: dict[str, list[tuple[float, float]]] = defaultdict(list)  # group -> open generate calls
         self.work: dict[str, list[tuple[float, float]]] = defaultdict(list)  # group -> its longer calls
-        self.bars: list[dict[str, Any]] = []
+        self.bars: list[dict[str, object]] = []
         self._phase: tuple[str, float] | None = None
         self._tracks: dict[str, int] = {}
         self._named = 0

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
+from ....agents.policies import Call
 from ....envs.core.execution import Execution
 from ...group.contract import Group
 
@@ -32,7 +33,7 @@ class Watchdog:
         self.episodes: dict[str, Execution] = {}  # name -> execution, while it is played
         self.answered: Callable[[str, str, str, float, float], None] | None = None
         """Told of each call that has ended: group, method, policy, its beginning and end."""
-        self._calls: dict[int, tuple[float, str, str, tuple[Any, ...]]] = {}
+        self._calls: dict[int, tuple[float, str, str, tuple[object, ...]]] = {}
         self._last, self._number = time.monotonic(), 0
         self._over = threading.Event()
 
@@ -50,7 +51,7 @@ class Watchdog:
         return cast(Group, Watched(group, name, self))  # it answers whatever the group answers
 
     @contextmanager
-    def call(self, group: str, method: str, arguments: tuple[Any, ...]) -> Iterator[None]:
+    def call(self, group: str, method: str, arguments: tuple[object, ...]) -> Iterator[None]:
         """On the list until the block ends."""
         self._number = number = self._number + 1
         self._calls[number] = (time.monotonic(), group, method, arguments)
@@ -112,20 +113,19 @@ class Watched:
         if not callable(asked):
             return asked
 
-        async def ask(*arguments: object, **options: object) -> Any:
+        async def ask(*arguments: object, **options: object) -> object:
             with self._watchdog.call(self._name, method, arguments):
                 return await asked(*arguments, **options)
 
         return ask
 
 
-def _asked(method: str, arguments: tuple[Any, ...]) -> str:
+def _asked(method: str, arguments: tuple[object, ...]) -> str:
     """A call in words: what is asked, of which policy, for which episode and node."""
     policy = f" of policy {arguments[0]!r}" if arguments and isinstance(arguments[0], str) else ""
     if method in ("seal", "drop", "cancel"):
         return f"{method} episode {arguments[0] if arguments else '?'}"
-    if method == "generate" and len(arguments) > 1:
-        call = arguments[1]
+    if method == "generate" and len(arguments) > 1 and isinstance(call := arguments[1], Call):
         return f"generate{policy}, episode {call.episode}, node {call.node}, role {call.role!r}"
     return f"{method}{policy}"
 

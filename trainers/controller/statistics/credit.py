@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ....agents.answers import DecisionId
 from ....agents.basics.hints import nearest
+from ....agents.basics.json_types import JsonObject, JsonView
 from ....agents.roles import entry_of
 from ....rewards.shaping import INFLUENCE_ALPHA, INFLUENCE_KIND, InfluenceKind, influence
 from ...config.choices import Amount, Settings, Share
@@ -209,7 +210,7 @@ CREDIT: dict[str, type] = {
 }
 
 
-def credit_from_config(config: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, tuple[Transform, ...]]:
+def credit_from_config(config: Mapping[str, Sequence[JsonView]]) -> dict[str, tuple[Transform, ...]]:
     """Read the transforms of each role (or "*") from plain config: a list of {name: …, and the fields of that
     transform}.
     """
@@ -223,7 +224,7 @@ def credit_from_config(config: Mapping[str, Sequence[Mapping[str, Any]]]) -> dic
     return transforms
 
 
-def _transform(role: str, entry: dict[str, Any]) -> Transform:
+def _transform(role: str, entry: JsonObject) -> Transform:
     name = entry.pop("name", None)
     if name not in CREDIT:
         raise ValueError(f"credit.{role}: unknown transform {name!r}: {nearest(str(name), CREDIT)}")

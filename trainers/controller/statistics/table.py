@@ -146,7 +146,7 @@ class Table:
         self.rows: tuple[Decision, ...] = tuple(sorted(decisions, key=attrgetter("id")))
         self.ids: list[DecisionId] = [row.id for row in self.rows]
         self._reward: Floats | None = None
-        self._cache: dict[Any, Any] = {}
+        self._cache: dict[object, Any] = {}
         if len(set(self.ids)) < len(self.rows):
             twice = next(a for a, b in zip(self.ids, self.ids[1:], strict=False) if a == b)
             raise ValueError(f"decision {twice!r} occurs twice in the table: an episode was sealed twice")
@@ -207,13 +207,13 @@ class Table:
 
     def _column_codes(self, column: str) -> Ints:
         if ("codes", column) not in self._cache:
-            seen: dict[Any, int] = {}
+            seen: dict[object, int] = {}
             cells = (seen.setdefault(cell, len(seen)) for cell in self._cells(column))
             self._cache["codes", column] = np.fromiter(cells, np.int64, len(self))
         codes: Ints = self._cache["codes", column]
         return codes
 
-    def _cells(self, column: str) -> Iterable[Any]:
+    def _cells(self, column: str) -> Iterable[object]:
         if column == "task":
             return map(attrgetter("env_id", "task"), self.rows)
         cells = map(attrgetter(column), self.rows)
@@ -303,7 +303,7 @@ def make_signals(
 ) -> list[Signal]:
     """Make signals of the rows `mine`, from columns over the whole table."""
 
-    def column(values: Floats | None, otherwise: float | None) -> Iterable[Any]:
+    def column(values: Floats | None, otherwise: float | None) -> Iterable[float | None]:
         return repeat(otherwise) if values is None else values[mine].tolist()
 
     rows = mine.tolist()

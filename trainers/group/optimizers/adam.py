@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ....agents.basics.json_types import JsonObject, JsonView
 from ...config.group_settings import Learning
 from .moments_8bit import BLOCK, FIRST, SECOND
 from .stochastic_rounding import bits, share, to_bfloat16
@@ -31,7 +31,7 @@ AT_ONCE, AT_ONCE_GPU = 1 << 18, 1 << 25
 
 def make_optimizer(trained: Sequence[nn.Parameter], settings: Learning, key: str) -> torch.optim.Optimizer:
     """Build the optimizer that the settings describe. The chance of rounding follows from `key` and the step."""
-    how: dict[str, Any] = {
+    how: JsonObject = {
         "lr": settings.lr, "betas": settings.betas, "eps": settings.eps, "weight_decay": settings.weight_decay,
     }  # fmt: skip
     if settings.moments == "8bit" or settings.parameters == "bfloat16":
@@ -55,7 +55,7 @@ class CompactAdam(torch.optim.Optimizer):
     """AdamW with moments of 8 bits, and stochastic rounding of parameters that are bfloat16."""
 
     def __init__(
-        self, trained: Sequence[nn.Parameter], *, eight_bit: bool, key: str = "", **settings: Any
+        self, trained: Sequence[nn.Parameter], *, eight_bit: bool, key: str = "", **settings: float
     ) -> None:
         super().__init__(trained, settings)
         self.eight_bit, self.key = eight_bit, key
@@ -96,7 +96,7 @@ class CompactAdam(torch.optim.Optimizer):
                     moments = {name: tensor[part] for name, tensor in own.items()}
                     _change(rows[part], gradient[part], moments, int(state["step"]), group, random)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: JsonView) -> None:
         """Take over a state. Torch's own way would cast codes to the type of their parameter."""
         super().load_state_dict({**state_dict, "state": {}})
         every = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -126,7 +126,7 @@ def _change(
     gradient: Tensor,
     moments: Mapping[str, Tensor],
     step: int,
-    how: Mapping[str, Any],
+    how: JsonView,
     random: Tensor,
 ) -> None:
     """Change some rows of a parameter and of its moments."""

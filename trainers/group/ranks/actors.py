@@ -5,11 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...config.group_settings import GroupSpec
 from ..actor import check_versions, versions
 from .forked import GRACE, RankError, RankLost, recoverable, told
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 
 class RankActor:
@@ -17,7 +21,7 @@ class RankActor:
 
     def __init__(self, spec: GroupSpec, index: int) -> None:
         self.spec, self.index = spec, index
-        self.store: Any = None
+        self.store: Store | None = None
 
     def versions(self) -> dict[str, str]:
         """Return the versions on which equal results depend."""
@@ -44,7 +48,7 @@ class RankActor:
         store = self.store or TCPStore(host, port, self.spec.ranks, is_master=False, wait_for_workers=False)
         self.rank = Rank(self.spec, self.index, store)
 
-    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+    def call(self, method: str, arguments: tuple[object, ...]) -> object:
         """Answer a call of the group."""
         return getattr(self.rank, method)(*arguments)
 
@@ -69,7 +73,7 @@ class RankActors:
             self.close()
             raise
 
-    def call(self, method: str, *arguments: Any) -> list[Any]:
+    def call(self, method: str, *arguments: object) -> list[Any]:
         """Call a method on every rank. Return what each gives."""
         import ray
 
@@ -79,7 +83,7 @@ class RankActors:
             shared = ray.put(arguments)  # one copy for all ranks of a node
             return self._answers(method, [actor.call.remote(method, shared) for actor in self.actors])
 
-    def _answers(self, what: str, references: list[Any]) -> list[Any]:
+    def _answers(self, what: str, references: list[ObjectRef]) -> list[Any]:
         import ray
         from ray.exceptions import RayTaskError
 

@@ -76,7 +76,7 @@ class RankProcesses:
                 self._send(index, link, pickle.dumps(("start", (spec, index, store))))
             self._answers("starting")
 
-    def call(self, method: str, *arguments: Any) -> list[Any]:
+    def call(self, method: str, *arguments: object) -> list[Any]:
         """Call a method on every rank. Return what each gives.
 
         An error that all ranks report is raised as it is, and the group goes on. After any other, all ranks end.
@@ -186,7 +186,7 @@ def died(code: int | None) -> str:
     return f", killed by signal {-code}" if code < 0 else f", with exit code {code}"
 
 
-def _packed(message: Any) -> bytes:
+def _packed(message: tuple[str, tuple[object, ...]]) -> bytes:
     """Pickle a call. Classes that other processes cannot import travel by value where cloudpickle is installed."""
     try:
         import cloudpickle  # type: ignore[import-untyped]
@@ -207,7 +207,7 @@ def serve(link: Connection) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller says when to end
     threading.Thread(target=_end_with, args=(link.fileno(),), daemon=True).start()
-    rank: Any = None
+    rank: Rank | None = None
     while True:
         try:
             method, arguments = pickle.loads(link.recv_bytes())

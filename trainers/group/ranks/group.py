@@ -11,17 +11,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ....agents.answers import DecisionId
 from ....agents.model import tensor_files
 from ....agents.model.decoder import Decoder
 from ....agents.model.llama import Llama
 from ....agents.model.weights import save_adapter
+from ....agents.text.tokenizing import Tokenizer
 from ...algorithms.algorithm import Algorithm
 from ...config.group_settings import GroupSpec
 from ...controller import checkpoint
+from ...controller.checkpoint import Saved
 from ...controller.statistics.table import Signal
+from ..contract import GroupReport
 from ..hosting import Hosted, host, same_shape, write_policy
 from ..model_group import ModelGroup
 from ..parameters import Parameters
@@ -37,7 +43,7 @@ AT_ONCE = 1 << 28
 class Ranks(Protocol):
     """All ranks of a group, wherever they run."""
 
-    def call(self, method: str, *arguments: Any) -> list[Any]:
+    def call(self, method: str, *arguments: object) -> list[Any]:
         """Call a method on every rank. Return what each gives."""
         ...
 
@@ -57,7 +63,10 @@ class RemoteLearner:
         self.steps = 0
 
     def update(
-        self, algorithm: Algorithm, signals: Mapping[Any, Signal], minibatches: Sequence[Sequence[Sample]]
+        self,
+        algorithm: Algorithm,
+        signals: Mapping[DecisionId, Signal],
+        minibatches: Sequence[Sequence[Sample]],
     ) -> dict[str, float]:
         """Take the optimizer steps on all ranks. Return their common metrics."""
         ids = {sample.id for samples in minibatches for sample in samples}
@@ -95,8 +104,8 @@ class RemoteLearner:
         for sample, values in zip(samples, self._measure("values", samples), strict=True):
             sample.values = values
 
-    def _measure(self, what: str, samples: Sequence[Sample]) -> list[Any]:
-        measured: list[Any] = (
+    def _measure(self, what: str, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
+        measured: list[NDArray[np.float32]] = (
             self.ranks.call("measure", self.policy, what, list(samples))[0] if samples else []
         )
         return measured
@@ -124,7 +133,7 @@ class RemoteLearner:
 
 def filled(model: Decoder, tensors: Mapping[str, Tensor]) -> Decoder:
     """Return a copy of a hollow model with these tensors in their places."""
-    memo: dict[int, Any] = {
+    memo: dict[int, object] = {
         id(p): nn.Parameter(tensors.get(name, p), requires_grad=False) for name, p in model.named_parameters()
     }
     return copy.deepcopy(model, memo)
@@ -144,7 +153,7 @@ class RankedGroup(ModelGroup):
             self.ranks.close()
             raise
 
-    def _host(self, spec: GroupSpec) -> tuple[dict[str, Hosted], Any]:
+    def _host(self, spec: GroupSpec) -> tuple[dict[str, Hosted], Tokenizer]:
         hosted, tokenizer = host(spec, learn=False)
         learning = [policy for policy in hosted.values() if policy.spec.learning is not None]
         frozen = {id(policy.parameters.model) for policy in hosted.values() if policy.spec.learning is None}
@@ -158,7 +167,7 @@ class RankedGroup(ModelGroup):
 
     # -- keeping --------------------------------------------------------------------------------------------------
 
-    def _kept(self, hosted: Hosted) -> dict[str, Any]:
+    def _kept(self, hosted: Hosted) -> dict[str, object]:
         if not isinstance(hosted.learner, RemoteLearner):
             return super()._kept(hosted)
         return {"parameters": None, "learner": {"steps": hosted.learner.steps}, "version": hosted.version}
@@ -167,7 +176,7 @@ class RankedGroup(ModelGroup):
         steps = self.ranks.call("save", folder / "shards")[0]
         checkpoint.write_json(folder / "shards.json", steps)
 
-    def _restore(self, path: Path, state: Mapping[str, Any]) -> None:
+    def _restore(self, path: Path, state: Saved) -> None:
         remote = {name: h.learner for name, h in self.hosted.items() if isinstance(h.learner, RemoteLearner)}
         if (path / "shards").is_dir():
             with checkpoint.reading(path / "shards.json") as steps:
@@ -182,7 +191,7 @@ class RankedGroup(ModelGroup):
             if hosted.learner is None:
                 hosted.parameters.load_state_dict(state[name]["parameters"])
 
-    def _export(self, hosted: Hosted, path: Path, tokenizer: Any) -> Path:
+    def _export(self, hosted: Hosted, path: Path, tokenizer: Tokenizer) -> Path:
         """Write a policy. The first rank writes the tensors of our own decoder one at a time, and nobody holds the whole
         model. One that transformers writes, or that roles have adapters on, is gathered here.
         """
@@ -207,7 +216,7 @@ class RankedGroup(ModelGroup):
         same_shape(hosted, path)
         self.ranks.call("adopt", hosted.name, path)
 
-    async def report(self) -> dict[str, Any]:
+    async def report(self) -> GroupReport:
         """Report as any group, and the memory of each rank."""
         return {**await super().report(), "ranks": await self._thread(lambda: self.ranks.call("memory"))}
 

@@ -7,14 +7,17 @@ import resource
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ....agents.answers import DecisionId
 from ....agents.model.context_split import ContextRanks
 from ....agents.model.llama import Linear, Llama, LowRank
 from ....agents.model.weights import hf_names, load_decoder, save_tensors
@@ -32,11 +35,14 @@ from .fsdp import RankPeers, spread
 PATIENCE = timedelta(minutes=30)
 """Longest wait for the other ranks. One that died is noticed at once, by its connections."""
 
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
 
 class Rank:
     """The shards and learners of one rank."""
 
-    def __init__(self, spec: GroupSpec, index: int, store: Any) -> None:
+    def __init__(self, spec: GroupSpec, index: int, store: Store) -> None:
         self.spec, self.index = spec, index
         self.device = rank_device(spec, index)
         torch.set_num_threads(spec.threads or max(1, (os.cpu_count() or 1) // spec.ranks))
@@ -83,15 +89,15 @@ class Rank:
         self,
         policy: str,
         algorithm: Algorithm,
-        signals: Mapping[Any, Signal],
+        signals: Mapping[DecisionId, Signal],
         minibatches: Sequence[Sequence[Sample]],
     ) -> dict[str, float]:
         """Take this rank's part in the optimizer steps. Return the metrics, which are those of all ranks."""
-        same: dict[Any, Sample] = {}  # a sample of several mini-batches is one object, as in the group
+        same: dict[DecisionId, Sample] = {}  # a sample of several mini-batches is one object, as in the group
         whole = [[same.setdefault(sample.id, sample) for sample in samples] for samples in minibatches]
         return self.learners[policy].update(algorithm, signals, whole)
 
-    def measure(self, policy: str, what: str, samples: Sequence[Sample]) -> list[Any] | None:
+    def measure(self, policy: str, what: str, samples: Sequence[Sample]) -> list[NDArray[np.float32]] | None:
         """Measure `proximal`, `reference` or `values` of samples. The first rank returns them, in order."""
         learner = self.learners[policy]
         for sample in samples:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from ...controller import checkpoint
+from ...controller.checkpoint import Saved
 from ..optimizers.adam import OTHER_MOMENTS, fresh
 from ..update import Learner
 
@@ -48,7 +48,7 @@ def read(folder: Path, learners: Mapping[str, Learner], steps: Mapping[str, Mapp
     load(tensors, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
 
 
-def resume(folder: Path, learners: Mapping[str, Learner], state: Mapping[str, Any]) -> None:
+def resume(folder: Path, learners: Mapping[str, Learner], state: Saved) -> None:
     """Read the checkpoint of a group of many ranks in one process. `state` is what it keeps of each policy."""
     with checkpoint.reading(folder / "shards.json") as steps:
         read(folder / "shards", learners, steps)

@@ -12,10 +12,11 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ....agents.basics.failures import ReplicaLost
 from ....agents.engines.engine import ENGINES, Ability, EngineOrder
@@ -26,11 +27,15 @@ from ...config.group_settings import GroupSpec
 from ..actor import ActorLink, GroupActor, check_versions
 from ..cluster import CALLS_AT_ONCE
 
-Packed = Mapping[str, tuple[str, tuple[int, ...], Any]]
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+
+Packed = Mapping[str, tuple[str, tuple[int, ...], NDArray[np.uint8]]]
 """Weights by name: their type, shape and bytes."""
 
 
-def packed(model: Decoder, adapter: str | None) -> Any:
+def packed(model: Decoder, adapter: str | None) -> ObjectRef:
     """Put a model's weights, or one adapter's alone, into the object store. Return the reference."""
     import ray
 
@@ -38,7 +43,7 @@ def packed(model: Decoder, adapter: str | None) -> Any:
     return ray.put({name: _bytes(tensor) for name, tensor in tensors.items()})
 
 
-def _bytes(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], Any]:
+def _bytes(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], NDArray[np.uint8]]:
     plain = tensor.detach().cpu().contiguous()
     kind = str(plain.dtype).removeprefix("torch.")
     return kind, tuple(plain.shape), plain.flatten().view(torch.uint8).numpy()
@@ -51,6 +56,15 @@ def unpack(weights: Packed, model: Decoder) -> None:
     for name, (kind, shape, data) in weights.items():
         tensor = torch.from_numpy(np.array(data)).view(getattr(torch, kind)).view(shape)
         own[name].copy_(tensor)
+
+
+class About(TypedDict):
+    """Facts of an engine that do not change."""
+
+    stop_ids: frozenset[int]
+    context: int
+    cannot: dict[Ability, str]
+    sleeps: bool
 
 
 class EngineHost:
@@ -66,7 +80,12 @@ class EngineHost:
         return self.model.to(self.device)
 
     async def generate(
-        self, number: int, prompt: list[int], params: SamplingParams, key: object, adapter: str | None
+        self,
+        number: int,
+        prompt: list[int],
+        params: SamplingParams,
+        key: tuple[str, str] | None,
+        adapter: str | None,
     ) -> Generation:
         """Answer one prompt. `number` names the request for `cancel`."""
         task = asyncio.ensure_future(self.engine.agenerate(prompt, params, key, adapter))
@@ -86,7 +105,7 @@ class EngineHost:
         unpack(weights, self.model)
         self.engine.publish(self.model, version, adapter)
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> About:
         """Return what does not change of the engine."""
         engine = self.engine
         return {
@@ -98,11 +117,11 @@ class EngineHost:
 class ReplicaActor(GroupActor):
     """The actor's end: an engine, asked through a link. What is rare goes by a call of its own."""
 
-    async def rarely(self, method: str, *arguments: Any) -> Any:
+    async def rarely(self, method: str, *arguments: object) -> object:
         """Do what changes the engine, in a thread: requests go on."""
         return await asyncio.to_thread(self._rarely, method, *arguments)
 
-    def _rarely(self, method: str, *arguments: Any) -> Any:
+    def _rarely(self, method: str, *arguments: object) -> object:
         host = self.group
         return getattr(host if hasattr(host, method) else host.engine, method)(*arguments)
 
@@ -110,17 +129,16 @@ class ReplicaActor(GroupActor):
 class DistantEngine(Versioned):
     """The link to a replica in an actor; an engine to the router."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: ActorHandle) -> None:
         super().__init__()
         self.actor = actor
         self.counts: Counter[str] = Counter()
         self._numbers = itertools.count()
         self._link: ActorLink | None = None
-        about = self._ask("about")
-        self.stop_ids: frozenset[int] = about["stop_ids"]
-        self.context: int = about["context"]
+        about: About = self._ask("about")
+        self.stop_ids, self.context = about["stop_ids"], about["context"]
         self.cannot: Mapping[Ability, str] = about["cannot"]
-        self.sleeps: bool = about["sleeps"]
+        self.sleeps = about["sleeps"]
 
     @property
     def link(self) -> ActorLink:
@@ -130,7 +148,11 @@ class DistantEngine(Versioned):
         return self._link
 
     async def agenerate(
-        self, prompt: list[int], params: SamplingParams, key: object = None, adapter: str | None = None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        key: tuple[str, str] | None = None,
+        adapter: str | None = None,
     ) -> Generation:
         """Answer one prompt. Cancelling the task cancels the request in the actor."""
         from ray.exceptions import RayActorError
@@ -150,7 +172,7 @@ class DistantEngine(Versioned):
         self.counts[f"finish_{generation.finish_reason}"] += 1
         return generation
 
-    def publish(self, model: Any, version: int, adapter: str | None = None) -> None:
+    def publish(self, model: Decoder | ObjectRef, version: int, adapter: str | None = None) -> None:
         """Take over weights that `packed` put into the store."""
         self._ask("publish", model, version, adapter)
         self._took_over(version, adapter)
@@ -174,7 +196,7 @@ class DistantEngine(Versioned):
         if ray.is_initialized():
             ray.kill(self.actor)
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _ask(self, method: str, *arguments: object) -> Any:
         """Wait for an answer, in a thread that is not the event loop's."""
         import ray
         from ray.exceptions import RayActorError, RayTaskError
@@ -187,7 +209,7 @@ class DistantEngine(Versioned):
             raise ReplicaLost(str(error).strip().splitlines()[0]) from error
 
 
-def _begun(actors: list[Any]) -> list[dict[str, str]]:
+def _begun(actors: list[ActorHandle]) -> list[dict[str, str]]:
     """Wait until the replicas stand. Return the versions of what computes there, or raise what kept one from standing."""
     import ray
     from ray.exceptions import RayTaskError

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +29,9 @@ from ....agents.model.decoder import Decoder
 from ...config.group_settings import GroupSpec
 from .router import Router
 
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
 
 class ReplicatedEngine(Versioned):
     """Several engines with the same weights, and a router over them."""
@@ -38,7 +41,7 @@ class ReplicatedEngine(Versioned):
         name: str,
         members: Sequence[Engine],
         room: int,
-        pack: Callable[[Decoder, str | None], Any] | None = None,
+        pack: Callable[[Decoder, str | None], ObjectRef] | None = None,
     ) -> None:
         """`room` is the number of prompt tokens that one replica keeps. `pack` makes of a model what the replicas in other
         processes take in its place, once for all.
@@ -71,7 +74,11 @@ class ReplicatedEngine(Versioned):
         return all(getattr(member, "sleeps", False) for member in self.alive)
 
     async def agenerate(
-        self, prompt: list[int], params: SamplingParams, key: object = None, adapter: str | None = None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        key: tuple[str, str] | None = None,
+        adapter: str | None = None,
     ) -> Generation:
         """Answer one prompt by one of the replicas; by another one, if that dies."""
         while True:
@@ -182,7 +189,7 @@ def replicated(spec: GroupSpec, order: EngineOrder) -> Engine:
     if why := first.cannot.get("replicas"):
         first.close()
         raise ValueError(f"groups.{spec.name}.replicas: {spec.engine} {why}; set replicas: 1")
-    members: list[Any] = [first]
+    members: list[Engine] = [first]
     pack = None
     try:
         if spec.rank_actors:
@@ -199,7 +206,7 @@ def replicated(spec: GroupSpec, order: EngineOrder) -> Engine:
     return ReplicatedEngine(spec.name, members, order.slots * first.context, pack)
 
 
-def _beside(make: Callable[[EngineOrder], Engine], spec: GroupSpec, order: EngineOrder) -> list[Any]:
+def _beside(make: Callable[[EngineOrder], Engine], spec: GroupSpec, order: EngineOrder) -> list[Engine]:
     """Make the other replicas in this process."""
     if not spec.device.startswith("cuda"):
         return [make(order) for _ in range(1, spec.replicas)]
