@@ -55,7 +55,12 @@ class CompactAdam(torch.optim.Optimizer):
     """AdamW with moments of 8 bits, and stochastic rounding of parameters that are bfloat16."""
 
     def __init__(
-        self, trained: Sequence[nn.Parameter], *, eight_bit: bool, key: str = "", **settings: float
+        self,
+        trained: Sequence[nn.Parameter],
+        *,
+        eight_bit: bool,
+        key: str = "",
+        **settings: float | tuple[float, float],
     ) -> None:
         super().__init__(trained, settings)
         self.eight_bit, self.key = eight_bit, key
