@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -391,6 +392,19 @@ def test_killed_before_its_book_begins_it_can_begin(tiny_llama, tmp_path, monkey
         patch.setattr(Logbook, "finish", lambda *_: None)
         train(ID, directory=where, **more)
     assert read_config(where).steps == 1 and not (where / "metrics.jsonl").exists()
+    assert train(ID, directory=where, **more).step == 1
+
+
+def test_on_a_full_disk_it_never_began_and_can_begin_later(tiny_llama, tmp_path):
+    where, more = tmp_path / "run", idle(tiny_llama, steps=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # a write ends half way, as on a full disk
+    try:
+        with pytest.raises(OSError) as error:
+            train(ID, directory=where, **more)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert error.value.filename == str(where / "config.yaml") and not list(where.glob("*"))
     assert train(ID, directory=where, **more).step == 1
 
 

@@ -138,7 +138,8 @@ class Logbook:
     def finish(self, ending: str) -> None:
         """Log how the run ended."""
         with suppress(OSError):  # on a full disk, what went wrong is told all the same
-            self._line("end", -1, {"ending": ending})
+            if self.path.exists():  # else it never began, and the directory can be used again
+                self._line("end", -1, {"ending": ending})
         for sink in self.sinks:
             sink.close(ending)
 
