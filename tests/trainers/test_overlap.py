@@ -15,7 +15,7 @@ from unitymas import Outcome, Raw, Role, Workflow
 from unitymas.agents.basics.manifest import Damaged
 from unitymas.agents.engines.drawn_versions import ReplayFailed
 from unitymas.agents.engines.torch.torch_engine import TorchEngine
-from unitymas.benchmarks.speed.overlap import played, simulated
+from unitymas.benchmarks.speed.overlap.node import played, simulated
 from unitymas.cli.training import train_main
 from unitymas.envs.registry import unregister
 from unitymas.trainers.config.resolve import resolve

@@ -1,15 +1,9 @@
-"""Overlapped collection beside the synchronous run, on the same budget.
+"""Models of a node with H100 GPUs that plays and trains a 7B model, on a clock that jumps.
 
-    python -m unitymas.benchmarks.speed.overlap [--steps 12] [--gpus 8] [--staleness 1]
-    python -m unitymas.benchmarks.speed.overlap tasks_per_step=4 --real mask-hotpotqa [--steps 24] [--seeds 0 1]
-
-**Simulated** (default): the real admission, collector and workflow, on a clock that jumps. The groups are models of a node with H100
-GPUs that plays and trains a 7B model. Nothing of them is measured. Their figures follow from data sheets (3.35 TB/s of memory,
-989 TFLOP/s in bfloat16) with assumed efficiencies: 70% of the bandwidth in decode, 50% of the FLOP/s in prefill, 40% in training.
-Reply lengths are lognormal, with a long tail. Synchronous runs have all GPUs for the rollout, and then all of them for the update,
-at no cost of changing over, which favours them. Overlapped runs split the GPUs; every split is tried, and the best is shown.
-
-**Real** (`--real`): `unitymas train` with the tiny model on this machine, synchronous and overlapped: score against wall clock.
+The admission, the collector and the workflow are the real ones. Nothing of the GPUs is measured: their figures follow from data
+sheets (3.35 TB/s of memory, 989 TFLOP/s in bfloat16) with assumed efficiencies: 70% of the bandwidth in decode, 50% of the FLOP/s in
+prefill, 40% in training. Reply lengths are lognormal, with a long tail. Synchronous runs have all GPUs for the rollout, and then
+all of them for the update, at no cost of changing over, which favours them. Overlapped runs split the GPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +15,6 @@ import random
 import selectors
 import statistics
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -29,23 +22,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, TypeVar, cast
 
-from ...agents.answers import DecisionId
-from ...agents.basics.json_types import JsonObject
-from ...agents.policies import Answer, Call
-from ...agents.roles import Raw, Role
-from ...agents.team import BoundTeam
-from ...envs.core.arena import Arena
-from ...envs.core.tasks import DataSet, fingerprint
-from ...envs.core.workflow import Episode, Outcome, Workflow
-from ...trainers.config.schema import RunConfig
-from ...trainers.controller.collect import Collector, Cursor, Seat
-from ...trainers.controller.overlap.stream import Stream
-from ...trainers.controller.reporting.idle import Idle
-from ...trainers.controller.stage import Stage
-from ...trainers.group.contract import Group
+from ....agents.answers import DecisionId
+from ....agents.policies import Answer, Call
+from ....agents.roles import Raw, Role
+from ....agents.team import BoundTeam
+from ....envs.core.arena import Arena
+from ....envs.core.tasks import DataSet, fingerprint
+from ....envs.core.workflow import Episode, Outcome, Workflow
+from ....trainers.config.schema import RunConfig
+from ....trainers.controller.collect import Collector, Cursor, Seat
+from ....trainers.controller.overlap.stream import Stream
+from ....trainers.controller.reporting.idle import Idle
+from ....trainers.controller.stage import Stage
+from ....trainers.group.contract import Group
 
 T = TypeVar("T")
 Mode = Literal["off", "wait", "drop"]
+MODES: tuple[Mode, ...] = ("off", "wait", "drop")
 PARAMETERS, BANDWIDTH, FLOPS = 7e9, 3.35e12, 989e12
 PROMPT = 1000
 """Tokens of a prompt."""
@@ -196,6 +189,8 @@ class Measured:
     age: float
     """Mean age of an episode in versions when it was trained on."""
     stale: int
+    ends: tuple[float, ...]
+    """Seconds from the beginning to the end of each step."""
 
     def line(self, name: str, reference: float, steps: int) -> str:
         """Describe the run in one line of the table."""
@@ -231,6 +226,7 @@ async def played(args: argparse.Namespace, overlap: Mode, rollout: int, train: i
         stream.begin(team, {"team"})
     waited = tokens = 0.0
     ages: list[int] = []
+    ends: list[float] = []
     stale = 0
     for step in range(args.steps):
         began = loop.time()
@@ -246,6 +242,7 @@ async def played(args: argparse.Namespace, overlap: Mode, rollout: int, train: i
         await asyncio.sleep(learning(new + PROMPT * len(harvest.decisions), train) + PUBLISH)
         group.publish()
         run.step += 1
+        ends.append(loop.time())
         hosts.versions = {"team": run.step}
         if stream is not None:
             stream.stepped({})
@@ -253,7 +250,14 @@ async def played(args: argparse.Namespace, overlap: Mode, rollout: int, train: i
     if stream is not None:
         await stream.close(done=False)
     busy = statistics.mean(replica.busy for replica in group.replicas)
-    return Measured(seconds, waited, busy, tokens, statistics.mean(ages), stale)
+    return Measured(seconds, waited, busy, tokens, statistics.mean(ages), stale, tuple(ends))
+
+
+def best(args: argparse.Namespace, overlap: Mode) -> tuple[int, Measured]:
+    """Try every split of the GPUs. Return how many of them generate in the fastest, and its figures."""
+    splits = {n: simulated(played(args, overlap, n, args.gpus - n)) for n in range(1, args.gpus)}
+    rollout = max(splits, key=lambda n: splits[n].tokens / splits[n].seconds)
+    return rollout, splits[rollout]
 
 
 def simulate(args: argparse.Namespace) -> None:
@@ -265,67 +269,7 @@ def simulate(args: argparse.Namespace) -> None:
     base = simulated(played(args, "off", args.gpus, args.gpus))
     reference = base.tokens / base.seconds
     print(base.line("synchronous, all GPUs", reference, args.steps))
-    modes: tuple[Mode, ...] = ("off", "wait", "drop")
-    for overlap in modes:
-        splits = {n: simulated(played(args, overlap, n, args.gpus - n)) for n in range(1, args.gpus)}
-        best = max(splits, key=lambda n: splits[n].tokens / splits[n].seconds)
+    for overlap in MODES:
+        rollout, figures = best(args, overlap)
         name = "synchronous" if overlap == "off" else overlap
-        print(splits[best].line(f"{name}, {best} + {args.gpus - best} GPUs", reference, args.steps))
-
-
-def really(args: argparse.Namespace) -> None:
-    """Train with the tiny model in each mode, and print scores against wall clock."""
-    from ...trainers.controller.run import train
-    from ..demo import COMMON
-
-    every = max(1, args.steps // 4)
-    for seed in args.seeds:
-        for overlap in ("off", "wait", "drop"):
-            where = Path(tempfile.mkdtemp(prefix="overlap-")) / "run"
-            began, own = time.perf_counter(), time.process_time()
-            settings: JsonObject = {
-                **COMMON, "steps": args.steps, "seed": seed, "overlap": overlap,
-                "staleness": 0 if overlap == "off" else args.staleness, "eval": {"every": every}, "log": {"console": "off"},
-            }  # fmt: skip
-            run = train(args.real, preset="shared", directory=where, overrides=args.overrides, **settings)
-            rows = run.history
-            start = rows[0]["time"]
-            scores = [
-                f"{row[run.arena.headline]:.3f} at {row['time'] - start:.0f} s"
-                for row in rows
-                if row["kind"] == "validation"
-            ]
-            idle = [
-                statistics.mean(row[f"time/idle/{who}"] for row in rows if row["kind"] == "step")
-                for who in ("trainer", "rollout")
-            ]
-            print(
-                f"seed {seed}  {overlap:<5} {time.perf_counter() - began:>5.0f} s ({time.process_time() - own:.0f} s of processor)   "
-                f"idle: trainer {idle[0]:.0%}, rollout {idle[1]:.0%}   {', '.join(scores)}",
-                flush=True,
-            )
-
-
-def main() -> None:
-    """Read the arguments and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--tasks", type=int, default=32, help="tasks of a step")
-    parser.add_argument("--k", type=int, default=8)
-    parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--staleness", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--real", metavar="ENV", help="train the tiny model there")
-    parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings of the real runs")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    args = parser.parse_intermixed_args()
-    if args.real:
-        really(args)
-    else:
-        simulate(args)
-
-
-if __name__ == "__main__":
-    main()
+        print(figures.line(f"{name}, {rollout} + {args.gpus - rollout} GPUs", reference, args.steps))

@@ -1,0 +1,57 @@
+"""Overlap where a group has more than one engine, or shares its device."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unitymas.trainers.controller.replaying import replay
+
+from unitymas.envs.registry import unregister
+from unitymas.trainers.config.resolve import resolve
+from unitymas.trainers.config.schema import ConfigError
+from unitymas.trainers.controller.run import train
+
+from .pairs import register_pair
+
+ID = "two-of-overlap-places"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Any:
+    register_pair(ID)
+    yield
+    unregister(ID)
+
+
+def tree(model: str, **group: Any) -> dict[str, Any]:
+    policy = {
+        "algorithm": {"name": "grpo"},
+        "learning": {"lr": 1e-2},
+        "sampling": {"temperature": 5.0, "max_tokens": 2},
+    }
+    return {
+        "steps": 3, "tasks_per_step": 2, "k": 2, "minibatches": 1, "starved": False, "deterministic": True, "overlap": "wait",
+        "staleness": 1, "checkpoint_every": 0, "eval": {"every": 0, "tasks": 1}, "policies": {"team": policy},
+        "log": {"console": "off", "traces_every": 0, "timeline": False},
+        "groups": {"main": {"model": model, "slots": 4, "threads": 1, **group}},
+    }  # fmt: skip
+
+
+def test_replicas_replay_to_the_same_bits(tiny_llama: str, tmp_path: Path) -> None:
+    """The replay compares episodes, figures and weights by itself. Of ranks that was tried by hand: their processes start slowly."""
+    run = train(ID, directory=tmp_path / "run", **tree(tiny_llama, replicas=2))
+    assert run.history[-1]["ending"] == "done" and (tmp_path / "run" / "policies" / "team").is_dir()
+    assert replay(tmp_path / "run", tmp_path / "again").step == 3
+
+
+def test_pools_are_refused(tiny_llama: str) -> None:
+    more = tree(tiny_llama, pool="gpu")
+    more["groups"] = {"a": more["groups"]["main"], "b": more["groups"]["main"]}
+    more["policies"] = {
+        "one": {**more["policies"]["team"], "group": "a"},
+        "two": {**more["policies"]["team"], "group": "b"},
+    }
+    with pytest.raises(
+        ConfigError, match="groups.a.pool: with overlap=wait engines speak while policies learn"
+    ):
+        resolve(ID, map={"first": "one", "second": "two"}, **more)
