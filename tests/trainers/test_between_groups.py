@@ -10,9 +10,9 @@ import pytest
 from unitymas.agents.answers import DecisionId
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.config.group_settings import GroupSpec, Learning, PolicySpec
-from unitymas.trainers.group.actor import ActorPeer, GroupActor
+from unitymas.trainers.group.actor import ActorPeer, GroupActor, RayGroup
 from unitymas.trainers.group.model_group import ModelGroup
-from unitymas.trainers.group.runtime import RayGroup, start_groups, stop_groups
+from unitymas.trainers.group.runtime import start_groups, stop_groups
 from unitymas.trainers.group.sample_store import Sample
 
 NEEDS = make_algorithm("ppo", kl_reward=0.05).needs

@@ -59,6 +59,12 @@ class RunPlan:
         """The table as this policy's credit settings see it."""
         return apply_credit(table, self.credits[policy]) if policy in self.credits else table
 
+    def reads_prompts(self, step: int) -> bool:
+        """Tell whether somebody reads the prompts of a step's episodes: files of the run, or a critic of whole traces."""
+        every = self.config.log.traces_every
+        written = every > 0 and step % every == 0
+        return written or any(algorithm.needs.values == "trace" for algorithm in self.algorithms.values())
+
     def worth(self, rows: Sequence[Decision]) -> dict[DecisionId, float]:
         """Decisions' rewards by id, each as its policy's credit settings see it: for trees that choose by them."""
         table = Table(rows)

@@ -229,6 +229,9 @@ class RunConfig(Settings):
     """Passes over the samples of a step."""
     concurrency: Count = 512
     """Largest number of episodes that are played at the same time."""
+    controllers: Count = 1
+    """Number of controllers that play the episodes of a step, each a range of its tasks (docs/scale.md). With runtime=ray each is a process
+    of its own. There is one table and one update, so results are the same."""
     episode_seconds: Positive | None = None
     """Longest time of an episode in seconds; then it is truncated. null: no limit. Not allowed in deterministic runs."""
     retries: Whole = 2

@@ -20,6 +20,7 @@ from .collect import Seat
 from .reporting.idle import Idle
 from .reporting.progress import Progress
 from .reporting.watchdog import Watchdog
+from .shards.sharded import Shards, start_shards
 from .statistics.table import Signal, ValueSummary
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class HostedGroups:
         self.sizes: dict[str, int] = {}  # parameters of each policy
         self.idle = Idle()
         self.turns: Mapping[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of each pool
+        self.shards: Shards | None = None  # other controllers that play; None: this one plays
         self.figures: dict[str, float] = {}  # metrics of pools (MiB held in each phase) and of replicas
 
     def of(self, policy: str) -> Group:
@@ -60,6 +62,9 @@ class HostedGroups:
         self.members = {name: self.watchdog.over(group, name) for name, group in groups.items()}
         try:
             await self._check()
+            if self.plan.config.controllers > 1:
+                alike = groups if self.plan.config.runtime == "ray" else self.members
+                self.shards = await start_shards(self.plan, alike, self.watchdog, self.idle)
         except BaseException:
             await together(*(group.close() for group in self.members.values()))
             raise
@@ -83,9 +88,18 @@ class HostedGroups:
                 )
 
     async def close(self) -> None:
-        """End all groups, one after the other."""
+        """End all controllers and groups, one after the other."""
+        if self.shards is not None:
+            self.shards.close()
         for group in self.members.values():
             await group.close()
+
+    def abandon(self) -> None:
+        """End all without waiting."""
+        if self.shards is not None:
+            self.shards.close()
+        for group in self.members.values():
+            group.abandon()
 
     async def save(self, folder: Path) -> None:
         """Every group's policies, for a checkpoint."""

@@ -13,12 +13,12 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...agents.answers import Answer, DecisionId
 from ...agents.basics.failures import Boundary, Ended, is_transient
-from ...agents.policies import Call
+from ...agents.policies import Call, Policy
 from ...agents.team import BoundTeam
 from ...envs.core.arena import Arena
 from ...envs.core.branch import Branch
@@ -52,6 +52,17 @@ class Seat:
 
     def __repr__(self) -> str:
         return f"policy {self.policy!r}"
+
+
+def seated(
+    players: Mapping[str, str],
+    policies: Container[str],
+    seat: Callable[[str], Policy],
+    guest: Callable[[str], Policy],
+) -> BoundTeam:
+    """Everybody at the table. `players`: agent -> policy or fixed player. A policy that plays several agents has one seat."""
+    seats = {name: seat(name) for name in dict.fromkeys(players.values()) if name in policies}
+    return BoundTeam({agent: seats.get(name) or guest(name) for agent, name in players.items()}, players)
 
 
 @dataclass(slots=True)
@@ -199,10 +210,12 @@ class Collector:
         worth: Worth | None = None,
         first: int = 0,
         attempts: Mapping[int, int] | None = None,
+        thin: bool = False,
     ) -> Harvest:
         """`k` episodes (or trees) of each task. `keep=False` plays for the score alone: nothing is sealed.
 
         `first` is the number of the first task under its label. `attempts` plays these samples alone, each from that attempt on.
+        `thin`: nobody will read prompts and tool results of the traces, and controllers in other processes may leave them out.
         """
         harvest = Harvest()
         began = time.perf_counter()
@@ -215,12 +228,13 @@ class Collector:
         async def counted(job: tuple[Task, int, int]) -> tuple[str, Trace | None, list[Decision]]:
             begun = 0 if attempts is None else attempts[job[1]]
             name, trace, rows = await self._episode(job, seed, label, harvest, on_trace, grow, begun)
+            if keep and trace is not None:
+                await self._seal(name, rows)  # while others are played, and in nobody's place
             self.progress.ended(sum(n.meta.tokens_out or 0 for n in trace.acts()) if trace else 0)
             return name, trace, rows
 
         async with self.team:
             played = await side_by_side(counted(job) for job in jobs)
-        sealing: list[Awaitable[object]] = []
         # in the order of tasks and samples, whoever came first
         for (_, _, index), (name, trace, rows) in zip(jobs, played, strict=True):
             if trace is None:
@@ -228,8 +242,6 @@ class Collector:
             harvest.take(name, trace, f"{label}:{index}")
             if keep:
                 harvest.decisions += rows
-                sealing.append(self._seal(name, rows))
-        await asyncio.gather(*sealing)  # side by side: over Ray they travel together
         harvest.seconds = time.perf_counter() - began
         return harvest
 

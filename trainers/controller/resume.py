@@ -30,7 +30,7 @@ KEPT = (
 """Keys that what was learned so far stands on."""
 
 
-LATER = {"checkpoints_best", "imports", "overlap", "players", "restart_pause"}
+LATER = {"checkpoints_best", "controllers", "imports", "overlap", "players", "restart_pause"}
 """Keys that runs of older versions do not write."""
 
 

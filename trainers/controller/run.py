@@ -21,7 +21,6 @@ from typing import cast
 from ...agents.basics.failures import GroupLost
 from ...agents.basics.hints import counted
 from ...agents.basics.manifest import signed
-from ...agents.policies import Policy
 from ...agents.spending import BudgetSpent
 from ...agents.team import BoundTeam
 from ...envs.core.arena import Arena
@@ -37,7 +36,7 @@ from ..group.contract import Group
 from ..recipes import make_recipe
 from . import checkpoint
 from .all_groups import HostedGroups
-from .collect import Collector, Cursor
+from .collect import Collector, Cursor, seated
 from .interrupt import Interrupts
 from .overlap.fitting import check_overlap
 from .overlap.replay import Recording, Replay
@@ -47,6 +46,7 @@ from .reporting.progress import Progress
 from .reporting.timeline import Timeline
 from .reporting.watchdog import Watchdog
 from .resume import NothingToResume, check_unfinished, newest, resumed, way_on
+from .shards.crossing import check_controllers
 from .statistics.table import Signal, Table
 from .step import Default
 from .stop_rules import Stopped, StopRules
@@ -85,6 +85,9 @@ class Run:
         try:
             self.recipe.check(self)
             check_overlap(config, self.recipe, self.recipe.plan(self))
+            check_controllers(
+                config, self.recipe.seats_by_name, self.recipe.plan(self), [self.arena, self.validation]
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -107,28 +110,23 @@ class Run:
     def collector_of(self, arena: Arena, temperature: float | None = None) -> Collector:
         """A collector for an environment; a temperature of its own is for validation, which asks no questions."""
         questions = self.config.counterfactual if temperature is None and arena is self.arena else {}
-        return Collector(
+        collector = Collector(
             arena, self.team({}, temperature, arena), self.groups, self.plan.home,
             trained=set(self.algorithms), concurrency=self.config.concurrency, retries=self.config.retries,
             counterfactual=questions, watchdog=self.watchdog, progress=self.progress,
         )  # fmt: skip
+        return collector if self.hosts.shards is None else self.hosts.shards.over(collector)
 
     def team(
         self, players: Mapping[str, str] = {}, temperature: float | None = None, arena: Arena | None = None
     ) -> BoundTeam:
         """Everybody at the table, by the map; `players` (agent -> policy) seats some otherwise."""
         arena = arena or self.arena
-        seats: dict[str, Policy] = {}
-        made: dict[str, Policy] = {}
         names = {agent: players.get(agent) or self.player(agent, arena) for agent in arena.roles}
-        for agent, player in names.items():
-            if player in self.config.policies:
-                if player not in made:
-                    made[player] = self.hosts.seat(player, temperature)
-                seats[agent] = made[player]
-            else:
-                seats[agent] = self.plan.guests.player(player, arena.expert)
-        return BoundTeam(seats, names)
+        return seated(
+            names, self.config.policies, lambda policy: self.hosts.seat(policy, temperature),
+            lambda player: self.plan.guests.player(player, arena.expert),
+        )  # fmt: skip
 
     # the loop ----------------------------------------------------------------------------------------
 
@@ -201,8 +199,7 @@ class Run:
         """End the groups without waiting."""
         self.book.finish("stopped at once")
         print(f"unitymas: {way_on(self.dir, verified=False)}", file=sys.stderr, flush=True)
-        for group in self.groups.values():
-            group.abandon()
+        self.hosts.abandon()
 
     async def _begin(self) -> None:
         """Begin from the newest checkpoint, or from the first validation."""

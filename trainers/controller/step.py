@@ -40,6 +40,9 @@ class Default:
     Each recipe says so for itself: the flag is not inherited.
     """
 
+    seats_by_name: ClassVar[bool] = True
+    """Flag: its teams are policies and fixed players as they are, so other controllers can seat them by name (controllers=N)."""
+
     def check(self, run: Stage) -> None:
         """Raise what does not fit the run's environment and map, before anything is loaded."""
 
@@ -112,6 +115,7 @@ class Default:
                 more = await collector.collect(
                     cursor.take(missing), plan.k, run.config.seed, label, run.on_trace,
                     tree=plan.tree, judge=run.hosts.foresee, worth=run.plan.worth if run.plan.credits else None,
+                    thin=not run.plan.reads_prompts(run.step),
                 )  # fmt: skip
             self.prepared(run, more)
             for name in harvest.add(more, self.useful(run, more) if plan.resample else None):

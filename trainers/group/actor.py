@@ -17,17 +17,28 @@ import itertools
 import pickle
 import platform
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...agents.answers import Answer, DecisionId
 from ...agents.basics.failures import GroupLost
+from ...agents.policies import Call
+from ..algorithms.algorithm import Algorithm, Needs
+from ..config.group_settings import GroupSpec
+from ..controller.statistics.table import Signal, ValueSummary
+from .cluster import release
+from .contract import GroupReport, Peer
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
 
-    from .sample_store import Sample
+    from .sample_store import Sample, SampleRow
+
+T = TypeVar("T")
 
 Parcel = list[tuple[int, bytes]]
 """Calls of one tick, each packed by itself, so that one that cannot travel harms no other: ticket, (method, arguments)."""
@@ -116,6 +127,169 @@ class ActorPeer:
             raise error.cause from error
         except RayActorError as error:
             raise GroupLost(f"group {self.name!r} is gone: {str(error).strip().splitlines()[0]}") from error
+
+
+class ActorCaller:
+    """Caller of an actor, over the link of the event loop that runs. An actor that is gone is a lost group with a name."""
+
+    def __init__(self, name: str, actor: ActorHandle) -> None:
+        self.name, self.actor = name, actor
+        self._link: ActorLink | None = None
+
+    @property
+    def link(self) -> ActorLink:
+        """The link of the event loop that runs now."""
+        if self._link is None or self._link.loop is not asyncio.get_running_loop():
+            self._link = ActorLink(self.actor)
+        return self._link
+
+    async def begin(self) -> None:
+        """Wait until what lives in the actor stands. Its node must compute with what this process computes with."""
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            there = await self.actor.begin.remote()
+        except RayActorError as error:
+            cause = str(error).strip().splitlines()[0]
+            raise GroupLost(f"{self.name} is gone while it starts: {cause}") from error
+        except RayTaskError as error:
+            raise error.cause from error
+        check_versions(self.name, there)
+
+    async def _ask(self, method: str, *arguments: object) -> Any:
+        return await self._lost(self.link.ask(method, *arguments))
+
+    async def _lost(self, answer: Awaitable[T]) -> T:
+        """Await an answer. An actor that is gone is a failure with a name of its own."""
+        from ray.exceptions import RayActorError
+
+        try:
+            return await answer
+        except RayActorError as error:
+            cause = str(error).strip().splitlines()[0]
+            raise GroupLost(f"{self.name} is gone: {cause}") from error
+
+    def abandon(self) -> None:
+        """Stop the actor without waiting."""
+        import ray
+
+        ray.kill(self.actor)
+
+
+class RayGroup(ActorCaller):
+    """A model group in an actor: each method returns what the group's own returns."""
+
+    def __init__(self, spec: GroupSpec, actor: ActorHandle, reserved: PlacementGroup | None = None) -> None:
+        super().__init__(f"group {spec.name!r}", actor)
+        self.spec, self.reserved = spec, reserved
+
+    async def generate(
+        self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
+    ) -> Answer:
+        """Generate as the group does. When the caller here is cancelled, the request in the actor is
+        cancelled too.
+        """
+        link = self.link
+        try:
+            answer: Answer = await self._lost(link.ask("generate", policy, call, temperature, keep))
+            return answer
+        except asyncio.CancelledError:
+            link.tell("cancel", call.episode, call.node)
+            raise
+
+    async def cancel(self, episode: str, node: str | None = None) -> int:
+        answer: int = await self._ask("cancel", episode, node)
+        return answer
+
+    async def seal(self, episode: str, keep: Sequence[str]) -> list[DecisionId]:
+        answer: list[DecisionId] = await self._ask("seal", episode, keep)
+        return answer
+
+    async def drop(self, episode: str, cause: str) -> int:
+        answer: int = await self._ask("drop", episode, cause)
+        return answer
+
+    async def retire(self, episodes: Collection[str]) -> dict[str, int]:
+        answer: dict[str, int] = await self._ask("retire", episodes)
+        return answer
+
+    async def send(self, ids: Sequence[DecisionId], peer: Peer, news: bool = False) -> None:
+        await self._ask("send", ids, peer, news)
+
+    @property
+    def peer(self) -> Peer:
+        return ActorPeer(self.actor, self.spec.name)
+
+    async def records(
+        self, ids: Sequence[DecisionId], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
+    ) -> list[SampleRow]:
+        answer: list[SampleRow] = await self._ask("records", ids, policy, algorithm, signals)
+        return answer
+
+    async def admit(self, samples: Sequence[Sample]) -> None:
+        await self._ask("admit", samples)
+
+    async def phase(self, name: str) -> dict[str, int]:
+        answer: dict[str, int] = await self._ask("phase", name)
+        return answer
+
+    async def values(
+        self,
+        policy: str,
+        ids: Sequence[DecisionId],
+        needs: Needs,
+        critic: str | None = None,
+        contexts: Mapping[DecisionId, str] | None = None,
+    ) -> dict[DecisionId, ValueSummary]:
+        answer: dict[DecisionId, ValueSummary] = await self._ask(
+            "values", policy, ids, needs, critic, contexts
+        )
+        return answer
+
+    async def prepare(self, policy: str, ids: Sequence[DecisionId]) -> None:
+        await self._ask("prepare", policy, ids)
+
+    async def update(
+        self,
+        policy: str,
+        algorithm: Algorithm,
+        signals: Sequence[Signal],
+        minibatches: Sequence[Sequence[DecisionId]],
+    ) -> dict[str, float]:
+        answer: dict[str, float] = await self._ask("update", policy, algorithm, signals, minibatches)
+        return answer
+
+    async def publish(self, policy: str | None = None) -> dict[str, int]:
+        answer: dict[str, int] = await self._ask("publish", policy)
+        return answer
+
+    async def save(self, path: str | Path) -> None:
+        await self._ask("save", path)
+
+    async def load(self, path: str | Path) -> dict[str, int]:
+        answer: dict[str, int] = await self._ask("load", path)
+        return answer
+
+    async def export(self, policy: str, path: str | Path) -> str:
+        answer: str = await self._ask("export", policy, path)
+        return answer
+
+    async def adopt(self, policy: str, path: str | Path) -> None:
+        await self._ask("adopt", policy, path)
+
+    async def report(self) -> GroupReport:
+        answer: GroupReport = await self._ask("report")
+        return answer
+
+    async def close(self) -> None:
+        """Stop the actor and free its memory."""
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Stop the actor without waiting, and give its place back."""
+        super().abandon()
+        release(self.reserved)
+        self.reserved = None
 
 
 @dataclass(slots=True)

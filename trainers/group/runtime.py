@@ -13,169 +13,23 @@ spec must fix that number.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from ...agents.answers import Answer, DecisionId
-from ...agents.basics.failures import GroupLost
-from ...agents.policies import Call
-from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec, sharded
 from ..config.schema import RayConfig
-from ..controller.statistics.table import Signal, ValueSummary
-from .actor import ActorLink, ActorPeer, GroupActor, check_versions
-from .cluster import CALLS_AT_ONCE, beside, check_room, connect, placement, release, reserve
+from .actor import GroupActor, RayGroup
+from .cluster import CALLS_AT_ONCE, beside, check_room, connect, placement, reserve
 from .contract import METHODS as METHODS
-from .contract import Group, GroupReport, Peer
+from .contract import Group
 from .model_group import ModelGroup
-from .sample_store import Sample, SampleRow
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
-    from ray.util.placement_group import PlacementGroup
 
 T = TypeVar("T")
 Runtime = Literal["local", "ray"]
-
-
-class RayGroup:
-    """A model group in an actor: each method returns what the group's own returns."""
-
-    def __init__(self, spec: GroupSpec, actor: ActorHandle, reserved: PlacementGroup | None = None) -> None:
-        self.spec, self.actor, self.reserved = spec, actor, reserved
-        self._link: ActorLink | None = None
-
-    @property
-    def link(self) -> ActorLink:
-        """The link of the event loop that runs now."""
-        if self._link is None or self._link.loop is not asyncio.get_running_loop():
-            self._link = ActorLink(self.actor)
-        return self._link
-
-    async def _ask(self, method: str, *arguments: object) -> Any:
-        return await self._lost(self.link.ask(method, *arguments))
-
-    async def _lost(self, answer: Awaitable[T]) -> T:
-        """Await an answer. An actor that is gone is a failure with a name of its own."""
-        from ray.exceptions import RayActorError
-
-        try:
-            return await answer
-        except RayActorError as error:
-            cause = str(error).strip().splitlines()[0]
-            raise GroupLost(f"group {self.spec.name!r} is gone: {cause}") from error
-
-    async def generate(
-        self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
-    ) -> Answer:
-        """Generate as the group does. When the caller here is cancelled, the request in the actor is
-        cancelled too.
-        """
-        link = self.link
-        try:
-            answer: Answer = await self._lost(link.ask("generate", policy, call, temperature, keep))
-            return answer
-        except asyncio.CancelledError:
-            link.tell("cancel", call.episode, call.node)
-            raise
-
-    async def cancel(self, episode: str, node: str | None = None) -> int:
-        answer: int = await self._ask("cancel", episode, node)
-        return answer
-
-    async def seal(self, episode: str, keep: Sequence[str]) -> list[DecisionId]:
-        answer: list[DecisionId] = await self._ask("seal", episode, keep)
-        return answer
-
-    async def drop(self, episode: str, cause: str) -> int:
-        answer: int = await self._ask("drop", episode, cause)
-        return answer
-
-    async def retire(self, episodes: Collection[str]) -> dict[str, int]:
-        answer: dict[str, int] = await self._ask("retire", episodes)
-        return answer
-
-    async def send(self, ids: Sequence[DecisionId], peer: Peer, news: bool = False) -> None:
-        await self._ask("send", ids, peer, news)
-
-    @property
-    def peer(self) -> Peer:
-        return ActorPeer(self.actor, self.spec.name)
-
-    async def records(
-        self, ids: Sequence[DecisionId], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
-    ) -> list[SampleRow]:
-        answer: list[SampleRow] = await self._ask("records", ids, policy, algorithm, signals)
-        return answer
-
-    async def admit(self, samples: Sequence[Sample]) -> None:
-        await self._ask("admit", samples)
-
-    async def phase(self, name: str) -> dict[str, int]:
-        answer: dict[str, int] = await self._ask("phase", name)
-        return answer
-
-    async def values(
-        self,
-        policy: str,
-        ids: Sequence[DecisionId],
-        needs: Needs,
-        critic: str | None = None,
-        contexts: Mapping[DecisionId, str] | None = None,
-    ) -> dict[DecisionId, ValueSummary]:
-        answer: dict[DecisionId, ValueSummary] = await self._ask(
-            "values", policy, ids, needs, critic, contexts
-        )
-        return answer
-
-    async def prepare(self, policy: str, ids: Sequence[DecisionId]) -> None:
-        await self._ask("prepare", policy, ids)
-
-    async def update(
-        self,
-        policy: str,
-        algorithm: Algorithm,
-        signals: Sequence[Signal],
-        minibatches: Sequence[Sequence[DecisionId]],
-    ) -> dict[str, float]:
-        answer: dict[str, float] = await self._ask("update", policy, algorithm, signals, minibatches)
-        return answer
-
-    async def publish(self, policy: str | None = None) -> dict[str, int]:
-        answer: dict[str, int] = await self._ask("publish", policy)
-        return answer
-
-    async def save(self, path: str | Path) -> None:
-        await self._ask("save", path)
-
-    async def load(self, path: str | Path) -> dict[str, int]:
-        answer: dict[str, int] = await self._ask("load", path)
-        return answer
-
-    async def export(self, policy: str, path: str | Path) -> str:
-        answer: str = await self._ask("export", policy, path)
-        return answer
-
-    async def adopt(self, policy: str, path: str | Path) -> None:
-        await self._ask("adopt", policy, path)
-
-    async def report(self) -> GroupReport:
-        answer: GroupReport = await self._ask("report")
-        return answer
-
-    async def close(self) -> None:
-        """Stop the actor and free its memory."""
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Stop the actor without waiting, and give its place back."""
-        import ray
-
-        ray.kill(self.actor)
-        release(self.reserved)
-        self.reserved = None
 
 
 async def start_groups(
@@ -227,33 +81,19 @@ async def _start_ray(specs: Mapping[str, GroupSpec], settings: RayConfig) -> dic
     check_room(specs, sum(spec.gpus + beside(spec) for spec in specs.values()))
     reserved = await reserve(specs, settings)
     groups: dict[str, Group] = {}
+    started: list[RayGroup] = []
     try:
-        begun = []
         for index, (name, spec) in enumerate(specs.items()):
             actor = _actor(spec, placement(reserved, index))
             last = index == len(specs) - 1  # the last to be closed gives the placement back
-            groups[name] = RayGroup(spec, actor, reserved if last else None)
-            begun.append(_begun(name, actor))
-        await asyncio.gather(*begun)
+            started.append(RayGroup(spec, actor, reserved if last else None))
+            groups[name] = started[-1]
+        await asyncio.gather(*(group.begin() for group in started))
     except BaseException:
         for group in groups.values():
             group.abandon()  # no actor stays behind
         raise
     return groups
-
-
-async def _begun(name: str, actor: ActorHandle) -> None:
-    """Wait until a group stands. Its node must compute with what this process computes with."""
-    from ray.exceptions import RayActorError, RayTaskError
-
-    try:
-        there = await actor.begin.remote()
-    except RayActorError as error:
-        cause = str(error).strip().splitlines()[0]
-        raise GroupLost(f"group {name!r} is gone while it starts: {cause}") from error
-    except RayTaskError as error:
-        raise error.cause from error
-    check_versions(f"group {name!r}", there)
 
 
 def _actor(spec: GroupSpec, place: Mapping[str, object]) -> ActorHandle:

@@ -41,6 +41,7 @@ class MixedSeat(PolicyWrapper):
 @dataclass(frozen=True)
 class Cross(Default):
     overlaps = True
+    seats_by_name = False
 
     probability: float = 0.2
     """Probability that an act is made by another policy. Usual 0.1–0.3."""

@@ -1,6 +1,6 @@
 """A star of many groups, simulated: how busy do the controller, the workflow and Ray keep engines of a given speed?
 
-    unitymas bench simulate [--groups 1,4,16] [--flight 256,1024,4096] [--pace 8b-h100] [--runtime ray]
+    unitymas bench simulate [--groups 1,4,16] [--flight 256,1024,4096] [--controllers 1,2] [--pace 8b-h100] [--runtime ray]
 
 What is real: the controller (collector, M-ASK with its retrieval, prompts, parsing, rewards, table, seals), Ray's actors and
 the messages. What is simulated: the engines, which answer as late as a model of their speed says (paced.py tells its source),
@@ -9,55 +9,47 @@ half as many slots in all (`--slots` a group instead), so that there is always s
 
 *utilisation* is the share of the slots that are taken, between the end of the first episodes (half of those in flight) and the
 beginning of the last one: what the controller cannot feed in time is missing. *controller* is the processor time of this process
-for 1,000 calls, workflow and retrieval included. *calls/s* is what the star carried; `limit` what the controller alone would
-carry if it had a processor to itself.
+for 1,000 calls, workflow and retrieval included. *calls/s* is what the star carried; `limit` what the busiest process of a
+controller would carry if each had a processor to itself. With `--controllers N` N processes play (shards), and *shard* is what each of
+them takes for 1,000 calls of its own; *controller* is then the one that keeps the table, and bytes are those between the two.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import pickle
 import time
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from ....agents.answers import Answer
-from ....agents.policies import Call, Policy
-from ....agents.team import BoundTeam
+from ....agents.policies import Call
 from ....envs.core.arena import Arena
-from ....envs.core.trace import Trace
 from ....envs.registry import make_arena
 from ....trainers.config.group_settings import GroupSpec, PolicySpec
-from ....trainers.config.schema import RayConfig
-from ....trainers.controller.collect import Collector, Cursor
-from ....trainers.group.actor import GroupActor
+from ....trainers.config.schema import RayConfig, RunConfig
+from ....trainers.controller.collect import Collector, Cursor, Harvest
+from ....trainers.controller.reporting.idle import Idle
+from ....trainers.controller.reporting.progress import Progress
+from ....trainers.controller.reporting.watchdog import Watchdog
+from ....trainers.controller.shards.sharded import Shards
+from ....trainers.group.actor import GroupActor, RayGroup
 from ....trainers.group.cluster import CALLS_AT_ONCE, connect
 from ....trainers.group.contract import Group
-from ....trainers.group.runtime import RayGroup
+from .dealt import DealtShard, TimedShard, dealt
 from .paced import PACES, EngineSpeed, Lengths, PacedGroup
-
-
-class Dealt:
-    """A seat whose episodes are dealt out to policies, one in each group."""
-
-    def __init__(self, groups: Mapping[str, Group]) -> None:
-        self.groups = list(groups.items())
-
-    async def act(self, call: Call) -> Answer:
-        """Ask the episode's group."""
-        name, group = self.groups[zlib.crc32(call.episode.encode()) % len(self.groups)]
-        return await group.generate(f"policy-{name}", call, None, True)
 
 
 @dataclass
 class Regime:
     """Result of one regime."""
 
+    controllers: int
     groups: int
     flight: int
     slots: int
@@ -66,6 +58,8 @@ class Regime:
     calls_per_second: float
     controller: float
     """Seconds of this process for 1,000 calls."""
+    shard: float
+    """Seconds of a shard for 1,000 calls of its own; 0 where this process plays."""
     groups_cpu: float
     """Processors that the paced groups took together: the price of the simulation itself."""
     own_cpu: float
@@ -77,16 +71,17 @@ class Regime:
 
     def line(self) -> str:
         """Return the regime as a row of the table."""
-        limit = 1000 / self.controller if self.controller else 0.0
+        slowest = max(self.controller, self.shard / self.controllers)
+        limit = 1000 / slowest if slowest else 0.0
         return (
-            f"{self.groups:>6}{self.flight:>8}{self.slots:>7}{self.utilisation:>13.3f}{self.calls_per_second:>9.0f}"
-            f"{self.controller:>12.3f}{limit:>8.0f}{self.own_cpu:>10.2f}{self.groups_cpu:>12.2f}{self.bytes_per_call:>8.0f}"
+            f"{self.controllers:>11}{self.groups:>8}{self.flight:>8}{self.slots:>7}{self.utilisation:>13.3f}{self.calls_per_second:>9.0f}"
+            f"{self.controller:>12.3f}{self.shard:>8.3f}{limit:>8.0f}{self.own_cpu:>10.2f}{self.groups_cpu:>12.2f}{self.bytes_per_call:>8.0f}"
             f"{self.seal_seconds:>8.2f}"
         )
 
 
 HEAD = (
-    f"{'groups':>6}{'flight':>8}{'slots':>7}{'utilisation':>13}{'calls/s':>9}{'controller':>12}{'limit':>8}{'own cpu':>10}"
+    f"{'controllers':>11}{'groups':>8}{'flight':>8}{'slots':>7}{'utilisation':>13}{'calls/s':>9}{'controller':>12}{'shard':>8}{'limit':>8}{'own cpu':>10}"
     f"{'groups cpu':>12}{'bytes':>8}{'seals':>8}"
 )
 
@@ -94,44 +89,62 @@ HEAD = (
 class Window:
     """Part of a collection in which the engines could be full: both of its ends are measured."""
 
-    def __init__(self, groups: Mapping[str, Group], first: int, last: int) -> None:
-        self.groups, self.marks, self.ended, self.last_reply = groups, (first, last), 0, 0.0
+    def __init__(self, groups: Mapping[str, Group], shards: Shards | None, first: int, last: int) -> None:
+        self.groups, self.marks, self.last_reply = groups, (first, last), 0.0
+        self.shards = (
+            [] if shards is None else [shard for shard in shards.members if isinstance(shard, TimedShard)]
+        )
         self.reports: list[asyncio.Task[list[Any]]] = []
         self.own: list[float] = []
 
-    def over(self, trace: Trace) -> None:
+    def over(self, progress: Progress) -> None:
         """An episode is over."""
-        self.ended, self.last_reply = self.ended + 1, time.perf_counter()
-        if self.ended in self.marks:
+        self.last_reply = time.perf_counter()
+        if progress.done in self.marks:
             self.own.append(time.process_time())
             self.reports.append(asyncio.ensure_future(self._look()))
 
     async def _look(self) -> list[Any]:
         return [
             time.perf_counter(),
+            sum(await asyncio.gather(*(shard.used() for shard in self.shards))),
             *await asyncio.gather(*(group.report() for group in self.groups.values())),
         ]
 
 
-async def regime(arena: Arena, groups: Mapping[str, Group], flight: int, slots: int, rounds: float) -> Regime:
+async def regime(
+    arena: Arena, groups: Mapping[str, Group], shards: Shards | None, flight: int, slots: int, rounds: float
+) -> Regime:
     """Collect with so many episodes in flight, and look at the engines."""
-    episodes = round(flight * rounds)
-    window = Window(groups, flight // 2, episodes - flight)
-    seat: Policy = Dealt(groups)
-    team = BoundTeam(dict.fromkeys(arena.roles, seat), dict.fromkeys(arena.roles, "dealt"))
+    episodes = round(flight * rounds) // 8 * 8
+    window = Window(groups, shards, flight // 2, episodes - flight)
+    team = dealt(groups, dict.fromkeys(arena.roles, "dealt"))
     home = {f"policy-{name}": name for name in groups}
-    collector = Collector(arena, team, groups, home, trained=set(home), concurrency=flight)
-    tasks = Cursor(list(arena.task_ids), 0).take(max(1, episodes // 8))
-    harvest = await collector.collect(tasks, 8, flight, f"f{flight}", window.over)
+    progress = Progress()
+    progress.show = window.over
+    collector = Collector(arena, team, groups, home, trained=set(home), concurrency=flight, progress=progress)
+    if shards is not None:
+        collector = shards.over(collector)
+    tasks = Cursor(list(arena.task_ids), 0).take(episodes // 8)
+    harvest = await collector.collect(tasks, 8, flight, f"f{flight}", thin=True)
     sealed = time.perf_counter() - window.last_reply
     if harvest.failures:
         raise RuntimeError(f"episodes failed: {dict(harvest.failures)}")
-    (begin, *first), (end, *last) = [await report for report in window.reports]
+    (begin, before, *first), (end, after, *last) = [await report for report in window.reports]
     calls = sum(b["calls"] - a["calls"] for a, b in zip(first, last, strict=True))
     held = sum(b["slot_seconds"] - a["slot_seconds"] for a, b in zip(first, last, strict=True))
     seconds = end - begin
     own = window.own[1] - window.own[0]
     theirs = sum(b["cpu"] - a["cpu"] for a, b in zip(first, last, strict=True))
+    return Regime(
+        len(window.shards) or 1, len(groups), flight, slots, held / (seconds * slots * len(groups)), calls / seconds,
+        own / calls * 1000, (after - before) / calls * 1000, theirs / seconds, own / seconds,
+        size_of_call(harvest) if shards is None else size_of_rows(harvest), sealed, len(harvest.traces),
+    )  # fmt: skip
+
+
+def size_of_call(harvest: Harvest) -> float:
+    """Bytes of a call to a group and of its answer."""
     act = harvest.traces[0].acts()[-1]
     call = Call(
         agent=act.agent or "",
@@ -141,11 +154,14 @@ async def regime(arena: Arena, groups: Mapping[str, Group], flight: int, slots: 
         node=act.id,
     )
     size = len(pickle.dumps(("generate", ("policy-0", call, None, True)), protocol=5))
-    size += len(pickle.dumps((True, Answer(act.text or "", act.meta)), protocol=5))
-    return Regime(
-        len(groups), flight, slots, held / (seconds * slots * len(groups)), calls / seconds, own / calls * 1000,
-        theirs / seconds, own / seconds, size, sealed, len(harvest.traces),
-    )  # fmt: skip
+    return size + len(pickle.dumps((True, Answer(act.text or "", act.meta)), protocol=5))
+
+
+def size_of_rows(harvest: Harvest) -> float:
+    """Bytes of what a shard hands back, for each call."""
+    calls = sum(len(trace.acts()) for trace in harvest.traces[:8])
+    rows = [row for row in harvest.decisions if row.episode in harvest.episodes[:8]]
+    return len(pickle.dumps((harvest.traces[:8], rows), protocol=5)) / calls
 
 
 def started(count: int, runtime: str, pace: EngineSpeed, slots: int, lengths: Lengths) -> dict[str, Group]:
@@ -164,6 +180,22 @@ def started(count: int, runtime: str, pace: EngineSpeed, slots: int, lengths: Le
     }
 
 
+async def sharded(groups: Mapping[str, Group], count: int, flight: int) -> Shards | None:
+    """Start the controllers that play; None: this process plays."""
+    if count == 1:
+        return None
+    config = RunConfig(concurrency=flight, controllers=count, runtime="ray")
+    alike = {
+        name: RayGroup(group.spec, group.actor)
+        for name, group in groups.items()
+        if isinstance(group, RayGroup)
+    }
+    home = {f"policy-{name}": name for name in groups}
+    members = [TimedShard(number, DealtShard, config, alike, home) for number in range(count)]
+    await asyncio.gather(*(member.begin() for member in members))
+    return Shards(members, Watchdog(0), Idle())
+
+
 async def simulate(args: argparse.Namespace) -> list[Regime]:
     """Measure all regimes, and print each."""
     pace, lengths = PACES[args.pace], Lengths(reply=args.reply)
@@ -177,15 +209,17 @@ async def simulate(args: argparse.Namespace) -> list[Regime]:
         connect(RayConfig())
     arena = make_arena("mask-hotpotqa", data="mini", prompts="full", split="train", max_turns=args.turns)
     table = []
-    for count in args.groups:
-        for flight in args.flight:
-            slots = args.slots or max(1, flight // (2 * count))
-            groups = started(count, args.runtime, pace, slots, lengths)
-            await asyncio.gather(*(group.report() for group in groups.values()))
-            table.append(await regime(arena, groups, flight, slots, args.rounds))
-            print(table[-1].line(), flush=True)
-            for group in groups.values():
-                group.abandon()
+    for count, flight, controllers in itertools.product(args.groups, args.flight, args.controllers):
+        slots = args.slots or max(1, flight // (2 * count))
+        groups = started(count, args.runtime, pace, slots, lengths)
+        await asyncio.gather(*(group.report() for group in groups.values()))
+        shards = await sharded(groups, controllers, flight)
+        table.append(await regime(arena, groups, shards, flight, slots, args.rounds))
+        print(table[-1].line(), flush=True)
+        if shards is not None:
+            shards.close()
+        for group in groups.values():
+            group.abandon()
     return table
 
 
@@ -200,6 +234,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--groups", type=numbers, default=[1, 4, 16])
+    parser.add_argument(
+        "--controllers",
+        type=numbers,
+        default=[1],
+        help="processes that play; more than 1 needs --runtime ray",
+    )
     parser.add_argument("--flight", type=numbers, default=[256, 1024, 4096], help="episodes at once")
     parser.add_argument(
         "--slots", type=int, default=0, help="slots of each group (0: half as many in all as episodes)"
@@ -214,6 +254,8 @@ def main() -> None:
     parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
     parser.add_argument("--out", type=Path, help="a JSON file of the result")
     args = parser.parse_args()
+    if max(args.controllers) > 1 and args.runtime != "ray":
+        parser.error("--controllers: several need --runtime ray")
     table = asyncio.run(simulate(args))
     if args.out:
         told = {

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FREE = (
     "steps", "checkpoint_every", "checkpoints", "checkpoints_best", "restart_pause", "log.*", "eval.*", "watchdog", "restarts", "patience", "starved",
-    "concurrency", "runtime", "ray.*", "imports*", "retries",
+    "concurrency", "controllers", "runtime", "ray.*", "imports*", "retries",
 )  # fmt: skip
 """Keys that change nothing of what is trained."""
 

@@ -27,7 +27,9 @@ class Timeline:
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.origin = path, time.perf_counter() - time.time()
-        self.calls: dict[str, list[tuple[float, float]]] = defaultdict(list)  # group -> open generate calls
+        self.calls: dict[str, list[tuple[float, float]]] = defaultdict(
+            list
+        )  # group -> open generate calls; controller -> open draws
         self.work: dict[str, list[tuple[float, float]]] = defaultdict(list)  # group -> its longer calls
         self.bars: list[dict[str, object]] = []
         self._phase: tuple[str, float] | None = None
@@ -46,7 +48,7 @@ class Timeline:
 
     def call(self, group: str, method: str, policy: str, began: float, ended: float) -> None:
         """Note a call that a group has answered."""
-        if method == "generate":
+        if method in ("generate", "play"):
             self.calls[group].append((began, ended))
         elif method not in SHORT:
             name = f"{method} {policy}".strip()

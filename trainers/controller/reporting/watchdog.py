@@ -21,7 +21,7 @@ from ...group.contract import Group
 
 POOLS = ("MainThread", "group", "unitymas", "openai", "vllm")
 """Beginnings of the names of threads whose place is told."""
-NO_POLICY = ("save", "load", "seal", "drop", "cancel", "phase")
+NO_POLICY = ("play", "save", "load", "seal", "drop", "cancel", "phase")
 """Calls whose first argument is text, but no policy's name."""
 
 
@@ -125,6 +125,8 @@ def _asked(method: str, arguments: tuple[object, ...]) -> str:
     policy = f" of policy {arguments[0]!r}" if arguments and isinstance(arguments[0], str) else ""
     if method in ("seal", "drop", "cancel"):
         return f"{method} episode {arguments[0] if arguments else '?'}"
+    if method == "play":
+        return f"play draw {arguments[0]}"
     if method == "generate" and len(arguments) > 1 and isinstance(call := arguments[1], Call):
         return f"generate{policy}, episode {call.episode}, node {call.node}, role {call.role!r}"
     return f"{method}{policy}"

@@ -1,0 +1,133 @@
+"""A shard: one of several controllers that play. Workflows, prompts, parsing, tools and rewards of its draws are here.
+
+It asks the same groups as everybody, and seals its episodes there. What it hands back is thin: decisions with their credits, and
+traces, without prompts and tool results where nobody will read them. It keeps nothing from draw to draw, so a run goes on with
+another number of shards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ....agents.team import BoundTeam
+from ....envs.core.arena import Arena
+from ....envs.core.records import Act, Use
+from ....envs.core.trace import Trace
+from ....own import load
+from ...config.plan import guests
+from ...config.schema import RunConfig
+from ...group.contract import Group
+from ..collect import Collector, Harvest, Seat, seated
+from ..counterfactual import Counterfactual
+from ..reporting.watchdog import Watchdog
+
+
+@dataclass(frozen=True, slots=True)
+class Seating:
+    """Settings that all draws of a collection share: where they are played, by whom, and who learns."""
+
+    arena: int
+    players: Mapping[str, str]
+    """Agent -> policy or fixed player."""
+    temperature: float | None
+    trained: tuple[str, ...]
+    counterfactual: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDraw:
+    """A draw of a task, with all its samples."""
+
+    task: str
+    number: int
+    """Number of the draw under its label."""
+    k: int
+    seed: int
+    label: str
+    keep: bool
+    thin: bool
+    attempts: Mapping[int, int] | None
+
+
+class Shard:
+    """Plays draws. Built in the controller's process, or in an actor of its own."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        groups: Mapping[str, Group],
+        home: Mapping[str, str],
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        for name in config.imports:
+            load(name)
+        self.config, self.home, self.reports = config, home, list[str]()
+        if watchdog is None:  # in an actor nobody sees what is printed
+            watchdog = Watchdog(config.watchdog, self.reports.append)
+            watchdog.start()
+            groups = {name: watchdog.over(group, name) for name, group in groups.items()}
+        self.groups, self.watchdog = groups, watchdog
+        self.guests = guests(config)
+        self.arenas: dict[int, Arena] = {}
+        self.collectors: list[tuple[Seating, Collector]] = []
+
+    async def open(self, number: int, arena: Arena | bytes) -> None:
+        """Take in an environment. Draws name it by its number."""
+        if isinstance(arena, bytes):
+            from ray import cloudpickle
+
+            self.arenas[number] = cloudpickle.loads(arena)
+        else:
+            self.arenas[number] = arena
+
+    async def play(self, seating: Seating, draw: TaskDraw) -> Harvest:
+        """Play the samples of a draw, and seal them."""
+        harvest = await self.collector(seating).collect(
+            [draw.task], draw.k, draw.seed, draw.label, keep=draw.keep, first=draw.number, attempts=draw.attempts
+        )  # fmt: skip
+        if draw.thin:
+            for trace in harvest.traces:
+                slim(trace)
+        return harvest
+
+    async def news(self) -> str:
+        """Wait until the watchdog of this process reports, and return its words."""
+        while not self.reports:
+            await asyncio.sleep(1.0)
+        return self.reports.pop(0)
+
+    def collector(self, seating: Seating) -> Collector:
+        """Return the collector of a seating; the same seating has the same one, and with it the same limit of episodes in flight."""
+        for known, collector in self.collectors:
+            if known == seating:
+                return collector
+        config, arena = self.config, self.arenas[seating.arena]
+        questions: Mapping[str, Counterfactual] = config.counterfactual if seating.counterfactual else {}
+        collector = Collector(
+            arena, self.team(seating, arena), self.groups, self.home, trained=set(seating.trained),
+            concurrency=-(-config.concurrency // config.controllers), retries=config.retries, counterfactual=questions,
+            watchdog=self.watchdog,
+        )  # fmt: skip
+        self.collectors.append((seating, collector))
+        return collector
+
+    def team(self, seating: Seating, arena: Arena) -> BoundTeam:
+        """The players of a seating."""
+
+        def seat(policy: str) -> Seat:
+            return Seat(self.groups[self.home[policy]], policy, seating.temperature)
+
+        return seated(
+            seating.players, self.config.policies, seat, lambda name: self.guests.player(name, arena.expert)
+        )
+
+
+def slim(trace: Trace) -> None:
+    """Leave out what is long and that nobody will read."""
+    for node in trace.nodes:
+        if isinstance(node, Act):
+            node.messages, node.fields = (), {}
+        elif isinstance(node, Use):
+            node.result = node.private = None
