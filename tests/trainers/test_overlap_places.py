@@ -9,6 +9,7 @@ from unitymas.trainers.controller.replaying import replay
 from unitymas.envs.registry import unregister
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.config.schema import ConfigError
+from unitymas.trainers.controller.replayed_run import replay
 from unitymas.trainers.controller.run import train
 
 from .pairs import register_pair
