@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unitymas.trainers.controller.replaying import replay
 
 from unitymas.envs.registry import unregister
 from unitymas.trainers.config.resolve import resolve
