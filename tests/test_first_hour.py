@@ -127,7 +127,7 @@ MISTAKES = {
     "train mask-hotpotqa k=1 policies.*.algorithm.name=grpo": "unitymas train: policies.team.algorithm (grpo) compares trajectories of one task: it needs k >= 2, and k is 1",
     "train --config bad.yaml": "unitymas train: config file bad.yaml, line 2: expected ',' or ']', but got '<stream end>'",
     "train --config list.yaml": "unitymas train: config file list.yaml: expected keys and values, got list",
-    "train --config bin.yaml": "unitymas train: config file bin.yaml: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+    "train --config bin.yaml": "unitymas train: config file bin.yaml: not UTF-8 at byte 0; is it a YAML file?",
     # places
     "train --resume empty": "unitymas train: empty is no run directory: it holds no config.yaml",
     "train mask-hotpotqa env.data=mini --dir run": "unitymas train: run already holds a run; resume it (--resume), or name another directory",
