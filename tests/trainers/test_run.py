@@ -56,8 +56,9 @@ def pair():
 
 def settings(model, **more):
     common = {
-        "steps": 2, "tasks_per_step": 4, "k": 2, "groups": {"*": {"model": model, "slots": 8, "threads": 1}},
-        "policies": {"*": {"learning": {"lr": 1e-3}, "sampling": {"max_tokens": 4}}},
+        "steps": 2, "tasks_per_step": 4, "k": 2,
+        "groups": {"*": {"model": model, "slots": 8, "threads": 1, "precision": "float32"}},
+        "policies": {"*": {"learning": {"lr": 1e-3, "precision": "float32"}, "sampling": {"max_tokens": 4}}},
         "eval": {"every": 0, "tasks": 4}, "log": {"console": "off", "traces_every": 1}, "deterministic": True,
     }  # fmt: skip
     return {**common, **more}
