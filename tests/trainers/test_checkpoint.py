@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from unitymas.agents.basics.failures import GroupLost
 from unitymas.trainers.config.schema import RunConfig
 from unitymas.trainers.controller import checkpoint
 from unitymas.trainers.controller.checkpoint import CheckpointError, finished, latest, prune, verify, writing
@@ -29,6 +30,16 @@ def load(folder: Path) -> tuple[int, float]:
     group = verify(folder / "groups" / "shared")
     step = checkpoint.read_json(folder / "controller.json")["step"]
     return step, float(checkpoint.read_tensors(group / "weights.pt")["w"][0])
+
+
+def test_a_group_that_dies_while_it_reads_is_no_damage(tmp_path: Path) -> None:
+    """The run goes on from that very checkpoint; what the block cannot use is told with the file's name."""
+    checkpoint.write_json(tmp_path / "shards.json", {"team": {}})
+    with pytest.raises(GroupLost, match="rank 0 of 2"), checkpoint.reading(tmp_path / "shards.json"):
+        raise GroupLost("rank 0 of 2 ended in load")
+    words = r"shards\.json holds something else"
+    with pytest.raises(CheckpointError, match=words), checkpoint.reading(tmp_path / "shards.json") as steps:
+        steps["critic"]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

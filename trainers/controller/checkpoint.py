@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ...agents.basics.failures import GroupLost
 from ...agents.basics.json_types import JsonView
 from ...agents.basics.manifest import MANIFEST, Damaged, check, manifest
 
@@ -196,7 +197,7 @@ def reading(path: Path) -> Iterator[Any]:
     state = read_json(path) if path.suffix == ".json" else read_tensors(path)
     try:
         yield state
-    except Damaged:
+    except (Damaged, GroupLost):  # a rank that died while it read says nothing of the file
         raise
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{path} holds something else than is needed here: {error}") from error
