@@ -23,7 +23,7 @@ from .engines.token_text import opens_thinking, pieces
 from .names import is_run, model_path, prompts_of, read_name
 from .policies import Call
 from .roles import entry_of
-from .text.chat import Chat, Prompt
+from .text.chat import Chat, Prompt, require_template
 from .text.role_prompt import Told, shortened
 from .text.tokenizing import Tokenizer
 
@@ -193,7 +193,7 @@ def load_model_policy(
 
     place = device_of(device)
     prefix = learned_prefix(path)
-    model, tokenizer = load_decoder(path, auto=prefix is not None), load_tokenizer(path)
+    model, tokenizer = load_decoder(path, prefix is not None, speaks=True), load_tokenizer(path)
     adapter = None
     if prefix is not None:
         assert isinstance(model, OwnFiles)
@@ -216,10 +216,13 @@ def load_model_policy(
 def load_vllm_policy(model: str, *, name: str = "", dtype: str | None = None, **sampling: Any) -> LLMPolicy:
     """Start a model in vLLM, in this process. Its samples are for evaluation."""
     from .engines.vllm.vllm_engine import VLLMEngine
+    from .model.weights import load_tokenizer
 
     path = model_path(model)
     options: JsonObject = {"dtype": dtype} if dtype else {}
-    engine = VLLMEngine(str(path), untracked_truncation=True, **options)
+    tokenizer = load_tokenizer(path)
+    require_template(tokenizer)
+    engine = VLLMEngine(str(path), tokenizer, untracked_truncation=True, **options)
     return LLMPolicy(
         engine,
         engine.tokenizer,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..basics.manifest import MANIFEST, Damaged, check
+from ..text.chat import require_template
 from ..text.tokenizing import Tokenizer
 from . import tensor_files
 from .decoder import Decoder, OwnFiles
@@ -39,9 +40,14 @@ _TOP = {
 }
 
 
-def load_decoder(path: str | Path, auto: bool = False) -> Decoder:
-    """Load a model: by our decoder where it can compute it and `auto` is off, else as transformers does."""
+def load_decoder(path: str | Path, auto: bool = False, speaks: bool = False) -> Decoder:
+    """Load a model: by our decoder where it can compute it and `auto` is off, else as transformers does. One that `speaks`
+    needs a chat template; without it, it is refused before its weights are read.
+    """
+    source = path
     path, where, config = _opened(path, None)
+    if speaks:
+        require_template(load_tokenizer(source))
     if auto or not computes(config):
         from .auto import load_auto
 
@@ -72,10 +78,19 @@ def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtyp
     """Load the Llama of a Hugging Face directory, of a GGUF file inside it, or of a `.gguf` path."""
     path, where, config = _opened(path, gguf_file)
     shape = shape_of(config)  # refuses an unsupported model before anything large is read
+    name_class(config)
     model = Llama(shape, config)
     # assigned, not copied: a model is in memory once, not twice
     model.load_state_dict(from_hf(_read(path, where.get("gguf_file")), shape), strict=True, assign=True)
     return model.to(dtype)
+
+
+def name_class(config: PretrainedConfig) -> None:
+    """Let a configuration name its class, which other libraries choose by. A GGUF file does not tell it."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if not config.architectures and config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
 
 
 def _opened(path: str | Path, gguf_file: str | None) -> tuple[Path, dict[str, str], PretrainedConfig]:
@@ -129,6 +144,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def from_config(config: PretrainedConfig, seed: int = 0) -> Llama:
     """Make a new model with random weights, of the shape that a transformers configuration describes."""
+    name_class(config)
     return Llama(shape_of(config), config).init_weights(seed, getattr(config, "initializer_range", 0.02))
 
 

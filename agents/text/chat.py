@@ -47,6 +47,16 @@ class _Said:
     controls: bool  # it sampled control tokens before that
 
 
+def require_template(tokenizer: object) -> None:
+    """Refuse a tokenizer without a chat template, before weights are read for nothing."""
+    if not getattr(tokenizer, "chat_template", None):
+        name = getattr(tokenizer, "name_or_path", "") or "this model"
+        raise ValueError(
+            f"the tokenizer of {name} has no chat template: add chat_template.jinja to its directory, so that it "
+            "is known how a conversation becomes tokens"
+        )
+
+
 class Chat:
     """Chats of one tokenizer, with a system prompt for each role that has one."""
 
@@ -56,12 +66,7 @@ class Chat:
     def __init__(
         self, tokenizer: Tokenizer, system: Mapping[str, str] | None = None, stop_ids: Iterable[int] = ()
     ) -> None:
-        if not getattr(tokenizer, "chat_template", None):
-            name = getattr(tokenizer, "name_or_path", "") or "this model"
-            raise ValueError(
-                f"the tokenizer of {name} has no chat template: add chat_template.jinja to its directory, so that it "
-                "is known how a conversation becomes tokens"
-            )
+        require_template(tokenizer)
         self.tokenizer, self.plain = tokenizer, plain_of(tokenizer)
         self.system = dict(system or {})
         self.stop_ids = frozenset(stop_ids)

@@ -1,5 +1,7 @@
 """The decoder against transformers' own models, and packed against one by one."""
 
+import json
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -64,6 +66,18 @@ def test_logits_are_those_of_transformers_after_loading_and_after_saving(name, t
         mine = ours.logits(ours.forward_packed(pack([ids.tolist()])))
         assert torch.allclose(mine, expected, atol=1e-4)
         assert torch.equal(again(ids[None]).logits[0], expected)
+
+
+def test_an_export_names_its_class(tmp_path):
+    """TRL and others choose the class by it; the configuration of a GGUF file has none."""
+    config = LlamaConfig(**SIZES)
+    assert not config.architectures
+    theirs = LlamaForCausalLM(config)
+    theirs.save_pretrained(tmp_path / "a")
+    written = json.loads((tmp_path / "a/config.json").read_text())
+    (tmp_path / "a/config.json").write_text(json.dumps({**written, "architectures": None}))
+    save_model(load_model(tmp_path / "a"), tmp_path / "b")
+    assert json.loads((tmp_path / "b/config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
 
 def test_what_cannot_be_computed_is_refused_by_name(tmp_path):

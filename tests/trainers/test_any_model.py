@@ -215,9 +215,11 @@ def test_a_group_that_cannot_fit_is_refused_before_it_is_read(
 def test_an_unknown_architecture_and_a_missing_template_are_named(tmp_path: Path) -> None:
     """Before anything large is read."""
     path = Path(folder("phi3", tmp_path / "model"))
-    (path / "chat_template.jinja").unlink()
-    with pytest.raises(ValueError, match="no chat template"):
-        ModelGroup(spec(str(path), {"team": policy()}))
+    for file in (path / "chat_template.jinja", *path.glob("*.safetensors")):
+        file.unlink()  # without weights an attempt to read them would be another error
+    for load in (lambda: ModelGroup(spec(str(path), {"team": policy()})), lambda: load_model_policy(path)):
+        with pytest.raises(ValueError, match="no chat template"):
+            load()
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "model_type": "gemma99"}))
     with pytest.raises(UnsupportedArchitecture, match=r"groups\.main\.model: .*no architecture 'gemma99'"):

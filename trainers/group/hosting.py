@@ -170,7 +170,8 @@ class _Models:
         adapters = [a for p in policies for a in (p.adapter, *p.adapters.values()) if a is not None]
         self.auto = any(adapter.targets or adapter.tokens for adapter in adapters)
         _check_memory(spec, self.device, engines)
-        base = _load(f"groups.{spec.name}.model", spec.model, self.auto)
+        speaks = engines and not all(policy.critic for policy in policies)
+        base = _load(f"groups.{spec.name}.model", spec.model, self.auto, speaks)
         self.base = base.requires_grad_(False).to(self.device)
         self.frozen: dict[str, Decoder] = {}
 
@@ -252,10 +253,10 @@ def _bytes(learning: Learning | None) -> int:
     return 2 * (2 if learning.parameters == "bfloat16" else 4) + (2 if learning.moments == "8bit" else 8)
 
 
-def _load(key: str, model: str, auto: bool = False) -> Decoder:
+def _load(key: str, model: str, auto: bool = False, speaks: bool = False) -> Decoder:
     """Load the model that a key of the config names. An error names the key."""
     try:
-        return load_decoder(model_path(model), auto)
+        return load_decoder(model_path(model), auto, speaks)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{key}: {error}") from error
     except UnsupportedArchitecture as error:
