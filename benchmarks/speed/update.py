@@ -1,12 +1,13 @@
-"""Speed of the update: one optimizer step of GRPO on ready samples, beside TRL's GRPOTrainer in the same run.
+"""Speed of the update: one optimizer step of GRPO on ready samples, beside TRL's trainers in the same run.
 
     python -m unitymas.benchmarks.speed.update                 # tokens/s, and the ratio
     python -m unitymas.benchmarks.speed.update --memory        # peak memory as the vocabulary grows
-    python -m unitymas.benchmarks.speed.update --model minimind2 --samples 64 --rounds 1
+    python -m unitymas.benchmarks.speed.update --model smollm2 --samples 32 --rounds 1 --only "bfloat16.*(16|replies)"
 
 Both sides train the same 2.6M-parameter Llama, or the same model by its name, on the same 256 samples (32 prompts of 100 to 200 tokens, 8 replies of
 32 tokens each): forward, loss, backward, clipping, AdamW. TRL runs its own `train()` with generation and scoring
-replaced by the ready batch, so that only its update is timed, in several settings of which the fastest counts.
+replaced by the ready batch, so that only its update is timed, in several settings of which the fastest counts. Both of its
+trainers run: the synchronous one, and the asynchronous one with its tree rows (`beside/trl_trainers.py` says with what attention).
 A sample's tokens are its prompt and its reply on both sides, whether a side computes a shared prompt once or 8 times;
 "prompts all different" shows ours where nothing is shared. Rounds of the two sides alternate; medians are printed, of
 wall-clock time and of processor time (which a busy machine disturbs less).
@@ -17,67 +18,32 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import re
 import resource
 import statistics
-import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.queues import Queue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ...agents.model.llama import Llama
-from ...agents.model.weights import from_config, load_model, load_tokenizer, save_model
+from ...agents.model.weights import from_config, load_model
 from ...agents.names import model_path
-from ...agents.text.tokenizing import Tokenizer
 from ...trainers.algorithms import make_algorithm
 from ...trainers.config.group_settings import Learning
 from ...trainers.controller.statistics.table import Signal
 from ...trainers.group.parameters import Parameters
 from ...trainers.group.sample_store import Sample
 from ...trainers.group.update import Learner
+from .beside.clock import Seconds
+from .beside.trl_trainers import SETTINGS, Setting, advantage, steps_of
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import LlamaConfig
 
 REPLY, K = 32, 8
-
-
-class Seconds(NamedTuple):
-    """Wall-clock and processor seconds."""
-
-    wall: float
-    processor: float
-
-    @classmethod
-    def now(cls) -> Seconds:
-        return cls(time.perf_counter(), time.process_time())
-
-    def since(self, earlier: Seconds) -> Seconds:
-        return Seconds(self.wall - earlier.wall, self.processor - earlier.processor)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One way to run TRL."""
-
-    name: str
-    batch: int
-    dtype: str = "float32"
-    autocast: bool = False
-
-
-SETTINGS = (
-    Setting("TRL float32, batches of 16", 16),
-    Setting("TRL bfloat16 autocast, batches of 16", 16, autocast=True),
-    Setting("TRL bfloat16 autocast, batches of 64", 64, autocast=True),
-    Setting("TRL bfloat16 weights, batches of 16", 16, dtype="bfloat16"),
-    Setting("TRL bfloat16 weights, batches of 64", 64, dtype="bfloat16"),
-)
 
 
 def start_of(model: str, vocab: int) -> Llama:
@@ -128,7 +94,7 @@ def ours(
     parameters = Parameters(start_of(model, vocab).requires_grad_(True))
     learner = Learner("shared", parameters, Learning(micro_tokens=micro_tokens, precision=precision))  # type: ignore[arg-type]
     algorithm = make_algorithm("grpo", dual_clip=None)
-    signals = {s.id: Signal(s.id, float(i % 3 - 1)) for i, s in enumerate(samples)}
+    signals = {s.id: Signal(s.id, advantage(i)) for i, s in enumerate(samples)}
 
     def step() -> Seconds:
         started = Seconds.now()
@@ -142,122 +108,41 @@ def theirs(
     samples: list[Sample], vocab: int, setting: Setting, rounds: int, model: str = ""
 ) -> list[Seconds]:
     """Time of each optimizer step of TRL's own training loop."""
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.steps: list[Seconds] = []
-
-        def on_step_begin(self, *_: object, **__: object) -> None:
-            self.started = Seconds.now()
-
-        def on_step_end(self, *_: object, **__: object) -> None:
-            self.steps.append(Seconds.now().since(self.started))
-
-    class ReadyMade(GRPOTrainer):  # type: ignore[misc]
-        def _generate_and_score_completions(self, inputs: object) -> dict[str, torch.Tensor]:
-            return ready
-
-    ready, clock = trl_batch(samples), Clock()
-    with tempfile.TemporaryDirectory() as folder:
-        save_model(start_of(model, vocab), folder, tokenizer_of(model, vocab))
-        config = GRPOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=setting.batch,
-            gradient_accumulation_steps=len(samples) // setting.batch,
-            num_generations=K,
-            max_completion_length=REPLY,
-            max_steps=rounds,
-            learning_rate=1e-5,
-            bf16=setting.autocast,
-            gradient_checkpointing=False,
-            model_init_kwargs={"dtype": setting.dtype},
-            use_cpu=True,
-            beta=0.0,
-            report_to=[],
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
-        )
-        trainer = ReadyMade(
-            model=folder,
-            args=config,
-            reward_funcs=lambda completions, **_: [0.0] * len(completions),
-            train_dataset=prompts_of_words(len(samples)),
-            callbacks=[clock],
-        )
-        trainer.train()
-    return clock.steps
+    return steps_of(setting, samples, start_of(model, vocab), model, rounds, K)
 
 
-def trl_batch(samples: list[Sample]) -> dict[str, torch.Tensor]:
-    """The samples as TRL holds them: prompts padded on the left, replies on the right."""
-    width = max(len(sample.prompt) for sample in samples)
-    prompt_ids = torch.zeros(len(samples), width, dtype=torch.long)
-    prompt_mask = torch.zeros(len(samples), width, dtype=torch.long)
-    for row, sample in enumerate(samples):
-        prompt_ids[row, width - len(sample.prompt) :] = torch.from_numpy(sample.prompt)
-        prompt_mask[row, width - len(sample.prompt) :] = 1
-    replies = torch.stack([torch.from_numpy(sample.reply) for sample in samples])
-    return {
-        "prompt_ids": prompt_ids,
-        "prompt_mask": prompt_mask,
-        "completion_ids": replies,
-        "completion_mask": torch.ones_like(replies),
-        "advantages": torch.tensor([float(i % 3 - 1) for i in range(len(samples))]),
-        "num_items_in_batch": torch.tensor(float(replies.numel())),
-    }
-
-
-def tokenizer_of(model: str, vocab: int) -> Tokenizer:
-    """The model's own, else any: nothing is tokenised."""
-    return load_tokenizer(model_path(model)) if model else small_tokenizer(vocab)
-
-
-def small_tokenizer(vocab: int) -> Tokenizer:
-    """Any tokenizer will do: nothing is tokenised, but TRL wants one."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import models
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, vocab)}}
-    inner = Backend(models.WordLevel(words, unk_token="<pad>"))
-    tokenizer: Tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    )
-    return tokenizer
-
-
-def prompts_of_words(n: int) -> Dataset:
-    from datasets import Dataset
-
-    return Dataset.from_dict({"prompt": ["w3"] * n})
-
-
-def speed(rounds: int, vocab: int, n: int, model: str = "") -> None:
+def speed(rounds: int, vocab: int, n: int, model: str = "", only: str = "") -> None:
+    """Time both sides in turns. `only`: a regular expression of the settings that are wanted, by their names."""
     vocab = start_of(model, vocab).shape.vocab
     shared, different = draw(vocab, n), draw(vocab, n, k=1)
     variants = {
-        f"ours {precision}, {what}": (ours(samples, vocab, precision, 4096, model), n_tokens(samples))
+        name: (ours(samples, vocab, precision, 4096, model), n_tokens(samples))
         for precision in ("float32", "bfloat16")
         for what, samples in (("8 replies to a prompt", shared), ("prompts all different", different))
+        if re.search(only, name := f"ours {precision}, {what}")
     }
-    times: dict[str, list[Seconds]] = {name: [] for name in [*variants, *(s.name for s in SETTINGS)]}
-    for setting in SETTINGS:
+    settings = [s for s in SETTINGS if re.search(only, s.name) and n % s.batch == 0]
+    if not settings or not variants:
+        raise SystemExit(f"--only {only!r} with {n} samples leaves nothing of one of the sides")
+    times: dict[str, list[Seconds]] = {name: [] for name in [*variants, *(s.name for s in settings)]}
+    for setting in settings:
         for name, (step, _) in variants.items():
             times[name].append(step())
         times[setting.name] += theirs(shared, vocab, setting, rounds + 1, model)[1:]
         print(f"measured: {setting.name}", flush=True)
-    for kind in ("wall", "processor"):
+    rates = {
+        kind: {
+            name: (variants[name][1] if name in variants else n_tokens(shared))
+            / statistics.median(getattr(moment, kind) for moment in moments)
+            for name, moments in times.items()
+        }
+        for kind in Seconds._fields
+    }
+    for kind, rate in rates.items():
         print(
             f"\ntokens per {kind} second"
             + (f" ({torch.get_num_threads()} threads)" if kind == "wall" else "")
         )
-        rate = {}
-        for name, moments in times.items():
-            tokens = variants[name][1] if name in variants else n_tokens(shared)
-            rate[name] = tokens / statistics.median(getattr(moment, kind) for moment in moments)
         fastest = max(value for name, value in rate.items() if name.startswith("TRL"))
         for name, value in rate.items():
             print(f"  {name:45s} {value:9,.0f}   {value / fastest:5.2f} x the fastest TRL setting")
@@ -300,9 +185,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="timed optimizer steps of each TRL setting")
     parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--samples", type=int, default=256, help="a multiple of 64")
+    parser.add_argument("--samples", type=int, default=256, help="a multiple of 16")
     parser.add_argument(
         "--model", default="", help="a model by its name (default: a small one with random weights)"
+    )
+    parser.add_argument(
+        "--only", default="", help="regular expression of the settings to run, by their names"
     )
     parser.add_argument("--memory", action="store_true")
     arguments = parser.parse_args()
@@ -310,7 +198,7 @@ def main() -> None:
     if arguments.memory:
         memory([1024, 8192, 32768, 131072], arguments.samples)
     else:
-        speed(arguments.rounds, arguments.vocab, arguments.samples, arguments.model)
+        speed(arguments.rounds, arguments.vocab, arguments.samples, arguments.model, arguments.only)
 
 
 if __name__ == "__main__":

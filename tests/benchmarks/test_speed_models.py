@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from unitymas.benchmarks.speed import collect, engine, update
+from unitymas.benchmarks.speed.beside import trl_trainers
 from unitymas.cli.evaluation import parser
 
 
@@ -57,7 +58,34 @@ def test_the_update_of_a_named_model() -> None:
     samples = update.draw(model.shape.vocab, 8)
     step = update.ours(samples, model.shape.vocab, "float32", 4096, "tiny")
     assert step().processor > 0
-    assert update.tokenizer_of("tiny", 64).chat_template and update.tokenizer_of("", 64).vocab_size == 64
+
+
+def test_torch_takes_the_place_of_the_kernel_of_trl() -> None:
+    """A prompt of 5 tokens, its two replies of 3, and a sequence of 4 by itself, each as ordinary causal attention gives them."""
+    torch.manual_seed(0)
+    heads, kv_heads, dim = 4, 2, 8
+    rows = [
+        range(5),
+        [*range(5), 5, 6, 7],
+        [*range(5), 8, 9, 10],
+        range(11, 15),
+    ]  # what each segment's last token sees
+    own = [5, 3, 3, 4]
+    query = torch.randn(15, heads, dim)
+    key, value = torch.randn(15, kv_heads, dim), torch.randn(15, kv_heads, dim)
+    index = torch.tensor([i for row in rows for i in row])
+    ends_q = torch.tensor([0, *own]).cumsum(0)
+    ends_k = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    mine = trl_trainers.segments(query, key[index], value[index], ends_q, ends_k, 5, 8, dim**-0.5)
+    expected = []
+    for row, n in zip(rows, own, strict=True):
+        seen = list(row)
+        k, v = (t[seen].repeat_interleave(2, 1).transpose(0, 1) for t in (key, value))
+        for place in range(len(seen) - n, len(seen)):
+            q = query[seen[place]][:, None]
+            scores = (q @ k[:, : place + 1].transpose(1, 2)) * dim**-0.5
+            expected.append((scores.softmax(-1) @ v[:, : place + 1]).squeeze(1))
+    assert torch.allclose(mine, torch.stack(expected), atol=1e-6)
 
 
 def test_eval_takes_a_model_by_either_name() -> None:

@@ -1,0 +1,1 @@
+"""Other libraries on the very same work: TRL's trainers on ready samples."""

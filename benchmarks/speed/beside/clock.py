@@ -1,0 +1,22 @@
+"""Seconds by the clock and by the processor."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+
+class Seconds(NamedTuple):
+    """Wall-clock and processor seconds."""
+
+    wall: float
+    processor: float
+
+    @classmethod
+    def now(cls) -> Seconds:
+        """Return this moment."""
+        return cls(time.perf_counter(), time.process_time())
+
+    def since(self, earlier: Seconds) -> Seconds:
+        """Return what has passed since an earlier moment."""
+        return Seconds(self.wall - earlier.wall, self.processor - earlier.processor)
