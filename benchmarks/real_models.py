@@ -5,6 +5,10 @@
 The folders of `unitymas eval … --out FOLDER` are named STATE[SEED]-t0 (greedy) or STATE[SEED]-t1 (temperature 1), where STATE
 is `raw`, `warm` (after the warm start), `rl` (after reinforcement learning) or `control` (with shuffled rewards). Each `rl`
 and `control` is compared with the `warm` of its seed. Intervals are of 95%: tasks and seeds are both drawn again.
+
+    python -m unitymas.benchmarks.real_models evaluations/ --figures --out benchmarks/results/prompts-smollm2.json
+
+With `--figures`, folders have any names, and the headline figure, its interval and each role's legal replies are listed.
 """
 
 from __future__ import annotations
@@ -97,15 +101,50 @@ def gather(folder: Path) -> dict[str, dict[str, dict[int, Played]]]:
     return evaluations
 
 
+def figures_of(folder: Path) -> dict[str, object]:
+    """Return the headline of an evaluation with its interval, and legal replies and tokens by role."""
+    results = json.loads((folder / "results.json").read_text())
+    figures = results["figures"]
+    name = figures["headline"]
+    return {
+        "environment": results["env_id"],
+        name: [round(figures["score"][key], 4) for key in ("value", "low", "high")],
+        "tasks": figures["tasks"],
+        "other metrics": {m: round(told["value"], 4) for m, told in figures["metrics"].items() if m != name},
+        "roles": {
+            role: {
+                "legal": round(told["format_validity"], 4),
+                "calls": told["calls"],
+                "tokens in": round(told["tokens_in"], 1),
+                "tokens out": round(told["tokens_out"], 1),
+            }
+            for role, told in figures["roles"].items()
+        },
+        "settings": results["run"],
+    }
+
+
+def list_figures(folder: Path, record: dict[str, object]) -> dict[str, object]:
+    """Print the figures of each evaluation in a folder, and add them to a record."""
+    for path in sorted(folder.iterdir()):
+        if (path / "results.json").is_file():
+            record[path.name] = figures_of(path)
+            print(path.name, json.dumps(record[path.name]))
+    return record
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison, and write it with the score of every question."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, help="JSON file")
     parser.add_argument("--about", default="{}", help="JSON that is put first: command, date, machine")
+    parser.add_argument("--figures", action="store_true", help="the figures of folders of any names")
     args = parser.parse_args(argv)
     record: dict[str, object] = json.loads(args.about)
-    for temperature, states in gather(args.folder).items():
+    if args.figures:
+        list_figures(args.folder, record)
+    for temperature, states in {} if args.figures else gather(args.folder).items():
         own: dict[str, object] = {}
         for state, seeds in states.items():
             means = {seed: float(np.mean(list(run["scores"].values()))) for seed, run in seeds.items()}

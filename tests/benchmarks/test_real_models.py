@@ -43,5 +43,8 @@ def test_folders_of_evaluations_are_read(tmp_path, capsys):
     assert record["machine"] == "m" and len(greedy["rl"]["0"]["questions"]) == 4
     assert greedy["rl"]["0"]["f1"] == 1.0 and greedy["rl - warm"]["all"][0] > 0
     assert "t0 rl - warm, all: +" in capsys.readouterr().out
+    assert main([str(tmp_path), "--figures", "--out", str(tmp_path / "all.json")]) == 0
+    figures = json.loads((tmp_path / "all.json").read_text())["rl0-t0"]
+    assert figures["f1"][0] == 1.0 and figures["tasks"] == 4 and figures["roles"]["answerer"]["legal"] == 1.0
     with pytest.raises(SystemExit, match="holds no folder"):
         main([str(tmp_path / "warm0-t0")])
