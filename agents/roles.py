@@ -247,6 +247,8 @@ class Json(_Base):
     key: str | None = None
     most: int | None = None
     otherwise: object = None
+    texts: bool = False
+    """The value must be a list of texts. Other things in it are left out, and a list without a text is illegal."""
 
     def _read(self, text: str, node: str) -> Reply:
         data = first_json_object(text)
@@ -256,8 +258,12 @@ class Json(_Base):
         if isinstance(value, str):
             value = value.strip()
         elif isinstance(value, list):
-            kept = (v.strip() if isinstance(v, str) else v for v in value)
+            kept = [
+                v.strip() if isinstance(v, str) else v for v in value if isinstance(v, str) or not self.texts
+            ]
             value = [v for v in kept if v is not None and v != ""][: self.most]
+        if self.texts and not isinstance(value, list):
+            return Reply(text, False, self.otherwise, node)
         if value is None or value == "" or value == [] or value == {}:
             return Reply(text, False, self.otherwise, node)
         return Reply(text, True, freeze(value), node)

@@ -30,7 +30,9 @@ def numbered(queries: Sequence[str], texts: Sequence[str]) -> str:
 
 def decomposer(most: int) -> Role:
     """Splits the question into at most `most` sub-questions."""
-    return Role("decomposer", reply=Json("sub_queries", most=most, otherwise=()), sees=("question",))
+    return Role(
+        "decomposer", reply=Json("sub_queries", most=most, otherwise=(), texts=True), sees=("question",)
+    )
 
 
 ANSWERER = Role("answerer", reply=ANSWER, sees=("question", "found"))
@@ -63,9 +65,9 @@ class Rag(Workflow):
         return await self.answer(ep, numbered(queries, [passages_text(docs) for docs in passages]))
 
     async def ask_queries(self, ep: Episode) -> tuple[str, ...]:
-        """The sub-questions that are text and not blank."""
-        plan = await ep.act("decomposer", {"question": ep.task.question})
-        return texts(plan.value)
+        """The sub-questions; none where the reply is not legal."""
+        queries: tuple[str, ...] = (await ep.act("decomposer", {"question": ep.task.question})).value
+        return queries
 
     async def answer(self, ep: Episode, passages: str) -> Outcome:
         """The last act of all four."""
@@ -106,7 +108,7 @@ class RagSummary(Rag):
 
     def middle(self) -> tuple[Role, ...]:
         """Return the roles between decomposer and answerer."""
-        reply = Json("sub_answers", most=self.max_queries, otherwise=())
+        reply = Json("sub_answers", most=self.max_queries, otherwise=(), texts=True)
         return (Role("summarizer", reply=reply, sees=("found", "question")),)
 
     async def run(self, ep: Episode) -> Outcome:
@@ -117,7 +119,7 @@ class RagSummary(Rag):
         passages = await ep.all(*(ep.use("retrieve", query=q, k=self.top_k) for q in queries))
         told = numbered(queries, [passages_text(docs) for docs in passages])
         seen = {"found": told, "question": ep.task.question}
-        answers = texts((await ep.act("summarizer", seen)).value)
+        answers = (await ep.act("summarizer", seen)).value
         padded = (*answers, *(UNKNOWN for _ in queries))[: len(queries)]
         return await self.answer(ep, numbered(queries, padded))
 
@@ -149,11 +151,6 @@ class RagRewrite(Workflow):
         chosen = (await ep.act("selector", seen)).value
         reply = await ep.act("answerer", {"question": question, "found": chosen})
         return Outcome(answer=reply.value)
-
-
-def texts(value: object) -> tuple[str, ...]:
-    """The strings of a parsed list; anything else a model put there is left out."""
-    return tuple(v for v in value if isinstance(v, str)) if isinstance(value, tuple) else ()
 
 
 # the expert ----------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ LEGAL = [
     (Tags("verify", verify=("approve", "reject"), otherwise="reject"), "<verify>approve</verify>", "approve"),
     (Choice("approve", "reject"), "approve", "approve"),
     (Json("queries"), '{"queries": ["a"]}', ("a",)),
+    (Json("queries", most=2, texts=True), '{"queries": [{"q": 1}, " a ", 2, "b", "c"]}', ("a", "b")),
     (Boxed(), "so \\boxed{7}", "7"),
     (one_tag("code"), "<code>\n  print(1)\n</code>", "  print(1)"),
     (ToolCalls(Tags("answer")), "<answer>Paris</answer>", {"final": "Paris"}),
@@ -42,6 +43,16 @@ LEGAL = [
     (UPDATER, "<update>t2</update>", {"kind": "update", "step": 2}),
     (ANSWERER, "<final_answer>Paris</final_answer>", "Paris"),
 ]
+
+
+@pytest.mark.parametrize(
+    "value", ['[{"key": "queries", "value": "who"}]', "[1]", "[[]]", '"who"', '{"1": "who"}', "7"]
+)
+def test_a_list_of_texts_without_a_text_is_malformed(value):
+    """Nothing could be searched of it, so it must not pass as a legal reply."""
+    assert Json("queries").parse(f'{{"queries": {value}}}').ok
+    reply = Json("queries", otherwise=(), texts=True).parse(f'{{"queries": {value}}}')
+    assert not reply.ok and reply.value == ()
 
 
 @pytest.mark.parametrize("form, text, value", LEGAL, ids=lambda x: type(x).__name__)

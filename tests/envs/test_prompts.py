@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,35 @@ def test_every_set_shows_a_reply_that_its_role_may_give_and_fills_every_field(id
             assert set(node.fields) == set(arena.roles[node.agent].sees) or id.startswith("tool-qa"), node
             text = " ".join(str(m["content"]) for m in node.messages if m["role"] != "assistant")
             assert not FieldText.of(text).fields & {*node.fields, "example", "format"}, text
+
+
+PUBLISHED = (
+    "rag-nq",
+    "rag-squad",
+    "rag-evidence-nq",
+    "rag-summary-nq",
+    "rag-rewrite-nq",
+    "mask-hotpotqa",
+    "code-mbpp",
+    "math-gsm8k",
+)
+
+
+@pytest.mark.parametrize("id", PUBLISHED)
+def test_the_full_set_tells_job_situation_form_and_cost(id: str) -> None:
+    """What docs/prompts.md says of each role, point by point."""
+    arena = arena_of(id, "full", size=2)
+    for role in arena.roles.values():
+        words, example = role.system, role.wording.terms["example"].strip()
+        job, _, rest = words.partition("\n\nHow to ")
+        assert re.match(r"You are (the|an) [a-z ]+ (of|in) a team", job), role.name
+        assert len(job.split()) > 30 and rest, f"{role.name}: its place in the team is not told"
+        method, _, end = rest.partition(example)
+        assert method.count("\n- ") >= 3 and "Reply with" in method, f"{role.name}: how to work, and the form"
+        cost = end.strip().splitlines()[-1]
+        assert re.search(r"\bcosts( the team)? points\b", cost), f"{role.name}: {cost}"
+        assert "between 1 and 1" not in words
+        assert role.wording.prompt.fields & set(role.sees[:1]) or role.wording.when, role.name
 
 
 @pytest.mark.parametrize("id", list_envs())
