@@ -1,11 +1,11 @@
 """Speed of the engine, against transformers' own `model.generate` on the same requests.
 
     python -m unitymas.benchmarks.speed.engine [--dtype bfloat16] [--batch 64] [--threads 1] [--repeat 3]
-    python -m unitymas.benchmarks.speed.engine --model smollm2 --requests 32
+    python -m unitymas.benchmarks.speed.engine --model smollm2 --requests 32 --vllm
 
 One Llama of 2.4M parameters with random weights, or a model by its name. `generate` gets the requests sorted by length, in batches padded on
 the left, and each batch as many new tokens as its longest reply wants; what it says beyond a row's own length does not
-count. Both sides run in turns, and the best of each counts. Processor time is printed beside wall time, because it
+count. `--vllm` (where it is installed) puts vLLM beside them, in this process. All sides run in turns, and the best of each counts. Processor time is printed beside wall time, because it
 holds better on a machine that others use too.
 
     alike    prompts of 60-200 random tokens, 32 new ones each, nothing in common: the best case for `generate`
@@ -30,6 +30,7 @@ from ...agents.engines.torch.torch_engine import Engine
 from ...agents.model.llama import Llama
 from ...agents.model.weights import from_config, load_model, to_hf
 from ...agents.names import model_path
+from .beside.vllm_offline import vllm_server
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -124,6 +125,7 @@ def main() -> None:
         "--model", default="", help="a model by its name (default: a small one with random weights)"
     )
     parser.add_argument("--requests", type=int, default=256, help="of each kind, about (a multiple of 8)")
+    parser.add_argument("--vllm", action="store_true", help="vLLM beside them")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     dtype = getattr(torch, args.dtype)
@@ -132,14 +134,20 @@ def main() -> None:
     print(
         f"{args.model or 'random weights'}, {args.dtype}, batch and slots {args.batch}, {args.threads} threads; new tokens/s by the clock (by cpu)"
     )
+    sides = {"generate": partial(generate, theirs, batch=args.batch), "engine": partial(serve, engine, ours)}
+    if args.vllm:
+        sides["vLLM"] = vllm_server(ours, args.dtype, args.batch, 256)
     for name, asked in requests(ours.shape.vocab, args.requests).items():
-        works = [partial(generate, theirs, asked, args.batch), partial(serve, engine, ours, asked)]
-        (their_clock, their_cpu), (clock, cpu) = in_turns(works, args.repeat)
-        n = sum(new for _, new in asked)
-        print(
-            f"{name:8} generate {n / their_clock:6.0f} ({n / their_cpu:6.0f})   engine {n / clock:6.0f} ({n / cpu:6.0f})"
-            f"   ratio {their_clock / clock:.2f} ({their_cpu / cpu:.2f})"
-        )
+        best = in_turns([partial(side, asked=asked) for side in sides.values()], args.repeat)
+        n, seconds = sum(new for _, new in asked), dict(zip(sides, best, strict=True))
+        mine = seconds["engine"]
+        told = [f"{side} {n / clock:6.0f} ({n / cpu:6.0f})" for side, (clock, cpu) in seconds.items()]
+        told += [
+            f"engine / {side} {clock / mine[0]:.2f} ({cpu / mine[1]:.2f})"
+            for side, (clock, cpu) in seconds.items()
+            if side != "engine"
+        ]
+        print(f"{name:8}", "   ".join(told), flush=True)
 
 
 if __name__ == "__main__":
