@@ -134,11 +134,14 @@ def main() -> None:
     print(
         f"{args.model or 'random weights'}, {args.dtype}, batch and slots {args.batch}, {args.threads} threads; new tokens/s by the clock (by cpu)"
     )
-    sides = {"generate": partial(generate, theirs, batch=args.batch), "engine": partial(serve, engine, ours)}
+    sides: dict[str, Callable[[Asked], None]] = {
+        "generate": partial(generate, theirs, batch=args.batch),
+        "engine": partial(serve, engine, ours),
+    }
     if args.vllm:
         sides["vLLM"] = vllm_server(ours, args.dtype, args.batch, 256)
     for name, asked in requests(ours.shape.vocab, args.requests).items():
-        best = in_turns([partial(side, asked=asked) for side in sides.values()], args.repeat)
+        best = in_turns([partial(side, asked) for side in sides.values()], args.repeat)
         n, seconds = sum(new for _, new in asked), dict(zip(sides, best, strict=True))
         mine = seconds["engine"]
         told = [f"{side} {n / clock:6.0f} ({n / cpu:6.0f})" for side, (clock, cpu) in seconds.items()]
