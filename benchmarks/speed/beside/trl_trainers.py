@@ -25,6 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ....agents.model.decoder import Decoder
 from ....agents.model.weights import load_tokenizer, save_model
 from ....agents.names import model_path
+from ....agents.text.tokenizing import Tokenizer
 from ....trainers.group.sample_store import Sample
 from .clock import Seconds
 
@@ -296,16 +297,18 @@ def clock_callback(steps: list[Seconds]) -> object:
     return Clock()
 
 
-def small_tokenizer(vocab: int) -> object:
+def small_tokenizer(vocab: int) -> Tokenizer:
     """Any tokenizer will do: nothing is tokenised, but TRL wants one."""
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer as WordTokenizer
+    from tokenizers import models
     from transformers import PreTrainedTokenizerFast
 
     words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, vocab)}}
-    inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    return PreTrainedTokenizerFast(
+    inner = WordTokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer: Tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
     )
+    return tokenizer
 
 
 def prompts(n: int) -> object:
