@@ -107,7 +107,7 @@ def test_draws_of_an_overlapped_run_go_to_whoever_has_the_fewest(tiny_llama: str
 
 
 def test_a_controller_that_dies_on_ray_changes_nothing(
-    tiny_llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Any
 ) -> None:
     """Three lives in one test, because a Ray takes long to start: one controller here, two there of which one is killed."""
     ray = pytest.importorskip("ray")
@@ -129,10 +129,7 @@ def test_a_controller_that_dies_on_ray_changes_nothing(
 
     monkeypatch.setattr(DistantShard, "play", mortal)
     more = {**alone, "runtime": "ray", "controllers": 2, "restart_pause": 0.0, "checkpoint_every": 1}
-    try:
-        there = train(ID, directory=tmp_path / "there", **settings(tiny_llama, **more))
-    finally:
-        ray.shutdown()
+    there = train(ID, directory=tmp_path / "there", **settings(tiny_llama, **more))
     assert weights(here.dir) == weights(there.dir) != []
     assert set(asked) == {"controller 0", "controller 1"}
     (loss,) = [row for row in there.history if row["kind"] == "loss"]
