@@ -1,6 +1,8 @@
 """A model group from end to end: it speaks, keeps what it said, learns from it, and speaks otherwise."""
 
 import asyncio
+import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
 from unitymas.trainers.controller.checkpoint import CheckpointError
 from unitymas.trainers.controller.statistics.table import Signal
-from unitymas.trainers.group.model_group import CallCancelled, ModelGroup
+from unitymas.trainers.group.model_group import HEAVY, CallCancelled, ModelGroup
 from unitymas.trainers.group.update import UpdateError
 
 LEARNING = Learning(lr=1e-2, micro_tokens=64)
@@ -419,3 +421,23 @@ def test_mistakes_are_named(tiny_llama: str, tmp_path: Path) -> None:
         ModelGroup(spec(tiny_llama, {"team": PolicySpec()}, device="cuda:99"))
     with pytest.raises(ValueError, match="adapter"):
         PolicySpec(adapter=Adapter(), init="somewhere")
+
+
+def test_heavy_work_has_the_groups_number_of_threads(tiny_llama: str) -> None:
+    """Also where the pool's threads were used before with another number: sums would have another order."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        everyone = threading.Barrier(os.cpu_count() or 1)
+        waiting = [
+            HEAVY.submit(lambda: (torch.get_num_threads(), everyone.wait(60)))
+            for _ in range(everyone.parties)
+        ]
+        for done in waiting:
+            done.result()
+        group = ModelGroup(
+            GroupSpec(name="main", model=tiny_llama, policies={"team": PolicySpec()}, slots=2, threads=1)
+        )
+        assert asyncio.run(group._thread(torch.get_num_threads)) == 1
+    finally:
+        torch.set_num_threads(before)

@@ -159,6 +159,7 @@ def test_an_address_without_a_ray_is_told_at_once(
 ) -> None:
     """Nobody listens, something else does, or somebody listens and never answers."""
     monkeypatch.setattr(cluster_module, "ANSWER", 0.3)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests' Ray is no reason to be content
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         if answer is None:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -74,6 +75,7 @@ class ModelGroup:
         self.spec = spec
         if spec.threads:
             torch.set_num_threads(spec.threads)
+        self._threads = torch.get_num_threads()
         self.hosted, self.tokenizer = self._host(spec)
         self.store = SampleStore()
         self._running: dict[DecisionId, asyncio.Task[Answer]] = {}
@@ -438,4 +440,9 @@ class ModelGroup:
         async with AsyncExitStack() as stack:
             for name in [policy] if policy is not None else self._at_work:
                 await stack.enter_async_context(self._at_work[name])
-            return await in_thread(HEAVY, work)
+            return await in_thread(HEAVY, partial(self._counted, work))
+
+    def _counted(self, work: Callable[[], T]) -> T:
+        """Run work with this group's number of threads. Torch keeps a number for each of Python's threads, since its first use."""
+        torch.set_num_threads(self._threads)
+        return work()
