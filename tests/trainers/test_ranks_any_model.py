@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 from unitymas.agents.llm import load_model_policy
-from unitymas.agents.policies import Call
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
 from unitymas.trainers.controller.statistics.table import Signal
@@ -18,6 +17,7 @@ from unitymas.trainers.group.model_group import ModelGroup
 from unitymas.trainers.group.ranks.group import RankedGroup
 
 from ..any_models import folder
+from .test_ranks import alike, call
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LEARNING = Learning(lr=1e-3, micro_tokens=60)
@@ -32,12 +32,6 @@ def spec(model: str, **options: Any) -> GroupSpec:
     }
     how = {"slots": 8, "threads": 1, "deterministic": True} | options
     return GroupSpec(name="main", model=model, policies=policies, **how)
-
-
-def call(episode: str, words: int) -> Call:
-    text = " ".join(f"w{(7 * words + i) % 50}" for i in range(5 + words))
-    message = {"role": "user", "content": text}
-    return Call(agent="a", role="solver", messages=(message,), episode=episode, node="0", seed=words)
 
 
 async def step(group: Any, number: int = 0) -> dict[str, float]:
@@ -94,7 +88,7 @@ def test_ranks_learn_what_one_process_learns(kind: str, context: int, tmp_path: 
         )
         try:
             want, got = await step(one), await step(two)
-            assert all(abs(got[n] - want[n]) <= 2e-5 * max(1.0, abs(want[n])) for n in want), (got, want)
+            assert alike(got, want), (got, want)
             assert got["team/mismatch"] < 1e-4 and got["side/mismatch"] < 1e-4
             learned = await exported(two, tmp_path / "two")
             assert distance(learned, await exported(one, tmp_path / "one")) < 1e-5
@@ -106,7 +100,7 @@ def test_ranks_learn_what_one_process_learns(kind: str, context: int, tmp_path: 
         again = ModelGroup(spec(model, **how))
         await again.load(tmp_path / "kept")
         onward = await step(again, 1)
-        assert all(abs(onward[n] - end[n]) <= 2e-5 * max(1.0, abs(end[n])) for n in end), (onward, end)
+        assert alike(onward, end), (onward, end)
         speaker = load_model_policy(tmp_path / "two" / "team", max_tokens=6, temperature=0.0)
         reply = await speaker.act(call("probe", 3))
         assert reply.text == before.text
@@ -151,7 +145,7 @@ def test_adapters_by_role_learn_over_ranks(tiny_llama: str, tmp_path: Path, cont
             got, sharded = await learn(two, tmp_path / "two")
         finally:
             await two.close()
-        assert all(abs(got[n] - want[n]) <= 2e-5 * max(1.0, abs(want[n])) for n in want), (got, want)
+        assert alike(got, want), (got, want)
         assert distance(sharded, learned) < 1e-5
         assert {"roles/planner/adapter", "roles/solver/adapter"} <= {str(Path(n).parents[1]) for n in learned}
 

@@ -20,7 +20,6 @@ from functools import cache
 from pathlib import Path
 
 from ...agents.basics.hints import nearest
-from ...agents.basics.json_types import JsonObject, JsonView
 from ...agents.fetch.packaged import PACKAGES
 from ...envs.registry import spec
 from .group_settings import has_bfloat16
@@ -149,7 +148,7 @@ TINY: Tree = {
 TINY_ADAPTERS: Tree = {"steps": 20, "policies": {"*": {"learning": {"lr": 1e-3}}}}
 """What differs with `--preset lora`. Adapters take, and need, a higher rate than a model's own weights."""
 
-HUB: JsonObject = {
+HUB: Tree = {
     "policies": {
         "*": {
             # what papers and trainers of this size begin with: a model of billions loses its form at ten times this rate
@@ -161,7 +160,7 @@ HUB: JsonObject = {
     },
 }
 """Settings of any other model, from a hub or a directory. They are a usual beginning, and were tuned for none."""
-HUB_ADAPTERS: JsonObject = {"policies": {"*": {"learning": {"lr": 3e-5}}}}
+HUB_ADAPTERS: Tree = {"policies": {"*": {"learning": {"lr": 3e-5}}}}
 """What differs with `--preset lora`."""
 
 SMALL: Tree = {
@@ -225,7 +224,7 @@ def small_settings(preset: str = "shared") -> Tree:
     return merge(own, SMALL_ADAPTERS) if preset == "lora" else own
 
 
-def hub_settings(given: JsonView, preset: str = "shared") -> JsonObject:
+def hub_settings(given: Tree, preset: str = "shared") -> Tree:
     """Return the settings of a model from a hub: in bfloat16 on a GPU, and where this processor multiplies it faster."""
     devices = [str((group or {}).get("device", "auto")) for group in (given.get("groups") or {}).values()]
     on_gpu = any(device.startswith("cuda") for device in devices) or ("auto" in devices and has_gpu())

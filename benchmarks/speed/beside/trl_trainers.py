@@ -75,12 +75,13 @@ def steps_of(
     return steps
 
 
-def common(setting: Setting, n: int, folder: str, rounds: int, k: int) -> dict[str, object]:
-    """Return the arguments that both trainers take."""
+def common(setting: Setting, samples: list[Sample], folder: str, rounds: int, k: int) -> dict[str, object]:
+    """Return the settings that both trainers take."""
     return {
         "output_dir": folder,
         "per_device_train_batch_size": setting.batch,
-        "gradient_accumulation_steps": n // setting.batch,
+        "gradient_accumulation_steps": len(samples) // setting.batch,
+        "max_completion_length": samples[0].n_tokens,
         "num_generations": k,
         "max_steps": rounds,
         "learning_rate": 1e-5,
@@ -90,6 +91,17 @@ def common(setting: Setting, n: int, folder: str, rounds: int, k: int) -> dict[s
         "report_to": [],
         "save_strategy": "no",
         "disable_tqdm": True,
+    }
+
+
+def arguments(samples: list[Sample], folder: str, config: object, clock: object) -> dict[str, object]:
+    """Return the arguments that both trainers take."""
+    return {
+        "model": folder,
+        "args": config,
+        "reward_funcs": no_reward,
+        "train_dataset": prompts(len(samples)),
+        "callbacks": [clock],
     }
 
 
@@ -106,19 +118,12 @@ def synchronous(
             return ready
 
     config = GRPOConfig(
-        **common(setting, len(samples), folder, rounds, k),
-        max_completion_length=samples[0].n_tokens,
+        **common(setting, samples, folder, rounds, k),
         model_init_kwargs={"dtype": setting.dtype},
         beta=0.0,
         logging_strategy="no",
     )
-    trainer: Trainer = ReadyMade(
-        model=folder,
-        args=config,
-        reward_funcs=no_reward,
-        train_dataset=prompts(len(samples)),
-        callbacks=[clock],
-    )
+    trainer: Trainer = ReadyMade(**arguments(samples, folder, config, clock))
     return trainer
 
 
@@ -136,19 +141,14 @@ def asynchronous(
     async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
     packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=segments)
     config = AsyncGRPOConfig(
-        **common(setting, len(samples), folder, rounds, k),
-        max_completion_length=samples[0].n_tokens,
+        **common(setting, samples, folder, rounds, k),
         dtype=setting.dtype,
         token_budget=0,
         max_staleness=rounds + 1,
         logging_steps=rounds + 1,
     )
     trainer: Trainer = AsyncGRPOTrainer(
-        model=folder,
-        args=config,
-        reward_funcs=no_reward,
-        train_dataset=prompts(len(samples)),
-        callbacks=[clock],
+        **arguments(samples, folder, config, clock),
         rollout_worker=ReadyRollouts(samples, rounds, k),
         weight_transfer=NothingSent(),
     )
