@@ -1,5 +1,7 @@
 """Presets named after papers bind what the papers publish, in any environment and with any mapping."""
 
+from dataclasses import replace
+
 import pytest
 
 import unitymas
@@ -45,7 +47,12 @@ def test_what_unitymas_o_publishes():
         assert (a.name, a.gamma, a.lam, a.horizon, a.whiten) == ("ppo", 1.0, 1.0, "act", "policy")
         assert (a.clip_low, a.clip_high, a.dual_clip, a.value_clip, a.entropy) == (0.2, 0.2, 3.0, 0.5, 0.0)
         assert (a.kl_loss, a.kl_reward, a.importance, a.aggregation) == (0.0, 0.0, "off", "token-mean")
-        assert (policy.learning.lr, policy.critic_learning.lr, policy.learning.clip_norm) == (1e-6, 1e-5, 1.0)
+        assert (policy.learning.lr, policy.critics_learning().lr, policy.learning.clip_norm) == (
+            1e-6,
+            1e-5,
+            1.0,
+        )
+        assert policy.critics_learning() == replace(policy.learning, lr=1e-5)
         assert (policy.sampling.temperature, policy.sampling.top_p, policy.sampling.max_tokens) == (
             1.0,
             1.0,

@@ -1,13 +1,18 @@
 """A preset carries settings that learn for the model it is used with, and says so."""
 
+from dataclasses import replace
+
 import pytest
 
+from unitymas.agents.basics.manifest import signed
 from unitymas.benchmarks import demo
 from unitymas.cli import main
 from unitymas.trainers.config import presets
+from unitymas.trainers.config.plan import make_arenas, plan
 from unitymas.trainers.config.presets import PRESETS, TINY
 from unitymas.trainers.config.resolve import resolve
-from unitymas.trainers.config.schema import merge
+from unitymas.trainers.config.schema import ConfigError, dump, merge
+from unitymas.trainers.controller.resume import resumed
 
 ENV = "mask-hotpotqa"
 
@@ -43,6 +48,45 @@ def test_what_is_given_counts_more():
     assert config.env.args == {"top_k": 3} and config.tasks_per_step == TINY["tasks_per_step"]
 
 
+@pytest.mark.parametrize("name", ["shared", "lora"])
+def test_the_automatic_critic_learns_as_its_policy(name):
+    """But for its rate, which follows the policy's; what is said of the critic alone counts most."""
+    overrides = [
+        "groups.*.model=hf:models/some", "policies.*.learning.moments=8bit", "policies.*.learning.lr=1e-4",
+        "policies.*.learning.offload=true", "policies.*.learning.schedule=cosine", "policies.*.learning.warmup=3",
+    ]  # fmt: skip
+    config = resolve(ENV, preset_name=name, overrides=overrides)
+    for policy in config.policies.values():
+        times = 3 if name == "lora" else 10
+        assert policy.critics_learning() == replace(policy.learning, lr=1e-4 * times)
+    own = resolve(
+        ENV,
+        preset_name=name,
+        overrides=[*overrides, "policies.*.critic_learning={lr: 2e-5, moments: float32}"],
+    )
+    for planned in plan(own, make_arenas(own)[0]).specs.values():
+        policies = planned.policies
+        for critic in [judge for judge in policies if policies[judge].critic]:
+            learning = policies[critic.removesuffix("-critic")].learning
+            assert policies[critic].learning == replace(learning, lr=2e-5, moments="float32")
+
+
+def test_a_critic_whose_rate_falls_alone_falls_over_the_whole_run(tmp_path):
+    config = resolve(ENV, overrides=["steps=5", "policies.*.critic_learning.schedule=linear"])
+    assert (
+        config.policies["team"].critics_learning().horizon == 10
+        and not config.policies["team"].learning.horizon
+    )
+    (tmp_path / "config.yaml").write_bytes(signed(dump(config)))
+    longer, _ = resumed(tmp_path, overrides=["steps=7"])
+    assert longer.policies["team"].critics_learning().horizon == 14
+
+
+def test_an_error_names_the_critics_key():
+    with pytest.raises(ConfigError, match=r"^policies.team.critic_learning.momments: unknown key.*moments"):
+        resolve(ENV, overrides=["policies.team.critic_learning.momments=8bit"])
+
+
 def test_another_algorithm_brings_its_own_settings():
     config = resolve(ENV, preset_name="shared", overrides=["policies.*.algorithm.name=grpo"])
     assert config.policies["team"].algorithm == {"name": "grpo"} and not config.policies["team"].reference
@@ -55,12 +99,13 @@ def test_other_models_get_a_usual_beginning(capsys, monkeypatch):
     monkeypatch.setattr(presets, "has_bfloat16", lambda: False)
     team = resolve(ENV, preset_name="shared", overrides=[hub]).policies["team"]
     assert (team.learning.lr, team.sampling.max_tokens, team.learning.precision) == (1e-6, 512, "float32")
-    assert team.critic_learning is not None and team.critic_learning.lr == 1e-5
+    assert team.critics_learning().lr == pytest.approx(1e-5)
     lora = resolve(ENV, preset_name="lora", overrides=[hub])
     assert {policy.learning.lr for policy in lora.policies.values()} == {3e-5}
+    assert all(policy.critics_learning().lr == pytest.approx(9e-5) for policy in lora.policies.values())
     there = resolve(ENV, preset_name="shared", overrides=[hub, "groups.*.device=cuda"])
     assert {there.groups["team"].precision, there.policies["team"].learning.precision} == {"bfloat16"}
-    assert there.policies["team"].critic_learning.precision == "bfloat16"
+    assert there.policies["team"].critics_learning().precision == "bfloat16"
     monkeypatch.setattr(presets, "has_gpu", lambda: True)
     assert resolve(ENV, preset_name="shared", overrides=[hub]).groups["team"].precision == "bfloat16"
     on_cpu = resolve(ENV, preset_name="shared", overrides=[hub, "groups.*.device=cpu"])

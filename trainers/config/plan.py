@@ -162,7 +162,7 @@ def policy_specs(
         )  # fmt: skip
         if name in critics and policy.critic == "auto":
             specs[policy.group][critics[name]] = PolicySpec(
-                learning=policy.critic_learning or policy.learning, critic=True,
+                learning=policy.critics_learning(f"policies.{name}.critic_learning"), critic=True,
                 adapter=policy.adapter, init=policy.init,
             )  # fmt: skip
     return specs

@@ -153,14 +153,14 @@ HUB: Tree = {
         "*": {
             # what papers and trainers of this size begin with: a model of billions loses its form at ten times this rate
             "learning": {"lr": 1e-6, "warmup": 10, "checkpointing": True},
-            "critic_learning": {"lr": 1e-5, "warmup": 10, "checkpointing": True},
+            "critic_rate": 10.0,  # its head is new, and what it learns moves with the policy
             # a reply that thinks in prose before its tag has some hundred tokens; one that is cut off earns nothing
             "sampling": {"max_tokens": 512},
         }
     },
 }
 """Settings of any other model, from a hub or a directory. They are a usual beginning, and were tuned for none."""
-HUB_ADAPTERS: Tree = {"policies": {"*": {"learning": {"lr": 3e-5}}}}
+HUB_ADAPTERS: Tree = {"policies": {"*": {"learning": {"lr": 3e-5}, "critic_rate": 3.0}}}
 """What differs with `--preset lora`."""
 
 SMALL: Tree = {
@@ -229,8 +229,7 @@ def hub_settings(given: Tree, preset: str = "shared") -> Tree:
     devices = [str((group or {}).get("device", "auto")) for group in (given.get("groups") or {}).values()]
     on_gpu = any(device.startswith("cuda") for device in devices) or ("auto" in devices and has_gpu())
     faster = {"precision": "bfloat16"} if on_gpu or has_bfloat16() else {}
-    everyone = {"learning": faster, "critic_learning": faster}
-    own = merge(HUB, {"policies": {"*": everyone}, "groups": {"*": faster}})
+    own = merge(HUB, {"policies": {"*": {"learning": faster}}, "groups": {"*": faster}})
     return merge(own, HUB_ADAPTERS) if preset == "lora" else own
 
 

@@ -158,17 +158,14 @@ def with_horizons(config: RunConfig) -> RunConfig:
         except ValueError as error:
             raise ConfigError(f"policies.{name}: {error}") from error
 
-    return replace(
-        config,
-        policies={
-            name: replace(
-                policy,
-                learning=told(policy.learning, name),
-                critic_learning=policy.critic_learning and told(policy.critic_learning, name),
-            )
-            for name, policy in config.policies.items()
-        },
-    )
+    policies = {}
+    for name, policy in config.policies.items():
+        policy = replace(policy, learning=told(policy.learning, name))
+        critic = policy.critics_learning(f"policies.{name}.critic_learning")
+        if (horizon := told(critic, name).horizon) != critic.horizon:  # it falls, and the policy does not
+            policy = replace(policy, critic_learning={**(policy.critic_learning or {}), "horizon": horizon})
+        policies[name] = policy
+    return replace(config, policies=policies)
 
 
 def over_preset(name: str, given: Tree) -> Tree:

@@ -118,8 +118,10 @@ class PolicyConfig(Settings):
     critic: str = "auto"
     """Name of the policy with a value head that judges this one. auto: a critic is made in the same group, if the algorithm needs
     one."""
-    critic_learning: Learning | None = None
-    """Learning settings of the automatic critic. null: the same as `learning`."""
+    critic_rate: Positive = 1.0
+    """Learning rate of the automatic critic, as a multiple of the policy's. It does not count if `critic_learning` gives an `lr`."""
+    critic_learning: Tree | None = None
+    """Settings in which the automatic critic learns otherwise than `learning` says, such as lr. It takes the others from there."""
     reference: bool = False
     """Flag: keep a frozen copy of the first parameters, for a KL penalty."""
     adapter: Adapter | None = None
@@ -132,6 +134,11 @@ class PolicyConfig(Settings):
     """Sampling while episodes are collected. Its `max_tokens` is 64 here."""
     credit: Tree = field(default_factory=dict)
     """Credit transforms by role (docs/algorithms.md): mixing of team and local rewards, shaping, tree credit."""
+
+    def critics_learning(self, where: str = "critic_learning") -> Learning:
+        """Return how the automatic critic learns: as the policy, but for what is said of the critic."""
+        own = {"lr": self.learning.lr * self.critic_rate, **(self.critic_learning or {})}
+        return build(Learning, merge(to_dict(self.learning), own), where)
 
 
 @dataclass(frozen=True, kw_only=True)

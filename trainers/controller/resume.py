@@ -92,7 +92,7 @@ def follow_length(tree: Tree) -> Tree:
     whole = optimizer_steps(tree["steps"], tree["epochs"], tree["minibatches"])
     for policy in tree["policies"].values():
         for learning in (policy["learning"], policy["critic_learning"]):
-            if learning and learning["schedule"] != "constant" and learning["horizon"] == whole:
+            if learning and learning.get("horizon") == whole and learning.get("schedule") != "constant":
                 learning["horizon"] = 0
     return tree
 
