@@ -31,10 +31,10 @@ def condition(**algorithm: object) -> Settings:
 CONDITIONS: dict[str, tuple[str, Settings]] = {
     "global": ("one mean and deviation for all agents of a task", condition(statistics="task")),
     "step": (
-        "one for all agents that act in the same turn: the ablation readers asked for",
+        "one mean and deviation for all agents that act in the same turn",
         condition(statistics="step"),
     ),
-    "agent": ("per agent, every call counts: the paper", condition(statistics="agent")),
+    "agent": ("per agent, every call counts (as in the paper)", condition(statistics="agent")),
     "agent-by-trajectory": (
         "per agent, every trajectory counts once",
         condition(statistics="agent", each="trajectory"),
@@ -45,7 +45,7 @@ CONDITIONS: dict[str, tuple[str, Settings]] = {
 
 
 def play(settings: Settings, seed: int, folder: Path) -> Figures:
-    """Train, test, and look at the gradient norms (before clipping)."""
+    """Train and test a team, and collect the gradient norms before clipping."""
     env = registered()
     model = micro_model(folder / "model", env, seed)
     where, figures = learn(
@@ -69,11 +69,11 @@ PAPER = Paper(
     title="Dr. MAS: statistics of each agent's own",
     source="Feng et al., Dr. MAS, arXiv 2602.08847",
     setting=(
-        "Two roles of one policy (a random Llama of two layers, 32 units). The leader is called once and paid 0 or 1; the "
-        "worker is called one to four times and paid −10 or 10. Each has a table of eight words to learn. 60 steps of 8 tasks "
-        "× 8 trajectories, learning rate 3e-3, gradient norm clipped at 1 (the norms shown are those before clipping). "
-        "`score` is the share of first calls that were right, greedily, on all 24 tasks after the last step; `leader` and "
-        "`worker` are its halves. `spike` is the largest norm of a run divided by its median."
+        "Two roles share one policy (a random Llama of two layers, 32 units). The leader acts once, and its reward is 0 or 1. "
+        "The worker acts one to four times, and its reward is −10 or 10. Each role must learn a table of eight words. A run has "
+        "60 steps of 8 tasks × 8 trajectories, learning rate 3e-3, and gradient norms clipped at 1 (the table has the norms "
+        "before clipping). `score` is the share of correct first calls after the last step, decoded greedily on all 24 tasks. "
+        "`leader` and `worker` are the shares of the two roles. `spike` is the largest norm of a run divided by its median."
     ),
     expected=(
         "As published: with one baseline for all agents the second moment of the gradient is inflated, so its norms are "
@@ -100,15 +100,16 @@ PAPER = Paper(
         ),
     ),
     reading=(
-        "The main claim reproduces, and for the stated reason: with shared statistics the role that is paid on the small "
-        "scale learns nothing (its first calls are right about as often as chance, one in eight), with its own statistics it "
-        "learns nearly all of its table. Statistics over the step are no remedy: the leader's only call shares its step with "
-        "the worker's first one. Removing the deviation costs much even per agent, since one optimizer then sees gradients "
-        "on two scales; a mean per agent still helps then, by a quarter as much.\n\n"
-        "What is said about gradient norms does not reproduce here: per-agent statistics do not give smaller norms or fewer "
-        "spikes. In a team this small the norm is high *because* both roles learn; a norm that is low because one role's "
-        "advantages are noise is no virtue. The paper's spikes come with long replies and large models, which this does not "
-        "have. Nor does it say how often real teams are paid on scales ten times apart: that was built in."
+        "The main claim reproduces, and for the stated reason. With shared statistics, the role with the small rewards learns "
+        "nothing: its first calls are right about as often as by chance, one in eight. With statistics of its own, it "
+        "learns nearly all of its table. Statistics over the step do not help, because the leader's only call is in the same "
+        "step as the worker's first call. Without the deviation, training is much worse even per agent, because one optimizer "
+        "then gets gradients on two scales. A mean per agent still helps in that case, by a quarter as much.\n\n"
+        "The claims about gradient norms do not reproduce here: per-agent statistics do not give smaller norms or fewer "
+        "spikes. In such a small team the norm is high *because* both roles learn. A norm that is low because one role's "
+        "advantages are noise is not better. The paper's spikes occur with long replies and large models, which this "
+        "experiment does not have. It also does not show how often the rewards of real teams differ by a factor of ten: here "
+        "this factor is part of the setting."
     ),
     play=play,
     metric="score",

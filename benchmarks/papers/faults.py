@@ -23,7 +23,7 @@ from .uneven import registered
 
 
 def groups_of(code: Ints) -> Groups:
-    """Groups by any number at all, in which every call counts."""
+    """Return groups of calls with equal codes, in which every call counts once."""
     code = np.unique(code, return_inverse=True)[1]
     rows = np.arange(len(code))
     return Groups(code, rows, np.ones(len(code)), np.bincount(code).astype(np.float64))
@@ -31,7 +31,9 @@ def groups_of(code: Ints) -> Groups:
 
 @dataclass(frozen=True, kw_only=True)
 class MixedPrompts(GRPO):
-    """PettingLLMs: the group key divides an index that already is the problem's, so `mixed` problems share a group."""
+    """Fault of PettingLLMs: the group key divides an index that already belongs to a problem.
+
+    So `mixed` problems share a group."""
 
     name = "fault_mixed_prompts"
     mixed: int = 8
@@ -43,7 +45,7 @@ class MixedPrompts(GRPO):
 
 @dataclass(frozen=True, kw_only=True)
 class Reshaped(GRPO):
-    """MARTI: the calls of a batch are laid end to end and every `n` of them are a group, whoever made them."""
+    """Fault of MARTI: every `n` consecutive calls of a batch form a group, also calls of different agents."""
 
     name = "fault_reshaped"
     n: int = 8
@@ -54,7 +56,7 @@ class Reshaped(GRPO):
 
 @dataclass(frozen=True, kw_only=True)
 class RawSingletons(GRPO):
-    """Dr. MAS: a group of one has its raw score for an advantage."""
+    """Fault of Dr. MAS: in a group of one, the raw score is the advantage."""
 
     name = "fault_raw_singletons"
 
@@ -97,7 +99,7 @@ CONDITIONS: dict[str, tuple[str, Settings]] = {
 
 
 def play(settings: Settings, seed: int, folder: Path) -> Figures:
-    """The same run, with this condition's groups."""
+    """Run the training of `dr_mas` with the groups of this condition."""
     for double in (MixedPrompts, Reshaped, RawSingletons):
         register_algorithm(double.name, double)
     env = registered()
@@ -116,9 +118,9 @@ PAPER = Paper(
     title="What grouping faults cost",
     source="the default paths of three published code bases",
     setting=(
-        "The team, the models and the run of [dr_mas](dr_mas.md), 40 steps; only the groups differ. `score` is the share of "
-        "first calls that were right after the last step, `area` the mean of the held-out curve, which says how fast it was "
-        "learned."
+        "The team, the models and the training are those of [dr_mas](dr_mas.md), with 40 steps. Only the groups differ. "
+        "`score` is the share of correct first calls after the last step. `area` is the mean of the held-out curve, and "
+        "measures how fast a team learns."
     ),
     expected=(
         "Each fault costs. Most: *reshaped* (what an act is compared with is chance) and *one-baseline* (the leader's pay of 0 "
@@ -140,14 +142,15 @@ PAPER = Paper(
         for metric, what in (("score", "score"), ("area", "speed"))
     ),
     reading=(
-        "Two of the five faults are severe, and in the same way: where acts of different roles are compared (*one-baseline*, "
-        "*reshaped*), the role that is paid on the small scale never learns, while the run looks healthy, since the other role "
-        "learns and the loss is finite. A curve of the team's total reward would not show it; the score by role does.\n\n"
-        "The other three cost little or nothing that these seeds can tell apart from chance, and *per-call* even ends 0.06 higher "
-        "(not corrected for ten claims). *per-call* and *mixed-prompts* were expected to be mild; *raw-singletons* was expected to be severe and is not: gradients are clipped, lonely late tries "
-        "are few once the worker gets better, and pushing a failed try down is not wrong in direction. So the finding is not "
-        "that every deviation from the paper matters, but that mixing roles does. Problems that differ more than in the number "
-        "of tries would make *mixed-prompts* worse; that was not tried."
+        "Two of the five faults are severe, and for the same reason: they compare acts of different roles (*one-baseline*, "
+        "*reshaped*). The role with the small rewards never learns. But the run looks healthy, because the other role "
+        "learns and the loss is finite. A curve of the team's total reward does not show the fault. The score by role does.\n\n"
+        "For the other three faults, these seeds show hardly any cost, and *per-call* even ends 0.06 higher (not corrected for "
+        "ten claims). *per-call* and *mixed-prompts* were expected to be mild. *raw-singletons* was expected to be severe, and "
+        "is not. There are three reasons: gradients are clipped, groups of one become rare when the worker gets better, and "
+        "a negative advantage for a failed try has the right sign. So the finding is not that every deviation from a paper "
+        "matters, but that mixing roles does. With problems that differ in more than the number of tries, *mixed-prompts* "
+        "may be worse. This was not tried."
     ),
     play=play,
     metric="score",

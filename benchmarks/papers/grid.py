@@ -42,8 +42,9 @@ Figures = JsonObject
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """`better` is above `worse` in `metric` (below it where less is better), seed by seed. With `worse` empty:
-    `better`'s metric, itself a difference, is above 0."""
+    """Claim that condition `better` has a higher `metric` than `worse` (a lower one if `less`), compared seed by seed.
+
+    If `worse` is empty, the metric of `better` is itself a difference, and the claim is that it is above 0."""
 
     says: str
     better: str
@@ -62,13 +63,13 @@ class Paper:
     title: str
     source: str
     expected: str
-    """The direction that is expected, and why: written and committed before the first run of the grid."""
+    """Expected direction of each result, and why. Written and committed before the first run of the grid."""
     conditions: Mapping[str, tuple[str, Settings]]
-    """Name -> what it is, in a line, and its settings."""
+    """Conditions by name: a line that describes the condition, and its settings."""
     claims: tuple[Claim, ...]
     play: Callable[[Settings, int, Path], Figures]
     metric: str
-    """The figure of the curves, and of claims that name none."""
+    """Metric of the curves, and of claims that name no other."""
     columns: tuple[str, ...] = ()
     """Further figures of the table."""
     setting: str = ""
@@ -80,7 +81,7 @@ class Paper:
 
 
 class Mean(NamedTuple):
-    """A mean over seeds and Student's 95% interval; no interval below two seeds."""
+    """Mean over seeds with Student's 95% interval. With fewer than two seeds there is no interval."""
 
     value: float
     half: float | None
@@ -91,7 +92,7 @@ class Mean(NamedTuple):
 
 
 def mean_of(values: Sequence[float]) -> Mean:
-    """Seeds are the unit: tasks within a run share their model."""
+    """Return the mean over seeds. Tasks are not counted as independent, because the tasks of a run share one model."""
     n = len(values)
     if n < 2:
         return Mean(statistics.fmean(values), None, n)
@@ -103,12 +104,12 @@ def mean_of(values: Sequence[float]) -> Mean:
 
 
 def key_of(settings: Settings) -> str:
-    """A hash of all that a condition says."""
+    """Return a hash of a condition's settings."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def load(paper: Paper) -> dict[str, Figures]:
-    """The finished cells by "condition/seed"; those of other settings than today's are left out."""
+    """Return the finished cells by "condition/seed". Cells whose settings have changed since are left out."""
     path = RESULTS / f"{paper.name}.json"
     cells: dict[str, Figures] = json.loads(path.read_text())["cells"] if path.exists() else {}
     today = {name: key_of(settings) for name, (_, settings) in paper.conditions.items()}
@@ -118,7 +119,7 @@ def load(paper: Paper) -> dict[str, Figures]:
 
 
 def save(paper: Paper, cells: Mapping[str, Figures]) -> None:
-    """All or nothing, so that a kill leaves the file readable."""
+    """Write the cells by one rename, so that a kill leaves the file readable."""
     lines = ",\n".join(
         f"  {json.dumps(name)}: {json.dumps(cells[name])}" for name in sorted(cells)
     )  # a line a cell
@@ -127,7 +128,7 @@ def save(paper: Paper, cells: Mapping[str, Figures]) -> None:
 
 
 def run(paper: Paper, seeds: Sequence[int], only: Sequence[str], folder: Path) -> None:
-    """Every missing cell; seed by seed, so that a grid cut short is still balanced."""
+    """Run every missing cell, seed by seed, so that a grid that is stopped early is still balanced."""
     for seed in seeds:
         for name in only or paper.conditions:
             if f"{name}/{seed}" in load(paper):
@@ -168,7 +169,7 @@ def machine() -> str:
 
 
 def finals(cells: Mapping[str, Figures], condition: str, metric: str) -> dict[int, float]:
-    """Seed -> a condition's final figure."""
+    """Return a condition's final figure for each seed."""
     return {
         int(name.rpartition("/")[2]): cell["final"][metric]
         for name, cell in cells.items()
@@ -177,7 +178,7 @@ def finals(cells: Mapping[str, Figures], condition: str, metric: str) -> dict[in
 
 
 def judged(paper: Paper, claim: Claim, cells: Mapping[str, Figures]) -> tuple[str, Mean | None]:
-    """A verdict, and the difference over the seeds that both sides have."""
+    """Return the verdict on a claim, and the difference over the seeds that both conditions have."""
     metric = claim.metric or paper.metric
     better = finals(cells, claim.better, metric)
     worse = finals(cells, claim.worse, metric) if claim.worse else dict.fromkeys(better, 0.0)
@@ -197,12 +198,12 @@ def judged(paper: Paper, claim: Claim, cells: Mapping[str, Figures]) -> tuple[st
 
 
 def page(paper: Paper, cells: Mapping[str, Figures]) -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     columns = (paper.metric, *paper.columns)
     seeds = sorted({int(name.rpartition("/")[2]) for name in cells})
     lines = [
         f"# {paper.title}\n",
-        f"After {paper.source}. Generated by the command below from `benchmarks/papers/results/{paper.name}.json`.\n",
+        f"This page tests claims of {paper.source}. The command below writes it from `benchmarks/papers/results/{paper.name}.json`.\n",
         f"    python -m unitymas.benchmarks.papers.{paper.name} --seeds {' '.join(map(str, seeds)) or '0 1 2'}\n",
         f"## Setting\n\n{paper.setting}\n",
         f"## Expected, written before the first run\n\n{paper.expected}\n",
@@ -228,8 +229,8 @@ def page(paper: Paper, cells: Mapping[str, Figures]) -> str:
         )
         lines.append(f"| {claim.says} ({compared}) | {difference} | **{verdict}** |")
     lines.append(
-        "\n*holds*: the interval of the paired difference lies above 0; *not shown*: it holds 0. The intervals are not "
-        "corrected for the number of claims.\n"
+        "\n*holds*: the interval of the paired difference lies above 0. *not shown*: the interval contains 0. The intervals "
+        "are not corrected for the number of claims.\n"
     )
     if (PAGES / f"{paper.name}.png").exists():
         lines.append(f"![{paper.title}]({paper.name}.png)\n")
@@ -251,7 +252,9 @@ def page(paper: Paper, cells: Mapping[str, Figures]) -> str:
 
 
 def plot(paper: Paper, cells: Mapping[str, Figures], path: Path) -> bool:
-    """Mean curve of every condition with a band from the lowest to the highest seed; False without matplotlib."""
+    """Draw the mean curve of every condition, with a band from the lowest to the highest seed.
+
+    Return False if matplotlib is not installed."""
     try:
         import matplotlib
 

@@ -46,7 +46,7 @@ def condition(id: str, preset: str, **over: object) -> Settings:
 
 
 def play(settings: Settings, seed: int, folder: Path) -> Figures:
-    """One run; its held-out score before the first step and after the last."""
+    """Train one run, and return its held-out scores before the first step and after the last."""
     env = settings["env"]
     run = train(env, preset=settings["preset"], directory=folder / "run", seed=seed, **settings["fields"])
     headline = spec(env).headline
@@ -66,7 +66,7 @@ CONDITIONS: dict[str, tuple[str, Settings]] = {
     if preset in SHARING[name]
 }
 CONDITIONS["mask-outcome"] = (
-    "`mask-hotpotqa`, one model, every act paid the final answer's F1 and nothing else",
+    "`mask-hotpotqa`, one model; the reward of every act is the final answer's F1 alone",
     condition(
         "mask-hotpotqa", "shared", env={"reward": [f"{PACKAGE}.rewards.outcome:AnswerF1", LIGHT_FORMAT]}
     ),
@@ -78,12 +78,14 @@ PAPER = Paper(
     title="UnityMAS-O: before and after, shared and separate, which reward",
     source="UnityMAS-O",
     setting=(
-        "The embedded tiny model (about 2 million parameters) on generated questions, programs and sums; "
-        f"{POLICY['algorithm']['name'].upper()}, {RUN['steps']} steps of {COMMON['tasks_per_step']} tasks × {COMMON['k']} episodes, "
-        f"(code: {recipe(ENVS['code'])['tasks_per_step']} tasks), temperature {POLICY['sampling']['temperature']}; greedy on {COMMON['eval']['tasks']} held-out tasks (as many as the "
-        "split has) before the first step and after the last; rate 3e-4 falling to a tenth. `score` is the environment's headline: F1 for `rag` and `mask`, "
-        "share of hidden tests for `code`, accuracy for `math`. The reduced grid: "
-        "the published rewards everywhere, outcome alone for M-ASK; several models for question answering."
+        "The embedded tiny model (about 2 million parameters) trains on generated questions, programs and math problems. A run "
+        f"is {POLICY['algorithm']['name'].upper()} with {RUN['steps']} steps of {COMMON['tasks_per_step']} tasks × {COMMON['k']} "
+        f"episodes (code: {recipe(ENVS['code'])['tasks_per_step']} tasks), temperature {POLICY['sampling']['temperature']}, and "
+        "a learning rate that falls from 3e-4 to a tenth of it. The test is greedy, before the first step and after the last, "
+        f"on {COMMON['eval']['tasks']} held-out tasks (or as many as the split has). `score` is the main metric of the "
+        "environment: F1 for `rag` and `mask`, share of passed hidden tests for `code`, accuracy for `math`. The grid is a part "
+        "of the paper's: all environments have the published rewards, M-ASK also has the outcome alone, and only question "
+        "answering has several models."
     ),
     expected=(
         "As published: training lifts every workflow; separate models end about as high as a shared one, not far above "
@@ -114,14 +116,16 @@ PAPER = Paper(
         ),
     ),
     reading=(
-        "Training lifts both question-answering teams, by 48% of what M-ASK lacks to the expert and by 50 to 75% of what RAG "
-        "lacks. It lifts neither code nor math, whose scores fall a little in every seed: the tiny "
-        "model lacks facts of arithmetic and the words of programs, and 20 steps at this rate teach neither, while they wear "
-        "down what it can. A model per role and one for all end about alike at equal steps and samples, as published; that a "
-        "shared one learns faster, which we expected, is not seen. That the published rewards beat the outcome alone is not "
-        "shown either: two seeds paid by the outcome end as high (0.643, 0.618), the third lower (0.481).\n\n"
-        "The `mask-shared` cells are runs of the demo as it was on 21 November (their processor time is 1.19 times the "
-        "clock's, as `ps` told it), run beside others, so wall-clock times are no measure of speed."
+        "Training improves both question-answering teams. M-ASK closes 48% of the gap to the expert, and RAG 50 to 75%. "
+        "Training improves neither code nor math: their scores fall a little in every seed. The tiny "
+        "model does not know arithmetic or the words of programs. 20 steps at this rate teach neither, and reduce what it "
+        "can do. A model per role and one shared model end at about the same score after equal steps and samples, as published. "
+        "We expected that a shared model learns faster. This is not seen. It is also not shown that the published rewards are "
+        "better than the outcome alone: two seeds with the outcome alone end as high (0.643, 0.618), the third lower (0.481)."
+        "\n\n"
+        "The `mask-shared` cells are runs of the demo as it was on 21 November 2026. Other work ran on the machine, so their "
+        "wall-clock times do not measure speed. The `code-shared` and `math-shared` cells were run with older settings of the "
+        "tiny model's preset. So the command runs these six cells again."
     ),
     play=play,
     metric="score",
