@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -408,6 +409,9 @@ def test_an_engine_process_that_dies_is_a_lost_group(moment, model, tokenizer, m
         str(model_path("tiny")), context=256, dtype="float32", enforce_eager=True, max_num_seqs=4
     )
     (mine,) = engine_processes() - before
+    # a killed process leaves its sockets there; they go with the folder
+    sockets = Path(os.environ["VLLM_RPC_BASE_PATH"])
+    assert sockets != Path(tempfile.gettempdir()) and any(file.is_socket() for file in sockets.iterdir())
     try:
         if moment == "publishing":
             send = made._send

@@ -45,7 +45,7 @@ from ..engine import Ability
 from ..generation import Generation, Versioned
 from ..sampling import SamplingParams, Tries, truncates, uniform
 from ..stopping import Stopper, closing_ids
-from .vllm_setup import Transfer, check_version, engine_arguments
+from .vllm_setup import Transfer, check_version, engine_arguments, own_sockets
 from .vllm_setup import adapter_rank as adapter_rank
 from .vllm_setup import lora_options as lora_options
 
@@ -88,6 +88,7 @@ class VLLMEngine(Versioned):
         if adapters:
             options = {**lora_options(adapters), **options}
         check_version()
+        own_sockets()
         from vllm.v1.engine.async_llm import AsyncLLM
 
         arguments = engine_arguments(

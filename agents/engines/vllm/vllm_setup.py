@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import json
+import os
 import re
+import shutil
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ...basics.hints import nearest, say_once
@@ -109,6 +114,17 @@ def adapter_rank(name: str, source: str | Path | int) -> int:
             "adapter_model.safetensors there, as peft's save_pretrained writes them. A run's are in policies/NAME/adapter"
         )
     return int(json.loads(file.read_text())["r"])
+
+
+@cache
+def own_sockets() -> None:
+    """Give the sockets between vLLM's processes a folder of their own, which is removed when this process ends.
+
+    vLLM would put them among all temporary files, and a process of it that is killed leaves them there.
+    """
+    folder = mkdtemp(prefix="vllm-")  # short: the path of a socket has at most 107 characters
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", folder)
 
 
 def engine_arguments(transfer: Transfer, options: Mapping[str, object]) -> AsyncEngineArgs:
