@@ -81,7 +81,34 @@ def model_name(name: str) -> ModelName:
         )
     if known.kind == "openai":
         raise ValueError(f"{name!r} plays, but is no model; give tiny, {', '.join(FORMS[:4])}")
+    if known.kind == "hub" and _impossible(known.rest):
+        raise ValueError(
+            f"{name!r} is no folder here, and can be no model of the hub: there ORG and NAME have no -- and no .., begin and end "
+            "with a letter, a digit or _, and NAME has at most 96 characters and no .git at its end"
+        )
     return known
+
+
+def _impossible(repo: str) -> bool:
+    """Tell whether the hub would refuse such a name, whoever asked for it."""
+    name = repo.rpartition("/")[2]
+    edges = {part[at] for part in repo.split("/") for at in (0, -1)}
+    return "--" in repo or ".." in repo or bool(edges & {".", "-"}) or name.endswith(".git") or len(name) > 96
+
+
+def unverified(model: str, elsewhere: bool = False) -> str:
+    """Tell why nobody knows from here whether there is a model; empty if there is. A model that is known not to be is an error.
+
+    Nothing is loaded or downloaded; the hub is asked for what is not in its cache. With `elsewhere`, a path may be another machine's.
+    """
+    name = model_name(model)
+    if name.kind == "hub":
+        return hub.unverified(name.rest, name.revision)
+    if name.kind not in ("path", "run") or Path(name.rest).expanduser().exists():
+        return ""
+    if elsewhere:
+        return f"there is no {name.rest} on this machine"
+    raise FileNotFoundError(f"no model at {name.rest}: there is no such folder or file")
 
 
 def model_path(model: str | Path) -> Path:

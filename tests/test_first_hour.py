@@ -16,8 +16,9 @@ import pytest
 import unitymas
 from unitymas.benchmarks.evaluation.episode_files import Store
 from unitymas.benchmarks.evaluation.evaluate import Evaluation
-from unitymas.cli import main, refused
+from unitymas.cli import main
 from unitymas.cli.arguments import COUNT
+from unitymas.cli.commands import refused
 from unitymas.envs.registry import unregister
 from unitymas.trainers.controller.checkpoint import write_whole
 
@@ -178,6 +179,25 @@ def test_an_interrupted_evaluation_says_what_it_keeps(monkeypatch, capsys):
     assert typed(f"eval mask-hotpotqa {MINI} --team fool --out kept -q") == 130
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said == "unitymas: interrupted: kept keeps what was played; the same command plays the rest"
+
+
+@pytest.mark.parametrize("imported", ["unitymas.own", "difflib", "unitymas.cli.environments", "pettingzoo"])
+def test_ctrl_c_while_python_still_imports_is_one_line(imported):
+    """A key that is pressed within the first moments of a command."""
+    code = f"""
+import signal, sys
+
+class Finger:
+    def find_spec(name, path, target=None):
+        if name == {imported!r}:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finger)
+from unitymas.cli import main
+sys.exit(main(["list"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stderr) == (130, "\nunitymas: interrupted\n")
 
 
 def test_a_port_in_use_is_one_line(capsys):

@@ -77,7 +77,7 @@ def _called(repo: str, revision: str) -> str:
 
 def _download(repo: str, revision: str) -> Path:
     """Ask the hub, with its own progress bar; whatever goes wrong is one line that says what to do."""
-    from huggingface_hub import constants, errors, snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
     name, page = _called(repo, revision), f"{constants.ENDPOINT}/{repo}"
     if constants.HF_HUB_OFFLINE:
@@ -92,23 +92,52 @@ def _download(repo: str, revision: str) -> Path:
                 repo, revision=revision or None, allow_patterns=list(FILES), ignore_patterns=list(OTHERS)
             )
         )
-    except errors.GatedRepoError as error:
-        raise FileNotFoundError(
-            f"{name} is gated: accept its terms at {page}, then set HF_TOKEN to a token of that account (or: hf auth login)"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise FileNotFoundError(
-            f"{name}: {repo} has no revision {revision!r}; see {page}/commits/main"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise FileNotFoundError(
-            f"no model at {name}: there is no folder {repo} here, and {page} does not exist (or is private: set HF_TOKEN)"
-        ) from error
     except (
         Exception
     ) as error:  # httpx or requests, proxies, disks: each library version has errors of its own
-        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        if refusal := _refusal(error, repo, revision):
+            raise FileNotFoundError(refusal) from error
         raise FileNotFoundError(
             f"{name} is not on this machine, neither as a folder nor in the cache ({constants.HF_HUB_CACHE}), and could "
-            f"not be downloaded: {reason}. Try again with a network, or bring the cache from a machine that has one"
+            f"not be downloaded: {_reason(error)}. Try again with a network, or bring the cache from a machine that has one"
         ) from error
+
+
+def unverified(repo: str, revision: str = "") -> str:
+    """Ask the hub whether it has a model that is not here, and download nothing. Return why nobody knows; empty if somebody does.
+
+    A model that the hub does not have, or does not give, is an error.
+    """
+    from huggingface_hub import HfApi, constants
+
+    if cached(repo, revision) is not None:
+        return ""
+    if constants.HF_HUB_OFFLINE:
+        return f"not whole in the cache ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE forbids to ask the hub"
+    try:
+        hub = HfApi(constants.ENDPOINT)
+        if hub.model_info(repo, revision=revision or None, timeout=10).gated:
+            hub.auth_check(repo)
+    except Exception as error:
+        if refusal := _refusal(error, repo, revision):
+            raise FileNotFoundError(refusal) from error
+        return f"not in the cache ({constants.HF_HUB_CACHE}), and the hub did not answer: {_reason(error)}"
+    return ""
+
+
+def _refusal(error: Exception, repo: str, revision: str) -> str:
+    """Return what the hub says of a model that it does not give, in one line with what to do; empty if the error is another."""
+    from huggingface_hub import constants, errors
+
+    name, page = _called(repo, revision), f"{constants.ENDPOINT}/{repo}"
+    if isinstance(error, errors.GatedRepoError):
+        return f"{name} is gated: accept its terms at {page}, then set HF_TOKEN to a token of that account (or: hf auth login)"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{name}: {repo} has no revision {revision!r}; see {page}/commits/main"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"no model at {name}: there is no folder {repo} here, and {page} does not exist (or is private: set HF_TOKEN)"
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    return str(error.__cause__ or error).strip().partition("\n")[0]

@@ -20,6 +20,7 @@ from ...agents.basics.json_types import JsonObject
 from ...agents.team import Team, TeamLike
 from ...envs.core.drivers import TaskChoice
 from ...envs.core.tasks import DataSet
+from ...envs.data.local import is_prepared
 from ...envs.data.published import CATALOGUE
 from ...envs.registry import list_envs, make_arena, spec
 from ..pages.html import asset
@@ -114,12 +115,14 @@ def evaluations(
     chosen = suite(name)
     if not chosen.envs:
         raise ValueError(f"{chosen.id} has no environment in this installation")
+    if "data" not in how:
+        check_here(chosen)
     team = Team.of(team)  # one for all, so that a model is loaded once
     made: dict[str, Evaluation] = {}
     for env in chosen.envs:
         folder = Path(out) / env if out is not None else None
         made[env] = Evaluation(
-            env, team, tasks=tasks or chosen.tasks, out=folder, **settings(chosen, env), **how
+            env, team, tasks=tasks or chosen.tasks, out=folder, **{**settings(chosen, env), **how}
         )
         check_pin(chosen, env, made[env].arena.data)
     return made
@@ -142,6 +145,16 @@ def evaluate_suite(
         for env, evaluation in evaluations(name, team, **how).items()
     }
     return SuiteResult(suite(name), results)
+
+
+def check_here(chosen: Suite) -> None:
+    """Refuse a suite of real data that is not on this machine, where the mini world would stand in."""
+    real = {spec(env).dataset for env in chosen.envs if chosen.data is None and spec(env).tasks is None}
+    if missing := sorted(name for name in real if not is_prepared(name)):
+        raise ValueError(
+            f"{chosen.id} is defined on real data, and this machine lacks {', '.join(missing)}; prepare it with: "
+            + " && ".join(f"unitymas data prepare {name}" for name in missing)
+        )
 
 
 def check_pin(chosen: Suite, env: str, data: DataSet) -> None:

@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
 
+from . import _moved as _moved  # old names of modules go on working
+
+TYPE_CHECKING = False  # typing's own takes 5 ms to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from .agents.roles import Boxed as Boxed
     from .agents.roles import Choice as Choice
     from .agents.roles import Custom as Custom
@@ -50,8 +54,6 @@ if TYPE_CHECKING:
     from .envs.tools.tool import tool as tool
     from .trainers.controller.run import train as train
     from .trainers.rows import to_hf_dataset as to_hf_dataset
-
-from . import _moved as _moved  # old names of modules go on working
 
 __version__ = "0.1.0"
 

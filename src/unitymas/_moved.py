@@ -6,13 +6,13 @@ A module that became a folder of the same name is not here: its folder offers wh
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-import warnings
-from collections.abc import Sequence
-from types import ModuleType
+
+TYPE_CHECKING = False  # typing's own takes 5 ms to import, and this file is a part of every `import unitymas`
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 MOVED = {
     "agents.attention": "agents.model.attention",
@@ -169,18 +169,22 @@ MOVED = {
 }
 
 
-class Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Moved:
     """Finds a module under its old name; the module is the very one that lives under its new name."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         package, _, name = fullname.partition(".")
         if package != __package__ or name not in MOVED:
             return None
-        return importlib.util.spec_from_loader(fullname, self)
+        import importlib.util
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return importlib.util.spec_from_loader(fullname, self)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        import warnings
+
         new = f"{__package__}.{MOVED[spec.name.partition('.')[2]]}"
         warnings.warn(f"{spec.name} is now {new}", DeprecationWarning, stacklevel=2)
         module = importlib.import_module(new)

@@ -2,7 +2,11 @@
 
 import json
 import os
+import re
+import threading
 import zipfile
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -189,6 +193,87 @@ def test_what_the_hub_answers_is_one_line_that_says_what_to_do(cache, monkeypatc
         with pytest.raises(FileNotFoundError, match=says) as told:
             model_path(name)
         assert "\n" not in str(told.value)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does, of models that it has, does not have, and does not give."""
+
+    ANSWERS = {
+        "/api/models/org/there": (200, ""),
+        "/api/models/org/none": (404, "RepoNotFound"),
+        "/api/models/org/there/revision/v9": (404, "RevisionNotFound"),
+        "/api/models/org/gated": (200, ""),
+        "/api/models/org/gated/auth-check": (403, "GatedRepo"),
+    }
+
+    def do_GET(self):
+        status, code = self.ANSWERS.get(self.path.partition("?")[0], (404, ""))
+        body = json.dumps({"id": "org/x", "gated": "manual" if "gated" in self.path else False}).encode()
+        self.send_response(status)
+        for name, value in {
+            "X-Error-Code": code,
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def serving(handler):
+    """A server of this machine, by its address; at the end nobody listens there."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_dry_run_asks_whether_the_hub_has_a_model(cache, monkeypatch, capsys):
+    def dry_run(model, *more):
+        rc = main(["train", "rag-nq", "--dry-run", "env.data=mini", f"--model={model}", *more])
+        said = capsys.readouterr()
+        assert rc or "groups:" in said.out
+        assert len(said.err.splitlines()) <= 1
+        return rc, said.err
+
+    offline = r"groups.team.model: org/there is unverified: not whole in the cache .* HF_HUB_OFFLINE"
+    rc, said = dry_run("org/there")
+    assert rc == 0 and re.search(offline, said)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with serving(Hub) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        assert dry_run("org/there") == (0, "")
+        for model, says in (
+            ("org/none", "groups.team.model: no model at hf:org/none: "),
+            ("org/there@v9", "hf:org/there@v9: org/there has no revision 'v9'"),
+            ("hf:org/gated", "hf:org/gated is gated: accept its terms at"),
+        ):
+            rc, said = dry_run(model)
+            assert rc == 1 and says in said
+    rc, said = dry_run("org/there")  # the hub does not answer
+    assert rc == 0 and "org/there is unverified: not in the cache" in said and "Connection refused" in said
+    put(cache, "f" * 40)
+    assert dry_run("org/small") == (0, "")
+    rc, said = dry_run("./nowhere")
+    assert rc == 1 and "groups.team.model: no model at ./nowhere: there is no such folder or file" in said
+    rc, said = dry_run("./nowhere", "runtime=ray")  # it may be on the cluster
+    assert rc == 0 and "./nowhere is unverified: there is no ./nowhere on this machine" in said
+
+
+@pytest.mark.parametrize(
+    "name", ["org/a--b", "org/-a", "org/a.git", "org/a..b", "hf:org/a.", "org/" + "a" * 97]
+)
+def test_a_name_that_the_hub_cannot_have_is_refused_at_once(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "rag-nq", "--dry-run", "env.data=mini", "--model", name]) == 1
+    assert (
+        f"groups.team.model: {name!r} is no folder here, and can be no model of the hub"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_download_asks_for_weights_and_no_code(cache, monkeypatch, capsys):

@@ -30,6 +30,7 @@ from unitymas.benchmarks.evaluation import evaluate as ev
 from unitymas.benchmarks.evaluation import suites, tables
 from unitymas.benchmarks.evaluation.terminal import Board
 from unitymas.cli import evaluation as evalcli
+from unitymas.cli import main
 from unitymas.envs import registry
 from unitymas.envs.core.ledger import Credit
 from unitymas.envs.core.trace import read_dicts
@@ -373,6 +374,22 @@ def test_teams_from_the_command_line() -> None:
 def test_a_suite_loads_its_model_once() -> None:
     made = suites.evaluations("suite:mini", "tiny", k=1, tasks=1)
     assert len({id(p) for evaluation in made.values() for p in evaluation.team.policies.values()}) == 1
+
+
+def test_a_suite_of_real_data_says_how_to_prepare_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("UNITYMAS_HOME", str(tmp_path))
+    assert main(["eval", "suite:packaged", "--team", "scripted", "--dry-run"]) == 1
+    assert capsys.readouterr().err.endswith(
+        "suite:packaged-v1 is defined on real data, and this machine lacks gsm8k, mbpp, squad; prepare it with: "
+        "unitymas data prepare gsm8k && unitymas data prepare mbpp && unitymas data prepare squad\n"
+    )
+    with pytest.raises(ValueError, match="suite:qa-v1 .* lacks hotpotqa, musique, nq;"):
+        suites.evaluations("suite:qa", "scripted", k=1)  # the mini world is no real data
+    where = {"data": "mini", "split": "validation"}  # of one's own choice
+    made = suites.evaluations("suite:code", "scripted", k=1, tasks=1, out=tmp_path, **where)
+    assert {(one.arena.data.name, one.arena.data.split) for one in made.values()} == {("mini", "validation")}
 
 
 def test_suites_are_versioned_and_pinned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from huggingface_hub import constants
 
 from unitymas.agents.basics.manifest import signed
 from unitymas.benchmarks import demo
@@ -110,6 +111,7 @@ def test_other_models_get_a_usual_beginning(capsys, monkeypatch):
     assert resolve(ENV, preset_name="shared", overrides=[hub]).groups["team"].precision == "bfloat16"
     on_cpu = resolve(ENV, preset_name="shared", overrides=[hub, "groups.*.device=cpu"])
     assert on_cpu.groups["team"].precision == "float32"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert main(["train", ENV, "--dry-run", hub]) == 0
     told = capsys.readouterr().out
     assert told.startswith(

@@ -1,182 +1,22 @@
 """The command line: `unitymas list | info | play | validate | train | eval | leaderboard | view | data | serve | …`.
 
-Each command lives where its work is done; this file only finds it, so that `unitymas list` loads no torch.
+This file imports next to nothing, so that Ctrl-C is answered in one line from the first moment on, also while Python
+still imports the rest.
 """
 
 from __future__ import annotations
 
-import errno
-import importlib
-import io
-import os
 import sys
-from collections.abc import Callable
 
-from ..agents.basics.hints import nearest
-from ..own import BrokenPlugin, load, place, told
-from . import completion
-
-COMMANDS = {
-    "list": ("cli.environments:list_main", "list the environments"),
-    "info": (
-        "cli.environments:info_main",
-        "show an environment: roles, formats, rewards, data, a sample observation",
-    ),
-    "models": (
-        "cli.models:models_main",
-        "list the models that have names: size, licence, whether they are here",
-    ),
-    "play": ("cli.environments:play_main", "play an episode, yourself or with a team"),
-    "validate": ("cli.environments:validate_main", "check environments: the expert scores 1, the fool 0"),
-    "train": ("cli.pages:train_main", "train a team, and write the run's report"),
-    "warmstart": ("trainers.warmstart:warmstart_main", "fine-tune a model on the expert's traces"),
-    "eval": ("cli.evaluation:eval_main", "evaluate a team on an environment or a suite"),
-    "submit": (
-        "benchmarks.leaderboard.submission:submit_main",
-        "pack an evaluation for a leaderboard, or check one",
-    ),
-    "leaderboard": (
-        "benchmarks.leaderboard.board:leaderboard_main",
-        "build a leaderboard's static site, or play entries again",
-    ),
-    "view": ("cli.pages:view_main", "look at episodes in a browser; a run in progress is live"),
-    "report": (
-        "benchmarks.pages.report:report_main",
-        "write a training run as one page: curves, alarms, episodes",
-    ),
-    "export": (
-        "benchmarks.evaluation.export:export_main",
-        "convert traces to a dataset, Parquet, JSON lines or Perfetto",
-    ),
-    "launch": (
-        "trainers.launch.command:launch_main",
-        "start a Ray cluster by Slurm, Kubernetes or ssh, and train on it",
-    ),
-    "data": ("cli.data:data_main", "list, prepare, check and index data sets"),
-    "serve": ("envs.tools.retrieval:serve_main", "serve a search index over HTTP"),
-    "bench": ("benchmarks.speed:bench_main", "measure the speed of a part"),
-}
+from .table import COMMANDS as COMMANDS
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; errors that a user can mend are one line, without a traceback."""
-    if completion.ASKED in os.environ:
-        completion.complete(COMMANDS, lambda name, words: _command(name)(list(words)))
-        return 0
+    """Run one command, and return its exit status."""
     try:
-        words = list(sys.argv[1:] if argv is None else argv)
-        # what is launched reads its words where it runs
-        args, modules = (words, []) if words[:1] == ["launch"] else imported(words)
-    except ValueError as error:
-        print(f"unitymas: {error}", file=sys.stderr)
-        return 1
-    if not args or args[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0
-    if args[0] in ("-V", "--version", "version"):
-        from .. import __version__
+        from .commands import run
 
-        print(f"unitymas {__version__}")
-        return 0
-    end = args.index("--") if "--" in args else len(args)
-    name, rest = args[0], [word for i, word in enumerate(args) if i and (word != "--debug" or i > end)]
-    if name == "train":
-        rest += [f"--import={module}" for module in modules]  # the run's config records them
-    if name not in COMMANDS:
-        hint = nearest(name, COMMANDS, instead="unitymas --help lists them")
-        print(f"unitymas: unknown command {name!r}; {hint}", file=sys.stderr)
-        return 2
-    try:
-        status = int(_command(name)(rest) or 0)
-        sys.stdout.flush()
-        return status
+        return run(argv)
     except KeyboardInterrupt as stop:
         print(f"\nunitymas: interrupted{f': {stop}' if str(stop) else ''}", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `unitymas list | head`: the interpreter must not write the rest at its end
-        sys.stdout = io.StringIO()
-        return 0
-    except BrokenPlugin as error:
-        print(f"unitymas {name}: {error}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        print(
-            f"unitymas {name}: {error}; pip install 'unitymas[all]' brings what every command needs",
-            file=sys.stderr,
-        )
-        return 1
-    except (ValueError, KeyError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
-        if "--debug" in args:
-            raise
-        text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        if isinstance(error, OSError):
-            text = refused(error)
-        print(f"unitymas {name}: {told(error) if place(error, own=True) else text}", file=sys.stderr)
-        return 1
-    except Exception as error:  # in somebody's own code it is theirs to mend
-        if "--debug" in args or not place(error, own=True):
-            raise
-        print(f"unitymas {name}: {told(error)}", file=sys.stderr)
-        return 1
-
-
-def _command(name: str) -> Callable[[list[str]], int | None]:
-    module, _, function = COMMANDS[name][0].partition(":")
-    command: Callable[[list[str]], int | None] = getattr(
-        importlib.import_module(f"unitymas.{module}"), function
-    )
-    return command
-
-
-def imported(words: list[str]) -> tuple[list[str], list[str]]:
-    """Import what `--import FILE.py` and `--import MODULE` name, wherever they stand. -> the command, what was imported."""
-    rest: list[str] = []
-    named: list[str] = []
-    while words:
-        word = words.pop(0)
-        if word == "--import" and (not words or words[0].startswith("-")):
-            raise ValueError("--import needs a file or a module: --import my_team.py")
-        if word == "--import":
-            named.append(words.pop(0))
-        elif word.startswith("--import="):
-            named.append(word.removeprefix("--import="))
-        else:
-            rest.append(word)
-    for target in named:
-        load(target)
-    return rest, named
-
-
-WAYS_OUT = {
-    errno.EEXIST: "it is a file, and a folder is needed there; name another",
-    errno.ENOTDIR: "a part of it is a file, and a folder is needed there; name another",
-    errno.EISDIR: "it is a folder, and a file is needed; name a file in it",
-    errno.EACCES: "this user has no permission; name another place, or ask for the right",
-    errno.EPERM: "this user has no permission; name another place, or ask for the right",
-    errno.EROFS: "it cannot be written to; name another place",
-    errno.ENOSPC: "the disk is full; make room, or name another place",
-    errno.EDQUOT: "the disk is full; make room, or name another place",
-    errno.EFBIG: "the file would be larger than this user's files may be (ulimit -f); raise that, or name another place",
-    errno.EADDRINUSE: "something else listens there; choose another port",
-}
-"""What to do about what the operating system refused."""
-
-
-def refused(error: OSError) -> str:
-    """What the operating system refused, about which file, and what to do."""
-    if error.errno is None or not str(error).startswith("[Errno"):
-        return str(error)
-    about = f"{error.filename}: " if error.filename else ""
-    return about + WAYS_OUT.get(error.errno, error.strerror or str(error))
-
-
-def usage() -> str:
-    """What there is to do."""
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
-    how = "usage: unitymas COMMAND [...]   (unitymas COMMAND --help)"
-    anywhere = (
-        "  --import FILE.py or MODULE   your own environments, algorithms …, imported first (or MODULE:ID for an id)",
-        "  --debug                      errors with their traceback",
-    )
-    return "\n".join([how, "", *lines, "", "anywhere:", *anywhere])

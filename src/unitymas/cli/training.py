@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..agents.basics.hints import counted
 from ..agents.basics.json_types import JsonObject
+from ..agents.names import unverified
 from ..trainers.config.presets import PAPERS, PRESETS, WARM, note
 from ..trainers.config.reader import ConfigError
 from .arguments import Parser, number
@@ -145,6 +146,8 @@ def _begin(
     if args.dry_run:
         Run(config, args.dir)  # its plan is made, and nothing is loaded
         print((f"# {about}\n" if about else "") + dump(config), end="")
+        for line in doubts(config):
+            print(f"unitymas train: {line}", file=sys.stderr)
         return
     if about:
         print(about, flush=True)
@@ -156,6 +159,21 @@ def _begin(
         how["overrides"] = [*how["overrides"], f"groups.*.model={warm}"]
     with watching(args.dir) if args.watch else nullcontext(), pointing(args.dir, report):
         train(args.id, preset=preset, directory=args.dir, **how)
+
+
+def doubts(config: RunConfig) -> Iterator[str]:
+    """What a dry run cannot know of the models that a run names; one that cannot be there is an error."""
+    named = {f"groups.{name}.model": group.model for name, group in config.groups.items()}
+    named |= {f"policies.{name}.init": policy.init for name, policy in config.policies.items() if policy.init}
+    reasons: dict[str, str] = {}
+    for key, model in named.items():
+        if model not in reasons:
+            try:
+                reasons[model] = unverified(model, elsewhere=config.runtime == "ray")
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{key}: {error}") from error
+            if reasons[model]:
+                yield f"{key}: {model} is unverified: {reasons[model]}"
 
 
 def warmed(config: RunConfig, amount: Mapping[str, float], folder: Path, prompts: object = None) -> Path:
