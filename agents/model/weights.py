@@ -132,13 +132,20 @@ def _unknown(path: Path, error: Exception) -> str:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Load the tokenizer of a model: from its directory, or from its .gguf file."""
+    """Load the tokenizer of a model: from its directory, or from its .gguf file.
+
+    A `chat_template.jinja` beside a .gguf file counts if the file has no template of its own.
+    """
     from transformers import AutoTokenizer
 
     path = Path(path)
     where = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
     folder = path.parent if where else path
     tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **where)
+    template = folder / "chat_template.jinja"
+    if where and not tokenizer.chat_template and template.is_file():
+        # transformers looks for templates beside a tokenizer's own files alone
+        tokenizer.chat_template = template.read_text(encoding="utf-8")
     return tokenizer
 
 

@@ -525,3 +525,14 @@ def test_a_packaged_model_loads_in_our_engine_and_knows_paris(name):
         mine = ours.logits(ours.forward_packed(pack([ids.tolist()]))).log_softmax(-1)
     print(name, "largest difference of a log-prob", float((mine - expected).abs().max()))
     assert torch.allclose(mine, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("own", [None, "its own"])
+def test_a_chat_template_beside_a_gguf_file_counts_if_the_file_has_none(own, tmp_path, monkeypatch):
+    """transformers reads a template from a model's folder only where the tokenizer comes from that folder, too."""
+    transformers = pytest.importorskip("transformers")
+    read = load_tokenizer(model_path("tiny"))
+    read.chat_template = own
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *a, **k: read)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert load_tokenizer(tmp_path / "base.gguf").chat_template == (own or "{{ messages }}")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from unitymas.agents.engines.vllm.vllm_engine import VLLMEngine, adapter_rank
+from unitymas.agents.engines.vllm.vllm_engine import VLLMEngine
+from unitymas.agents.engines.vllm.vllm_setup import adapter_rank
 
 
 def test_a_folder_that_is_no_adapter_is_an_error_when_the_engine_is_made(tmp_path: Path) -> None:

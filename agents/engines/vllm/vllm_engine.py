@@ -45,9 +45,7 @@ from ..engine import Ability
 from ..generation import Generation, Versioned
 from ..sampling import SamplingParams, Tries, truncates, uniform
 from ..stopping import Stopper, closing_ids
-from .vllm_setup import Transfer, check_version, engine_arguments, own_sockets
-from .vllm_setup import adapter_rank as adapter_rank
-from .vllm_setup import lora_options as lora_options
+from .vllm_setup import Transfer, check_version, engine_arguments, lora_options, own_sockets
 
 if TYPE_CHECKING:
     from vllm import CompletionOutput, RequestOutput
@@ -88,7 +86,7 @@ class VLLMEngine(Versioned):
         if adapters:
             options = {**lora_options(adapters), **options}
         check_version()
-        own_sockets()
+        self._sockets = own_sockets(self)
         from vllm.v1.engine.async_llm import AsyncLLM
 
         arguments = engine_arguments(
@@ -436,6 +434,7 @@ class VLLMEngine(Versioned):
 
         self._there(end()).result()
         self._folder.cleanup()
+        self._sockets()
         self.llm = None  # now, and not when Python has taken half of vLLM down
         self._loop.call_soon_threadsafe(self._loop.stop)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
+import itertools
 import json
 import os
 import re
-import shutil
-from collections.abc import Mapping
-from functools import cache
+import threading
+import weakref
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ...basics.hints import nearest, say_once
@@ -32,6 +32,11 @@ GROUPS_OWN = {
     "untracked_truncation": "policies.*.sampling",
 }  # fmt: skip
 """Options of vLLM that follow from other keys of a run's config."""
+
+_starting = threading.Lock()
+_numbers = itertools.count()
+_engines: set[int] = set()  # engines of this process that are open
+_sockets: TemporaryDirectory[str] | None = None
 
 
 def installed() -> str:
@@ -116,15 +121,29 @@ def adapter_rank(name: str, source: str | Path | int) -> int:
     return int(json.loads(file.read_text())["r"])
 
 
-@cache
-def own_sockets() -> None:
-    """Give the sockets between vLLM's processes a folder of their own, which is removed when this process ends.
+def own_sockets(engine: object) -> Callable[[], object]:
+    """Give the sockets between vLLM's processes a folder of their own. It goes with the last engine of this process.
 
-    vLLM would put them among all temporary files, and a process of it that is killed leaves them there.
+    vLLM would put them among all temporary files, and a process of it that is killed leaves them there. Return what an
+    engine calls when it closes.
     """
-    folder = mkdtemp(prefix="vllm-")  # short: the path of a socket has at most 107 characters
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    os.environ.setdefault("VLLM_RPC_BASE_PATH", folder)
+    global _sockets
+    with _starting:
+        if not _engines:
+            _sockets = TemporaryDirectory(
+                prefix="vllm-"
+            )  # short: the path of a socket has at most 107 characters
+            os.environ["VLLM_RPC_BASE_PATH"] = _sockets.name
+        _engines.add(number := next(_numbers))
+    return weakref.finalize(engine, _leave, number)  # an engine that failed to start leaves, too
+
+
+def _leave(number: int) -> None:
+    with _starting:
+        _engines.discard(number)
+        if not _engines and _sockets is not None:
+            os.environ.pop("VLLM_RPC_BASE_PATH", None)
+            _sockets.cleanup()
 
 
 def engine_arguments(transfer: Transfer, options: Mapping[str, object]) -> AsyncEngineArgs:
