@@ -1,4 +1,4 @@
-"""Answers of policies: the text of a reply, the record of how it came about, and the name of the sample behind it."""
+"""Answers of policies: the text of a reply, the record of how it was made, and the name of its sample."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from .basics.json_types import JsonObject, JsonView
 class DecisionId(str):
     """Name of one sampled decision: an episode and its node.
 
-    As text (in files, in messages, as a key) it is `episode/node`. Code reads the two fields, and splits nothing.
-    """
+    In files, messages and keys it is the text `episode/node`. Code uses the two fields, and never splits the text."""
 
     __slots__ = ("episode", "node")
     episode: str
     node: str
 
     def __new__(cls, episode: str, node: str) -> DecisionId:
-        if "/" in node:  # otherwise two decisions could have one text
+        if "/" in node:  # a slash in an episode's name would give two decisions the same text
             raise ValueError(f"node {node!r} of episode {episode!r}: the name of a node holds no '/'")
         name = super().__new__(cls, f"{episode}/{node}")
         name.episode, name.node = episode, node
@@ -31,7 +30,7 @@ class DecisionId(str):
 
     @classmethod
     def of(cls, text: str) -> DecisionId:
-        """Read an id as a file or a person has it. One that was read already is returned as it is."""
+        """Make an id of its text in a file or a message. An id is returned unchanged."""
         if isinstance(text, cls):
             return text
         episode, slash, node = text.rpartition("/")
@@ -45,18 +44,17 @@ class DecisionId(str):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplyMeta(JsonView):
-    """Record of how a reply came about. None: nothing is known.
+    """Record of how a reply was made. None: the value is not known.
 
-    It is also read as the mapping that files hold: `meta["tokens_out"]`, `meta.get("sample")`, `dict(meta)` have the fields
-    that are known, and `more`.
-    """
+    It can also be read as the mapping that files hold: `meta["tokens_out"]`, `meta.get("sample")` and `dict(meta)` have
+    the known fields, and `more`."""
 
     policy: str | None = None
     """Name of the policy that answered."""
     version: int | None = None
-    """Version of the policy when it drew the first token."""
+    """Version of the policy that sampled the first token."""
     switches: tuple[tuple[int, int], ...] | None = None
-    """Tokens of the reply from which a newer version drew, each with that version."""
+    """Numbers of the tokens from which a newer version sampled, each with that version."""
     tokens_in: int | None = None
     """Number of tokens in the prompt."""
     tokens_out: int | None = None
@@ -64,29 +62,29 @@ class ReplyMeta(JsonView):
     finish_reason: str | None = None
     """Reason why the reply ended: "stop", "length", "overflow" …"""
     sample: DecisionId | None = None
-    """Name of the sample that a model group keeps of the reply."""
+    """Name of the sample that a model group stores for the reply."""
     thinking: str | None = None
-    """Marker "open": the thinking never ended, so no format may read the reply."""
+    """Marker "open": the thinking never ended, so the reply is malformed."""
     prompt_cut: Mapping[str, int] | None = None
-    """Number of characters that were left out of the prompt, by field."""
+    """Number of characters that were cut from the prompt, by field."""
     cut: int | None = None
-    """Length of a reply that was longer than a format reads."""
+    """Length of a reply that was longer than a format may read."""
     tokens: Mapping[str, Sequence[object]] | None = None
-    """Tokens of the prompt and the reply with their log-probs, where the call asked to keep them."""
+    """Tokens of the prompt and the reply with their log-probs, if the call asked to keep them."""
     forced: bool | None = None
-    """Marker of a reply that a replay put in."""
+    """Marker of a reply that a replay has inserted."""
     changed: bool | None = None
-    """Marker of a forced reply whose prompt is not the one it was given to."""
+    """Marker of a forced reply whose prompt differs from the original one."""
     raised: str | None = None
-    """Exception of a tool's own code, with its place."""
+    """Exception that a tool's own code raised, with its place."""
     cost: float | None = None
-    """Dollars that the reply has cost, where its endpoint has a price."""
+    """Cost of the reply in dollars, if its endpoint has a price."""
     more: JsonView = FrozenDict()
-    """Other entries, which unitymas does not know."""
+    """Other entries, which unitymas does not use."""
 
     @classmethod
     def of(cls, entries: Mapping[str, object] | None) -> ReplyMeta:
-        """Make the record of a mapping, as a policy or a file gives it. What does not fit its field stands in `more`."""
+        """Make the record from a mapping of a policy or a file. A value of a wrong type is stored in `more`."""
         if isinstance(entries, cls):
             return entries
         if not entries:
@@ -104,7 +102,7 @@ class ReplyMeta(JsonView):
 
     @property
     def tokens_used(self) -> int:
-        """Number of tokens that the reply takes from the budget of its episode."""
+        """Return the number of the reply's tokens that count in the budget of its episode."""
         return (self.tokens_in or 0) + (self.tokens_out or 0)
 
     def __getitem__(self, name: str) -> Any:
@@ -167,7 +165,7 @@ NOTHING_KNOWN = ReplyMeta()
 
 @dataclass(slots=True, init=False)
 class Answer:
-    """Text of a reply, and the record of how it came about. A mapping is read as a record."""
+    """Text of a reply, and the record of how it was made. A mapping is read as a record."""
 
     text: str
     meta: ReplyMeta

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 
 class LLMPolicy:
-    """Policy that answers calls with an engine. Sampling is the policy's; stop, choices, seed and limits are
-    the call's.
-    """
+    """Policy that answers calls with an engine. Sampling settings belong to the policy. Stop strings, choices, seed and
+    limits belong to the call."""
 
     def __init__(
         self,
@@ -50,30 +49,28 @@ class LLMPolicy:
     ) -> None:
         self.engine, self.name, self.adapter, self.source = engine, name, adapter, source
         self.roles = frozenset(roles)
-        """Roles that have an adapter of their name."""
+        """Roles that have an adapter with their own name."""
         self.chat = Chat(tokenizer, system, engine.stop_ids)
         self.sampling = sampling or SamplingParams()
         self._tokens = False
 
     @property
     def prompts(self) -> object:
-        """The prompt set that the model was made with."""
+        """Return the prompt set that the model was made with."""
         return prompts_of("tiny" if self.name == "tiny" else str(self.source or ""))
 
     def keep_tokens(self) -> None:
-        """Put each reply's tokens and log-probs into `meta["tokens"]` from now on, for the viewer."""
+        """Store each reply's tokens and log-probs in `meta["tokens"]` from now on, for the viewer."""
         self._tokens = True
 
     def fix_shapes(self) -> None:
-        """Give the same bits from now on, whatever runs at the same time (the engine's `deterministic`)."""
+        """Give the same bits from now on, whatever other requests run (the engine's `deterministic`)."""
         if why := self.engine.cannot.get("determinism"):
             raise ValueError(f"{self.name}: {type(self.engine).__name__} {why}")
         self.engine.fix_shapes()
 
     async def act(self, call: Call) -> Answer:
-        """Answer one call. For a prompt that does not fit, the reply is empty and the finish reason is
-        `overflow`.
-        """
+        """Answer one call. If the prompt does not fit, the reply is empty and the finish reason is `overflow`."""
         answer, generation = await self.say(call)
         keep = call.keep_tokens or ("text" if self._tokens else "")
         if keep == "ids":
@@ -107,15 +104,15 @@ class LLMPolicy:
         meta = ReplyMeta(
             policy=self.name, version=generation.version, switches=generation.switches or None, finish_reason=generation.finish_reason,
             tokens_in=len(generation.prompt_ids), tokens_out=len(generation.ids), prompt_cut=gone or None,
-            thinking="open" if endless else None,  # all of it is thinking, so no format may read it
+            thinking="open" if endless else None,  # the whole reply is thinking, so no format may read it
         )  # fmt: skip
         return Answer(generation.text, meta), generation
 
     def fitted(self, call: Call, max_tokens: int) -> tuple[Prompt, dict[str, int]]:
-        """The prompt of a call, cut where its role says it may be until the reply has room as well.
+        """Return the prompt of a call, and the number of characters that were cut from each field.
 
-        With it the characters that were left out, by field. A reply is kept at most half of the context.
-        """
+        A prompt that leaves no room for the reply is cut where its role allows it. The reply needs at most half of the
+        context."""
         prompt, gone = self.chat.prompt(call), dict[str, int]()
         context = getattr(self.engine, "context", None)
         if context is None:
@@ -125,15 +122,14 @@ class LLMPolicy:
             characters = sum(len(m["content"]) for m in call.messages)
             drop += 8 + (len(prompt.ids) - room) * max(1, characters // len(prompt.ids))
             messages, now = shortened(call.messages, drop)
-            if now == gone:  # nothing is left that may be cut
+            if now == gone:  # no field is left that may be cut
                 break
             prompt, gone = self.chat.prompt(replace(call, messages=messages)), now
         return prompt, gone
 
     def identity(self) -> dict[str, object]:
-        """Describe the policy, for the record of an evaluation: weights and template by hash, and how it
-        samples.
-        """
+        """Describe the policy for the record of an evaluation: weights and template by their hashes, and the sampling
+        settings."""
         template = str(self.chat.tokenizer.chat_template)
         return {
             "model": self.name,
@@ -150,7 +146,7 @@ class LLMPolicy:
 
 
 def params_for(call: Call, sampling: SamplingParams) -> SamplingParams:
-    """Combine the policy's sampling with what the call asks for."""
+    """Combine the policy's sampling settings with the limits of the call."""
     return replace(
         sampling,
         max_tokens=min(sampling.max_tokens, call.max_tokens or sampling.max_tokens),
@@ -161,7 +157,8 @@ def params_for(call: Call, sampling: SamplingParams) -> SamplingParams:
 
 
 def load_policy(name: str, **how: Any) -> LLMPolicy | RunPolicy:
-    """Load a policy by the name of a model (`names.py`), of `vllm:` and a model, or of a whole run's team."""
+    """Load a policy by the name of a model (`names.py`). `vllm:NAME` loads it in vLLM, and `run:DIR` loads a run's
+    whole team."""
     known = read_name(name)
     if known is not None and known.kind == "vllm":
         return load_vllm_policy(known.rest, name=name, **how)
@@ -181,9 +178,8 @@ def load_model_policy(
     threads: int | None = None,
     **sampling: Any,
 ) -> LLMPolicy:
-    """Load a model directory with an engine of its own, on a GPU where there is one. `sampling`: fields of
-    `SamplingParams`.
-    """
+    """Load a model directory with an engine of its own, on a GPU if there is one. `sampling` holds fields of
+    `SamplingParams`."""
     import torch
 
     from .basics.machine import device_of, use_threads
@@ -269,7 +265,7 @@ class RunPolicy:
             raise Damaged(f"{config} is no run's config: it has no map of who plays whom")
         self.map: dict[str, str] = tree["map"]
         exported = {name: run / "policies" / name for name in sorted(set(self.map.values()))}
-        for name, path in list(exported.items()):  # roles with an adapter of their own
+        for name, path in list(exported.items()):  # roles that have an adapter of their own
             exported |= {f"{name}/{role.name}": role for role in sorted(path.glob("roles/*"))}
         self.policies = {
             name: load_model_policy(path, name=f"run:{run.name}/{name}", **how)
@@ -281,7 +277,7 @@ class RunPolicy:
 
     @property
     def prompts(self) -> object:
-        """The prompt set that the run was trained with."""
+        """Return the prompt set that the run was trained with."""
         return prompts_of_run(self.run)
 
     def keep_tokens(self) -> None:

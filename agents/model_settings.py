@@ -31,7 +31,7 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
         "budget_tokens",
     ),  # fmt: skip
 }
-"""Names of the settings that each kind of model takes."""
+"""Names of the settings that each kind of model accepts."""
 
 HELP = {
     "temperature": (float, "temperature of sampling; 0: greedy (default: 1, or the endpoint's own)"),
@@ -61,7 +61,7 @@ class ModelSettings:
     temperature: float | None = None
     """Temperature of sampling. 0: greedy."""
     top_p: float | None = None
-    """Share of the probability whose likeliest tokens may be drawn."""
+    """Limit of nucleus sampling: the most likely tokens with this share of the probability may be sampled."""
     max_tokens: int | None = None
     """Longest reply in tokens."""
     device: str | None = None
@@ -75,17 +75,18 @@ class ModelSettings:
     deadline: float | None = None
     """Longest time of one call to an endpoint in seconds, retries included."""
     stream: bool | None = None
-    """Flag: endpoints stream their replies. null: they do."""
+    """Flag: endpoints stream their replies. None: true."""
     price: Mapping[str, Price] | None = None
-    """Price by model of an endpoint, or for "*": dollars for a million tokens in, and out."""
+    """Prices of an endpoint's models by name, or for "*": dollars for a million input tokens, and for a million output
+    tokens."""
     requests_per_minute: float | None = None
     """Largest number of requests to an endpoint in a minute."""
     tokens_per_minute: float | None = None
-    """Largest number of tokens of an endpoint in a minute, in and out."""
+    """Largest number of input and output tokens of an endpoint in a minute."""
     budget_dollars: float | None = None
-    """Dollars that all endpoints of the team may cost together."""
+    """Largest cost in dollars of all the team's endpoints together."""
     budget_tokens: int | None = None
-    """Tokens, in and out, that all endpoints of the team may take together."""
+    """Largest number of input and output tokens of all the team's endpoints together."""
 
     def __post_init__(self) -> None:
         for name, fine, want in (
@@ -110,13 +111,13 @@ class ModelSettings:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def of(self, name: str) -> JsonObject:
-        """Return the settings that the model of this name takes."""
+        """Return the settings that the model of this name accepts."""
         known = read_name(name)
         taken = TAKEN[known.kind] if known else ()
         return {key: value for key, value in self.told().items() if key in taken}
 
     def endpoint(self, name: str) -> JsonObject:
-        """Return the settings of one endpoint: those of all but the budget, and the price of its model."""
+        """Return the settings of one endpoint: all but the budget, and the price of its model."""
         told = {key: value for key, value in self.of(name).items() if not key.startswith("budget_")}
         prices = told.pop("price", None) or {}
         model = name.removeprefix("openai:").partition("@")[0]

@@ -28,7 +28,7 @@ from .fetch import hub, packaged
 TINY = Path(__file__).parent / "tiny"
 """The directory of the embedded model."""
 PROMPTS_FILE = "prompts.yaml"
-"""File in a model's directory that says with which prompts it was fine-tuned: prompts: SET."""
+"""File in a model's directory that names the prompt set of its fine-tuning: `prompts: SET`."""
 FORMS = ("hf:ORG/NAME", "PATH", "FILE.gguf", "run:DIR", "vllm:MODEL", "openai:MODEL@URL")
 
 Kind = Literal["tiny", "package", "hub", "path", "run", "vllm", "openai"]
@@ -37,16 +37,16 @@ _HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A name that was read; nothing has been looked for but folders on this machine."""
+    """Parsed name of a model. Only folders on this machine have been looked up."""
 
     kind: Kind
     rest: str
-    """Without what says its kind: ORG/NAME, a path, MODEL@URL …"""
+    """Part of the name behind its kind: ORG/NAME, a path, MODEL@URL …"""
     revision: str = ""
 
 
 def read_name(name: str) -> ModelName | None:
-    """Read a model's name; None if it is no model's."""
+    """Parse a model's name. Return None if it is not the name of a model."""
     scheme, colon, rest = name.partition(":")
     if colon and scheme in ("run", "vllm", "openai"):
         return ModelName(scheme, rest) if rest else None  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def read_name(name: str) -> ModelName | None:
 
 
 def model_name(name: str) -> ModelName:
-    """The name of a model that can be loaded, or an error that says what can."""
+    """Parse the name of a model that can be loaded. The error for any other name lists what can be loaded."""
     known = read_name(name)
     if known is None:
         hint = nearest(name, ["tiny", *packaged.PACKAGES], "give one of")
@@ -112,7 +112,7 @@ def unverified(model: str, elsewhere: bool = False) -> str:
 
 
 def model_path(model: str | Path) -> Path:
-    """Return the path of a model: a directory or a .gguf file. What its name asks for and is not here yet is fetched."""
+    """Return the path of a model: a directory or a .gguf file. A model that is not on this machine is downloaded."""
     if isinstance(model, Path):
         return model
     name = model_name(model)
@@ -127,7 +127,8 @@ def model_path(model: str | Path) -> Path:
 
 
 def prompts_of(name: str) -> object:
-    """Tell the prompt set that a model was made with: "short" of the tiny one, what a directory or a run says, else "full"."""
+    """Return the prompt set that a model was made with: "short" for the tiny model, the set named in a directory or
+    run, else "full"."""
     known = read_name(name)
     if known is None or known.kind not in ("tiny", "path", "run"):
         return "full"
@@ -151,7 +152,7 @@ def is_run(path: Path) -> bool:
 
 
 def _policy_of(run: Path) -> Path:
-    """The one policy of a run, as a model."""
+    """Return the path of a run's only policy."""
     if not is_run(run):
         return run
     policies = sorted(p for p in (run / "policies").glob("*") if p.is_dir())

@@ -21,7 +21,7 @@ Message = JsonView
 
 @dataclass(slots=True)
 class Call:
-    """One act asked of a policy: which role acts, what it sees, and how it may sample."""
+    """Request for one act: the role, the messages that it sees, and the limits of sampling."""
 
     agent: str
     role: str
@@ -33,7 +33,9 @@ class Call:
     episode: str = ""
     node: str = ""
     task: Any = None  # the whole task, reference included, only for policies with `sees_reference`
-    fields: JsonView = field(default_factory=dict)  # with the task: what the prompt was filled with
+    fields: JsonView = field(
+        default_factory=dict
+    )  # with the task: the values that the prompt was filled with
     system: str = ""
     keep_tokens: str = ""  # "ids" or "text": put the reply's tokens and log-probs into the answer's record
 
@@ -49,7 +51,7 @@ PlainPolicy = Callable[[str, Sequence[Message]], "str | Awaitable[str]"]
 
 
 class FunctionPolicy:
-    """A plain function `(agent, messages) -> str` as a policy."""
+    """Policy made of a plain function `(agent, messages) -> str`."""
 
     def __init__(self, fn: PlainPolicy) -> None:
         self.fn = fn
@@ -62,7 +64,7 @@ class FunctionPolicy:
 
 
 class ExpertPolicy:
-    """Expert of a workflow. It sees the messages that a model sees, and the task's reference besides."""
+    """Scripted expert of a workflow. It gets the messages that a model gets, and also the task's reference."""
 
     sees_reference = True
 
@@ -74,7 +76,7 @@ class ExpertPolicy:
 
 
 class RandomPolicy:
-    """Policy that picks a random choice, or says a few random words; seeded by the call."""
+    """Policy that picks a random choice, or replies with a few random words. The call's seed decides."""
 
     words = ("yes", "no", "one", "two", "red", "blue", "answer", "search", "end", "what", "why", "42")
 
@@ -84,7 +86,7 @@ class RandomPolicy:
 
 
 class FoolPolicy:
-    """Policy of malformed, empty, huge and hostile replies. No environment may crash on it, nor reward it."""
+    """Policy of malformed, empty, huge and hostile replies. No environment may crash on it or reward it."""
 
     huge = 100_000
 
@@ -112,11 +114,10 @@ class HumanPolicy:
 
 
 class PolicyWrapper:
-    """A policy that hands its calls on to others. Override `act`, and let those others answer through `ask`.
+    """Policy that passes its calls on to other policies. Override `act`, and get their answers by `ask`.
 
-    It passes everything through: which of them sees the reference, what is opened and closed, and all other attributes of
-    the first one.
-    """
+    It passes on everything else: access to the reference, opening and closing, and all other attributes of the first
+    policy."""
 
     def __init__(self, policy: Policy, *others: Policy) -> None:
         self.policies = (policy, *others)
@@ -125,7 +126,7 @@ class PolicyWrapper:
         return self.ask(self.policies[0], call)
 
     def ask(self, policy: Policy, call: Call) -> str | Answer | Awaitable[str | Answer]:
-        """Answer a call with one of the policies. It sees the reference only if it may."""
+        """Ask one of the policies to answer a call. It gets the reference only if it may see it."""
         if call.task is not None and not getattr(policy, "sees_reference", False):
             call = replace(call, task=None)
         return policy.act(call)
@@ -156,7 +157,7 @@ class PolicyWrapper:
 
 
 def innermost(policies: Iterable[Policy]) -> list[Policy]:
-    """Return the policies behind all wrappers, each once."""
+    """Return the policies inside all wrappers, each once."""
     players: dict[int, Policy] = {}
     for policy in policies:
         own = innermost(policy.policies) if isinstance(policy, PolicyWrapper) else [policy]
@@ -165,7 +166,7 @@ def innermost(policies: Iterable[Policy]) -> list[Policy]:
 
 
 def as_policy(player: Policy | PlainPolicy) -> Policy:
-    """Make a policy of a policy or a plain callable. The error for anything else says what fits."""
+    """Make a policy of a policy or a plain callable. Anything else is an error that says what is accepted."""
     if isinstance(player, Policy):
         return player
     if callable(player):
@@ -175,7 +176,7 @@ def as_policy(player: Policy | PlainPolicy) -> Policy:
             raise TypeError(
                 f"a plain policy is called as policy(agent, messages); {player!r}: {error}"
             ) from None
-        except ValueError:  # built-ins without a signature
+        except ValueError:  # built-in functions have no signature
             pass
         return FunctionPolicy(player)
     raise TypeError(

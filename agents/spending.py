@@ -29,14 +29,14 @@ class BudgetSpent(Outage):
 
 @dataclass(slots=True)
 class Bill:
-    """Sums of what was asked of endpoints."""
+    """Sums of tokens, requests and dollars of endpoints."""
 
     requests: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     dollars: float = 0.0
     estimated: int = 0
-    """Requests whose tokens the server did not tell: their length counts."""
+    """Number of requests whose tokens the server did not report. Their text length is counted instead."""
 
     def add(self, other: Bill) -> None:
         """Add the sums of another bill."""
@@ -61,14 +61,14 @@ class Spending:
 
     @property
     def total(self) -> Bill:
-        """Sums over all roles."""
+        """Return the sum over all roles."""
         total = Bill()
         for bill in list(self.roles.values()):
             total.add(bill)
         return total
 
     async def hold(self, guess: Bill) -> None:
-        """Hold back what a call may cost, as soon as that fits the budget."""
+        """Reserve the largest cost of a call. Wait until the budget has room for it."""
         while not self._fits(guess):
             if not self._held.requests:
                 raise BudgetSpent(self._sentence(guess))
@@ -79,7 +79,7 @@ class Spending:
         self._held.add(guess)
 
     def book(self, role: str, guess: Bill, bill: Bill) -> None:
-        """Put a call's bill in the place of what was held back for it."""
+        """Replace the reservation of a call by its actual bill."""
         for name in Bill.__slots__:
             setattr(self._held, name, getattr(self._held, name) - getattr(guess, name))
         if bill.requests:
@@ -88,7 +88,8 @@ class Spending:
             self._ended[1].set()
 
     def may_end(self) -> bool:
-        """Tell whether a step that costs twice as much as any before could spend the rest. Ask once before each step."""
+        """Tell whether a step with twice the cost of the most expensive step could spend the rest. Call it once before
+        each step."""
         total = self.total
         for name in Bill.__slots__:
             step = getattr(total, name) - getattr(self._mark, name)
@@ -100,7 +101,7 @@ class Spending:
         return not self._fits(twice)
 
     def earlier(self, trace: JsonView) -> None:
-        """Count what an episode that was saved has cost: the budget is of all that an evaluation keeps."""
+        """Add the cost of a saved episode, because the budget is for all episodes of an evaluation."""
         for node in trace["nodes"]:
             meta = node.get("meta") or {}
             if str(meta.get("policy") or "").startswith("openai:"):
@@ -135,7 +136,7 @@ class Spending:
         return f"{dollars}{counted(total.requests, 'request')}, {tokens}"
 
     def figures(self) -> dict[str, float]:
-        """Return the sums so far as figures of a run: `spent/dollars`, `spent/ROLE/tokens_in` …"""
+        """Return the sums so far as metrics of a run: `spent/dollars`, `spent/ROLE/tokens_in` …"""
         figures: dict[str, float] = {}
         for place, bill in (
             ("spent", self.total),
@@ -149,7 +150,7 @@ class Spending:
         return {role: asdict(bill) for role, bill in self.roles.items()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         known = {field.name for field in fields(Bill)}
         self.roles = {
             role: Bill(**{name: value for name, value in bill.items() if name in known})  # type: ignore[arg-type]

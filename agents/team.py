@@ -37,18 +37,19 @@ from .roles import Role, entry_of, nobody_plays
 from .spending import Spending
 
 Player = str | Policy | PlainPolicy
-"""A player by name, a policy, or a plain function `(agent, messages) -> str`."""
+"""Player: a name, a policy, or a plain function `(agent, messages) -> str`."""
 Expert = Callable[[Call], str]
 PLAYERS: Registry[type[Policy] | Policy | PlainPolicy] = Registry(
     "player",
     "unitymas.players",
     own={"random": RandomPolicy, "fool": FoolPolicy, "human": HumanPolicy, "scripted": ExpertPolicy},
 )
-"""Players that are no models: classes of policies, policies, or functions `(agent, messages) -> str`."""
+"""Players that are not models: classes of policies, policies, or functions `(agent, messages) -> str`."""
 
 
 def is_player(name: str) -> bool:
-    """Tell whether a name is a player's that is no model: one of `PLAYERS`, package.module:name or file.py:name."""
+    """Tell whether a name is that of a player that is not a model: one of `PLAYERS`, package.module:name or
+    file.py:name."""
     placed = is_place(name) and "." in name.rpartition(":")[0]
     return name in PLAYERS or placed and (".py:" in name or read_name(name) is None)
 
@@ -61,9 +62,8 @@ class Team:
     """A map from agents, roles or `"*"` to their policies."""
 
     def __init__(self, seats: Mapping[str, Player] | Player, **settings: Any) -> None:
-        """Make a team. `settings` hold for all its models that are given by name (`temperature`, `device` …:
-        `ModelSettings`).
-        """
+        """Make a team. `settings` (`temperature`, `device` …: `ModelSettings`) apply to all models that are given by
+        name."""
         self.seats: dict[str, Player] = dict(seats) if isinstance(seats, Mapping) else {"*": seats}
         if not self.seats:
             raise TeamError('an empty team; give at least {"*": …}')
@@ -92,12 +92,13 @@ class Team:
 
     @property
     def prompts(self) -> object:
-        """The prompt set that its models were made with, where all have the same; None where nobody minds."""
+        """Return the prompt set that the team's models were made with. None if they differ, or if no player needs a
+        set."""
         wanted = [one for player in self.seats.values() if (one := _prompts_of(player)) is not None]
         return wanted[0] if wanted and all(one == wanted[0] for one in wanted) else None
 
     def bind(self, roles: Mapping[str, Role], expert: Expert | None = None) -> BoundTeam:
-        """Give every agent its policy. An unknown key, and an agent without a policy, are errors."""
+        """Give every agent its policy. An unknown key is an error, and so is an agent without a policy."""
         names = set(roles) | {role.name for role in roles.values()} | {"*"}
         for seat in self.seats:
             if seat not in names:
@@ -121,7 +122,7 @@ class Team:
         return BoundTeam(seated, labels)
 
     def player(self, name: str, expert: Expert | None = None) -> Policy:
-        """Return the player of a name. A model is loaded once, and an endpoint keeps what it knows."""
+        """Return the player of a name. A model is loaded once. An endpoint keeps its state between calls."""
         if is_player(name):
             return _named(name, expert, self)
         if name not in self._loaded:
@@ -133,7 +134,7 @@ class Team:
 
 
 TeamLike = Team | Mapping[str, Player] | Player
-"""A team, or what one is made of: a player for everybody, or players by agent, role or `"*"`."""
+"""Team, or what a team is made of: one player for all agents, or players by agent, role or `"*"`."""
 
 
 class BoundTeam:
@@ -141,12 +142,12 @@ class BoundTeam:
 
     def __init__(self, policies: Mapping[str, Policy], names: Mapping[str, str]) -> None:
         self.policies, self.names = dict(policies), dict(names)
-        self.keep_tokens = ""  # what every call asks to keep: "ids", "text", or nothing
+        self.keep_tokens = ""  # what every call keeps of the tokens: "ids", "text", or nothing
         self.failures = Failures()
         self._sees = {agent for agent, p in self.policies.items() if getattr(p, "sees_reference", False)}
 
     def sees(self, agent: str | None) -> bool:
-        """Tell whether this agent's policy is shown the reference (experts only)."""
+        """Tell whether the policy of this agent gets the task's reference (experts only)."""
         return agent in self._sees
 
     def place(self, agent: str | None) -> str:
@@ -155,7 +156,7 @@ class BoundTeam:
         return defined(getattr(policy, "fn", policy.act))
 
     def ask_any(self, call: Call) -> str | Answer | Awaitable[str | Answer]:
-        """Ask a policy. The answer may have to be awaited."""
+        """Ask a policy for an answer. The result may be awaitable."""
         if self.keep_tokens:
             call.keep_tokens = self.keep_tokens
         return self.policies[call.agent].act(call)
@@ -188,7 +189,7 @@ def _check_seat(seat: str, policy: Player) -> None:
         as_policy(policy)
         return
     if is_player(policy):
-        PLAYERS.find(policy)  # what is not there is said at once
+        PLAYERS.find(policy)  # a missing model is reported at once
         return
     if read_name(policy) is not None:
         return
@@ -197,7 +198,7 @@ def _check_seat(seat: str, policy: Player) -> None:
 
 
 def _prompts_of(player: Player) -> object:
-    """The prompt set of one player: chance, experts and functions have none."""
+    """Return the prompt set of one player. Random players, experts and functions have none."""
     if not isinstance(player, str):
         return getattr(player, "prompts", None)
     if is_player(player):
@@ -217,6 +218,6 @@ def _named(name: str, expert: Expert | None, team: Team) -> Policy:
         from .remote import OpenAIPolicy
 
         return OpenAIPolicy.of(name, spending=team.spending, **team.settings.endpoint(name))
-    from .llm import load_policy  # torch comes in here, and only here
+    from .llm import load_policy  # torch is imported here and nowhere else in this module
 
     return load_policy(name, **team.settings.of(name))

@@ -1,8 +1,7 @@
-"""The conformance suite that ships: `unitymas.check_env(id_or_env)`.
+"""Conformance suite of the package: `unitymas.check_env(id_or_env)`.
 
-Each check is one function of a `Bench` (how to make the environment, and a player that mixes right,
-malformed and hostile replies). The first that fails raises `ConformanceError` with its name and what it saw.
-"""
+Each check is one function of a `Bench`, which makes the environment and a player with right, malformed and hostile
+replies. The first check that fails raises `ConformanceError` with its name and what it saw."""
 
 from __future__ import annotations
 
@@ -30,11 +29,11 @@ from .faces.aec import WorkflowEnv
 
 
 class ConformanceError(AssertionError):
-    """An environment broke a rule; the message names the check."""
+    """Raised when an environment breaks a rule. The message names the check."""
 
 
 class Player:
-    """Answers as a function of what it is asked alone: now right, now malformed, now hostile."""
+    """Player whose reply depends only on the call. It is right, malformed or hostile."""
 
     sees_reference = True
 
@@ -45,7 +44,7 @@ class Player:
         self.fool, self.chance = FoolPolicy(), RandomPolicy()
 
     def act(self, call: Call) -> str:
-        """Answer a call: rightly, by chance, or with hostile words."""
+        """Answer a call rightly, at random, or with hostile text."""
         dice = derive(call.agent, *(m["content"] for m in call.messages)) % 10
         policy: ExpertPolicy | RandomPolicy | FoolPolicy = (
             self.expert if dice < 6 else self.chance if dice < 8 else self.fool
@@ -54,35 +53,35 @@ class Player:
 
 
 class Bench:
-    """An environment under test: its arena, and how to make it afresh."""
+    """Environment under test: its arena, and a way to make it again."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.player = Player(arena.expert)
 
     def env(self, render_mode: str | None = None) -> WorkflowEnv:
-        """A fresh environment."""
+        """Make a new environment."""
         return WorkflowEnv(self.arena, render_mode)
 
     def team(self) -> BoundTeam:
-        """The player in every seat."""
+        """Return a team in which the player has every role."""
         return BoundTeam(
             dict.fromkeys(self.arena.roles, self.player), dict.fromkeys(self.arena.roles, "check")
         )
 
     def say(self, env: WorkflowEnv) -> str:
-        """Reply of the player in an environment's present state."""
+        """Return the player's reply in the present state of an environment."""
         play = env.execution
         node = play.node(env.infos[env.agent_selection]["node"])
         return self.player.act(call_for(play, node, "", reference=True))
 
     def step(self, env: WorkflowEnv) -> None:
-        """One step, dead ones included."""
+        """Make one step. A dead agent gets None."""
         agent = env.agent_selection
         env.step(None if env.terminations[agent] or env.truncations[agent] else self.say(env))
 
     def finish(self, env: WorkflowEnv, limit: int = 100_000) -> dict[str, float]:
-        """Play to the end; gives each agent's summed AEC rewards."""
+        """Play an environment to its end. Return the sum of each agent's AEC rewards."""
         earned: dict[str, float] = {}
         for agent in env.agent_iter(limit):
             _, reward, *_ = env.last()
@@ -92,14 +91,14 @@ class Bench:
 
 
 def check_env(env: EnvLike, **make: Any) -> list[str]:
-    """Run every check on an environment, or on that of an id. Return the names of the checks that passed."""
+    """Run every check on an environment, or on the environment of an id. Return the names of the passed checks."""
     if isinstance(env, str) and not make:
         make = {"data": "mini", "size": 16} if _uses_mini(env) else {}
     bench = Bench(arena_of(env, **make))
     for check in CHECKS:
         try:
             with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-                warnings.simplefilter("ignore")  # PettingZoo warns at every space that is no Box
+                warnings.simplefilter("ignore")  # PettingZoo warns about every space that is not a Box
                 check(bench)
         except Exception as error:
             name = check.__name__
@@ -119,7 +118,7 @@ def _uses_mini(id: str) -> bool:
 
 
 def pettingzoo_api(bench: Bench) -> None:
-    """PettingZoo's api, seed, render and turn-based parallel tests."""
+    """Run PettingZoo's api, seed, render and parallel tests."""
     from pettingzoo.test import api_test, parallel_api_test, render_test, seed_test
     from pettingzoo.utils.conversions import turn_based_aec_to_parallel
 
@@ -130,7 +129,7 @@ def pettingzoo_api(bench: Bench) -> None:
 
 
 def whole_episodes_repeat(bench: Bench) -> None:
-    """The same seed and replies give the same trace, every node of it."""
+    """Check that the same seed and replies give the same trace, in every node."""
     for seed in range(3):
         first, second = bench.env(), bench.env()
         for env in (first, second):
@@ -140,12 +139,13 @@ def whole_episodes_repeat(bench: Bench) -> None:
 
 
 def forks_equal_replays(bench: Bench) -> None:
-    """A fork at any moment is in the same state, goes on alike, and leaves the original as it was."""
+    """Check that a fork has the same state at any moment, continues in the same way, and does not change the
+    original."""
     env = bench.env()
     env.reset(seed=1)
     while env.execution.ended is Ended.NO:
         if bench.arena.toolbox.forkable(env.execution) is not None:
-            return  # it says that it cannot be forked, and check_unforkable is the toolbox's own
+            return  # the environment refuses forks; check_unforkable of the toolbox tests that
         before = env.trace.to_dict(volatile=False)
         twin = env.fork()
         _equal(twin.trace.to_dict(volatile=False), before, "a fork is in another state")
@@ -163,7 +163,7 @@ def forks_equal_replays(bench: Bench) -> None:
 
 
 def one_at_a_time_equals_shuffled(bench: Bench) -> None:
-    """The AEC face and a collector whose answers arrive in any order give identical traces."""
+    """Check that the AEC interface and a collector with shuffled answers give identical traces."""
     for seed in range(3):
         env = bench.env()
         env.reset(seed=seed)
@@ -180,7 +180,7 @@ def one_at_a_time_equals_shuffled(bench: Bench) -> None:
 
 
 def rewards_add_up(bench: Bench) -> None:
-    """An agent's AEC rewards sum to the credits of its nodes."""
+    """Check that the AEC rewards of an agent sum to the credits of its nodes."""
     for seed in range(5):
         env = bench.env()
         env.reset(seed=seed)
@@ -195,7 +195,8 @@ def rewards_add_up(bench: Bench) -> None:
 
 
 def references_stay_hidden(bench: Bench) -> None:
-    """No role is ever shown anything of the reference: it is replaced by a canary, and nobody sees that."""
+    """Check that no role gets any part of the reference: the reference is replaced by a canary text, which no prompt
+    may hold."""
     arena, canary = bench.arena, "canary7Zq"
     blind = Player(None)
     for task_id in list(arena.task_ids)[:4]:
@@ -216,7 +217,7 @@ def references_stay_hidden(bench: Bench) -> None:
 
 
 def survives_pickling(bench: Bench) -> None:
-    """An environment that was pickled in mid-episode goes on as if nothing had happened."""
+    """Check that an environment that is pickled in the middle of an episode continues without a difference."""
     env = bench.env()
     env.reset(seed=2)
     for _ in range(2):
@@ -233,7 +234,8 @@ def survives_pickling(bench: Bench) -> None:
 
 
 def bad_input_is_refused(bench: Bench) -> None:
-    """Wrong actions, unknown tasks and steps after the end are errors; malformed replies are not."""
+    """Check that wrong actions, unknown tasks and steps after the end are errors, and that malformed replies are
+    not."""
     env = bench.env()
     env.reset(seed=0)
     _raises(lambda: env.step(b"bytes"), TypeError)  # type: ignore[arg-type]
@@ -285,7 +287,7 @@ def _equal(a: object, b: object, what: str, path: str = "") -> None:
 
 
 def _planted(value: object, canary: str) -> object:
-    """The same structure with every string replaced."""
+    """Return the same structure with every string replaced."""
     if isinstance(value, str):
         return canary
     if isinstance(value, Mapping):

@@ -1,8 +1,7 @@
-"""Specs of environments: what is known about one before it is made.
+"""Specs of environments: facts that are known before an environment is made.
 
-A spec holds places (`"package.module:attribute"`), as Gymnasium's registry does, so that listing loads nothing and
-`envs` never imports `rewards`.
-"""
+A spec holds places (`"package.module:attribute"`), as in Gymnasium's registry. So listing loads nothing, and `envs`
+never imports `rewards`."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ ID = re.compile(r"(?P<name>[a-z0-9]+(?:[-_][a-z0-9]+)*?)(?:-v(?P<version>\d+))?"
 
 
 OF_MAKE = ("split", "data", "tasks", "reward", "tools", "budget", "lenient", "prompts")
-"""Arguments of `make` that are no workflow's own."""
+"""Arguments of `make` that do not belong to the workflow."""
 
 
 class UnknownEnv(UnknownName):
-    """Raised for an id that nobody registered."""
+    """Raised for an id that is not registered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,44 +39,45 @@ class EnvSpec:
 
     id: str
     workflow: object
-    """A Workflow class (or its entry point), made with the configuration."""
+    """Workflow class (or its entry point). It is constructed with the configuration."""
     config: Mapping[str, object] = field(default_factory=dict)
-    """Defaults of the workflow's own arguments."""
+    """Default values of the workflow's own arguments."""
     reward: tuple[object, ...] = ()
-    """The default rules: rules, functions, or entry points to them (a class or function that makes them)."""
+    """Default reward rules: rules, functions, or entry points to them (a class or function that makes them)."""
     kind: str = ""
-    """Kind of tasks that the embedded mini world puts in their place: qa, code, math, …"""
+    """Kind of tasks that the embedded mini world supplies if the real data is missing: qa, code, math, …"""
     dataset: str = ""
-    """The real data set of the id."""
+    """Name of the real data set."""
     split: str = "train"
-    """Split that `make` takes when none is named; a data set that lacks it gives its first one, and says so."""
+    """Default split. If a data set has no such split, its first split is used, and a message says so."""
     tasks: object = None
-    """Rows, a DataSet, `(split, size) -> rows | DataSet`, or the name of the workflow's method that is one, where
-    the tasks are the environment's own."""
+    """Tasks of the environment itself: rows, a DataSet, `(split, size) -> rows | DataSet`, or the name of a workflow's
+    method that returns them."""
     tools: Mapping[str, object] = field(default_factory=dict)
-    """Tools by name: each a tool, or an entry point to a factory `(data: DataSet) -> tool`."""
+    """Tools by name: each is a tool, or an entry point to a factory `(data: DataSet) -> tool`."""
     expert: Expert | str | None = None
-    """`(call) -> str`: plays every role right; its call carries the whole task."""
+    """Expert `(call) -> str` that plays every role correctly. Its call holds the whole task."""
     headline: str = "score"
-    """The metric that a leaderboard ranks by."""
+    """Main metric, by which a leaderboard ranks."""
     success: str = ""
-    """The 0/1 metric that counts as solved (pass@k); empty where the headline itself is 0/1."""
+    """Metric with values 0 and 1 that counts as solved (pass@k). Empty: the headline metric, which then is 0 or 1
+    itself."""
     budget: Budget = Budget()
     description: str = ""
 
     @property
     def name(self) -> str:
-        """The id without its version."""
+        """Return the id without its version."""
         return parse_id(self.id)[0]
 
     @property
     def version(self) -> int:
-        """The version in the id."""
+        """Return the version of the id."""
         return parse_id(self.id)[1] or 0
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles with their reply formats, under the default configuration."""
+        """Return the roles with their reply formats, under the default configuration."""
         return self.make_workflow().told_roles()
 
     @property
@@ -88,7 +88,7 @@ class EnvSpec:
         return tuple(role.name for role in kind(**settings).roles)
 
     def make_workflow(self, **config: object) -> Workflow:
-        """The workflow, configured; an unknown argument is answered with the nearest."""
+        """Make the workflow with its configuration. The error for an unknown argument names the nearest one."""
         kind = resolve(self.workflow)
         settings = {**self.config, **config}
         lenient, prompts = settings.pop("lenient", None), settings.pop("prompts", None)
@@ -111,7 +111,7 @@ class EnvSpec:
 
 
 def parse_id(id: str) -> tuple[str, int | None]:
-    """Split an id into its name and its version; None where it has none."""
+    """Split an id into its name and its version; the version is None if the id has none."""
     match = ID.fullmatch(id)
     if match is None:
         how = f"; an environment of a file is {id}:ID" if id.endswith(".py") else ""
@@ -122,14 +122,14 @@ def parse_id(id: str) -> tuple[str, int | None]:
 
 
 def resolve(target: object) -> Any:
-    """`"package.module:name"` or `"file.py:name"` to what it names; others as they are."""
+    """Return the object at `"package.module:name"` or `"file.py:name"`. Anything else is returned unchanged."""
     if not isinstance(target, str):
         return target
     return find(target)
 
 
 def _by_role(id: str, lenient: object, workflow: Workflow) -> dict[str, bool]:
-    """`lenient=` as a mapping from roles; an unknown role is answered with the nearest."""
+    """Return `lenient=` as a mapping from roles. The error for an unknown role names the nearest one."""
     table: Mapping[str, object] = lenient if isinstance(lenient, Mapping) else {"*": lenient}
     checked: dict[str, bool] = {}
     names = [role.name for role in workflow.roles]
@@ -144,7 +144,7 @@ def _by_role(id: str, lenient: object, workflow: Workflow) -> dict[str, bool]:
 
 
 def argument_hints(kind: object) -> Mapping[str, Any]:
-    """The annotated kinds of what makes a workflow, where they can be read."""
+    """Return the annotated types of a workflow's arguments, as far as they can be read."""
     made_by: Any = kind
     try:
         return get_type_hints(made_by.__init__ if isinstance(kind, type) else made_by)

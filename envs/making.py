@@ -1,4 +1,4 @@
-"""Parts of `make`: an environment's tasks, tools, rules and budget, of its spec and of what is given instead."""
+"""Parts of `make`: an environment's tasks, tools, rules and budget, from its spec and from the arguments of `make`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .tools.tool import Tool
 PACKAGE = __package__.rpartition(".")[0]
 
 DataLike: TypeAlias = str | Path | DataSet | None
-"""A data set, or its name or file. None: the one that belongs to the environment."""
+"""Data set, or its name or file. None: the environment's own."""
 BudgetLike: TypeAlias = Budget | JsonView | None
-"""A budget, or those of its limits that differ from the environment's own."""
+"""Budget, or the limits that differ from the environment's own."""
 
 TOOLS: Registry[Any] = Registry(
     "tool",
@@ -34,7 +34,7 @@ TOOLS: Registry[Any] = Registry(
     __package__,
     {"retrieve": ".tools.defaults:retrieve", "verify": ".tools.defaults:verify"},
 )
-"""Tools by name: what `@tool` marks, or a function `(data: DataSet) -> tool` that makes one for a data set."""
+"""Tools by name: functions marked with `@tool`, or functions `(data: DataSet) -> tool`."""
 
 REWARDS: Registry[Any] = Registry(
     "reward",
@@ -51,7 +51,7 @@ REWARDS: Registry[Any] = Registry(
         "routed-f1": ".rewards.routing:RoutedF1",
     },
 )
-"""Rules by name: rules, functions `(trace, task)`, or classes of rules."""
+"""Reward rules by name: rules, functions `(trace, task)`, or classes of rules."""
 
 
 def arena_of_spec(
@@ -68,7 +68,7 @@ def arena_of_spec(
     prompts: object,
     config: Mapping[str, object],
 ) -> Arena:
-    """Make what stands behind an environment's AEC face, of its spec and of what `make` was given."""
+    """Make the arena of an environment from its spec and the arguments of `make`."""
     workflow = known.make_workflow(**config, prompts=prompts)
     if tasks is not None and (split is not None or data is not None):
         raise ValueError(f"{id}: give either tasks (your own) or split/data, not both")
@@ -99,7 +99,7 @@ def arena_of_spec(
 
 
 def make_rule(rule: object) -> object:
-    """Make a rule of a rule, a plain function, a class of rules, or the name or place of one."""
+    """Make a reward rule of a rule, a plain function, a class of rules, or the name or place of one."""
     thing = REWARDS.named(rule)
     if not isinstance(thing, type):
         return thing
@@ -146,7 +146,7 @@ def _own(tasks: object, workflow: Workflow) -> DataSet:
 def _data(
     known: EnvSpec, named: str | None, data: DataLike, size: int | None, workflow: Workflow | None = None
 ) -> DataSet:
-    """The tasks: the environment's own, a real data set, a file, or the embedded mini world."""
+    """Return the data set: the environment's own, a real one, a file, or the embedded mini world."""
     if isinstance(data, DataSet):
         return data
     split = named or known.split
@@ -182,7 +182,8 @@ def _data(
 
 
 def _prepared(known: EnvSpec, name: str, named: str | None) -> DataSet:
-    """A real data set. Where no split was named and it lacks the usual one (many are for testing only): its first."""
+    """Load a real data set. If no split is named and the default split is missing, take its first split (many data sets
+    have only a test split)."""
     from .data import sets
 
     there = sets.splits(name)
@@ -203,7 +204,7 @@ def _tools(
     data: DataSet,
     own_tasks: bool,
 ) -> dict[str, object]:
-    """The tools of an environment: one's own, else those of its spec, else those that are registered."""
+    """Return the tools of an environment: the user's, else those of the spec, else the registered ones."""
     for name in own:
         if name not in known.tools and name.partition(":")[0] not in workflow.tools:
             uses = f"it uses {', '.join(workflow.tools) or 'no tools'}"
@@ -221,7 +222,8 @@ def _tools(
 
 
 def _made(tool: object, data: DataSet) -> object:
-    """A tool, or one by its name or place; a function of the data set, by name, makes it."""
+    """Return a tool, or make the tool of a name or place. A registered function that takes the data set makes the
+    tool."""
     if not isinstance(tool, str):
         return tool
     thing = TOOLS.find(tool)
@@ -231,7 +233,7 @@ def _made(tool: object, data: DataSet) -> object:
 
 
 def _usual(known: EnvSpec, name: str, data: DataSet, own_tasks: bool) -> object:
-    """The tool of a spec, made for the tasks."""
+    """Make a tool of the spec for these tasks."""
     factory = known.tools[name]
     if own_tasks and data.passages is None and known.kind.startswith("qa"):
         say_once(

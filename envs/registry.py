@@ -27,7 +27,8 @@ __all__ = [
 ]  # fmt: skip
 
 ENVIRONMENTS: Registry[EnvSpec] = Registry("environment")
-"""Specs by id, version included. Its plug-ins are loaded by `_load_plugins`: one registers as many ids as it likes."""
+"""Specs of environments by id, version included. `_load_plugins` loads its plug-ins, because one plug-in may register
+many ids."""
 _plugins_loaded = False
 
 
@@ -59,10 +60,9 @@ def list_envs() -> list[str]:
 
 
 def spec(id: str) -> EnvSpec:
-    """Return the spec of an id; an unknown id is answered with the nearest ones.
+    """Return the spec of an id. The error for an unknown id names the nearest ones.
 
-    `my_pkg.my_mod:my-env` and `my_team.py:my-env` import the module or file that registers it first.
-    """
+    `my_pkg.my_mod:my-env` and `my_team.py:my-env` first import the module or file that registers the id."""
     _load_plugins()
     where, colon, id = id.rpartition(":")
     if colon:
@@ -134,7 +134,7 @@ def make_arena(
     prompts: object = None,
     **config: object,
 ) -> Arena:
-    """Make what stands behind the AEC face."""
+    """Make the arena of an environment, without the PettingZoo interface."""
     return arena_of_spec(
         spec(id), id, split=split, data=data, tasks=tasks, size=size, reward=reward, tools=tools or {}, budget=budget,
         prompts=prompts, config=config,
@@ -142,7 +142,7 @@ def make_arena(
 
 
 def _load_plugins() -> None:
-    """Third-party environments; a broken one is reported and never breaks the others."""
+    """Load the environments of plug-ins. A broken plug-in is reported and does not affect the others."""
     global _plugins_loaded
     if _plugins_loaded:
         return
@@ -153,7 +153,7 @@ def _load_plugins() -> None:
     for point in plugins("unitymas.envs").values():
         try:
             plugin = load_plugin(point)
-            if callable(plugin):  # else a module, whose import registers
+            if callable(plugin):  # otherwise it is a module that registers when it is imported
                 plugin()
         except OwnCodeError as error:
             say_once(str(error))
@@ -162,16 +162,16 @@ def _load_plugins() -> None:
 
 
 def _tell_others(id: str) -> None:
-    """Register `unitymas/ID` with PettingZoo and with Gymnasium (there: one role, the others played by a team)."""
+    """Register `unitymas/ID` with PettingZoo, and with Gymnasium (there for one role; a team plays the others)."""
     import gymnasium
     import pettingzoo
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # registering anew, in a notebook, is no mistake
+        warnings.simplefilter("ignore")  # in a notebook, an id may be registered again
         gymnasium.register(
             f"unitymas/{id}", entry_point=f"{__package__}.faces.bridges:gym_role", kwargs={"env_id": id}
         )
-        if hasattr(pettingzoo, "register"):  # an older PettingZoo has no registry; ours works without it
+        if hasattr(pettingzoo, "register"):  # an older PettingZoo has no registry
             pettingzoo.register("aec", f"unitymas/{id}", entry_point=_Maker(id))
 
 
@@ -185,7 +185,7 @@ def _forget_elsewhere(id: str) -> None:
 
 @dataclass(frozen=True)
 class _Maker:
-    """A picklable entry point for PettingZoo's registry."""
+    """Entry point for PettingZoo's registry that can be pickled."""
 
     id: str
 

@@ -1,1 +1,1 @@
-"""The sans-IO machine: a workflow asks, drivers answer, a trace and a ledger record it."""
+"""The sans-IO core: a workflow makes requests, drivers answer them, and a trace and a ledger record them."""

@@ -38,7 +38,7 @@ class UnknownTask(KeyError):
 
 
 class Arena:
-    """A workflow with its tasks, tools, rules and budget."""
+    """Workflow with its tasks, tools, rules and budget."""
 
     def __init__(
         self,
@@ -60,15 +60,17 @@ class Arena:
         self.workflow = workflow.seal()
         self.env_id, self.data, self.budget = env_id, data, budget or Budget()
         self.config = {**(config or {}), **_provenance(workflow)}
-        self.prompts_said = prompts_said  # somebody has chosen the prompt set, so no team does
+        self.prompts_said = (
+            prompts_said  # the user has chosen the prompt set, so the team does not choose one
+        )
         self.expert, self.headline = expert, headline
-        self.score = score or headline  # the metric that is an episode's `score`, where a rule computes it
+        self.score = score or headline  # the metric that becomes an episode's `score`, if a rule computes it
         self.roles: dict[str, Role] = workflow.agents()
         self.toolbox = Toolbox(tools or {})
         self.toolbox.check(workflow.tools, type(workflow).__name__)
         self.made: dict[
             str, Any
-        ] = {}  # the arguments of `make`, and how many rules they gave: `train` makes another
+        ] = {}  # the arguments of `make` and the number of rules that they made: `train` makes the arena again
         self.rules: list[Rule] = []
         for rule in rules:
             self.add_rule(rule)
@@ -91,7 +93,7 @@ class Arena:
         self.rules = rules
 
     def with_prompts(self, prompts: object) -> Arena:
-        """The same arena, its roles told by another prompt set."""
+        """Return the same arena with another prompt set."""
         twin = copy.copy(self)
         twin.workflow = self.workflow.with_prompts(prompts).seal()
         twin.roles = twin.workflow.agents()
@@ -104,7 +106,7 @@ class Arena:
         return list(self._index)
 
     def task(self, id: str) -> Task:
-        """Return a task by id, checked against the schema. The error for an unknown id names the nearest."""
+        """Return a task by id, checked against the schema. The error for an unknown id names the nearest one."""
         task = self._tasks.get(id)
         if task is None:
             if id not in self._index:
@@ -118,11 +120,11 @@ class Arena:
         return Execution(self.workflow, task, seed, budget=self.budget, roles=self.roles)
 
     def scorer(self, task: Task) -> Scorer:
-        """Make the ledger keeper of one episode."""
+        """Make the scorer of one episode."""
         return Scorer(self.rules, task, self.score)
 
     def label(self, trace: Trace, sample: int = 0) -> Trace:
-        """Write the provenance onto a trace."""
+        """Write the provenance into a trace."""
         trace.env_id, trace.config, trace.code_hash, trace.sample = (
             self.env_id,
             self.config,
@@ -143,11 +145,11 @@ class Arena:
         return trace
 
     def __deepcopy__(self, memo: object) -> Arena:
-        return self  # shared: nothing in it belongs to one episode
+        return self  # shared by all episodes
 
 
 def _provenance(workflow: Workflow) -> dict[str, object]:
-    """Prompt set that the roles are told, for the record."""
+    """Return the prompt set of the roles, for the provenance."""
     told = workflow.prompt_set
     return {} if told is None else {"prompts": told.choice, "prompts_hash": told.hash}
 
@@ -175,7 +177,7 @@ def bare_code(source: str) -> str:
         if isinstance(node, ast.Import | ast.ImportFrom) or _is_docstring(node):
             spans.append((begin[first - 1] + node.col_offset, begin[last - 1] + (node.end_col_offset or 0)))
         elif isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in docstrings:
-            texts.update(range(first, last))  # lines that end inside a string constant stay as they are
+            texts.update(range(first, last))  # lines that end inside a string constant are kept
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start

@@ -37,17 +37,18 @@ from .workflow import Workflow
 
 @dataclass(slots=True)
 class DrawnRound:
-    """Answers to what a branch asks, drawn and not yet given to it."""
+    """Replies to the open requests of a branch, sampled and not yet given to the branch."""
 
     label: str
     names: dict[str, str]
-    """Node id -> the name that its sample is kept under."""
+    """Name of the sample behind each node, by node id."""
     answers: dict[str, str | Answer] = field(default_factory=dict)
     error: Exception | None = None
-    """Failure of a policy; then the draw cannot be given."""
+    """Failure of a policy. A round with an error cannot be given to the branch."""
 
     def content(self) -> Hashable:
-        """All that workflows and rules can tell of the answers: where it is equal, so is whatever follows."""
+        """Return everything in the replies that workflows and rules can depend on. Equal content has equal
+        consequences."""
         return tuple(_content(self.answers[node]) for node in self.names)
 
 
@@ -64,7 +65,8 @@ def _content(answer: str | Answer) -> Hashable:
 
 
 class Branch:
-    """One line of play, with its forks. `label` tells the samples of one branch from those of its siblings."""
+    """Execution with its ledger, team and forks. `label` distinguishes the samples of one branch from those of its
+    siblings."""
 
     def __init__(
         self, arena: Arena, team: BoundTeam, play: Execution, scorer: Scorer, episode: str = "",
@@ -72,16 +74,17 @@ class Branch:
     ) -> None:  # fmt: skip
         self.arena, self.team, self.play, self.scorer = arena, team, play, scorer
         self.episode, self.label = episode, label
-        self.names: dict[str, str] = dict(names or {})  # node id -> the name its sample is kept under
-        self._booked: tuple[int, Ended] | None = None  # round and ending up to which all is booked
+        self.names: dict[str, str] = dict(names or {})  # node id -> name of its sample
+        self._booked: tuple[int, Ended] | None = None  # credits are booked up to this round and ending
 
     @classmethod
     def begin(cls, arena: Arena, team: BoundTeam, task: Task, seed: int, episode: str = "") -> Branch:
-        """A fresh episode, as far as its first question."""
+        """Begin a new episode, and play it to its first requests."""
         return cls(arena, team, arena.start(task, seed), arena.scorer(task), episode)
 
     def fork(self, label: str = "", at: str | None = None, seed: int | None = None) -> Branch:
-        """The same state again, or the state in which node `at` was asked. Its own calls will bear `label`."""
+        """Fork the branch in its present state, or in the state before node `at`. The calls of the fork have the label
+        `label`."""
         play = self.play.fork(at, seed)
         scorer = self.scorer.fork() if at is None else self.arena.scorer(self.play.task)
         if at is not None:
@@ -90,7 +93,7 @@ class Branch:
 
     @property
     def asked(self) -> list[Node]:
-        """The acts that are waited for."""
+        """Return the open acts."""
         return [node for node in self.play.pending if node.kind == "act"]
 
     @property
@@ -100,11 +103,11 @@ class Branch:
 
     @property
     def trace(self) -> Trace:
-        """The graph trajectory so far, with what it has earned."""
+        """Return the graph trajectory so far, with its rewards."""
         return self.arena.label(self.scorer.show(self.play.trace))
 
     def credits(self, node: str) -> dict[str, float]:
-        """Amounts that a node has earned so far, by component."""
+        """Return the amounts that a node has earned so far, by component."""
         amounts: dict[str, float] = {}
         for credit in self.scorer.booked:
             if credit.node == node:
@@ -112,7 +115,7 @@ class Branch:
         return amounts
 
     async def tools(self) -> None:
-        """Use all tools that are waited for, until somebody must speak or the episode is over."""
+        """Use the requested tools until an act is open or the episode is over."""
         while uses := [node for node in self.play.pending if node.kind == "use"]:
             await asyncio.gather(*(self.arena.toolbox.acall(self.play, node) for node in uses))
             self._book()
@@ -120,7 +123,7 @@ class Branch:
             self.close()
 
     async def round(self) -> None:
-        """Everybody who is asked speaks once; then tools, until somebody is asked again."""
+        """Answer all open acts once, and then use tools until an act is open again."""
         await self.tools()
         asked = self.asked
         if len(asked) == 1:
@@ -131,7 +134,8 @@ class Branch:
         await self.tools()
 
     async def draws(self, labels: Sequence[str]) -> list[DrawnRound]:
-        """Ask everybody who is asked once for each label, as a fork with that label would. The branch stays where it is."""
+        """Sample one reply to each open act for each label, as a fork with that label samples it. The branch does not
+        change."""
         calls = {node.id: self._call(node) for node in self.asked}  # told once for all of them
         return await asyncio.gather(*(self._drawn(label, calls) for label in labels))
 
@@ -155,7 +159,7 @@ class Branch:
         return drawn
 
     async def give(self, draw: DrawnRound) -> None:
-        """Go on with what was drawn, until somebody is asked again: the rest of a round."""
+        """Continue with sampled replies until the next acts are open."""
         self.label = draw.label
         self.names.update(draw.names)
         if draw.error is not None:
@@ -166,11 +170,11 @@ class Branch:
         await self.tools()
 
     def answered(self, nodes: Sequence[str]) -> dict[str, Node]:
-        """The nodes with these ids, by id."""
+        """Return the nodes with these ids, by id."""
         return {id: self.play.node(id) for id in nodes}
 
     def twins(self, nodes: Sequence[str], draw: DrawnRound) -> dict[str, Node]:
-        """The nodes with these ids as a draw of the same content answers them."""
+        """Return the nodes with these ids, with the replies of another draw that has the same content."""
         twins = {id: copy(self.play.node(id)) for id in nodes}
         for id, twin in twins.items():
             answer = draw.answers[id]
@@ -179,25 +183,25 @@ class Branch:
         return twins
 
     def exchange(self, twins: Mapping[str, Node], names: Mapping[str, str]) -> None:
-        """Go on as if a draw of the same content had been given: its samples are the ones that were said."""
+        """Replace the given draw by another one with the same content, so that its samples belong to the nodes."""
         for twin in twins.values():
             self.play.exchange(twin)
         self.names.update(names)
 
     async def finish(self) -> Branch:
-        """Play on to the end."""
+        """Play the episode to its end."""
         while not self.over:
             await self.round()
         self.close()
         return self
 
     def close(self) -> None:
-        """Close the simulators of this branch and book what is known."""
+        """Close the simulators of this branch, and book the known credits."""
         self.arena.toolbox.close(self.play)
         self._book()
 
     def _book(self) -> None:
-        """Book what is new: nothing is, unless a round was completed or the episode ended since."""
+        """Book new credits. There are none unless a round was completed, or the episode ended, since the last call."""
         now = self.play.round, self.play.ended
         if now != self._booked and (self.scorer.rules or self.over):
             self.scorer.advance(self.play.trace, self.play.round)
@@ -213,7 +217,8 @@ class Branch:
         return call
 
     def _as_sampled(self, call: Call) -> Sequence[Message]:
-        """Earlier words of the speaker's own under the names of their samples, so that its tokens go on exactly."""
+        """Return a call in which the agent's earlier replies have the names of their samples, so that their tokens are
+        used again."""
         return tuple(
             {**m, "content": Spoken(words, self.names[words.node])}
             if isinstance(words := m["content"], Spoken)
@@ -224,12 +229,12 @@ class Branch:
 
 
 def _name(node: str, label: str) -> str:
-    """Name of the sample that a branch with this label draws for a node."""
+    """Return the name of the sample that a branch with this label gets for a node."""
     return f"{node}~{label}" if label else node
 
 
 def _labelled(call: Call, label: str) -> Call:
-    """The call as a branch with this label makes it: a seed and a name of its own."""
+    """Return the call with the seed and the name that a branch with this label uses."""
     own = copy(call)
     if label:
         own.seed = derive(call.seed, label)
@@ -238,7 +243,7 @@ def _labelled(call: Call, label: str) -> Call:
 
 
 def check_forks(arena: Arena, what: str) -> None:
-    """Refuse an environment one of whose tools forbids forks, before anything is played."""
+    """Refuse an environment with a tool that forbids forks, before anything is played."""
     for name in arena.workflow.tools:
         entry = arena.toolbox.tools.get(name)
         if entry is not None and entry.kind == "unforkable":
@@ -255,15 +260,14 @@ STATELESS = (
 
 
 def check_anchors(arena: Arena, what: str) -> None:
-    """Refuse an environment whose code names no states; one episode is played to see it, without a model.
+    """Refuse an environment whose code names no states. One episode is played without a model to check it.
 
-    Code that speaks of anchors may name them on paths that this episode did not take: there, training will tell.
-    """
+    If the code uses `anchor=`, other paths may name states. Then the check is left to training."""
     team = Team({"*": "scripted" if arena.expert else "random"}).bind(arena.roles, arena.expert)
     try:
         trace = play(arena.start(arena.task(arena.task_ids[0]), 0), team, arena)
     except Exception:
-        return  # nothing was seen; who plays it in earnest will be told what is wrong
+        return  # the episode failed before it showed anything; training reports the error
     if (
         trace.acts()
         and not any(node.anchor for node in trace.acts())
@@ -276,7 +280,7 @@ def check_anchors(arena: Arena, what: str) -> None:
 
 
 def _may_name_states(workflow: Workflow) -> bool:
-    """Tell whether `anchor=` stands in a module of the workflow's classes, or a module cannot be read."""
+    """Tell whether a module of the workflow's classes contains `anchor=`, or cannot be read."""
     own = [cls for cls in type(workflow).__mro__ if cls not in Workflow.__mro__]
     try:
         return any(re.search(r"\banchor\s*=", inspect.getsource(sys.modules[cls.__module__])) for cls in own)

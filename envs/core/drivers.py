@@ -1,8 +1,7 @@
-"""The two drivers, side by side: one episode at a time, and thousands at once.
+"""The two drivers: one episode at a time, and thousands at once.
 
-Both treat an `Execution` in the same way: they answer what is pending, until it has ended. `rollout` is the public
-function of the asynchronous driver.
-"""
+Both answer the pending requests of an `Execution` until it has ended. `rollout` is the public function of the
+asynchronous driver."""
 
 from __future__ import annotations
 
@@ -33,9 +32,9 @@ from .trace import Trace
 T = TypeVar("T")
 
 TaskChoice = int | Iterable[str | Task | Mapping[str, Any]] | None
-"""The first so many tasks, ids of tasks, tasks, or rows of one's own. None: all."""
+"""Tasks: the first so many, ids of tasks, tasks, or your own rows. None: all."""
 
-LONG_REPLY = 100_000  # characters; longer ones are read in a thread, beside the event loop
+LONG_REPLY = 100_000  # characters; a longer reply is parsed in a thread beside the event loop
 
 
 class Environment(Protocol):
@@ -43,15 +42,15 @@ class Environment(Protocol):
 
     @property
     def unwrapped(self) -> Any:
-        """Environment below all wrappers."""
+        """Return the environment below all wrappers."""
 
 
 EnvLike = str | Arena | Environment
-"""An environment by its id, the arena behind one, or an environment that is already made."""
+"""Environment: an id, an arena, or an environment that is already made."""
 
 
 def call_for(execution: Execution, node: Node, episode: str, *, reference: bool = False) -> Call:
-    """Make the call to a policy that a node asks for."""
+    """Make the call to a policy for a node."""
     assert isinstance(node, Act)
     return Call(
         agent=node.agent or "", role=node.role or "", messages=_messages(execution, node),
@@ -62,7 +61,7 @@ def call_for(execution: Execution, node: Node, episode: str, *, reference: bool 
 
 
 def _messages(execution: Execution, node: Act) -> tuple[Message, ...]:
-    """The prompt of an act; where it may be cut, it knows how, for a model without the room."""
+    """Return the prompt of an act. If fields of it may be cut, the prompt holds how."""
     role = execution.roles.get(node.agent or "")
     if not node.fields or role is None or role.wording is None or not role.wording.cut:
         return node.messages
@@ -72,7 +71,7 @@ def _messages(execution: Execution, node: Act) -> tuple[Message, ...]:
 
 
 def take(execution: Execution, node: Node, answer: str | Answer, reply: Reply | None = None) -> None:
-    """Give a policy's answer to the execution, with its parsed form where that is known."""
+    """Give a policy's reply to the execution, with its parsed form if it is known."""
     text, meta = (answer.text, answer.meta) if isinstance(answer, Answer) else (answer, NOTHING_KNOWN)
     if not isinstance(text, str):
         raise TypeError(f"{node.agent}: a reply must be a string, got {type(text).__name__} {text!r:.60}")
@@ -83,11 +82,10 @@ def take(execution: Execution, node: Node, answer: str | Answer, reply: Reply | 
 
 
 def play(execution: Execution, team: BoundTeam, arena: Arena, episode: str = "") -> Trace:
-    """Play one episode to its end, blocking. An error in `run` is recorded in the trace; an error of a policy
-    is raised.
-    """
+    """Play one episode to its end, and block. An error in `run` is recorded in the trace. An error of a policy is
+    raised."""
     scorer = arena.scorer(execution.task)
-    while execution.pending:  # nothing is, once it has ended
+    while execution.pending:  # after the end no request is open
         for node in execution.pending:
             if node.kind == "use":
                 arena.toolbox.call(execution, node)
@@ -108,12 +106,12 @@ def play(execution: Execution, team: BoundTeam, arena: Arena, episode: str = "")
 
 
 async def side_by_side(episodes: Iterable[Coroutine[object, object, T]]) -> list[T]:
-    """Play many episodes at once. Return their results in order."""
+    """Play many episodes at the same time. Return their results in order."""
     with heap_at_rest():
         played = [asyncio.ensure_future(episode) for episode in episodes]
         try:
             return await asyncio.gather(*played)
-        except BaseException:  # one cannot be played on: neither are the others
+        except BaseException:  # an error ends all other episodes too
             for episode in played:
                 episode.cancel()
             await asyncio.gather(*played, return_exceptions=True)
@@ -170,13 +168,12 @@ async def _answer(execution: Execution, node: Node, team: BoundTeam, arena: Aren
 
 
 async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> None:
-    """Put a call to the team and give its answer to the execution. A policy that fails ends the episode.
+    """Send a call to the team, and give its reply to the execution. A policy that fails ends the episode.
 
-    A failure that all other calls would meet too raises `Outage`.
-    """
+    A failure that all other calls would have, too, raises `Outage`."""
     try:
         answer = await answer_of(team, call)
-    except Exception as error:  # a policy failed, not the workflow
+    except Exception as error:  # the policy failed, not the workflow
         execution.abort(error, Boundary.POLICY)
         team.failures.failed(team.names.get(call.agent), error)
         return
@@ -185,7 +182,7 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
 
 
 async def answer_of(team: BoundTeam, call: Call) -> str | Answer:
-    """Return the team's answer to a call."""
+    """Return the team's reply to a call."""
     answer = team.ask_any(call)
     if inspect.isawaitable(answer):
         answer = await answer
@@ -199,12 +196,12 @@ async def answer_of(team: BoundTeam, call: Call) -> str | Answer:
 
 
 async def accept(execution: Execution, node: Node, answer: str | Answer) -> None:
-    """Give an answer to the execution, unless its episode has ended meanwhile."""
+    """Give a reply to the execution, unless the episode has ended meanwhile."""
     text = answer if isinstance(answer, str) else answer.text
     reply = None
     if (
         isinstance(text, str) and len(text) > LONG_REPLY
-    ):  # up to a quarter of a second, which others need not wait
+    ):  # parsing takes up to 0.25 s, so other episodes continue meanwhile
         reply = await asyncio.to_thread(
             execution.read, node, text, answer.meta if isinstance(answer, Answer) else NOTHING_KNOWN
         )
@@ -213,7 +210,7 @@ async def accept(execution: Execution, node: Node, answer: str | Answer) -> None
 
 
 class EpisodeFailures:
-    """Failures of many episodes: each cause once, with its count and its place."""
+    """Failures of many episodes: each cause with its count and place, printed once."""
 
     shown = 5
 
@@ -224,7 +221,7 @@ class EpisodeFailures:
     def see(self, trace: Trace) -> None:
         """Count an episode's failures."""
         self.episodes += 1
-        if trace.error is not None:  # a tool used wrongly is an outcome, and told as well
+        if trace.error is not None:  # a wrongly used tool is an outcome, and is reported, too
             self.causes[f"{trace.reason}: {trace.error}"] += 1
         for node in trace.nodes:
             if node.kind == "use" and node.meta.raised is not None:
@@ -239,7 +236,7 @@ class EpisodeFailures:
 
 
 def derive(*parts: object) -> int:
-    """Derive a seed from parts, the same in every process."""
+    """Derive a seed from parts. It is the same in every process."""
     text = "/".join(map(str, parts))
     return int.from_bytes(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).digest(), "big"
@@ -247,7 +244,7 @@ def derive(*parts: object) -> int:
 
 
 def select_tasks(arena: Arena, tasks: TaskChoice) -> tuple[Arena, list[Task]]:
-    """Select tasks by number (the first n), by id, or as rows of one's own; None is all of them."""
+    """Select tasks by number (the first n), by id, or as your own rows. None selects all."""
     if tasks is None:
         return arena, [arena.task(i) for i in arena.task_ids]
     if isinstance(tasks, int):
@@ -274,14 +271,13 @@ async def arollout(
     keep_tokens: str | None = None,
     **make: Any,
 ) -> list[Trace]:
-    """Play `k` episodes of each task with a team; the traces come in the order of tasks and samples.
+    """Play `k` episodes of each task with a team. The traces are in the order of tasks and samples.
 
-    `env` is an id or an environment. An episode's seed comes from (`seed`, task, sample) alone. So other episodes that run
-    at the same time change nothing. `on_trace` is called with each trace when its episode ends.
+    `env` is an id or an environment. An episode's seed depends only on (`seed`, task, sample), so other episodes that
+    run at the same time change nothing. `on_trace` is called with each trace when its episode ends.
 
-    `keep_tokens="ids"` keeps the tokens of local models in `node.meta["tokens"]`: `prompt_ids`, `ids` (the closing token
-    included) and their `logprobs`. `keep_tokens="text"` keeps the tokens as text, for the viewer.
-    """
+    `keep_tokens="ids"` keeps the tokens of local models in `node.meta["tokens"]`: `prompt_ids`, `ids` (the closing
+    token included) and their `logprobs`. `keep_tokens="text"` keeps the tokens as text, for the viewer."""
     if keep_tokens not in (None, "ids", "text"):
         raise ValueError(f"keep_tokens={keep_tokens!r}: use 'ids', 'text' or None")
     if k < 1 or concurrency < 1:
@@ -314,20 +310,20 @@ async def arollout(
 
 
 def rollout(env: EnvLike, team: TeamLike, **how: Any) -> list[Trace]:
-    """Run `arollout` from ordinary code (inside a notebook's running loop, too)."""
+    """Run `arollout` from synchronous code (also inside a notebook's running event loop). The arguments are the
+    same."""
     return run_sync(arollout(env, team, **how))
 
 
 def run_sync(work: Coroutine[object, object, T], interrupted: Callable[[], None] | None = None) -> T:
-    """Run a coroutine to its end: here, or in a thread of its own where a loop is already running.
+    """Run a coroutine to its end: in this thread, or in another thread if an event loop is already running here.
 
-    A Ctrl-C while that thread runs calls `interrupted`, which makes sure that the work ends.
-    """
+    A Ctrl-C while that thread runs calls `interrupted`, which must make the work end."""
     if asyncio._get_running_loop() is None:
         return asyncio.run(work)
     results: list[T] = []
     errors: list[BaseException] = []
-    done = threading.Event()  # a `join` that is interrupted takes the thread for ended (CPython before 3.13)
+    done = threading.Event()  # an interrupted `join` takes the thread for ended (CPython before 3.13)
 
     def inside() -> None:
         try:
@@ -340,7 +336,7 @@ def run_sync(work: Coroutine[object, object, T], interrupted: Callable[[], None]
     thread, started = threading.Thread(target=inside), False
     while not done.is_set():
         try:
-            if not started:  # it may come while the thread begins
+            if not started:  # the Ctrl-C may come while the thread starts
                 started = True
                 thread.start()
             done.wait()
@@ -354,7 +350,7 @@ def run_sync(work: Coroutine[object, object, T], interrupted: Callable[[], None]
 
 
 def told_to(arena: Arena, team: Team) -> Arena:
-    """The arena with the prompt set that the team's models were made with, where nobody has chosen one."""
+    """Return the arena with the prompt set that the team's models were made with, unless the user has chosen one."""
     told, wanted = arena.workflow.prompt_set, team.prompts
     if told is None or arena.prompts_said or wanted is None or wanted == told.choice:
         return arena
@@ -368,7 +364,7 @@ def told_to(arena: Arena, team: Team) -> Arena:
 
 
 def arena_of(env: EnvLike, **make_args: Any) -> Arena:
-    """Return the arena behind an id, an arena or an environment. A foreign wrapper is refused by name."""
+    """Return the arena of an id, an arena or an environment. A wrapper from elsewhere is refused by name."""
     if isinstance(env, Arena):
         return env
     if isinstance(env, str):

@@ -2,12 +2,11 @@
 
 `Execution` runs a workflow's coroutine to its next requests and waits. A driver answers them (`answer`, `give`,
 `fail`), in any order. When the last request of a *round* is answered, the branches resume in path order and the next
-round begins. That makes an episode a function of its replies alone: the one-at-a-time AEC face and a collector with
+round begins. So an episode is a function of its replies alone: the one-at-a-time AEC interface and a collector with
 shuffled arrivals give the same trace.
 
-The journal is the list of answered nodes. State is config + task + seeds + journal: `fork` and `replay`
-feed the journal to a fresh coroutine, and pickling does the same.
-"""
+The journal is the list of answered nodes. The state is config + task + seeds + journal. `fork` and `replay` give the
+journal to a new coroutine, and pickling does the same."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ __all__ = ["Budget", "Ended", "Execution", "ReplayDivergence", "path_key"]
 
 
 class Execution(Rounds):
-    """One episode in play. `pending` lists its open requests. When all are answered, it goes on."""
+    """One episode in play. `pending` lists its open requests. When all are answered, the episode continues."""
 
     # what drivers do -----------------------------------------------------------------------------
 
@@ -40,10 +39,9 @@ class Execution(Rounds):
         meta: ReplyMeta | Mapping[str, object] | None = None,
         reply: Reply | None = None,
     ) -> Reply:
-        """Answer an act with `text`, which is parsed by the act's format. After the round's last answer, `run` goes on.
+        """Answer an act with `text`, which the act's format parses. After the round's last answer, `run` continues.
 
-        `reply` is what `read` has made of the text, where a driver had it read elsewhere.
-        """
+        `reply` is the result of `read` for this text, if a driver has already called it."""
         if node.state != PENDING or node.kind != "act":
             raise WorkflowError(f"node {node.id} waits for no reply")
         if meta is not None and meta is not NOTHING_KNOWN:
@@ -54,7 +52,7 @@ class Execution(Rounds):
         if reply is None:
             meta, role = node.meta, self.roles[node.agent or ""]
             if meta is NOTHING_KNOWN and node.format is role.reply and "think>" not in text.lower():  # type: ignore[attr-defined]
-                reply = role.read(text, node.id)  # nearly always; `read` decides the other cases
+                reply = role.read(text, node.id)  # the fast path; `read` handles the other cases
             else:
                 reply = self.read(node, text, meta)
         node.reply = reply
@@ -66,7 +64,7 @@ class Execution(Rounds):
         return reply
 
     def give(self, node: Node, result: object, private: object = None) -> None:
-        """Answer a tool use with its result; `private` is for rewards and the trace, never for `run`."""
+        """Answer a tool use with its result. `private` is for rewards and the trace, and is never shown to `run`."""
         if node.state != PENDING:
             raise WorkflowError(f"node {node.id} was answered already")
         node.result = freeze(result)
@@ -75,35 +73,35 @@ class Execution(Rounds):
         self._settle(node)
 
     def fail(self, node: Node, message: str) -> None:
-        """Answer a tool use with a failure. `run` sees a `ToolError` with this message."""
+        """Answer a tool use with a failure. `run` gets a `ToolError` with this message."""
         if node.state != PENDING:
             raise WorkflowError(f"node {node.id} was answered already")
         node.error = message
         self._settle(node)
 
     def truncate(self, reason: str) -> None:
-        """End the episode here (a budget is spent, a deadline is past). `run` is closed, and is not told."""
+        """Truncate the episode here (a budget is spent, a deadline is past). `run` is closed without an exception that
+        it can catch."""
         if self.ended is Ended.NO:
             self._end(Ended.TRUNCATED, reason)
 
     def abort(self, error: BaseException, reason: Boundary | str) -> None:
-        """End the episode with an error from outside of `run` (a model, a tool's infrastructure)."""
+        """End the episode with an error from outside `run` (of a model, or of a tool's infrastructure)."""
         if self.ended is Ended.NO:
             self.exception = error
             self._end(Ended.ERROR, reason)
 
     def call_seed(self, node: Node) -> int:
-        """Sampling seed of an act: made of the seed in force in its round, and its path."""
+        """Return the sampling seed of an act. It depends on the seed of its round and on its path."""
         seed = [s for start, s in self.seeds if node.round >= start][-1]
         return int.from_bytes(hashlib.blake2b(f"{seed}/{node.id}".encode(), digest_size=7).digest(), "big")
 
     # forks ---------------------------------------------------------------------------------------
 
     def fork(self, at: str | None = None, seed: int | None = None) -> Execution:
-        """Fork the episode: up to now, or up to the moment at which node `at` was asked.
+        """Fork the episode in its present state, or in the state before node `at`.
 
-        The rest is played again with the same chance, unless `seed` gives it another.
-        """
+        The fork has the same random numbers, unless `seed` changes those of the rest."""
         if at is None:
             journal = {n.id: n for n in self.nodes if n.state == ANSWERED}
             start = self.round
@@ -119,11 +117,10 @@ class Execution(Rounds):
         return self._again(journal, seeds)
 
     def replay(self, substitute: Mapping[str, str]) -> Execution:
-        """Replay the episode with some replies exchanged and all later ones forced.
+        """Replay the episode with some replies replaced and all later ones forced.
 
-        Nodes whose prompt changed by it are marked `meta["changed"]`. Requests that the journal does not
-        know, because control took another way, stay pending.
-        """
+        A node whose prompt changes by this gets `meta["changed"]`. If the control flow changes, requests that the
+        journal does not hold stay pending."""
         for name in substitute:
             if self.node(name).kind != "act":
                 raise WorkflowError(f"replay: node {name} is a tool's; only replies can be substituted")
@@ -138,7 +135,7 @@ class Execution(Rounds):
         raise WorkflowError(f"no node {id!r} in this episode; it has {', '.join(n.id for n in self.nodes)}")
 
     def exchange(self, twin: Node) -> None:
-        """Put a node in the place of the one of its id, whose answer says the same and came about in another way."""
+        """Replace the node of the same id by one with equal content that comes from another sample."""
         self.nodes[self.nodes.index(self.node(twin.id))] = twin
 
     def _again(

@@ -27,9 +27,9 @@ from ...agents.roles import Format
 from .records import EMPTY, MADE, Act, Use
 
 GOES_ON = Ended.NO
-"""Ending of an episode that goes on. Every request compares with it, and a member of an enum is slow to find."""
+"""Ending of an episode that is not over. Every request compares with it, and looking up a member of an enum is slow."""
 
-# A call of a class passes through `type.__call__` and `__init__`: two frames more for each request.
+# calling a class runs `type.__call__` and `__init__`: two more frames for each request
 
 
 def new_act(
@@ -42,7 +42,7 @@ def new_act(
     anchor: str | None = None,
     fields: Mapping[str, object] = EMPTY,
 ) -> Act:
-    """Make an act that nobody has awaited yet."""
+    """Make an act that is not awaited yet."""
     node = Act()
     node.state = MADE
     node.agent, node.role, node.messages, node.format = agent, role, messages, format
@@ -53,7 +53,7 @@ def new_act(
 
 
 def new_use(tool: str, args: FrozenDict) -> Use:
-    """Make a tool use that nobody has awaited yet."""
+    """Make a tool use that is not awaited yet."""
     node = Use()
     node.state = MADE
     node.tool, node.args = tool, args
@@ -67,11 +67,10 @@ _resting = 0
 
 @contextmanager
 def heap_at_rest() -> Iterator[None]:
-    """Keep the objects that exist already (models, indices, data) out of garbage collection while episodes are played.
+    """Exclude the objects that exist already (models, indices, data) from garbage collection while episodes are played.
 
-    Thousands of new objects set off collections of the whole heap: 4% of the time of a rollout. A heap that was frozen
-    before stays as it is.
-    """
+    Thousands of new objects start collections of the whole heap, which take 4% of the time of a rollout. A heap that
+    was frozen before is left unchanged."""
     global _resting
     if not _resting:
         if gc.get_freeze_count():

@@ -1,10 +1,9 @@
-"""The ledger of rewards: every amount has a node that earned it, and a component.
+"""The ledger of rewards: every amount belongs to a node and a component.
 
-A *rule* is a pure function of what happened. `on_node(trace, node, task)` gives credits as soon as a round is
-answered, `on_end(trace, task)` when the episode is over; a plain function is an `on_end`. The `Scorer` applies rules
-round by round, to what was known at the end of each. So the AEC face, a collector, a fork and a rescored trace book the
-same credits, in whatever order the arms of an `ep.all` stand or answer.
-"""
+A *rule* is a pure function of the episode. `on_node(trace, node, task)` returns credits after each round, and
+`on_end(trace, task)` when the episode is over. A plain function is an `on_end`. The `Scorer` applies rules round by
+round, to the trace at the end of each round. So the AEC interface, a collector, a fork and a rescored trace book the
+same credits, for any order of the branches of an `ep.all` and of their answers."""
 
 from __future__ import annotations
 
@@ -23,28 +22,27 @@ from .trace import Trace
 
 @runtime_checkable
 class Rule(Protocol):
-    """Reward: a name, and credits while the episode runs or when it is over. A subclass writes the half that it needs.
+    """Reward rule: a name, and credits after each round or at the end. A subclass implements the methods that it needs.
 
-    A rule may also have `metrics(trace, task) -> dict[str, float]`: figures to report, not to learn from. A rule without it
-    has one metric of its own name: the mean, over the agents that it paid, of what an act was paid.
-    """
+    A rule may also have `metrics(trace, task) -> dict[str, float]`: figures that are reported and not rewarded. A rule
+    without it has one metric with its own name: the mean reward of an act, averaged over the agents that it
+    rewarded."""
 
     name: str
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known once the node's round is answered."""
+        """Return the credits that are known when the node's round is answered."""
         return ()
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known when the episode is over."""
+        """Return the credits that are known when the episode is over."""
         return ()
 
 
 class FunctionRule(Rule):
-    """A plain function `(trace, task)` as a rule.
+    """Rule made of a plain function `(trace, task)`.
 
-    It may give credits, a mapping from node id (or agent) to amount, or one number for every act.
-    """
+    The function may return credits, a mapping from node id (or agent) to amount, or one number for every act."""
 
     def __init__(self, fn: Callable[[Trace, Task], object], name: str | None = None) -> None:
         self.fn = fn
@@ -57,7 +55,7 @@ class FunctionRule(Rule):
         _check_call(fn, ("trace", "task"), self.name)
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        """Give what the function gave, as credits."""
+        """Return the result of the function as credits."""
         payment = self.fn(trace, task)
         acts = trace.acts()
         if isinstance(payment, bool | int | float):
@@ -83,18 +81,18 @@ class FunctionRule(Rule):
 
 
 def _check_call(fn: Callable[..., object], args: Sequence[str], name: str) -> None:
-    """Refuse, before an episode is played, code of a reward that cannot be called with what it is called with."""
+    """Refuse, before an episode is played, a reward function whose signature does not fit."""
     try:
         inspect.signature(fn).bind(*args)
     except TypeError as error:
         called = f"{getattr(fn, '__name__', name)}({', '.join(args)})"
         raise RewardError(f"reward {name!r} is called as {called}: {error}{at(defined(fn))}") from None
-    except ValueError:  # a built-in without a signature
+    except ValueError:  # a built-in function without a signature
         pass
 
 
 def as_rule(reward: object) -> Rule:
-    """Make a rule of a rule or a plain function. The error for anything else says what fits."""
+    """Make a rule of a rule or a plain function. Anything else is an error that says what is accepted."""
     if hasattr(reward, "on_end") or hasattr(reward, "on_node"):
         for half, args in (("on_node", ("trace", "node", "task")), ("on_end", ("trace", "task"))):
             if callable(method := getattr(reward, half, None)):
@@ -108,7 +106,7 @@ def as_rule(reward: object) -> Rule:
 
 
 class Scorer:
-    """Books of one episode: the scorer applies rules and books what they give, the same for every driver."""
+    """Scorer of one episode: it applies the rules and books their credits, in the same way for every driver."""
 
     __slots__ = ("booked", "ended", "headline", "ids", "metrics", "paid", "rules", "seen", "task")
 
@@ -122,7 +120,7 @@ class Scorer:
         self.ended = False
 
     def fork(self) -> Scorer:
-        """Copy the books so far, for a fork of the episode."""
+        """Copy the booked credits, for a fork of the episode."""
         twin = Scorer(self.rules, self.task, self.headline)
         twin.paid = {name: list(credits) for name, credits in self.paid.items()}
         twin.booked, twin.metrics = list(self.booked), dict(self.metrics)
@@ -130,10 +128,9 @@ class Scorer:
         return twin
 
     def advance(self, trace: Trace, asking: int | None = None) -> list[Credit]:
-        """Book the rounds that were completed since the last call, and return only their credits.
+        """Book the rounds that were completed since the last call. Return only their credits.
 
-        `asking` is the round whose requests are still being answered. An episode that failed earns nothing more.
-        """
+        `asking` is the round whose requests are still open. An episode that failed earns nothing more."""
         self.show(trace)
         ended = str(trace.ended)
         if ended == "error" or self.ended:
@@ -151,7 +148,7 @@ class Scorer:
         return self.booked[before:]
 
     def _round(self, trace: Trace, nodes: list[Node]) -> None:
-        """Book a round. All of its nodes are known before any rule looks at one of them."""
+        """Book a round. All of its nodes are answered before a rule gets one of them."""
         for node in nodes:
             self.seen.add(node.id)
             if node.kind == "act":
@@ -209,14 +206,15 @@ class Scorer:
 
 
 def _at(rule: object) -> str:
-    """Place of a rule in its file."""
+    """Return the place of a rule in its file."""
     methods = (getattr(type(rule), name, None) for name in ("on_end", "on_node"))
     own = (method for method in methods if method not in (None, Rule.on_end, Rule.on_node))
     return at(defined(getattr(rule, "fn", None) or next(own, type(rule))))
 
 
 def _per_agent(trace: Trace, paid: Iterable[Credit]) -> float:
-    """Mean payment of an act: the mean over the agents that were paid, each of its own acts' mean."""
+    """Return the mean reward of an act: first the mean over each agent's acts, then the mean over the rewarded
+    agents."""
     totals = totals_by_node(paid)
     by_agent: dict[str | None, list[float]] = {}
     for node in trace.nodes:
@@ -227,7 +225,7 @@ def _per_agent(trace: Trace, paid: Iterable[Credit]) -> float:
 
 
 def check_names(rules: Sequence[Rule]) -> None:
-    """Refuse two rules of one name: the same reward attached twice would count twice."""
+    """Refuse two rules with the same name, because the same reward would count twice."""
     names = [rule.name for rule in rules]
     for name in names:
         if names.count(name) > 1:

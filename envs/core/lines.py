@@ -1,4 +1,4 @@
-"""Lines of control of an episode: the coroutines of `run` and of the arms of each `ep.all`."""
+"""Branches of an episode: the coroutine of `run`, and those of each `ep.all`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ...own import defined, foreign
 from .fast import new_use
 from .records import ANSWERED, EMPTY, Node, Program
 
-START = new_use("", EMPTY)  # what a branch that nobody has run waits for; its result is None
+START = new_use("", EMPTY)  # marks a branch that has not started; sending None starts it
 START.state = ANSWERED
 
 
 class Line:
-    """One line of control: the whole of `run`, or one arm of an `ep.all`."""
+    """One branch: the whole of `run`, or one coroutine of an `ep.all`."""
 
     __slots__ = ("cancelled", "coroutine", "count", "index", "join", "node", "prefix", "tails")
 
     def __init__(self, coroutine: Program, prefix: str, tails: tuple[str, ...]) -> None:
         self.coroutine = coroutine
         self.prefix = prefix  # of the ids of its nodes
-        self.tails = tails  # ids of the nodes that its next node follows
+        self.tails = tails  # ids of the nodes that the branch's next node follows
         self.count = 0
         self.cancelled = False
         self.node: Node = START  # what it waits for
@@ -33,7 +33,7 @@ class Line:
 
 
 class OpenJoin:
-    """An `ep.all` whose arms run."""
+    """`ep.all` whose branches are running."""
 
     __slots__ = ("arms", "left", "owners", "parent", "results")
 
@@ -42,11 +42,11 @@ class OpenJoin:
         self.results: list[object] = [None] * width
         self.left = width
         self.arms: list[Line] = []
-        self.owners: dict[str, int] = {}  # agent -> the arm it stands in
+        self.owners: dict[str, int] = {}  # agent -> the branch in which it acts
 
 
 def begun(method: Any, *args: object) -> Program:
-    """The coroutine of `run` or `grade`; a plain function is refused with advice."""
+    """Return the coroutine of `run` or `grade`. A plain function is refused with advice."""
     made: object = None
     broken: Exception | None = None
     try:
@@ -62,7 +62,7 @@ def begun(method: Any, *args: object) -> Program:
 
 
 def place_of(branch: Line) -> str:
-    """File and line where a branch waits."""
+    """Return the file and line where a branch waits."""
     at: Line | None = branch
     while at is not None:
         coroutine: Any = at.coroutine
@@ -78,10 +78,10 @@ def place_of(branch: Line) -> str:
 
 
 def close(coroutine: Program) -> None:
-    """End a coroutine, whatever it is at."""
+    """End a coroutine in any state."""
     try:
         coroutine.close()
-    except RuntimeError:  # it awaits in a `finally`: nobody answers any more, and it is dropped
+    except RuntimeError:  # it awaits in a `finally`, which no driver answers: it is dropped
         pass
-    except ValueError:  # it is the one that is running (an ending raised from inside)
+    except ValueError:  # the coroutine itself is running (an ending was raised inside it)
         pass

@@ -32,23 +32,23 @@ DEFAULT, WITH_EXAMPLES, OWN = "full", "few-shot", "own"
 KEYS: dict[str, type] = {
     "system": str, "prompt": str, "example": str, "shots": list, "when": Mapping, "unless": Mapping, "cut": Mapping,
 }  # fmt: skip
-"""Entries that a set may have for a role."""
+"""Entries that a prompt set may have for a role."""
 MOST = 200_000  # characters of a whole set
 
 Texts: TypeAlias = Mapping[str, JsonView]
-"""A set as it is written: the entries of each role (`KEYS`), unchecked."""
+"""Unchecked prompt set: the entries of each role (`KEYS`)."""
 PromptSource: TypeAlias = "Path | Mapping[str, Texts] | tuple[Path | Mapping[str, Texts], ...]"
-"""Home of a workflow's sets: a YAML file, the sets by name, or several of either."""
+"""Source of a workflow's prompt sets: a YAML file, the sets by name, or several of either."""
 
 
 class WithPrompts(Protocol):
-    """A workflow as far as a set must fit it: its sets, its roles, and the values that texts may tell."""
+    """Interface of a workflow to its prompt sets: the sets, the roles, and the values that texts may use."""
 
     prompts: PromptSource | None
     roles: tuple[Role, ...]
 
     def terms(self) -> Mapping[str, object]:
-        """Values that texts may tell, by name."""
+        """Return values that texts may use, by name."""
 
 
 class PromptError(ValueError):
@@ -57,23 +57,24 @@ class PromptError(ValueError):
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The words of a workflow's roles, chosen and checked."""
+    """Checked prompt set of a workflow: the texts of its roles."""
 
     name: str
-    """One of the workflow's sets, or "own"."""
+    """Name of one of the workflow's sets, or "own"."""
     choice: str | JsonView
-    """Argument of `make` that chooses it again: the name, or the texts of one's own."""
+    """Argument of `make` that selects this set again: the name, or the user's own texts."""
     wordings: Mapping[str, Wording]
     hash: str
 
     def told(self, role: Role) -> Role:
-        """The role with its words; one that is told nothing stays as it is."""
+        """Return the role with its texts. A role without texts is returned unchanged."""
         wording = self.wordings.get(role.name)
         return role if wording is None else replace(role, system=wording.system, wording=wording)
 
 
 def choose(workflow: WithPrompts, prompts: object = None) -> PromptSet | None:
-    """The set that is named, or one's own over it; None where a workflow has no sets and none is asked for."""
+    """Return the named prompt set, or the user's own texts over it. None if the workflow has no sets and none is
+    requested."""
     name = type(workflow).__name__
     if workflow.prompts is None:
         if prompts is not None:
@@ -114,7 +115,7 @@ def choose(workflow: WithPrompts, prompts: object = None) -> PromptSet | None:
 
 
 def sets_of(prompts: PromptSource) -> Mapping[str, Texts]:
-    """A workflow's sets by name; `few-shot` is `full` with its examples."""
+    """Return a workflow's prompt sets by name. `few-shot` is `full` with its examples."""
     sets: dict[str, Texts] = {}
     for part in prompts if isinstance(prompts, tuple) else (prompts,):
         for name, roles in (_read_yaml(part) if isinstance(part, Path) else part).items():
@@ -125,7 +126,7 @@ def sets_of(prompts: PromptSource) -> Mapping[str, Texts]:
 def _resolve(
     prompts: object, sets: Mapping[str, Texts], workflow: str
 ) -> tuple[str, Texts, JsonObject | None]:
-    """The set's name, its texts by role, and what of them is one's own."""
+    """Return the set's name, its texts by role, and the user's part of them."""
     if isinstance(prompts, str) and prompts in sets:
         return prompts, sets[prompts], None
     own = prompts if isinstance(prompts, Mapping) else _from_file(prompts, sets, workflow)
@@ -148,7 +149,7 @@ def _resolve(
 
 
 def _from_file(prompts: object, sets: Mapping[str, object], workflow: str) -> JsonView:
-    """One's own set out of a YAML file, or of a Python file's (or module's) `PROMPTS`."""
+    """Read a user's prompt set from a YAML file, or from `PROMPTS` of a Python file or module."""
     name = str(prompts)
     if isinstance(prompts, Path) or name.endswith((".yaml", ".yml")):
         table: object = _read_yaml(Path(name)) if not name.endswith(".py") else find(f"{name}:PROMPTS")
@@ -200,7 +201,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _wording(where: str, role: Role, words: JsonView, terms: Mapping[str, str], shots: bool) -> Wording:
-    """A role's words, with whatever is wrong with them named."""
+    """Check a role's texts. An error names what is wrong."""
     for key, value in words.items():
         if key not in KEYS:
             raise PromptError(f"{where} has no {key!r}; {nearest(str(key), KEYS)}")
@@ -259,7 +260,7 @@ def _braced(names: Iterable[str]) -> str:
 
 
 def _only(where: str, names: set[str], known: set[str]) -> None:
-    """No field that nobody fills."""
+    """Check that the workflow fills every field of a text."""
     for name in sorted(names - known):
         raise PromptError(
             f"{where}: there is no field {{{name}}}; {nearest(name, sorted(known), 'its fields are')} "
@@ -268,7 +269,7 @@ def _only(where: str, names: set[str], known: set[str]) -> None:
 
 
 def _cut(where: str, role: Role, words: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The fields that may be cut, in their order."""
+    """Return the fields that may be cut, in order."""
     _only(f"{where}.cut", set(words), set(role.sees))
     for name, end in words.items():
         if end not in ENDS:
@@ -277,7 +278,7 @@ def _cut(where: str, role: Role, words: Mapping[str, str]) -> tuple[tuple[str, s
 
 
 def _example(where: str, role: Role, words: JsonView, wording: Wording) -> str:
-    """The reply that a role is shown, which its own format must read."""
+    """Check that the role's own format can read its example reply."""
     if "example" not in words:
         return ""
     _only(f"{where}.example", FieldText.of(words["example"]).fields, set(wording.terms))
@@ -294,7 +295,7 @@ def _legal(where: str, role: Role, reply: str) -> None:
 
 
 def _shot(where: str, role: Role, number: int, shot: object, wording: Wording) -> str:
-    """A worked example: the role's own prompt, filled, and the reply to it."""
+    """Make a worked example: the role's own prompt, filled, and the reply to it."""
     where = f"{where}.shots[{number}]"
     if not isinstance(shot, Mapping) or not isinstance(shot.get("reply"), str):
         raise PromptError(f"{where} must be a table of the fields {_braced(role.sees)} and a reply")

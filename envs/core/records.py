@@ -1,4 +1,4 @@
-"""The records that the core shares: requests, which become the nodes of a trace once answered, and credits."""
+"""Records that the core shares: requests, which become nodes of a trace when they are answered, and credits."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MADE, PENDING, ANSWERED = 0, 1, 2
 EMPTY = FrozenDict()
 
 Picture: TypeAlias = "npt.NDArray[np.uint8]"
-"""Pixels of what a workflow shows: (height, width, 3)."""
+"""Picture of a workflow's state: pixels (height, width, 3)."""
 
 Program: TypeAlias = Coroutine[Any, object, object]
-"""The coroutine of `run`, of `grade`, or of an arm of an `ep.all`."""
+"""Coroutine of `run`, of `grade`, or of a branch of an `ep.all`."""
 
 
 class Credit(NamedTuple):
-    """An amount that a node earned under a component's name."""
+    """Amount that a node has earned for a component."""
 
     node: str
     component: str
@@ -51,7 +51,7 @@ def totals_by_node(credits: Iterable[Credit]) -> dict[str, float]:
 
 
 class Node:
-    """A request, and once answered, a node of the graph trajectory."""
+    """Request, which becomes a node of the graph trajectory when it is answered."""
 
     __slots__ = ("error", "id", "meta", "parents", "reply", "round", "state", "turn")
     kind: ClassVar[str]
@@ -85,14 +85,14 @@ class Node:
 
     @property
     def ok(self) -> bool | None:
-        """True for a legal reply (acts), or a tool that succeeded (uses)."""
+        """Flag: the reply is legal (acts), or the tool succeeded (uses)."""
         if self.kind == "use":
             return self.error is None
         return None if self.reply is None else self.reply.ok
 
     @property
     def value(self) -> Any:
-        """Value that the reply's format read."""
+        """Value that the reply's format has parsed."""
         if self.reply is None:
             self._check_asked()
             return None
@@ -100,7 +100,7 @@ class Node:
 
     @property
     def text(self) -> str | None:
-        """The reply as it was said, thinking included."""
+        """Text of the reply as it was sampled, thinking included."""
         if self.reply is None:
             self._check_asked()
             return None
@@ -108,7 +108,7 @@ class Node:
 
     @property
     def thinking(self) -> str:
-        """Thinking in the reply: it stands first in `text`, and no other role sees it."""
+        """Thinking in the reply. It stands first in `text`, and no other role sees it."""
         return "" if self.reply is None else self.reply.thinking
 
     def _check_asked(self) -> None:
@@ -120,7 +120,7 @@ class Node:
 
 
 class Act(Node):
-    """A role is asked to speak."""
+    """Request for a reply of a role."""
 
     __slots__ = ("agent", "anchor", "fields", "format", "max_tokens", "messages", "role")
     kind = "act"
@@ -133,11 +133,11 @@ class Act(Node):
     format: Format
     max_tokens: int | None
     fields: Mapping[str, object]
-    """Values that its prompt was filled with, where prompts come in sets: experts read these, and no prompt."""
+    """Values that fill the prompt, if prompts come in sets. Experts read these instead of the prompt."""
 
 
 class Use(Node):
-    """A tool is used."""
+    """Request for a tool's result."""
 
     __slots__ = ("args", "private", "result", "tool")
     kind = "use"

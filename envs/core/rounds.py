@@ -28,16 +28,16 @@ from .workflow import Episode, Join, Outcome, Workflow
 
 
 class ReplayDivergence(WorkflowError):
-    """Raised when a replayed workflow asks something else than its journal holds."""
+    """Raised when a replayed workflow makes another request than the one in its journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of what an episode may spend before it is truncated."""
+    """Limits of an episode. An episode that reaches one is truncated."""
 
     requests: int = 1000
     tokens: int | None = None
-    seconds: float | None = None  # kept by the asynchronous driver
+    seconds: float | None = None  # the asynchronous driver checks this limit
 
 
 class Rounds:
@@ -69,26 +69,25 @@ class Rounds:
         self.workflow, self.task, self.budget = workflow, task, budget
         self.roles = workflow.agents() if roles is None else roles
         self._most = budget.requests
-        self.seeds = seeds or ((0, seed),)  # (from this round on, this seed)
+        self.seeds = seeds or ((0, seed),)  # pairs (from this round on, this seed)
         self._reseeds = self.seeds[1:]
-        self._watched = (
-            bool(self._reseeds) or budget.tokens is not None
-        )  # between rounds there is something to do
+        # a new seed, or a limit of tokens, must be checked between rounds
+        self._watched = bool(self._reseeds) or budget.tokens is not None
         self.nodes: list[Node] = []
         self._journal = journal
         self._forced = forced
-        self.pending: list[Node] = []  # the unanswered requests of this round, in path order
+        self.pending: list[Node] = []  # unanswered requests of this round, in path order
         self._turns = dict.fromkeys(self.roles, 0)
-        self._resuming: list[Line] = []  # the round's branches, while they are resumed
+        self._resuming: list[Line] = []  # branches of the round, while they are resumed
         self.sessions: dict[str, Session] = {}  # open simulators, kept by the toolbox
         self._episode = Episode(task.view, self.seeds[0][1], self.roles, workflow.tools)
         self._root = Line(begun(workflow.run, self._episode), "", ())
-        self._next = [self._root]  # the branches that wait in this round, in path order
+        self._next = [self._root]  # branches that wait in this round, in path order
         self._advance()
 
     @property
     def trace(self) -> Trace:
-        """Graph trajectory so far."""
+        """Return the graph trajectory so far."""
         if self._trace is None:
             self._trace = Trace(task_id=self.task.id, seed=self.seeds[-1][1])
         trace = self._trace
@@ -99,12 +98,13 @@ class Rounds:
         return trace
 
     def canonical(self) -> list[Node]:
-        """The answered nodes, by path (of a plain sequence: in the order they were asked)."""
+        """Return the answered nodes in path order."""
         nodes = [n for n in self.nodes if n.state == ANSWERED]
         return sorted(nodes, key=path_key) if self._joins else nodes
 
     def read(self, node: Node, text: str, meta: ReplyMeta = NOTHING_KNOWN) -> Reply:
-        """A text as the node's format reads it; one that was cut at `MAX_REPLY`, or never stopped thinking, is malformed."""
+        """Parse a text with the node's reply format. A text longer than `MAX_REPLY`, or with thinking that never
+        ends, is malformed."""
         format: Format = node.format  # type: ignore[attr-defined]
         role = self.roles[node.agent]  # type: ignore[index]
         if len(text) <= MAX_REPLY and (meta is NOTHING_KNOWN or meta.cut is None and meta.thinking != "open"):
@@ -118,16 +118,16 @@ class Rounds:
         return blank._replace(text=words, ok=False, thinking=thinking)
 
     def _settle(self, node: Node) -> None:
-        """A request is answered; after the round's last one, `run` goes on."""
+        """Store an answer. After the round's last answer, `run` continues."""
         node.state = ANSWERED
         pending = self.pending
         if len(pending) > 1:
             self.pending = [n for n in pending if n is not node]
-        elif pending:  # nothing is, once the episode has ended
+        elif pending:  # after the end no request is open
             self._advance()
 
     def _advance(self) -> None:
-        """Resume the branches of the finished round, and go on as long as the journal has the answers."""
+        """Resume the branches of the finished round, and continue as long as the journal holds the answers."""
         loop = _get_running_loop()
         if loop is not None:  # `run` must not see it
             _set_running_loop(None)
@@ -144,7 +144,7 @@ class Rounds:
                 _set_running_loop(loop)
 
     def _resume(self) -> None:
-        """Resume every branch of the finished round, as far as its next request."""
+        """Resume every branch of the finished round until its next request."""
         if self.budget.tokens is not None and self.tokens > self.budget.tokens:
             self._end(Ended.TRUNCATED, f"more than {counted(self.budget.tokens, 'token', form='d')}")
             return
@@ -167,7 +167,7 @@ class Rounds:
                 return
 
     def _follow(self, line: Line) -> None:
-        """Play on the only line of control as far as the journal has its answers (see `fast.py`)."""
+        """Play the only branch as long as the journal holds its answers (`fast.py` tells what this gains)."""
         send, journal, nodes, episode = line.coroutine.send, self._journal, self.nodes, self._episode
         node: Node = line.node
         while node.error is None:
@@ -203,11 +203,12 @@ class Rounds:
 
     def _reseed(self) -> None:
         for start, seed in self._reseeds:
-            if start + 1 == self.round:  # what round `start` asks was asked before the fork
+            if start + 1 == self.round:  # requests of round `start` were made before the fork
                 self._episode.rng.seed(seed)
 
     def _run(self, branch: Line, value: object, error: BaseException | None = None) -> None:
-        """Run one branch to its next request, its join, or its end; the journal may have the request's answer."""
+        """Run one branch to its next request, its join, or its end. If the journal holds the request's answer, use
+        it."""
         try:
             node = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
         except StopIteration as stop:
@@ -219,7 +220,7 @@ class Rounds:
         self._asked(branch, node)
 
     def _asked(self, branch: Line, node: object) -> None:
-        """Take what a branch awaits: a request, which the journal may have the answer to, or a join."""
+        """Handle what a branch awaits: a request, whose answer the journal may hold, or a join."""
         if type(node) is Join:
             self._open(branch, node)
             return
@@ -246,7 +247,7 @@ class Rounds:
             self.pending.append(request)
 
     def _place(self, branch: Line, node: Node) -> str:
-        """Give a request its id, its parents and its turn."""
+        """Set the id, the parents and the turn of a request."""
         count = branch.count
         branch.count = count + 1
         node.id = id = branch.prefix + str(count)
@@ -272,7 +273,7 @@ class Rounds:
         self._failed(branch, error)
 
     def _alone(self, branch: Line, agent: str) -> bool:
-        """An agent stands in at most one arm of an `all`; otherwise its conversation would have no order."""
+        """Check that an agent acts in at most one branch of an `ep.all`. Otherwise its acts have no order."""
         arm: Line | None = branch
         while arm is not None and arm.join is not None:
             if arm.join.owners.setdefault(agent, arm.index) != arm.index:
@@ -285,7 +286,7 @@ class Rounds:
         return True
 
     def _recall(self, asked: Node, known: Node) -> Node:
-        """The journal's node for what is asked again; with forced replies, a changed copy of it."""
+        """Return the journal's node for a repeated request. With forced replies, return a changed copy of it."""
         if asked.kind == "act":
             same = asked.messages == known.messages and asked.agent == known.agent
         else:
@@ -298,7 +299,7 @@ class Rounds:
                 )
             return known
         if asked.kind != known.kind or asked.agent != known.agent or asked.tool != known.tool:
-            return asked  # control went another way: this one stays pending
+            return asked  # the control flow has changed: this request stays pending
         text = self._forced.get(asked.id)
         if asked.kind == "use":
             return known if same else asked
@@ -324,7 +325,7 @@ class Rounds:
             self._run(branch, ())
             return
         for arm in opened.arms:
-            if opened.left < 0:  # an earlier arm failed at once
+            if opened.left < 0:  # an earlier branch failed at once
                 return
             self._run(arm, None)
             if self.ended is not GOES_ON:
@@ -343,7 +344,7 @@ class Rounds:
             self._run(join.parent, tuple(join.results))
 
     def _failed(self, branch: Line, error: Exception) -> None:
-        """A failing arm cancels its siblings and raises where the `all` was awaited."""
+        """Cancel the siblings of a failed branch, and raise its error where the `ep.all` was awaited."""
         join = branch.join
         if join is None:
             self.exception = error
@@ -355,7 +356,8 @@ class Rounds:
         self._run(join.parent, None, error)
 
     def _ending_of(self, error: Exception) -> tuple[Ended, Boundary]:
-        """Tell by its type whether an uncaught error is the team's doing, an outcome, or somebody else's."""
+        """Tell by its type whether an uncaught error is an outcome that the team caused, or a failure of something
+        else."""
         if self._grading:
             return Ended.ERROR, Boundary.JUDGE
         if not isinstance(error, ToolError):
@@ -363,7 +365,7 @@ class Rounds:
         return Ended.ERROR if isinstance(error, ToolFault) else Ended.TERMINAL, Boundary.TOOL
 
     def _cancel(self, arm: Line) -> None:
-        """Close an arm and all that runs below it; what it asked in this round is asked no more."""
+        """Close a branch and all branches below it, and remove their requests of this round."""
         for branch in [*self._next, *self._resuming]:
             at: Line | None = branch
             while at is not None and at is not arm:
@@ -415,7 +417,7 @@ class Rounds:
         self._run(self._root, None)
 
     def _broke(self, rule: str) -> None:
-        """`run` came to its end, and broke a rule of the core."""
+        """End an episode whose `run` has returned but has broken a rule of the core."""
         error = WorkflowError(rule)
         error.where = defined(type(self.workflow).run)
         self._failed(self._root, error)
@@ -438,7 +440,7 @@ class Rounds:
 
 
 def path_key(node: Node) -> tuple[int, ...]:
-    """Node ids in canonical order; what `grade` asked comes last."""
+    """Return the key that sorts node ids canonically. Requests of `grade` come last."""
     graded = node.id.startswith("g")
     return (int(graded), *map(int, node.id.lstrip("g").split(".")))
 

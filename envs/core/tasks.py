@@ -1,9 +1,8 @@
-"""Tasks and data sets: what an episode is about, with the gold answers kept apart.
+"""Tasks and data sets. The gold answers of a task are kept apart.
 
-A row is a plain dict of one of the schemas (QA, code, math) or of the user's own. The fields named as
-reference (gold answers, hidden tests) are cut off when a `Task` is made, so that a workflow's `run`
-cannot reach them: it sees `task.view` only.
-"""
+A row is a plain dict of one of the schemas (QA, code, math) or of the user's own. The fields named as reference (gold
+answers, hidden tests) are removed when a `Task` is made. So a workflow's `run` cannot read them: it gets `task.view`
+only."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from ...agents.basics.frozen import FrozenDict, View, freeze
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The fields of a kind of task: which must be there, and which a role may never see."""
+    """Fields of a kind of task: the required ones, and those that a role may never see."""
 
     name: str
     required: tuple[str, ...]
@@ -33,12 +32,12 @@ SCHEMAS = {schema.name: schema for schema in (QA, CODE, MATH)}
 
 
 class TaskError(ValueError):
-    """A task that does not fit its schema."""
+    """Raised when a task does not fit its schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task: its id, the fields roles may see, and the reference they may not."""
+    """One task: its id, the fields that roles may see, and the reference."""
 
     id: str
     view: View
@@ -46,7 +45,7 @@ class Task:
 
     @classmethod
     def of(cls, row: Mapping[str, object], schema: Schema) -> Task:
-        """Cut a row into view and reference; a missing field is named, with the task's id."""
+        """Split a row into view and reference. The error for a missing field names the field and the task."""
         missing = [name for name in schema.required if row.get(name) is None]
         if missing:
             raise TaskError(
@@ -59,13 +58,13 @@ class Task:
 
     @property
     def row(self) -> dict[str, object]:
-        """The task as one plain dict, reference included."""
+        """Return the task as one plain dict, reference included."""
         return {**self.view, **self.reference}
 
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """Rows with a name, a split and a fingerprint; `passages` is the corpus that goes with them."""
+    """Rows with a name, a split and a fingerprint. `passages` is the corpus that belongs to them."""
 
     name: str
     split: str
@@ -78,7 +77,7 @@ class DataSet:
 
 
 def fingerprint(rows: Iterable[Mapping[str, object]]) -> str:
-    """The first 16 hex digits of a SHA-256 over the rows as canonical JSON; order counts."""
+    """Return the first 16 hex digits of a SHA-256 over the rows as canonical JSON. The order of rows counts."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(

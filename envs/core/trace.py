@@ -22,7 +22,7 @@ from .records import ANSWERED, Credit, Node, rewards_by_node
 
 SCHEMA = "unitymas.trace/1"
 SUBSTITUTE = f"{__package__.rpartition('.')[0]}.substitute:reward_of"
-"""Named, not imported: playing an episode on stands above the record of what was played."""
+"""Place of the function that `reward_of` uses, as text, because the module belongs to a higher layer."""
 
 
 class _NodeAlways(TypedDict):
@@ -50,10 +50,10 @@ class NodeDict(_NodeAlways, total=False):
     """A node of a trace as plain JSON."""
 
     thinking: int
-    """Number of the reply's first characters that are thinking."""
+    """Number of characters at the beginning of the reply that are thinking."""
     anchor: str
     meta: JsonObject
-    """Record of how the reply came about: only where what differs between runs is kept."""
+    """Record of how the reply was made. It holds only values that differ between runs."""
 
 
 class _TraceAlways(TypedDict):
@@ -78,12 +78,12 @@ class TraceDict(_TraceAlways, total=False):
     """A trace as plain JSON."""
 
     tags: JsonObject
-    """Timings, team and versions: only where what differs between runs is kept."""
+    """Timings, team and versions. They are stored only if they may differ between runs."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """One episode. `nodes` are in canonical order; credits are kept by node and component."""
+    """Record of one episode. `nodes` are in canonical order. Credits are stored by node and component."""
 
     env_id: str = ""
     task_id: str = ""
@@ -100,9 +100,11 @@ class Trace:
     metrics: dict[str, float] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     credits: list[Credit] = field(default_factory=list)
-    tags: dict[str, object] = field(default_factory=dict)  # timings, team, versions: not compared
+    tags: dict[str, object] = field(
+        default_factory=dict
+    )  # timings, team, versions: two traces are compared without them
     origin: Any = field(default=None, repr=False, compare=False)
-    """Arena, team and task of a trace that was played here; they stay in this process."""
+    """Arena, team and task of a trace that was played in this process. They are not stored."""
 
     def __getstate__(self) -> dict[str, object]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "origin"}
@@ -128,7 +130,7 @@ class Trace:
         raise KeyError(f"no node {id!r} in this trace; it has {', '.join(n.id for n in self.nodes)}")
 
     def until(self, round: int) -> Trace:
-        """Return the trace as it was when this round was complete: itself, where nothing came later."""
+        """Return the trace as it was at the end of this round. If nothing came later, return the trace itself."""
         nodes = [n for n in self.nodes if n.round <= round]
         if len(nodes) == len(self.nodes):
             return self
@@ -144,16 +146,17 @@ class Trace:
         return rewards_by_node(credit for credit in self.credits if credit.node == id).get(id, {})
 
     def reward_of(self, node: str, text: str | Sequence[str], **how: object) -> Any:
-        """Compute what a node would have earned with this text as its reply. The episode is played on from there.
+        """Compute the reward that a node gets with this text as its reply. The episode is played from there to its end.
 
-        Several texts give a list. `team` plays on (default: the one that played this trace), in `env` (default: where
-        this trace was played). `of="role"` counts all acts of the node's role, `of="team"` those of everybody;
-        `component` counts one component alone. Chance stays that of the episode, so that texts are compared fairly.
-        """
+        A list of texts gives a list of rewards. `team` plays the rest (default: the team of this trace), in `env`
+        (default: the environment of this trace). `of="role"` counts all acts of the node's role, and `of="team"` all
+        acts of the team. `component` counts one component alone. The random numbers are those of the episode, so that
+        texts are compared fairly."""
         return find(SUBSTITUTE)(self, node, text, **how)
 
     def to_dict(self, *, volatile: bool = True) -> TraceDict:
-        """Return plain JSON. Without `volatile`, it holds only what two runs of the same episode must share."""
+        """Return plain JSON. Without `volatile`, it holds only the values that are equal in two runs of the same
+        episode."""
         rewards = rewards_by_node(self.credits)
         plain: TraceDict = {
             "schema": SCHEMA,
@@ -178,9 +181,8 @@ class Trace:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, object]) -> Trace:
-        """Read what `to_dict` gave. An unknown schema, or a field that is missing or of another shape, is an
-        error.
-        """
+        """Read the result of `to_dict`. An unknown schema is an error, and so is a field that is missing or has a wrong
+        type."""
         if plain.get("schema") != SCHEMA:
             raise ValueError(
                 f"this is no trace of schema {SCHEMA!r}: its schema is {plain.get('schema')!r:.60}"
@@ -254,7 +256,7 @@ def _node_from(row: JsonView) -> Node:
         words, thinking = (
             row["reply"] or "",
             row.get("thinking", 0),
-        )  # of the reply's characters, the first so many
+        )  # number of characters of the reply
         node.reply = Reply(words[thinking:], row["ok"], row["value"], row["id"], words[:thinking])
         node.turn, node.anchor = row["turn"], row.get("anchor")
     else:
@@ -266,7 +268,7 @@ def _node_from(row: JsonView) -> Node:
 
 
 def jsonable(value: object) -> Any:
-    """Turn frozen data into plain JSON types. A value without a JSON form becomes its repr."""
+    """Convert frozen data to plain JSON types. A value without a JSON form becomes its repr."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
@@ -283,12 +285,12 @@ def jsonable(value: object) -> Any:
 
 
 def dumps(trace: Trace) -> bytes:
-    """Write a trace as one line of JSON. Lone surrogates, which models do produce, are escaped."""
+    """Write a trace as one line of JSON. Lone surrogates, which models can produce, are escaped."""
     return json.dumps(trace.to_dict(), ensure_ascii=True, separators=(",", ":"), allow_nan=True).encode()
 
 
 def write(traces: Iterable[Trace], path: str | Path, *, append: bool = False) -> int:
-    """Write traces to a `.jsonl` or `.jsonl.zst` file. Return how many. Each is a frame of its own."""
+    """Write traces to a `.jsonl` or `.jsonl.zst` file, each in a frame of its own. Return their number."""
     path, count = Path(path), 0
     path.parent.mkdir(parents=True, exist_ok=True)
     compress = compressor() if path.suffix == ".zst" else bytes
@@ -308,7 +310,7 @@ def write_lines(rows: Iterable[Mapping[str, object]], path: Path) -> None:
 
 
 def compressor() -> Callable[[bytes], bytes]:
-    """Return the function that packs one line into a frame of its own."""
+    """Return the function that compresses one line into a frame of its own."""
     import zstandard
 
     compress = zstandard.ZstdCompressor(level=3, write_checksum=True).compress
@@ -316,9 +318,8 @@ def compressor() -> Callable[[bytes], bytes]:
 
 
 def read(path: str | Path) -> Iterator[Trace]:
-    """Read the traces of a file, in order. A torn last line (its writer was killed) is left out; damage is an
-    error.
-    """
+    """Read the traces of a file, in order. A torn last line (its writer was killed) is left out. Other damage is an
+    error."""
     for number, row in enumerate(read_dicts(path), 1):
         try:
             trace = Trace.from_dict(row)
@@ -330,9 +331,8 @@ def read(path: str | Path) -> Iterator[Trace]:
 
 
 def read_dicts(path: str | Path) -> Iterator[JsonObject]:
-    """Read the traces of a file as plain dicts. A line longer or deeper than `untrusted` allows is an error
-    with its number.
-    """
+    """Read the traces of a file as plain dicts. A line that is longer or deeper than `untrusted` allows is an error
+    with the number of the line."""
     path = Path(path)
     with open_regular(path, links=True) as file:
         for number, line in enumerate(packed_lines(file, path.name, whole=False), start=1):

@@ -38,11 +38,12 @@ from .records import Use as Use
 from .tasks import QA, Schema, Task
 from .trace import Trace
 
-TOOLS = "tools"  # a tool that every workflow with tools has: `names` -> what a model is told of them
+# every workflow with tools has this tool, too: it takes `names`, and returns their descriptions for a model
+TOOLS = "tools"
 
 
 class Outcome(FrozenDict):
-    """Result of an episode, by name: `Outcome(answer="Paris")`."""
+    """Result of an episode, with named values: `Outcome(answer="Paris")`."""
 
     def __init__(self, **values: object) -> None:
         super().__init__(freeze(values))
@@ -64,7 +65,7 @@ def _outcome(values: Mapping[str, object]) -> Outcome:
 
 
 class Join:
-    """Several branches side by side; awaited, it gives their results in order."""
+    """Several branches that run at the same time. Awaiting it gives their results in order."""
 
     __slots__ = ("branches", "state")
 
@@ -84,7 +85,7 @@ async def _just(request: Awaitable[object]) -> object:
 
 
 class Episode:
-    """Argument of `run`: the task without its reference, a random generator, and the three ways to ask."""
+    """Argument of `run`: the task without its reference, a random generator, and the three kinds of requests."""
 
     __slots__ = ("_journalled", "_made", "_rng", "_roles", "_seed", "_tools", "task")
 
@@ -95,7 +96,7 @@ class Episode:
         self._tools = tools
         self._made: list[Node | Join] = []
         self._rng: random.Random | None = None
-        self._journalled: Node | None = None  # the node that a replay comes to next
+        self._journalled: Node | None = None  # the journal's node that a replay reaches next
 
     @property
     def rng(self) -> random.Random:
@@ -144,11 +145,11 @@ class Episode:
             asked = {"role": "user", "content": prompt}
             messages = (
                 (opening[0], asked) if opening else (asked,)
-            )  # a sum of tuples takes three times as long
+            )  # adding two tuples takes three times as long
         elif type(prompt) is dict:
             fields, known = prompt, self._journalled
             if known is not None and known.fields == prompt and known.agent == agent:
-                messages = known.messages  # a replay need not fill the same prompt again
+                messages = known.messages  # a replay does not fill the same prompt again
             else:
                 wording = role.wording
                 if wording is None:
@@ -169,7 +170,7 @@ class Episode:
         return node
 
     def told(self, agent: str, fields: Mapping[str, object]) -> str:
-        """Return the prompt of an agent's role, filled with these fields, as `act` would."""
+        """Return the prompt of an agent's role, filled with these fields, as `act` fills it."""
         words = self.role(agent).wording
         if words is None:
             raise _unworded(agent, fields)
@@ -203,18 +204,20 @@ class Episode:
         return join
 
     def memory(self, agent: str, system: str = "") -> Memory:
-        """Return a conversation of this agent, which each of its acts continues. `system` replaces the role's system message."""
+        """Return a conversation of this agent, which each of its acts continues. `system` replaces the role's system
+        message."""
         return Memory(self, agent, system)
 
     def _forgotten(self, asked: int) -> Node | Join | None:
-        """A request that was made but never awaited, if any; `asked` is how many were."""
+        """Return a request that was made but never awaited, if there is one. `asked` is the number of awaited
+        requests."""
         if len(self._made) == asked:
             return None
         return next((request for request in self._made if request.state == MADE), None)
 
 
 class Memory:
-    """An agent's own conversation: each act sees all that came before, its own words included."""
+    """Conversation of one agent: each act sees all earlier messages, its own replies included."""
 
     __slots__ = ("agent", "ep", "messages")
 
@@ -225,7 +228,7 @@ class Memory:
             self.messages = ({"role": "system", "content": system},)
 
     def hear(self, text: str, by: str = "user") -> None:
-        """Add something to the conversation without asking for a reply; `by` is `"user"` or `"tool"`."""
+        """Add a message to the conversation without requesting a reply. `by` is `"user"` or `"tool"`."""
         self.messages += ({"role": by, "content": text},)
 
     async def act(
@@ -237,7 +240,7 @@ class Memory:
         max_tokens: int | None = None,
         anchor: str | None = None,
     ) -> Reply:
-        """Say `prompt` (if any) to the agent and take its reply into the conversation."""
+        """Send `prompt` (if any) to the agent, and add its reply to the conversation."""
         if prompt is not None:
             self.hear(prompt)
         answer = await self.ep.act(
@@ -248,20 +251,19 @@ class Memory:
 
 
 class Workflow:
-    """A team's program: declare `roles` (and `tools`, `schema`), write `run`.
+    """A team's program: declare `roles` (and `tools`, `schema`), and write `run`.
 
-    Configuration comes in through `__init__`; once an environment is made of it, a workflow is frozen.
-    """
+    `__init__` takes the configuration. When an environment is made of a workflow, the workflow is frozen."""
 
     roles: tuple[Role, ...] = ()
     tools: tuple[str, ...] = ()
     schema: Schema = QA
     prompts: PromptSource | None = None
-    """Texts for the roles, in sets by name, or the YAML file (or files) that hold them (`prompts.py`)."""
+    """Texts for the roles, as sets by name, or the YAML file (or files) that hold them (`prompts.py`)."""
     prompt_set: PromptSet | None = None
-    """The set that was chosen; without a choice the default one."""
+    """Prompt set in use: the chosen one, or the default."""
     lenient: Mapping[str, bool] = EMPTY
-    """Role (or "*") -> `Role.lenient`, where an environment was made with it."""
+    """Value of `Role.lenient` by role (or "*"), if `make` got one."""
 
     async def run(self, ep: Episode) -> Outcome | None:
         """Run one episode. Only requests of `ep` may be awaited."""
@@ -272,7 +274,7 @@ class Workflow:
         return tuple({role.name: role for role in self.agents().values()}.values())
 
     def terms(self) -> Mapping[str, object]:
-        """Values of this configuration that the roles' texts may tell, by name."""
+        """Return values of this configuration that the roles' texts may use, by name."""
         return {}
 
     def with_prompts(self, prompts: object) -> Workflow:
@@ -287,7 +289,7 @@ class Workflow:
         return None
 
     def seal(self) -> Workflow:
-        """Freeze the object. From now on all episodes share it."""
+        """Freeze the object, because all episodes share it."""
         name = type(self).__name__
         if not isinstance(self.tools, tuple | list):
             raise WorkflowError(
@@ -305,7 +307,7 @@ class Workflow:
         object.__setattr__(self, name, value)
 
     def agents(self) -> dict[str, Role]:
-        """Every agent of the workflow with its role, in order."""
+        """Return the role of every agent of the workflow, in order."""
         if not self.roles:
             raise WorkflowError(f"{type(self).__name__} declares no roles")
         if not isinstance(self.roles, tuple | list) or not all(isinstance(r, Role) for r in self.roles):
@@ -327,7 +329,7 @@ class Workflow:
 
 
 def unknown(what: str, name: object, known: Iterable[object]) -> WorkflowError:
-    """An unknown name, answered with the nearest known ones."""
+    """Return the message for an unknown name. It names the nearest known ones."""
     names = sorted(map(str, known))
     some = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
     hint = nearest(str(name).casefold(), names, instead=f"known: {some or 'none'}")

@@ -94,10 +94,9 @@ def __dir__() -> list[str]:
 
 
 def _join_registries() -> None:
-    """Where Gymnasium or PettingZoo is loaded already, their `make` knows our names from here on.
+    """Load our registry if Gymnasium or PettingZoo is loaded already, so that their `make` knows our names.
 
-    (Otherwise they learn them with the first use of ours: importing this package stays cheap.)
-    """
+    Otherwise they learn our names at the first use of our registry, because importing this package must be fast."""
     if "gymnasium" in sys.modules or "pettingzoo" in sys.modules:
         importlib.import_module(".envs.registry", __name__).list_envs()
 

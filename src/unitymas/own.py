@@ -1,4 +1,4 @@
-"""Code of one's own: files and modules to import, `module:name`, plug-ins, and where an error in it happened."""
+"""Users' own code: files and modules to import, `module:name`, plug-ins, and the place of an error in it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ _PLACED = re.compile(r"\(\S+:\d+\)$")  # a message that tells its place already
 
 
 class OwnCodeError(ValueError):
-    """A user's module cannot be imported, or lacks a name; the message says where."""
+    """Raised when a user's module cannot be imported or lacks a name. The message names file and line."""
 
 
 class BrokenPlugin(OwnCodeError, ModuleNotFoundError):
-    """An installed plug-in cannot be loaded."""
+    """Raised when an installed plug-in cannot be loaded."""
 
 
 def load(target: str, package: str | None = None) -> ModuleType:
-    """A module by name (the current directory counts), or a file by its path: `my_pkg.my_mod`, `my_team.py`."""
+    """Import a module by its name (`my_pkg.my_mod`, also from the current directory), or a file by its path
+    (`my_team.py`)."""
     try:
         if target.endswith(".py"):
             return _file(Path(target))
@@ -43,7 +44,7 @@ def load(target: str, package: str | None = None) -> ModuleType:
         if not target.startswith(".") and "" not in sys.path and os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # last, so that nothing of the user's hides an installed module
         module = importlib.import_module(target, package)
-        if getattr(module, "__file__", "") is None:  # any folder is a module to Python, and holds nothing
+        if getattr(module, "__file__", "") is None:  # Python takes any folder for an empty module
             raise OwnCodeError(
                 f"{target} is a folder without __init__.py, so nothing of it is imported; name a file in it"
             )
@@ -65,7 +66,7 @@ def load(target: str, package: str | None = None) -> ModuleType:
 
 
 def find(target: str, package: str | None = None) -> Any:
-    """What `module:name` or `file.py:name` names."""
+    """Return the object that `module:name` or `file.py:name` names."""
     module, colon, name = target.rpartition(":")
     if not colon or not module or not name:
         raise OwnCodeError(f"{target!r} is no entry point; write 'package.module:name' or 'file.py:name'")
@@ -78,12 +79,12 @@ def find(target: str, package: str | None = None) -> Any:
 
 
 def plugins(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group by name: found, not loaded. A broken one fails when it is asked for."""
+    """Return the entry points of a group by name, without loading them. A broken one fails at its first use."""
     return {point.name: point for point in entry_points(group=group)}
 
 
 def load_plugin(point: EntryPoint) -> Any:
-    """What an entry point names; a broken one is an error that names the plug-in."""
+    """Return the object that an entry point names. The error for a broken one names the plug-in."""
     try:
         return point.load()
     except Exception as error:
@@ -91,7 +92,8 @@ def load_plugin(point: EntryPoint) -> Any:
 
 
 def _file(path: Path) -> ModuleType:
-    """The module of a file: by the file's name where that is free, so that what it defines can be pickled."""
+    """Return the module of a file. If the file's name is free, it is the module's name, so that its objects can be
+    pickled."""
     path = path.resolve()
     if not path.is_file():
         raise OwnCodeError(f"there is no file {path}")
@@ -106,7 +108,7 @@ def _file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for what it imports from beside it
+        sys.path.append(str(path.parent))  # so that the file can import its neighbours
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -118,7 +120,7 @@ def _file(path: Path) -> ModuleType:
 
 
 def told(error: BaseException) -> str:
-    """An error in one line, with the place in the code where it happened: `NameError: … (my_team.py:12)`."""
+    """Return an error in one line, with its place in the code: `NameError: … (my_team.py:12)`."""
     said = error.msg if isinstance(error, SyntaxError) else str(error)
     where = place(error)
     name = getattr(error, "told_as", "") or type(error).__name__
@@ -126,10 +128,10 @@ def told(error: BaseException) -> str:
 
 
 def place(error: BaseException, own: bool = False) -> str:
-    """File and line of an error: the innermost frame outside of this package, the standard library and site-packages.
+    """Return the file and line of an error: the innermost frame outside of this package, the standard library and
+    site-packages.
 
-    Where there is none, the innermost frame outside of the standard library; with `own`, nothing.
-    """
+    If there is no such frame, return the innermost one outside of the standard library, or nothing with `own`."""
     where: str = getattr(error, "where", "")
     if where:
         return where
@@ -144,13 +146,13 @@ def place(error: BaseException, own: bool = False) -> str:
 
 
 def defined(thing: Any) -> str:
-    """File and line where a function or a method stands; nothing where that is not known."""
+    """Return the file and line where a function or a method is defined, or nothing if they are not known."""
     code = getattr(inspect.unwrap(thing), "__code__", None)
     return "" if code is None else f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
 
 def at(where: str) -> str:
-    """A place as the end of a message."""
+    """Return a place as the end of a message."""
     return f" ({where})" if where else ""
 
 
@@ -161,5 +163,5 @@ def _standard(file: str) -> bool:
 
 
 def foreign(file: str) -> bool:
-    """Whether a file is of this package, the standard library, or installed."""
+    """Tell whether a file belongs to this package, to the standard library, or to an installed package."""
     return _standard(file) or file.startswith((PACKAGE, *INSTALLED))

@@ -1,4 +1,4 @@
-"""The arguments of a command: what is wrong with them is said in one line, with the nearest that would fit."""
+"""Parsers of a command's arguments. An error is one line that names the nearest valid argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .completion import ASKED, answer
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line; `hint` says how else something may be told to the command."""
+    """Argument parser whose errors are one line. `hint` names another way to pass an unknown argument."""
 
     def __init__(self, *args: Any, hint: str = "", **how: Any) -> None:
         super().__init__(*args, **how)
@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # its overloads are for namespaces of one's own
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse; or, where the shell asks for completion, answer it."""
+        """Parse the arguments. If the shell asks for completion, answer it instead."""
         if ASKED in os.environ:
             answer(self)
         return super().parse_known_args(args, namespace)
@@ -31,13 +31,14 @@ class Parser(argparse.ArgumentParser):
     def parse_known_intermixed_args(  # type: ignore[override]  # its overloads are for namespaces of one's own
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse; or answer the shell, before the positional arguments are set aside."""
+        """Parse mixed arguments. If the shell asks for completion, answer it before the positional arguments are
+        removed."""
         if ASKED in os.environ:
             answer(self)
         return super().parse_known_intermixed_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, without the usage, and exit with status 2."""
+        """Print the error without the usage, and exit with status 2."""
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             message = self.unknown(unknown.split()[0])
@@ -45,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
     def unknown(self, word: str) -> str:
-        """What is said of a word that the command does not take."""
+        """Return the message for an argument that the command does not have."""
         if not word.startswith("-"):
             return f"{word!r} is one argument too many"
         hints = [
@@ -64,7 +65,7 @@ class Parser(argparse.ArgumentParser):
 def number(
     low: float, high: float = float("inf"), kind: Callable[[str], float] = int
 ) -> Callable[[str], float]:
-    """A type of argument: a number of this kind from `low` to `high`."""
+    """Return an argument type: a number of this kind between `low` and `high`."""
 
     def read(text: str) -> float:
         value: float | None
@@ -85,10 +86,9 @@ _SEAT = re.compile(r"([a-z][a-z0-9_]*|\*)=(.+)", re.S)
 
 
 def parse_team(text: str) -> str | dict[str, str]:
-    """Read a team as every command takes it: `tiny`, or seats, as in `planner=openai:gpt@https://…,*=tiny`.
+    """Read the value of `--team`: a player such as `tiny`, or pairs such as `planner=openai:gpt@https://…,*=tiny`.
 
-    A comma or an equals sign in the query of a player's URL is the URL's.
-    """
+    A comma or an equals sign in the query of a URL belongs to the URL."""
     seats: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         match = _SEAT.fullmatch(part.strip())

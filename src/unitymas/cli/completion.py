@@ -13,17 +13,17 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 ASKED = "_ARGCOMPLETE"
-"""Variable of the environment by which argcomplete's shell function asks."""
+"""Environment variable by which the shell function of argcomplete asks for completions."""
 
 _answering = False
 
 
 def complete(commands: Iterable[str], run: Callable[[str, Sequence[str]], object]) -> None:
-    """Answer the shell: with commands, or with what the parser of the command takes."""
+    """Answer the shell with the names of the commands, or with the arguments of the command that is being typed."""
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
     words = line.split()
     if len(words) + line.endswith(" ") > 2:
-        os.environ[ASKED] = "2"  # the parser of a command counts from the second word
+        os.environ[ASKED] = "2"  # argcomplete counts the arguments of a command from its second word
         if words[1] in commands:
             run(words[1], words[2:])
         return
@@ -33,7 +33,7 @@ def complete(commands: Iterable[str], run: Callable[[str, Sequence[str]], object
 
 
 def answer(parser: argparse.ArgumentParser) -> None:
-    """Answer with what a parser takes next, and end the process; argcomplete, which parses to know that, passes."""
+    """Print the completions of a parser, and end the process. Do nothing if argcomplete itself is parsing."""
     global _answering
     if _answering:
         return

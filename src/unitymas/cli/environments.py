@@ -55,7 +55,7 @@ def info_main(argv: Sequence[str]) -> int:
 
 
 def info_text(id: str, data: str | None = "mini") -> str:
-    """The page of `unitymas info`, and the source of the environment's page in the docs."""
+    """Return the text of `unitymas info`, which is also the source of the environment's page in the docs."""
     known = spec(id)
     env = make(id, data=None if known.tasks is not None else data)
     arena = env.arena
@@ -139,7 +139,7 @@ def play_main(argv: Sequence[str]) -> int:
 
 
 def play_episode(env: WorkflowEnv, team: TeamLike, task: str | None, seed: int, pause: float = 0.0) -> None:
-    """Drive the AEC face, showing what happens; a person's seat is asked at the terminal."""
+    """Play an episode through the PettingZoo interface and print it. A person's role is asked at the terminal."""
     from ..agents.policies import Answer, HumanPolicy
     from ..envs.faces.human import EpisodeView, Left
 
@@ -173,7 +173,8 @@ def play_episode(env: WorkflowEnv, team: TeamLike, task: str | None, seed: int, 
 
 
 def validate_main(argv: Sequence[str]) -> int:
-    """The expert gets full marks on every mini task, the fool never crashes an environment and never scores."""
+    """Check environments: the expert gets full marks on every mini task, and the fool neither crashes one nor
+    scores."""
     parser = Parser("unitymas validate", description=validate_main.__doc__)
     parser.add_argument("id", help="an environment, or all")
     parser.add_argument("--tasks", type=COUNT, default=64, help="number of tasks (default 64)")
@@ -191,7 +192,7 @@ def validate_main(argv: Sequence[str]) -> int:
 
 
 def validate(id: str, tasks: int = 64, split: str = "validation") -> list[str]:
-    """What is wrong with an environment; nothing, one hopes."""
+    """Return what is wrong with an environment; normally an empty list."""
     known = spec(id)
     where = {"split": split} if known.tasks is not None else {"split": split, "data": "mini"}
     arena = arena_of(id, **where)

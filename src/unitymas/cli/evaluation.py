@@ -1,4 +1,4 @@
-"""``unitymas eval ID|SUITE --team …``: evaluate from the shell."""
+"""`unitymas eval ID|SUITE --team …`: evaluate a team from the shell."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .arguments import COUNT, Parser, number, parse_team
 
 
 def prices(text: str) -> dict[str, tuple[float, float]]:
-    """``0.15,0.6`` for all models, or by model: ``gpt-4o=2.5,10,gpt-4o-mini=0.15,0.6``."""
+    """Read prices: `0.15,0.6` for all models, or by model: `gpt-4o=2.5,10,gpt-4o-mini=0.15,0.6`."""
     words = text.split(",") if text else []
     table: dict[str, tuple[float, float]] = {}
     try:
@@ -39,19 +39,20 @@ def prices(text: str) -> dict[str, tuple[float, float]]:
 
 
 def _team(text: str, given: argparse.Namespace, strict: bool = True) -> Team:
-    """A team with the command line's settings; if not `strict`, only those that its models take."""
+    """Make a team with the settings of the command line. Without `strict`, settings that its models do not have are
+    left out."""
     seats = parse_team(text)
     names = [seats] if isinstance(seats, str) else list(seats.values())
-    settings = settings_of(given)  # a price of all models is also that of local ones
+    settings = settings_of(given)  # a price for all models also holds for local ones
     settings = replace(settings, price=settings.price or None)
     if (
         given.deterministic
-    ):  # an engine's shapes are fixed by its slots: these must not differ from run to run
+    ):  # the number of slots fixes an engine's shapes, so it must be the same in every run
         settings = replace(settings, concurrency=None)
     taken = {key for name in names for key in settings.of(name)}
     asked = {
         key for key in settings.told() if strict and key not in ("concurrency", "price")
-    }  # those two are also of the episodes
+    }  # these two settings also belong to the episodes
     return Team(seats, **{key: value for key, value in settings.told().items() if key in taken | asked})
 
 
@@ -134,7 +135,7 @@ def _add_comparison(made: Parser) -> None:
 
 
 def eval_main(argv: list[str] | None = None) -> int:
-    """The command; returns the exit status."""
+    """Run `unitymas eval`. Return the exit status."""
     given, rest = parser().parse_known_args(argv)
     make: JsonObject = {}
     for word in rest:
@@ -150,7 +151,7 @@ def eval_main(argv: list[str] | None = None) -> int:
     team = _team(given.team, given)
     rival = _team(given.baseline, given, strict=False) if given.baseline else None
     if rival is not None:
-        rival.spending = team.spending  # one budget for the whole command
+        rival.spending = team.spending  # one budget for all environments of the command
     out = given.out or Path("evaluations") / f"{given.env.replace(':', '-')}-{_slug(given.team)}"
     price = given.price.get("*", (0.0, 0.0))
     how: JsonObject = {"k": given.k, "tasks": given.tasks, "seed": given.seed, "price": price, **make}
@@ -243,6 +244,6 @@ def _print(result: EvaluationResult | SuiteResult, form: str) -> None:
 
 
 def _slug(team: str) -> str:
-    """A folder name for a team: readable, and never two teams in one folder."""
+    """Return a folder name for a team. It is readable, and two teams never get the same name."""
     plain = re.sub(r"[^A-Za-z0-9]+", "-", team).strip("-")
     return plain if plain == team else f"{plain[:40]}-{identity.digest(team, 6)}"

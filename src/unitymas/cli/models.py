@@ -1,4 +1,4 @@
-"""`unitymas models`: the models that go by a name of their own, and how others are named."""
+"""`unitymas models`: list the named models and the forms of other names, or download a model."""
 
 from __future__ import annotations
 

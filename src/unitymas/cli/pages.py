@@ -15,7 +15,7 @@ from .arguments import COUNT, PORT, Parser
 
 
 def train_main(argv: list[str] | None = None) -> int:
-    """`unitymas train`: the trainer's own command, and the report of what came of it."""
+    """Run `unitymas train`: the trainer's own command, and then the report of the run."""
 
     def report_of(directory: Path) -> None:
         report.build([directory], directory / "report.html")
@@ -24,7 +24,7 @@ def train_main(argv: list[str] | None = None) -> int:
 
 
 def view_main(argv: list[str] | None = None) -> int:
-    """``unitymas view``: build the page beside what it shows, and open it; a run in progress is served, live."""
+    """Run `unitymas view`: write the page beside the data and open it. A run in progress is served as a live page."""
     parser = Parser(prog="unitymas view", description="Look at episodes in the browser.")
     parser.add_argument(
         "source", type=Path, help="run directory, evaluation, or trace file (.jsonl, .jsonl.zst, .json)"

@@ -129,7 +129,7 @@ def _begin(
     report: Callable[[Path], object] | None,
     watching: Callable[[Path], AbstractContextManager[object]],
 ) -> None:
-    """Begin a run, or with `--dry-run` say what it would be."""
+    """Begin a run. With `--dry-run`, print its config instead."""
     from ..trainers.config.resolve import asked, fresh_directory, load_imports, resolve
     from ..trainers.config.schema import dump
     from ..trainers.controller.run import Run, train
@@ -144,7 +144,7 @@ def _begin(
     config = resolve(args.id, preset_name=preset, **how)
     args.dir = args.dir or fresh_directory(config)
     if args.dry_run:
-        Run(config, args.dir)  # its plan is made, and nothing is loaded
+        Run(config, args.dir)  # the plan is made and checked; no model is loaded
         print((f"# {about}\n" if about else "") + dump(config), end="")
         for line in doubts(config):
             print(f"unitymas train: {line}", file=sys.stderr)
@@ -153,7 +153,7 @@ def _begin(
         print(about, flush=True)
     if (
         any(args.warm.values()) and not (args.dir / "metrics.jsonl").exists()
-    ):  # that a run is there is said below
+    ):  # the message below tells that a run exists there
         told = (tree.get("env") or {}).get("prompts")
         warm = warmed(config, args.warm, args.dir / "warm-start", told)
         how["overrides"] = [*how["overrides"], f"groups.*.model={warm}"]
@@ -177,7 +177,8 @@ def doubts(config: RunConfig) -> Iterator[str]:
 
 
 def warmed(config: RunConfig, amount: Mapping[str, float], folder: Path, prompts: object = None) -> Path:
-    """The run's one model, fine-tuned on the expert's traces of the run's environment; `amount`: `epochs` or `draws` of its settings."""
+    """Fine-tune the run's model on the expert's traces of the run's environment. `amount` is `epochs` or `draws` of its
+    settings."""
     from ..trainers.warmstart import warmstart
 
     models = {group.model for group in config.groups.values()}
@@ -197,19 +198,19 @@ def warmed(config: RunConfig, amount: Mapping[str, float], folder: Path, prompts
 
 @contextmanager
 def pointing(directory: Path, report: Callable[[Path], object] | None) -> Iterator[None]:
-    """However the run of the block ends (done, stopped, failed, interrupted): its report, and how to look at it."""
+    """Print the commands that show a run, whether it is finished, stopped, failed or interrupted."""
     book = directory / "metrics.jsonl"
     before = book.stat().st_size if book.exists() else 0
     try:
         yield
     finally:
         if book.exists() and book.stat().st_size != before:
-            with suppress(OSError, ValueError):  # what ended the run is told all the same
+            with suppress(OSError, ValueError):  # the original error is reported in any case
                 print(pointers(directory, report), flush=True)
 
 
 def pointers(directory: Path, report: Callable[[Path], object] | None) -> str:
-    """Where a run lies, and the commands that show and play it, as they are typed."""
+    """Return the path of a run, and the commands that show it and play its team."""
     from ..trainers.controller.resume import read_config
 
     lines = [f"run directory  {directory}"]
@@ -228,13 +229,13 @@ def pointers(directory: Path, report: Callable[[Path], object] | None) -> str:
 
 
 def how_of(args: argparse.Namespace) -> JsonObject:
-    """What the command line lays over preset and defaults."""
+    """Return the config keys that the command line sets, over preset and defaults."""
     imports = {"imports": args.imports} if args.imports else {}
     return {"file": args.config, "overrides": args.overrides, **imports}
 
 
 def _replay(original: Path, out: Path | None) -> int:
-    """Play a run again; what differs is an error."""
+    """Replay a run. A difference is an error."""
     from ..trainers.controller.replayed_run import replay
 
     run = replay(original, out)
@@ -245,7 +246,7 @@ def _replay(original: Path, out: Path | None) -> int:
 
 
 def _resume(args: argparse.Namespace) -> Run:
-    """Go on with a run; where there is nothing to go on from, ask whether to begin it anew."""
+    """Resume a run. If it has no checkpoint, ask whether to begin it again."""
     from ..trainers.controller.resume import NothingToResume
     from ..trainers.controller.run import train
 
