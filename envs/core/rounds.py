@@ -103,8 +103,7 @@ class Rounds:
         return sorted(nodes, key=path_key) if self._joins else nodes
 
     def read(self, node: Node, text: str, meta: ReplyMeta = NOTHING_KNOWN) -> Reply:
-        """Parse a text with the node's reply format. A text longer than `MAX_REPLY`, or with thinking that never
-        ends, is malformed."""
+        """Parse a text with the node's format. A text over `MAX_REPLY`, or with unclosed thinking, is malformed."""
         format: Format = node.format  # type: ignore[attr-defined]
         role = self.roles[node.agent]  # type: ignore[index]
         if len(text) <= MAX_REPLY and (meta is NOTHING_KNOWN or meta.cut is None and meta.thinking != "open"):
@@ -207,8 +206,7 @@ class Rounds:
                 self._episode.rng.seed(seed)
 
     def _run(self, branch: Line, value: object, error: BaseException | None = None) -> None:
-        """Run one branch to its next request, its join, or its end. If the journal holds the request's answer, use
-        it."""
+        """Run one branch to its next request (or on, if the journal holds its answer), its join, or its end."""
         try:
             node = branch.coroutine.send(value) if error is None else branch.coroutine.throw(error)
         except StopIteration as stop:
