@@ -45,12 +45,11 @@ def rows(
     keep: Callable[[Row], bool] | None = None,
     weight: Literal["credit", "advantage"] | Callable[[Row], float] = "credit",
 ) -> list[Row]:
-    """The rows of a data set, plain.
+    """Return the rows of a data set, as plain dicts.
 
-    `roles` names those to learn from; `component` is the reward that counts as `credit` (default: the sum of all).
+    `roles` names the roles to learn from. `component` is the reward that becomes `credit` (default: the sum of all).
     `min_credit` and `keep(row)` leave rows out. `weight` is the credit, the `"advantage"` (credit minus the mean of the
-    agent's credits on that task) or `weight(row)`. Episodes that ended in an error are left out.
-    """
+    agent's credits on that task) or `weight(row)`. Episodes that ended in an error are left out."""
     finished = [t for t in traces if str(t.ended) != "error"]
     names = {roles} if isinstance(roles, str) else None if roles is None else set(roles)
     if names is not None and (odd := names - {n.role for t in finished for n in t.acts()}):
@@ -75,7 +74,8 @@ def rows(
 
 
 def to_hf_dataset(traces: Iterable[Trace], kind: Kind = "prompt-completion", **which: Any) -> Dataset:
-    """The same as a `datasets.Dataset`; `which` are the arguments of `rows`: roles, min_credit, keep, weight …"""
+    """Return the rows as a `datasets.Dataset`. `which` are the arguments of `rows`: roles, min_credit, keep,
+    weight …"""
     from datasets import Dataset
 
     return Dataset.from_list(rows(traces, kind, **which))
@@ -86,7 +86,7 @@ def _common(trace: Trace, node: Node, component: str | None, tokens: bool) -> Ro
         "env_id": trace.env_id, "task_id": trace.task_id, "sample": trace.sample, "node": node.id,
         "role": node.role, "agent": node.agent, "credit": _credit(trace, node, component),
     }  # fmt: skip
-    if tokens:  # of a player that keeps none (a scripted one) the columns are None
+    if tokens:  # if a player stores none (a scripted one), the columns are None
         kept = node.meta.tokens or {}
         row |= {column: kept.get(name) for column, name in TOKENS.items()}
     return row
@@ -98,7 +98,7 @@ def _credit(trace: Trace, node: Node, component: str | None) -> float:
 
 
 def _weigh(made: Sequence[Row], weight: object) -> None:
-    """Write each row's weight into it."""
+    """Write the weight of each row into it."""
     if callable(weight):
         for row in made:
             row["weight"] = float(weight(row))
@@ -138,7 +138,7 @@ def _step(trace: Trace, node: Node) -> Row:
 
 
 def _pairs(traces: Sequence[Trace], component: str | None) -> list[Row]:
-    """The best and the worst reply of an agent to the very same messages, where their credit differs."""
+    """Return the best and the worst reply of an agent to equal messages, if their credits differ."""
     siblings: dict[str, list[tuple[float, Trace, Node]]] = {}
     for trace in traces:
         for node in trace.acts():

@@ -1,1 +1,1 @@
-"""The controller's side of the star: episodes, the thin table, statistics, the loop of a run."""
+"""The controller's side of the star: episodes, the table of decisions, statistics, and the loop of a run."""

@@ -1,4 +1,4 @@
-"""All model groups as one: what is asked of a policy goes to the group that hosts it, and to its critic's."""
+"""All model groups as one object. A call for a policy goes to the group that hosts it, and to its critic's group."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ T = TypeVar("T")
 
 
 class HostedGroups:
-    """The groups of a run, by policy. All of them update, *then* all publish."""
+    """Model groups of a run, by policy. First all groups update, and *then* all publish."""
 
     def __init__(self, plan: RunPlan, watchdog: Watchdog, progress: Progress) -> None:
         self.plan, self.watchdog, self.progress = plan, watchdog, progress
         self.members: dict[str, Group] = {}  # by name
-        self.played: Mapping[str, Trace] = {}  # this step's episodes, for critics of the whole trace
-        self.versions: dict[str, int] = {}  # of each policy, as last published
+        self.played: Mapping[str, Trace] = {}  # episodes of this step, for critics that read the whole trace
+        self.versions: dict[str, int] = {}  # version of each policy, as last published
         self.sizes: dict[str, int] = {}  # parameters of each policy
         self.idle = Idle()
         self.turns: Mapping[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of each pool
-        self.shards: Shards | None = None  # other controllers that play; None: this one plays
-        self.figures: dict[str, float] = {}  # metrics of pools (MiB held in each phase) and of replicas
+        self.shards: Shards | None = None  # other controllers that play; None: only this one plays
+        self.figures: dict[str, float] = {}  # metrics of pools (MiB in each phase) and of replicas
 
     def of(self, policy: str) -> Group:
-        """The group that hosts a policy."""
+        """Return the group that hosts a policy."""
         return self.members[self.plan.home[policy]]
 
     def seat(self, policy: str, temperature: float | None = None) -> Seat:
-        """A policy as a player."""
+        """Return a policy as a player."""
         return Seat(self.of(policy), policy, temperature, self.idle)
 
     # from start to end -------------------------------------------------------------------------------
 
     async def start(self, specs: Mapping[str, GroupSpec]) -> None:
-        """Load the models; a group that cannot go on with the others ends them all."""
+        """Load the models. If one group cannot start, all groups end."""
         from ..group.runtime import start_groups  # torch comes in here
 
         groups = await start_groups(specs, self.plan.config.runtime, self.plan.config.ray)
@@ -70,7 +70,7 @@ class HostedGroups:
             raise
 
     async def _check(self) -> None:
-        """Ask all groups for their reports. A critic in another group must read the ids of the policy that it judges."""
+        """Request a report from every group. A critic in another group must have the same token ids as its policy."""
         words: dict[str, str] = {}
         for name, group in self.members.items():
             report = await group.report()
@@ -95,25 +95,25 @@ class HostedGroups:
             await group.close()
 
     def abandon(self) -> None:
-        """End all without waiting."""
+        """End all groups without waiting."""
         if self.shards is not None:
             self.shards.close()
         for group in self.members.values():
             group.abandon()
 
     async def save(self, folder: Path) -> None:
-        """Every group's policies, for a checkpoint."""
+        """Save every group's policies, for a checkpoint."""
         for name, group in self.members.items():
             await group.save(folder / name)
 
     async def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote."""
+        """Restore the policies that `save` wrote."""
         await self._publish(*(group.load(folder / name) for name, group in self.members.items()))
 
     # one step ----------------------------------------------------------------------------------------
 
     async def values(self, policy: str, ids: list[DecisionId]) -> dict[DecisionId, ValueSummary]:
-        """Value summaries by the policy's critic, wherever it lives."""
+        """Return the value summaries of a policy's critic, in any group."""
         critic, home = self.plan.critics.get(policy), self.of(policy)
         needs = self.plan.algorithms[policy].needs
         contexts = seen_by_critic(ids, self.played) if needs.values == "trace" else None
@@ -124,23 +124,24 @@ class HostedGroups:
         await elsewhere.values(critic, ids, replace(needs, kl_reward=0.0), critic, contexts)
         await elsewhere.send(ids, home.peer, True)
         summaries = await home.values(policy, ids, needs)
-        if needs.kl_reward:  # part of the rewards that the critic is to foresee
+        if needs.kl_reward:  # part of the rewards that the critic learns to predict
             await home.send(ids, elsewhere.peer, True)
         return summaries
 
     async def foresee(self, wanted: Mapping[str, list[DecisionId]]) -> dict[DecisionId, float]:
-        """Ask critics what they expect after these decisions (by policy): trees choose by it, and train it."""
+        """Return what critics expect after these decisions (by policy). Trees choose candidates by it, and learn from
+        it."""
         judged = await together(*(self.values(policy, ids) for policy, ids in wanted.items()))
         return {id: value.after for values in judged for id, value in values.items()}
 
     async def prepare(self, policy: str, ids: list[DecisionId]) -> None:
-        """Measure what else its update needs, while its critic is at work."""
+        """Compute what else a policy's update needs, while its critic computes values."""
         await self.of(policy).prepare(policy, ids)
 
     async def update(
         self, policy: str, signals: list[Signal], batches: list[list[DecisionId]]
     ) -> dict[str, float]:
-        """One policy's update, and its critic's beside it."""
+        """Update one policy, and its critic at the same time."""
         learners = [name for name in (policy, self.plan.critics.get(policy)) if name is not None]
         self.progress.begin(f"updating {' and '.join(learners)}")
         algorithm = self.plan.algorithms[policy]
@@ -153,7 +154,7 @@ class HostedGroups:
         return dict(own) | {f"critic/{name}": value for figures in critics for name, value in figures.items()}
 
     async def phase(self, name: str) -> None:
-        """Tell the groups whose engines may sleep while their policies learn ("learn"), and wake for "collect"."""
+        """Tell the groups whose engines may sleep to begin a phase: "learn" (sleep) or "collect" (wake)."""
         groups = self.plan.config.groups
         sleepers = [
             g for g in self.members if groups[g].pool or groups[g].engine_options.get("enable_sleep_mode")
@@ -163,7 +164,7 @@ class HostedGroups:
             self.figures |= {f"memory/{group}/{name}/{kind}": size / 2**20 for kind, size in sizes.items()}
 
     async def _in_turn(self, group: str, work: Coroutine[object, None, T]) -> T:
-        """Let the groups of a pool work one after the other, and others at once."""
+        """Let the groups of a pool work one after the other, and all others at the same time."""
         pool = self.plan.config.groups[group].pool
         if not pool:
             return await work
@@ -171,7 +172,7 @@ class HostedGroups:
             return await work
 
     async def publish(self) -> None:
-        """New weights to the engines: once per group and step, when all have updated."""
+        """Publish new weights to the engines, once per group and step, after all updates."""
         await self._publish(*(self._in_turn(name, group.publish()) for name, group in self.members.items()))
         for name in (name for name, group in self.plan.config.groups.items() if group.replicas > 1):
             for policy, counts in (await self.members[name].report())["engines"].items():
@@ -183,32 +184,32 @@ class HostedGroups:
             self.versions |= versions
 
     async def retire(self, episodes: list[str]) -> None:
-        """The step is over for these episodes."""
+        """Close these episodes, because the step is over."""
         await together(*(group.retire(episodes) for group in self.members.values()))
 
     async def drop(self, episode: str, cause: str) -> None:
-        """Discard an episode's samples everywhere."""
+        """Discard an episode's samples in all groups."""
         await together(*(group.drop(episode, cause) for group in self.members.values()))
 
     async def records(self, policy: str, ids: list[DecisionId], signals: list[Signal]) -> list[SampleRow]:
-        """Return what was sampled for these decisions, token by token."""
+        """Return the sampled tokens of these decisions."""
         return await self.of(policy).records(ids, policy, self.plan.algorithms[policy], signals)
 
     async def export(self, policy: str, folder: Path) -> None:
-        """A policy as a Hugging Face directory."""
+        """Write a policy as a Hugging Face directory."""
         await self.of(policy).export(policy, folder)
 
     async def adopt(self, policy: str, folder: Path) -> None:
-        """A policy's weights from a Hugging Face directory."""
+        """Load a policy's weights from a Hugging Face directory."""
         await self.of(policy).adopt(policy, folder)
 
 
 def seen_by_critic(ids: list[DecisionId], played: Mapping[str, Trace]) -> dict[DecisionId, str]:
-    """Text that a critic of the whole trace sees at a decision: all that was said before, and its prompt."""
+    """Return the text that a critic of the whole trace reads at a decision: all earlier replies, and the prompt."""
     contexts: dict[DecisionId, str] = {}
     for id in ids:
         trace = played.get(id.episode)
-        if trace is None:  # a tree's sibling: its critic sees the prompt
+        if trace is None:  # a sibling in a tree: its critic gets the prompt
             continue
         node = trace.node(id.node)
         earlier = [f"{n.agent}: {n.text}" for n in trace.acts() if n.round < node.round]

@@ -34,16 +34,16 @@ _REPLACED = ".replaced"
 _DAMAGED = ".damaged"
 
 Saved: TypeAlias = JsonView
-"""State of one part as a checkpoint holds it: plain data and tensors by name, as its `state_dict` gave them."""
+"""State of one part in a checkpoint: plain data and tensors by name, as its `state_dict` returned them."""
 
 
 class CheckpointError(Damaged):
-    """A checkpoint could not be written or is not whole; the message says which, and what is left."""
+    """Raised when a checkpoint cannot be written, or is not complete. The message names it, and what is left."""
 
 
 @contextmanager
 def writing(target: str | Path) -> Iterator[Path]:
-    """A folder to write into; it appears under `target` when the block ends well, and not at all otherwise."""
+    """Make a folder to write into. If the block succeeds, the folder appears as `target`. Otherwise nothing appears."""
     target = Path(target)
     draft = target.with_name(f"{target.name}{_UNFINISHED}{os.getpid()}")
     try:
@@ -67,7 +67,8 @@ def writing(target: str | Path) -> Iterator[Path]:
 
 
 def verify(folder: str | Path) -> Path:
-    """The folder, if everything its manifest lists is there in full; else a CheckpointError naming the file."""
+    """Return the folder if it has everything that its manifest lists. Otherwise raise a CheckpointError with the
+    file."""
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
         raise CheckpointError(f"{folder} is no finished checkpoint: it has no {MANIFEST}")
@@ -79,17 +80,17 @@ def verify(folder: str | Path) -> Path:
 
 
 def named(step: int) -> str:
-    """Name of the folder of a run's checkpoint after a step."""
+    """Return the name of the checkpoint folder of a step."""
     return f"step-{step:06d}"
 
 
 def step_of(folder: Path) -> int:
-    """Step after which the checkpoint in a folder was taken."""
+    """Return the step of a checkpoint folder."""
     return int(folder.name.removeprefix("step-"))
 
 
 def finished(root: str | Path) -> list[Path]:
-    """The finished checkpoints under `root`, oldest first by name."""
+    """Return the finished checkpoints under `root`, the oldest first."""
     root = Path(root)
     if not root.is_dir():
         return []
@@ -97,23 +98,22 @@ def finished(root: str | Path) -> list[Path]:
     for name in [name for name in folders if name.endswith(_REPLACED)]:
         plain = name.removesuffix(_REPLACED)
         replaced = folders.pop(name)
-        if plain not in folders:  # killed between the two renames of a replacement: put the old one back
+        if plain not in folders:  # killed between the two renames of a replacement: restore the old one
             folders[plain] = replaced.rename(root / plain)
     return [folders[name] for name in sorted(folders) if _plain(folders[name])]
 
 
 def _plain(folder: Path) -> bool:
-    """Tell whether a folder has a checkpoint's name, and not that of a draft or of a folder that was set aside."""
+    """Tell whether a folder has the name of a checkpoint, and not of a draft or of a damaged folder."""
     return _UNFINISHED not in folder.name and not folder.name.endswith((_DAMAGED, _REPLACED))
 
 
 def latest(root: str | Path) -> Path | None:
-    """The newest checkpoint under `root` that is as it was written, or None where none was finished.
+    """Return the newest undamaged checkpoint under `root`, or None if none was finished.
 
-    Newer ones that are damaged are named, and set aside under another name; where all are, that is an error.
-    """
+    Newer checkpoints that are damaged are named, and renamed. If all checkpoints are damaged, that is an error."""
     root, errors = Path(root), list[CheckpointError]()
-    folders = finished(root)  # and those that lost their manifest:
+    folders = finished(root)  # and folders that lost their manifest:
     if root.is_dir():
         folders = sorted({*folders, *(f for f in root.iterdir() if f.is_dir() and _plain(f))})
     for folder in reversed(folders):
@@ -134,23 +134,25 @@ def latest(root: str | Path) -> Path | None:
 
 
 def prune(root: str | Path, keep: int, best: Collection[str] = ()) -> None:
-    """Remove all but the newest `keep` checkpoints and those named in `best`, and what was left unfinished."""
+    """Remove unfinished folders, and all checkpoints except the newest `keep` and those in `best`."""
     folders = finished(root)
     for folder in folders[: max(0, len(folders) - keep)]:
         if folder.name in best:
             continue
-        folder.rename(folder.with_name(folder.name + _UNFINISHED))  # first of all it stops being a checkpoint
+        folder.rename(
+            folder.with_name(folder.name + _UNFINISHED)
+        )  # the rename comes first, so that a half-removed folder is no checkpoint
     for folder in Path(root).glob(f"*{_UNFINISHED}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_json(path: Path, value: object) -> None:
-    """Plain data, synced."""
+    """Write plain data as JSON, and sync the file."""
     _write_synced(path, json.dumps(value, indent=1, sort_keys=True).encode())
 
 
 def read_json(path: Path) -> Any:
-    """Read what `write_json` wrote. An error names the file."""
+    """Read the result of `write_json`. An error names the file."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -158,7 +160,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_tensors(path: Path, value: object) -> None:
-    """Tensors and plain data, however nested, synced."""
+    """Write tensors and plain data, nested at will, and sync the file."""
     import torch
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,17 +174,18 @@ def write_tensors(path: Path, value: object) -> None:
 
 
 def read_tensors(path: Path) -> Any:
-    """Read what `write_tensors` wrote: tensors and plain data. A file with anything else in it is refused, and runs nothing."""
+    """Read the result of `write_tensors`: tensors and plain data. A file with anything else is refused, and no code in
+    it runs."""
     import torch
 
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many kinds: unpickling, archive, index, value …
+    except Exception as error:  # torch raises many kinds of errors: unpickling, archive, index, value …
         raise CheckpointError(f"{path} cannot be read: {str(error).splitlines()[0]:.200}") from error
 
 
 def check_storable(value: object) -> None:
-    """Raise for what `write_tensors` cannot write, or `read_tensors` would refuse."""
+    """Raise for data that `write_tensors` cannot write, or that `read_tensors` refuses."""
     import torch
 
     file = io.BytesIO()
@@ -193,32 +196,32 @@ def check_storable(value: object) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[Any]:
-    """Read what `write_json` or `write_tensors` wrote; if the block cannot use it, the error names the file."""
+    """Read the result of `write_json` or `write_tensors`. If the block cannot use it, the error names the file."""
     state = read_json(path) if path.suffix == ".json" else read_tensors(path)
     try:
         yield state
-    except (Damaged, GroupLost):  # a rank that died while it read says nothing of the file
+    except (Damaged, GroupLost):  # the death of a rank while it reads says nothing about the file
         raise
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{path} holds something else than is needed here: {error}") from error
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """A file that is the old one or the new one at any moment."""
+    """Write a file by one rename, so that at any moment it is the old file or the new one."""
     _sweep(path)
     draft = path.with_name(f"{path.name}{_UNFINISHED}{os.getpid()}")
     try:
         _write_synced(draft, data)
         os.replace(draft, path)
     except OSError as error:
-        with suppress(OSError):  # what went wrong is told all the same
+        with suppress(OSError):  # the original error is reported in any case
             draft.unlink()
         error.filename, error.filename2 = str(path), None
         raise
 
 
 def _sweep(target: Path) -> None:
-    """Remove drafts that a kill left beside a target. A target has one writer at a time."""
+    """Remove the drafts of a target that a kill left. A target has one writer at a time."""
     for draft in target.parent.glob(f"{glob.escape(target.name)}{_UNFINISHED}*"):
         shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
 
@@ -232,7 +235,7 @@ def _write_synced(path: Path, data: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make the names durable too, deepest first."""
+    """Sync the folders too, the deepest first, so that the names are durable."""
     for path in sorted([folder, *folder.rglob("*")], reverse=True):
         if path.is_dir():
             descriptor = os.open(path, os.O_RDONLY)

@@ -1,7 +1,6 @@
 """Ctrl-C in a training run: the first finishes the step and writes a checkpoint, the second stops at once.
 
-Before the run has begun (models are loaded, Ray is started), there is nothing to keep: the first stops it.
-"""
+Before the run has begun (while models load or Ray starts), there is nothing to save. Then the first one stops it."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 STOPPED = 130
-"""The exit status of a process that a Ctrl-C ended."""
+"""Exit status of a process that a Ctrl-C ended."""
 
 
 class Interrupts:
-    """Counts them, and knows how to stop at once."""
+    """Counter of interrupts, which also knows how to stop at once."""
 
     def __init__(self) -> None:
         self.count, self.begun = 0, False
@@ -27,7 +26,7 @@ class Interrupts:
         return self.count > 0
 
     def __call__(self) -> None:
-        """One more."""
+        """Count one more interrupt."""
         self.count += 1
         if self.count > 1 or not self.begun:
             self._stop()
@@ -36,13 +35,13 @@ class Interrupts:
         print(f"\nunitymas: {text}", file=sys.stderr, flush=True)
 
     def cancels(self) -> None:
-        """Cancel this task at an interrupt, until the run has begun; a second one raises where the process is."""
+        """Cancel this task at an interrupt, until the run has begun. A second interrupt raises at once."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
-        if self:  # it came before there was a task
+        if self:  # the interrupt came before the task existed
             self._stop()
-        try:  # so that the signal wakes the loop, whichever thread it reaches
+        try:  # the signal must wake the loop, in whichever thread it arrives
             loop.add_signal_handler(signal.SIGINT, lambda: None)
         except (NotImplementedError, RuntimeError, ValueError):
             return
@@ -50,16 +49,15 @@ class Interrupts:
 
     def _at_start(self, *_: object) -> None:
         self()
-        if self.count > 1:  # a model is being read, or fetched: the loop does not turn
+        if self.count > 1:  # a model is being read or downloaded, so the loop does not run
             raise KeyboardInterrupt
 
     @contextmanager
     def heeded(self, at_once: Callable[[], object]) -> Iterator[None]:
-        """Take the signal while the block, the run, lasts; in a thread (a notebook) whoever waits for it calls.
+        """Handle the signal during the block. In a thread (of a notebook) the waiting thread calls this object.
 
-        The second one calls `at_once` and ends this process, computing threads included. A resume can go on from
-        what is left behind.
-        """
+        The second interrupt calls `at_once` and ends this process with all its threads. A resume can continue from the
+        files."""
         loop, self.begun = asyncio.get_running_loop(), True
         try:
             loop.add_signal_handler(signal.SIGINT, self)

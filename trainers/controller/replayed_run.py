@@ -23,7 +23,7 @@ from .run import Run
 
 
 def replay(directory: str | Path, out: str | Path | None = None) -> Run:
-    """Replay the run in `directory` into `out` (default: beside it). Raise `ReplayFailed` where anything differs."""
+    """Replay the run in `directory` into `out` (default: beside it). Raise `ReplayFailed` at the first difference."""
     original = Path(directory)
     config = read_config(original)
     load_imports({"imports": config.imports})
@@ -41,7 +41,7 @@ def replay(directory: str | Path, out: str | Path | None = None) -> Run:
 
 
 def check_whole(original: Path, recording: Recording) -> None:
-    """Refuse a log that holds less than the run's figures do."""
+    """Refuse a log that has fewer steps than the run's metrics."""
     rows = rows_of(original / "metrics.jsonl")
     steps = max((row["step"] for row in rows if row["kind"] == "step"), default=0)
     if len(recording.figures) < steps:
@@ -53,7 +53,7 @@ def check_whole(original: Path, recording: Recording) -> None:
 
 
 def compare_weights(original: Path, where: Path, recording: Recording) -> None:
-    """Compare the exported policies, where the original came to its end."""
+    """Compare the exported policies, if the original run was finished."""
     if not recording.ended:
         return
     for file in sorted((original / "policies").rglob("*.safetensors")):

@@ -27,7 +27,7 @@ KEPT = (
     "policies.*.adapter*", "policies.*.group", "policies.*.critic", "policies.*.algorithm.name",
     "policies.*learning.moments", "policies.*learning.parameters",
 )  # fmt: skip
-"""Keys that what was learned so far stands on."""
+"""Keys that cannot change, because the learned parameters depend on them."""
 
 
 LATER = {"checkpoints_best", "controllers", "imports", "overlap", "players", "restart_pause"}
@@ -35,13 +35,13 @@ LATER = {"checkpoints_best", "controllers", "imports", "overlap", "players", "re
 
 
 class NothingToResume(ConfigError):
-    """The run ended before its first checkpoint."""
+    """Raised when a run has no checkpoint."""
 
 
 def resumed(
     directory: str | Path, *, file: str | Path | None = None, overrides: Sequence[str] = (), **fields: object
 ) -> tuple[RunConfig, list[str]]:
-    """A run's config with what is given laid over it, checked as a new run's is. Return the config, and its changes in words."""
+    """Return a run's config with the given changes, checked as a new config is, and a list of the changes in words."""
     saved = read_config(directory)
     tree = follow_length(to_dict(saved))
     wanted = asked(None, file, overrides, **fields)
@@ -68,7 +68,7 @@ def resumed(
 
 
 def read_config(directory: str | Path) -> RunConfig:
-    """The resolved config that a run wrote; a damaged one is refused, never filled up with defaults."""
+    """Read the resolved config that a run wrote. A damaged one is refused, and never filled with defaults."""
     path = Path(directory) / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{directory} is no run directory: it holds no config.yaml")
@@ -88,7 +88,7 @@ def read_config(directory: str | Path) -> RunConfig:
 
 
 def follow_length(tree: Tree) -> Tree:
-    """A falling learning rate that falls over the whole run does so again if the run gets longer."""
+    """Let a learning rate that falls over the whole run fall over its new length."""
     whole = optimizer_steps(tree["steps"], tree["epochs"], tree["minibatches"])
     for policy in tree["policies"].values():
         for learning in (policy["learning"], policy["critic_learning"]):
@@ -98,7 +98,7 @@ def follow_length(tree: Tree) -> Tree:
 
 
 def newest(directory: str | Path) -> Path:
-    """The checkpoint to go on from; where a run ended before its first, that is said."""
+    """Return the checkpoint to continue from. The error tells if the run has none."""
     checkpoint_folder = checkpoint.latest(Path(directory) / "checkpoints")
     if checkpoint_folder is None:
         raise NothingToResume(
@@ -109,10 +109,9 @@ def newest(directory: str | Path) -> Path:
 
 
 def way_on(directory: str | Path, verified: bool = True) -> str:
-    """Tell how far an interrupted run came, and the command that goes on with it or begins it again.
+    """Return how far an interrupted run came, and the command that continues it or begins it again.
 
-    Without `verified` no checkpoint is read, which takes long where models are large.
-    """
+    Without `verified` no checkpoint is read, because that takes long for large models."""
     where = Path(directory)
     if not (where / "metrics.jsonl").exists():
         return "nothing had begun and nothing is left behind; the same command begins the run"
@@ -125,7 +124,7 @@ def way_on(directory: str | Path, verified: bool = True) -> str:
 
 
 def check_unfinished(directory: str | Path, mark: Path, steps: int) -> None:
-    """Refuse to go on with a run that has done all of its steps, and said so."""
+    """Refuse to resume a run that has done all of its steps."""
     book = Path(directory) / "metrics.jsonl"
     rows = rows_of(book) if book.exists() else []
     if checkpoint.step_of(mark) >= steps and rows and rows[-1].get("ending") == "done":

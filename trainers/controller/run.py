@@ -72,7 +72,9 @@ class Run:
         self.arena, self.validation = make_arenas(config)
         self.plan = plan(config, self.arena)
         self.step = 0
-        self.state: dict[str, State] = defaultdict(dict)  # the algorithms', kept in checkpoints
+        self.state: dict[str, State] = defaultdict(
+            dict
+        )  # state of the algorithms, which is part of checkpoints
         self.cursor = Cursor(list(self.arena.task_ids), config.seed)
         self.on_trace: Callable[[Trace], None] | None = None
         self.watch, self.watchdog, self.progress = Watch(), Watchdog(config.watchdog), Progress()
@@ -93,22 +95,22 @@ class Run:
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm]:
-        """The policies that learn, and how."""
+        """Return the algorithm of each policy that learns."""
         return self.plan.algorithms
 
     @property
     def groups(self) -> dict[str, Group]:
-        """The model groups by name, once they have started."""
+        """Return the model groups by name. They must have started."""
         return self.hosts.members
 
     # who plays ---------------------------------------------------------------------------------------
 
     def player(self, agent: str, arena: Arena | None = None) -> str:
-        """The map's entry of an agent."""
+        """Return the player of an agent, according to the map."""
         return self.plan.player(agent, arena)
 
     def collector_of(self, arena: Arena, temperature: float | None = None) -> Collector:
-        """A collector for an environment; a temperature of its own is for validation, which asks no questions."""
+        """Make a collector for an environment. A `temperature` is for validation; then no samples are kept."""
         questions = self.config.counterfactual if temperature is None and arena is self.arena else {}
         collector = Collector(
             arena, self.team({}, temperature, arena), self.groups, self.plan.home,
@@ -120,7 +122,7 @@ class Run:
     def team(
         self, players: Mapping[str, str] = {}, temperature: float | None = None, arena: Arena | None = None
     ) -> BoundTeam:
-        """Everybody at the table, by the map; `players` (agent -> policy) seats some otherwise."""
+        """Return the players of all agents, according to the map. `players` (agent -> policy) replaces some of them."""
         arena = arena or self.arena
         names = {agent: players.get(agent) or self.player(agent, arena) for agent in arena.roles}
         return seated(
@@ -131,7 +133,7 @@ class Run:
     # the loop ----------------------------------------------------------------------------------------
 
     async def train(self) -> Run:
-        """Run all steps, or until interrupted; the directory says how it went."""
+        """Run all steps, or until an interrupt. The run directory records how the run ended."""
         self.interrupts.cancels()
         specs = await self._start()
         self.watchdog.start()
@@ -171,7 +173,7 @@ class Run:
         return self
 
     def _note_spending(self) -> None:
-        """Write what endpoints have cost. It stays spent, whatever checkpoint a resume goes on from."""
+        """Write the cost of endpoints. It is counted whatever checkpoint a resume continues from."""
         if self.spending.roles:
             path = self.dir / "spending.json"
             checkpoint.write_whole(path, json.dumps(self.spending.state_dict(), indent=1).encode())
@@ -185,7 +187,7 @@ class Run:
             await self.hosts.start(specs)
         except BaseException:
             with suppress(OSError):
-                self.dir.rmdir()  # nothing has begun; a directory that holds something stays
+                self.dir.rmdir()  # nothing has begun; a directory with files is kept
             raise
         self.collector = self.collector_of(self.arena)
         self.evaluator = self.collector_of(self.validation, self.config.eval.temperature)
@@ -202,7 +204,7 @@ class Run:
         self.hosts.abandon()
 
     async def _begin(self) -> None:
-        """Begin from the newest checkpoint, or from the first validation."""
+        """Begin from the newest checkpoint, or with the first validation."""
         mark = await self._load(newest(self.dir)) if self._resume else None
         if mark is not None:  # a kill may have come between the last checkpoint and the removal of older ones
             self._prune()
@@ -224,9 +226,9 @@ class Run:
                 await self.save()
 
     async def _advance(self) -> None:
-        """One step, with all that is written of it."""
+        """Make one step, and write its records."""
         if self.spending.may_end() and self._saved != self.step:
-            await self.save()  # a budget that is spent within the step costs no step that is done
+            await self.save()  # a budget that is spent within the step must not lose finished steps
         started = time.perf_counter()
         self.hosts.idle.begin()
         metrics = await self.recipe.step(self)
@@ -253,7 +255,8 @@ class Run:
             await self.save()
 
     async def validate(self) -> dict[str, float]:
-        """Held-out tasks, greedy, each task weighing the same; failures count 0. The same chance at every step."""
+        """Play held-out tasks greedily. Each task has the same weight, and a failure counts 0. The seeds are the same
+        at every validation."""
         settings = self.config.eval
         ids = list(self.validation.task_ids)[: settings.tasks]
         harvest = await self.evaluator.collect(ids, settings.k, self.config.seed, "eval", keep=False)
@@ -266,7 +269,7 @@ class Run:
     async def keep(
         self, traces: Sequence[Trace], table: Table, signals: Mapping[str, list[Signal]] = {}
     ) -> None:
-        """Every so many steps: the traces, and beside them what was sampled, token by token."""
+        """Write the traces of the step, and the sampled tokens, if this step's traces are kept."""
         every = self.config.log.traces_every
         if not every or self.step % every:
             return
@@ -279,14 +282,14 @@ class Run:
         write_lines((record for records in kept for record in records), path)
 
     async def export(self) -> None:
-        """Every trained policy as a Hugging Face directory: `run:DIR` plays them."""
+        """Export every trained policy as a Hugging Face directory. `run:DIR` plays them."""
         for name in self.algorithms:
             await self.hosts.export(name, self.dir / "policies" / name)
 
     # checkpoints -------------------------------------------------------------------------------------
 
     async def save(self) -> Path:
-        """A whole checkpoint: every group's policies, and the controller's state."""
+        """Write a checkpoint: every group's policies, and the controller's state."""
         target = self.dir / "checkpoints" / checkpoint.named(self.step)
         self.progress.begin(f"writing {target.name}")
         async with nullcontext() if self.stream is None else self.stream.at_rest():
@@ -305,7 +308,7 @@ class Run:
                 checkpoint.write_json(folder / "overlap.json", self.stream.state_dict())
 
     def _prune(self) -> None:
-        """Keep the newest checkpoints, and those of the steps with the best validation where that is asked for."""
+        """Keep the newest checkpoints, and those of the steps with the best validation (`checkpoints_best`)."""
         root, kept = self.dir / "checkpoints", self.config.checkpoints_best
         scores = {
             checkpoint.named(row["step"]): row.get(self.arena.headline, 0.0)
@@ -317,7 +320,7 @@ class Run:
         checkpoint.prune(root, self.config.checkpoints, best)
 
     def _state(self) -> dict[str, object]:
-        """The controller's own, as plain data."""
+        """Return the controller's own state as plain data."""
         return {
             "step": self.step, "cursor": self.cursor.state_dict(),
             "watch": self.watch.state_dict(), **self.stops.state_dict(),
@@ -325,7 +328,7 @@ class Run:
         }  # fmt: skip
 
     async def _load(self, folder: Path) -> BookMark:
-        """Go on from a checkpoint. -> the mark of the book as it was then."""
+        """Continue from a checkpoint. Return the position of the metrics file at that time."""
         with checkpoint.reading(folder / "controller.json") as state:
             self.step = self._saved = state["step"]
             self.stops.load_state_dict(state)
@@ -357,13 +360,13 @@ class Run:
 
     @property
     def history(self) -> list[BookRow]:
-        """The rows of metrics.jsonl; a last line that a kill tore is left out."""
+        """Return the rows of metrics.jsonl. A last line that a kill tore is left out."""
         path = self.dir / "metrics.jsonl"
         return rows_of(path) if path.exists() else []
 
 
 def supervised(run: Run) -> Run:
-    """Train, and go on from the newest checkpoint when a group dies. Return the run that finished."""
+    """Train, and continue from the newest checkpoint when a group dies. Return the run that finished."""
     config, reached, attempts = run.config, -1, 0
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Interface of a run to its recipe: the plan, the groups, who plays, and what is written down. No more than this."""
+"""Interface of a run for its recipe: the plan, the groups, the players, and the records."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Batches(Protocol):
 
 
 class Stage(Protocol):
-    """A run as its recipe sees it. `check` may ask for what stands before `hosts`; a step for everything."""
+    """A run as its recipe sees it. `check` may use the fields before `hosts`, and `step` all of them."""
 
     config: RunConfig
     arena: Arena
     dir: Path
     step: int
-    """Steps that are done."""
+    """Number of finished steps."""
     plan: RunPlan
-    """Plan of the run: who judges whom, credit settings, what each group holds."""
+    """Plan of the run: critics of policies, credit settings, and the policies of each group."""
     cursor: Cursor
     """Position of the run in its tasks."""
 
@@ -48,29 +48,29 @@ class Stage(Protocol):
 
     @property
     def stream(self) -> Batches | None:
-        """Episodes that are played beside the updates; None: each step plays its own."""
+        """Source of episodes that are played during updates. None: each step plays its own."""
 
     state: dict[str, State]
-    """State that algorithms keep from step to step, by policy."""
+    """State of the algorithms, by policy."""
     stops: StopRules
     on_trace: Callable[[Trace], None] | None
 
     @property
     def algorithms(self) -> Mapping[str, Algorithm]:
-        """The policies that learn, and how."""
+        """Return the algorithm of each policy that learns."""
 
     def player(self, agent: str, arena: Arena | None = None) -> str:
-        """The map's entry of an agent."""
+        """Return the player of an agent, according to the map."""
 
     def team(
         self, players: Mapping[str, str] = {}, temperature: float | None = None, arena: Arena | None = None
     ) -> BoundTeam:
-        """Everybody at the table, by the map; `players` (agent -> policy) seats some otherwise."""
+        """Return the players of all agents, according to the map. `players` (agent -> policy) replaces some of them."""
 
     def collector_of(self, arena: Arena) -> Collector:
-        """A collector for another environment, with the players that the map gives its roles."""
+        """Return a collector for another environment, with the players of its roles in the map."""
 
     async def keep(
         self, traces: Sequence[Trace], table: Table, signals: Mapping[str, list[Signal]] = {}
     ) -> None:
-        """Write down the step's traces and samples, where it is one of those that are kept."""
+        """Write the step's traces and samples, if this step's are kept."""

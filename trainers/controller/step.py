@@ -1,8 +1,7 @@
 """One step of training: collect -> table -> values -> advantages -> update -> publish.
 
-A *recipe* is what a step does. `Default` is the plain one, and reads top to bottom; others override
-`step`, or one of its parts (`trains`, `team`, `plan`), and register by name (recipes/).
-"""
+A *recipe* defines the parts of a step. `Default` reads top to bottom. Others override `step`, or one of its parts
+(`trains`, `team`, `plan`), and are registered by name (recipes/)."""
 
 from __future__ import annotations
 
@@ -33,36 +32,35 @@ Metrics = dict[str, float]
 
 
 class Default:
-    """Every policy with a learner plays its roles and learns from each step."""
+    """Recipe in which every policy with a learner plays its roles, and learns in each step."""
 
     overlaps: ClassVar[bool] = True
-    """Flag: who plays and who learns is the same in every step, so episodes may be played beside an update (overlap=…).
-    Each recipe says so for itself: the flag is not inherited.
-    """
+    """Flag: the playing and the learning policies are the same in every step, so episodes may be played during an
+    update (overlap=…). The flag is not inherited: each recipe declares it."""
 
     seats_by_name: ClassVar[bool] = True
-    """Flag: its teams are policies and fixed players as they are, so other controllers can seat them by name (controllers=N)."""
+    """Flag: all players are policies or fixed players, so other controllers can make them by name (controllers=N)."""
 
     def check(self, run: Stage) -> None:
-        """Raise what does not fit the run's environment and map, before anything is loaded."""
+        """Raise an error if the run's environment and map do not fit the recipe, before anything is loaded."""
 
     def state_dict(self) -> dict[str, object]:
-        """Return what the recipe keeps from step to step, as plain JSON for a checkpoint."""
+        """Return the state of the recipe, as plain JSON for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from what `state_dict` gave; `check` has been called."""
+        """Restore the state that `state_dict` returned. `check` has been called before."""
 
     def trains(self, run: Stage) -> list[str]:
-        """The policies that learn in this step."""
+        """Return the policies that learn in this step."""
         return list(run.algorithms)
 
     def team(self, run: Stage) -> BoundTeam:
-        """Team that plays in this step."""
+        """Return the team that plays in this step."""
         return run.team()
 
     def plan(self, run: Stage) -> Plan:
-        """Plan of how this step's samples are drawn."""
+        """Return the plan of how this step's samples are drawn."""
         plan = Plan(k=run.config.k)
         trees = {policy: run.algorithms[policy].collect(plan).tree for policy in self.trains(run)}
         if len(set(trees.values())) > 1:
@@ -77,7 +75,7 @@ class Default:
         return plan
 
     async def step(self, run: Stage) -> Metrics:
-        """Take one step, and return its figures."""
+        """Make one step, and return its metrics."""
         harvest = await self.collect(run)
         stale = harvest.stale + await self.drop_stale(run, harvest)
         run.hosts.played = dict(zip(harvest.episodes, harvest.traces, strict=True))
@@ -98,7 +96,7 @@ class Default:
         return metrics
 
     async def collect(self, run: Stage) -> Harvest:
-        """Play the step's tasks, or wait for those that are played already."""
+        """Play the step's tasks, or wait for those that are already being played."""
         if run.stream is not None:
             return self.prepared(run, await run.stream.batch())
         run.collector.team, run.collector.trained = self.team(run), set(self.trains(run))
@@ -107,7 +105,7 @@ class Default:
     async def gather(
         self, run: Stage, collector: Collector, cursor: Cursor, tasks: int, place: str = ""
     ) -> Harvest:
-        """Play so many tasks; with dynamic sampling, replace those that teach nothing."""
+        """Play so many tasks. With dynamic sampling, replace those from which nothing can be learned."""
         plan, harvest, missing = self.plan(run), Harvest(), tasks
         for attempt in range(plan.resample + 1):
             label = f"{run.step}{place}" if attempt == 0 else f"{run.step}{place}r{attempt}"
@@ -126,14 +124,14 @@ class Default:
         return harvest
 
     def prepared(self, run: Stage, harvest: Harvest) -> Harvest:
-        """The harvest as it is trained on: with credits exchanged, in a control."""
+        """Return the harvest for training. In a control run, credits are exchanged between episodes."""
         if run.config.shuffle_rewards:
             shuffled_credits(harvest.traces, run.config.seed + run.step)
             rebook(harvest)
         return harvest
 
     async def drop_stale(self, run: Stage, harvest: Harvest) -> int:
-        """Discard episodes with a trained act that is more than `staleness` versions old. Return how many."""
+        """Discard episodes with a trained act that is more than `staleness` versions old. Return their number."""
         old = too_old(harvest.decisions, run.hosts.versions, run.config.staleness)
         for name in sorted(old):
             await run.hosts.drop(name, "stale")
@@ -141,7 +139,7 @@ class Default:
         return len(old)
 
     def useful(self, run: Stage, harvest: Harvest) -> set[tuple[str, str]]:
-        """(env_id, task) of what some algorithm can learn from, rewarded as it will see it."""
+        """Return (env_id, task) of the tasks from which an algorithm can learn, with the rewards that it will get."""
         table = Table(harvest.decisions)
         tasks: set[tuple[str, str]] = set()
         for policy, algorithm in run.algorithms.items():
@@ -149,7 +147,7 @@ class Default:
         return tasks
 
     async def judge(self, run: Stage, table: Table) -> Table:
-        """Value summaries of the decisions whose algorithm wants them."""
+        """Return the value summaries of the decisions whose algorithm needs them."""
         wanted = {
             p: [table.ids[i] for i in table.mine(p)] for p, a in run.algorithms.items() if a.needs.summaries
         }
@@ -162,7 +160,7 @@ class Default:
         return table
 
     def warn(self, run: Stage, table: Table, harvest: Harvest) -> None:
-        """Say what a tree cannot see when it compares acts by what they earn at once."""
+        """Warn about rewards that come too late for a tree that compares acts by their immediate rewards."""
         trees = {policy: run.algorithms[policy].collect(Plan()).tree for policy in self.trains(run)}
         blind = [policy for policy, tree in trees.items() if tree is not None and tree.score == "step"]
         if not blind:
@@ -174,13 +172,16 @@ class Default:
             )
 
     def advantages(self, run: Stage, table: Table, metrics: Metrics) -> dict[str, list[Signal]]:
-        """Signals per policy; a trained role that cannot learn stops the run with the sentence that says why."""
+        """Return the signals of each policy. A trained role that cannot learn stops the run, and the message tells
+        why."""
         signals: dict[str, list[Signal]] = {}
         for policy in self.trains(run):
             algorithm, mine = run.algorithms[policy], table.mine(policy)
             if not len(mine):
                 continue
-            if not algorithm.needs.tree:  # a tree's rows lack what is earned later on the continued line
+            if (
+                not algorithm.needs.tree
+            ):  # rows of a tree do not have the later rewards of the continued branch
                 run.stops.missing(
                     f"policies.{policy}.credit", unearned(table, run.plan.credits.get(policy, {}))
                 )
@@ -198,7 +199,7 @@ class Default:
         return signals
 
     async def update(self, run: Stage, table: Table, signals: dict[str, list[Signal]]) -> Metrics:
-        """All groups update side by side, then all publish: one weight sync per policy and step."""
+        """Update all groups at the same time, and then publish once per policy and step."""
         batches = minibatches_of([r for r in table.rows if r.trainable], run.config.minibatches)
         jobs: dict[str, list[list[DecisionId]]] = {}
         for policy, own in signals.items():
@@ -218,7 +219,7 @@ class Default:
 
 
 def check_state(policy: str, algorithm: str, state: Mapping[str, object]) -> None:
-    """Refuse at once what cannot be kept in a checkpoint, and not when the first one is due."""
+    """Refuse state that a checkpoint cannot hold, before the first checkpoint is due."""
     try:
         checkpoint.check_storable(dict(state))
     except Exception as error:
@@ -229,7 +230,7 @@ def check_state(policy: str, algorithm: str, state: Mapping[str, object]) -> Non
 
 
 def rebook(harvest: Harvest) -> None:
-    """Decisions earn what their traces' credits now say."""
+    """Set the rewards of decisions to the present credits of their traces."""
     from .statistics.decisions import credits_by_node
 
     credit = {
@@ -242,7 +243,7 @@ def rebook(harvest: Harvest) -> None:
 
 
 def collected(harvest: Harvest) -> Metrics:
-    """Figures of a round of collecting: scores, endings, failures, speed."""
+    """Return metrics of a collection: scores, endings, failures, speed."""
     traces = harvest.traces
     figures: Metrics = {
         "episodes": float(len(traces)),
@@ -257,14 +258,14 @@ def collected(harvest: Harvest) -> Metrics:
         tokens += sum(n.meta.tokens_out or 0 for n in trace.acts())
     figures |= {name: math.fsum(values) / len(values) for name, values in sums.items()}
     figures |= {f"train/{name}": value for name, value in harvest.means().items()}
-    figures |= measure(traces)  # acts and what else the monitors watch
+    figures |= measure(traces)  # acts, and other figures that the monitors watch
     figures["tokens_out"] = float(tokens)
     figures["time/rollout_tokens_per_second"] = tokens / harvest.seconds if harvest.seconds else 0.0
     return figures
 
 
 def roles(table: Table) -> Metrics:
-    """Per role: acts, mean credit by component, malformed share through `format`."""
+    """Return metrics by role: acts, mean credit by component, share of malformed replies through `format`."""
     cells: dict[str, list[float]] = defaultdict(list)
     for row in table.rows:
         cells[f"role/{row.role}/credit"].append(sum(row.credit.values()))

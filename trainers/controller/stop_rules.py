@@ -1,4 +1,5 @@
-"""Rules by which a run stops itself: steps that teach nothing, roles that cannot learn, settings that count on what is not there."""
+"""Rules by which a run stops itself: steps without samples, roles that cannot learn, settings whose component never
+occurs."""
 
 from __future__ import annotations
 
@@ -11,21 +12,23 @@ from .checkpoint import Saved
 
 
 class Stopped(RuntimeError):
-    """A run stopped itself; the message is the cause."""
+    """Raised when a run stops itself. The message is the cause."""
 
 
 class StopRules:
-    """Count what goes wrong step after step, and raise `Stopped` with the cause when it has gone on for too long."""
+    """Counters of bad steps. A rule raises `Stopped` with the cause when its counter reaches `patience`."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.patience = min(config.patience, config.steps)  # a short run must teach something, too
-        self.cause = ""  # of the last step without usable samples
+        self.patience = min(config.patience, config.steps)  # a short run must also learn something
+        self.cause = ""  # cause of the last step without usable samples
         self._empty = 0
-        self._times: dict[str, int] = defaultdict(int)  # by policy or key; -1: what was missing has been seen
+        self._times: dict[str, int] = defaultdict(
+            int
+        )  # counts by policy or key; -1: the missing thing has been seen
 
     def stepped(self, metrics: Mapping[str, float]) -> None:
-        """Count a step; `patience` of them in a row without one usable sample stop the run."""
+        """Count a step. `patience` steps in a row without a usable sample stop the run."""
         self._empty = self._empty + 1 if not metrics.get("usable") else 0
         if self._empty >= self.patience:
             cause = self.cause or "no decision of a trained policy was left"
@@ -34,16 +37,16 @@ class StopRules:
             )
 
     def missing(self, key: str, sentence: str | None) -> None:
-        """Stop the run over a setting that counts on what no decision of its first `patience` steps has had."""
+        """Stop the run if no decision of its first `patience` steps has something that a setting needs."""
         if sentence is None:
-            self._times[key] = -1  # it exists; from now on it may be rare
+            self._times[key] = -1  # it exists, and may be rare from now on
         elif self._times[key] >= 0:
             self._times[key] += 1
             if self._times[key] >= self.patience:
                 raise Stopped(f"{key}: {sentence} (in {counted(self.patience, 'step')})")
 
     def starving(self, policy: str, sentence: str | None) -> None:
-        """Stop the run over a trained role whose advantages are nearly all 0, for the config's `patience` steps."""
+        """Stop the run if nearly all advantages of a trained role are 0 for `patience` steps."""
         self._times[policy] = self._times[policy] + 1 if sentence else 0
         if sentence and self.config.starved and self._times[policy] >= self.config.patience:
             raise Stopped(
@@ -55,6 +58,6 @@ class StopRules:
         return {"empty": self._empty, "starved": dict(self._times), "last_cause": self.cause}
 
     def load_state_dict(self, state: Saved) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self._empty, self.cause = state["empty"], state["last_cause"]
         self._times = defaultdict(int, state["starved"])

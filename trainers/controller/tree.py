@@ -43,21 +43,21 @@ from .statistics.decisions import prompt_hash, row_of
 from .statistics.table import Decision
 
 EXPECTED = "value"
-"""The component under which a candidate's expected later reward is shown."""
+"""Component under which traces show a candidate's expected later reward."""
 
 LEAVES = 32
-"""Most lines of one tree with `continuation="all"`; beyond it the tree goes on greedily."""
+"""Largest number of leaves of one tree with `continuation="all"`. Beyond it the tree continues greedily."""
 
 Judge = Callable[[dict[str, list[DecisionId]]], Awaitable[dict[DecisionId, float]]]
-"""Policy -> decision ids; gives for each what its critic expects once it is said (`score="value"`)."""
+"""Function that returns, for decision ids of a policy, what its critic expects after them (`score="value"`)."""
 
 Worth = Callable[[Sequence[Decision]], Mapping[DecisionId, float]]
-"""Decisions to their rewards, by id, as credit transforms make them of the credits."""
+"""Function from decisions to their rewards by id, after the credit transforms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A candidate's round as a trace of its own, with the names of the samples on its path."""
+    """Round of one candidate as a trace of its own, with the names of the samples on its path."""
 
     trace: Trace
     names: dict[str, str]
@@ -65,38 +65,38 @@ class Candidate:
 
 @dataclass(slots=True)
 class Grown:
-    """A finished tree."""
+    """Finished tree."""
 
     line: Branch
-    """The one that was continued (with `all`: always with the best)."""
+    """Continued branch (with `all`: the branch that always continues with the best candidate)."""
     rows: list[Decision] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
-    """Every candidate's round, credited: data for preference learning."""
+    """Round of every candidate, with its credits: data for preference learning."""
     leaves: list[Branch] = field(default_factory=list)
-    """Ends of the lines."""
+    """Ends of the branches."""
     lost: Counter[str] = field(default_factory=Counter)
-    """Candidates that failed for infrastructure's sake, by cause."""
+    """Number of candidates that failed because of infrastructure, by cause."""
 
     @property
     def trace(self) -> Trace:
-        """Graph trajectory of the line that was continued."""
+        """Return the graph trajectory of the continued branch."""
         return self.line.trace
 
 
 @dataclass(slots=True)
 class _Candidate:
-    branch: Branch  # perhaps shared with candidates that say the same
+    branch: Branch  # may be shared by candidates with equal text
     nodes: dict[str, Node]  # of its round, by id: its own
     names: dict[str, str]  # of their samples
     label: str
-    line: str | None = None  # the label of the line it was drawn on; None: alone, it has no siblings
+    line: str | None = None  # label of the branch it was sampled on; None: it has no siblings
     credit: dict[str, dict[str, float]] = field(default_factory=dict)  # node id -> component -> amount
     rows: list[Decision] = field(default_factory=list)
     score: float = 0.0
 
 
 class TreeSampler:
-    """Grows the tree of one episode."""
+    """Sampler that builds the tree of one episode."""
 
     def __init__(
         self, root: Branch, tree: Tree, trained: Collection[str], seed: int, judge: Judge | None = None,
@@ -114,16 +114,16 @@ class TreeSampler:
         self._deadline = None if limit is None else time.monotonic() + limit
 
     async def grow(self) -> Grown:
-        """Play the episode to its end, K candidates at a time."""
+        """Play the episode to its end, with K candidates at each act."""
         self.grown.line = await self._extend(self.root)
         return self.grown
 
     async def _extend(self, line: Branch, first: _Candidate | None = None) -> Branch:
-        """Continue a line to its leaf; lines that part from it are extended beside it."""
+        """Continue a branch to its leaf, and also the branches that part from it."""
         label = line.label
         chains = _Chains(self.root.episode, label)
         mine: list[Decision] = []
-        if first is not None:  # the candidate that this line began with
+        if first is not None:  # the candidate with which this branch began
             mine += map(chains.add, first.rows)
         beside: list[asyncio.Task[Branch]] = []
         await line.tools()
@@ -140,7 +140,7 @@ class TreeSampler:
                 continue
             state = label, line.play.round
             candidates = await self._candidates(line)
-            if not candidates:  # all failed alike: the episode did
+            if not candidates:  # all candidates failed in the same way, so the episode failed
                 break
             await self._score(candidates, mine)
             ranked = self._ranked(candidates, *state)
@@ -165,11 +165,12 @@ class TreeSampler:
         return line
 
     def _branches(self, line: Branch) -> bool:
-        """Tell whether a trained policy is asked. Replies of fixed players are not compared."""
+        """Tell whether a trained policy acts next. Replies of fixed players are not compared."""
         return any(line.team.names.get(node.agent or "") in self.trained for node in line.asked)
 
     async def _candidates(self, line: Branch) -> list[_Candidate]:
-        """K times the line, each one round on: forks, and the line itself, to whose state nobody returns."""
+        """Return K branches that are one round further: forks, and the branch itself, whose earlier state is not needed
+        again."""
         asked, own = [node.id for node in line.asked], line.label
         at = f"{own}-" if own else ""
         labels = [f"{at}{line.play.round}.{i}" for i in range(self.tree.width)]
@@ -202,21 +203,23 @@ class TreeSampler:
 
     @property
     def _shares(self) -> bool:
-        """Tell whether candidates that say the same may be one fork.
+        """Tell whether candidates with equal text may share one fork.
 
-        Where each is played on by itself, or judged by the values of its own tokens, they may not."""
+        They may not if each is played to its end, or scored by the values of its own tokens."""
         return self.tree.score == "step" and self.tree.continuation != "all"
 
     # which one ---------------------------------------------------------------------------------------------
 
     async def _score(self, candidates: list[_Candidate], before: list[Decision]) -> None:
-        """Score of each candidate, by which it is credited and chosen; `before` is the line so far."""
+        """Return the score of each candidate, for its credit and the choice. `before` is the branch so far."""
         if self.tree.score == "rollout":
             await asyncio.gather(*(self._play_on(c) for c in candidates))
         else:
             for c in candidates:
                 c.credit = {node: c.branch.credits(node) for node in c.nodes}
-        asked: dict[str, _Place] = {}  # siblings answer the same prompt in the same place: told once
+        asked: dict[
+            str, _Place
+        ] = {}  # siblings answer the same prompt at the same place, so it is stored once
         for c in candidates:
             c.rows = self._rows(c, asked)
             self.grown.candidates.append(Candidate(_round_of(c), {**c.branch.names, **c.names}))
@@ -232,7 +235,7 @@ class TreeSampler:
     def _worths(
         self, rows: Sequence[Decision], before: Sequence[Decision] = ()
     ) -> Mapping[DecisionId, float]:
-        """The decisions' rewards; what they are made of may lie in decisions `before` them."""
+        """Return the rewards of decisions. Credit transforms may need earlier decisions (`before`)."""
         if self.worth is None:
             return {row.id: math.fsum(row.credit.values()) for row in rows}
         alone = [
@@ -241,7 +244,7 @@ class TreeSampler:
         return self.worth(alone)
 
     def _look_back(self, rows: list[Decision], line: Branch) -> None:
-        """Fill in what each decision's chain earned after it was scored: the target of a critic there."""
+        """Set the later reward of each decision's chain: the target of a critic."""
         if self.tree.score != "value":
             return
         ids, trace = {name: id for id, name in line.names.items()}, line.trace
@@ -253,7 +256,7 @@ class TreeSampler:
             later[row.chain] = row.later + counted
 
     async def _play_on(self, candidate: _Candidate) -> None:
-        """Play a fork of the candidate to its end; what is said there is counted, and never trained."""
+        """Play a fork of the candidate to its end. Its acts are counted, and never trained on."""
         label = f"r{candidate.label}"
         probe = await candidate.branch.fork(label).finish()
         candidate.credit = {node: probe.credits(node) for node in candidate.nodes}
@@ -266,7 +269,7 @@ class TreeSampler:
             self.grown.rows.append(row)
 
     async def _foresee(self, candidates: list[_Candidate]) -> None:
-        """Add what the critic expects after each candidate; after the end there is nothing to expect."""
+        """Add the critic's expectation after each candidate. After the end of an episode it is 0."""
         assert self.judge is not None
         asked: dict[str, list[DecisionId]] = {}
         rows = {row.id: row for c in candidates if not c.branch.over for row in c.rows if row.trainable}
@@ -276,7 +279,7 @@ class TreeSampler:
             rows[id].credit = {**rows[id].credit, EXPECTED: expected}
 
     def _ranked(self, candidates: list[_Candidate], label: str, round: int) -> list[_Candidate]:
-        """The candidates, the one to go on with first; `label` and `round` are those of the state they share."""
+        """Return the candidates with the one to continue first. `label` and `round` name their common state."""
         chance = random.Random(derive("tree", self.seed, label, round))
         how = self.tree.continuation
         if how in ("softmax", "random"):
@@ -288,7 +291,7 @@ class TreeSampler:
         return [chosen, *(c for c in candidates if c is not chosen)]
 
     def _kept(self, count: int) -> int:
-        """Number of the `count` candidates that are continued."""
+        """Return how many of `count` candidates are continued."""
         if self.tree.continuation != "all" or self._leaves + count - 1 > LEAVES:
             return 1
         self._leaves += count - 1
@@ -297,13 +300,13 @@ class TreeSampler:
     # rows --------------------------------------------------------------------------------------------------
 
     def _rows(self, c: _Candidate, asked: dict[str, _Place] | None = None) -> list[Decision]:
-        """The decisions of a candidate's round; which chain they belong to is still to be said.
+        """Return the decisions of a candidate's round, without their chains.
 
-        `asked`: node -> its place, filled in by the first candidate of a set."""
+        `asked` holds the place of each node. The first candidate of a set fills it."""
         asked = {} if asked is None else asked
         branch, rows = c.branch, []
         for id, node in c.nodes.items():
-            if node.reply is None:  # the episode ended before it was answered
+            if node.reply is None:  # the episode ended before the node was answered
                 continue
             place = asked.get(id) or asked.setdefault(id, _place_of(node, branch))
             task, name = branch.play.task.id, c.names[id]
@@ -317,7 +320,7 @@ class TreeSampler:
 
 
 class _Chains:
-    """One chain per agent along one line."""
+    """Chains of one branch, one for each agent."""
 
     def __init__(self, episode: str, label: str) -> None:
         self.prefix = f"{episode}~{label}" if label else episode
@@ -331,14 +334,14 @@ class _Chains:
         return row
 
     def end(self, rows: list[Decision], branch: Branch) -> list[Decision]:
-        """The line goes no further: because the episode is over, or because nobody went on with it."""
+        """End the chains of a branch: the episode is over, or the branch is not continued."""
         for row in self.last.values():
             row.ended = "terminal" if branch.play.ended is Ended.TERMINAL else "truncated"
         return rows
 
 
 class _Place(NamedTuple):
-    """Facts that all siblings at a node share."""
+    """Facts that all siblings of a node share."""
 
     prompt_hash: str
     turn: int
@@ -352,7 +355,7 @@ def _place_of(node: Node, branch: Branch) -> _Place:
 
 
 def _round_of(c: _Candidate) -> Trace:
-    """A candidate's round as a trace of its own."""
+    """Return a candidate's round as a trace of its own."""
     play, nodes = c.branch.play, c.nodes.values()
     part = c.branch.arena.label(Trace(task_id=play.task.id, seed=play.seeds[-1][1], ended="truncated"))
     part.nodes = sorted((n for n in nodes if n.state == ANSWERED), key=path_key)
