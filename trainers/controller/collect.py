@@ -37,7 +37,7 @@ from .tree import Grown, Judge, TreeSampler, Worth
 
 
 class Seat:
-    """A policy of a model group, as a player. A temperature of its own is for validation: nothing is kept then."""
+    """Policy of a model group, as a player. A temperature of its own is for validation: then no samples are kept."""
 
     def __init__(
         self, group: Group, policy: str, temperature: float | None = None, idle: Idle | None = None
@@ -45,7 +45,7 @@ class Seat:
         self.group, self.policy, self.temperature, self.idle = group, policy, temperature, idle or Idle()
 
     async def act(self, call: Call) -> Answer:
-        """Ask the group."""
+        """Request a reply from the group."""
         keep = self.temperature is None
         with self.idle.call():
             return await self.group.generate(self.policy, call, self.temperature, keep)
@@ -60,32 +60,34 @@ def seated(
     seat: Callable[[str], Policy],
     guest: Callable[[str], Policy],
 ) -> BoundTeam:
-    """Everybody at the table. `players`: agent -> policy or fixed player. A policy that plays several agents has one seat."""
+    """Return the player of every agent. `players`: agent -> policy or fixed player. A policy that plays several agents
+    is one player."""
     seats = {name: seat(name) for name in dict.fromkeys(players.values()) if name in policies}
     return BoundTeam({agent: seats.get(name) or guest(name) for agent, name in players.items()}, players)
 
 
 @dataclass(slots=True)
 class Harvest:
-    """Result of a round of collecting."""
+    """Result of a collection."""
 
     traces: list[Trace] = field(default_factory=list)
-    episodes: list[str] = field(default_factory=list)  # names, as the groups know them
-    draws: dict[str, str] = field(default_factory=dict)  # episode -> the draw of a task that it belongs to
+    episodes: list[str] = field(default_factory=list)  # names, as the groups store them
+    draws: dict[str, str] = field(default_factory=dict)  # episode -> the draw of a task to which it belongs
     decisions: list[Decision] = field(default_factory=list)
     grown: list[Grown] = field(default_factory=list)  # where trees were sampled
     failures: Counter[str] = field(default_factory=Counter)  # by boundary and error
     seconds: float = 0.0
-    stale: int = 0  # episodes that were discarded, too old
+    stale: int = 0  # number of episodes discarded as too old
     drawn: Counter[str] = field(
         default_factory=Counter
-    )  # by environment: begun, whether played, failed or set aside
+    )  # by environment: all episodes that were begun (played, failed or left out)
     sums: dict[tuple[str, str], float] = field(
         default_factory=dict
-    )  # (environment, metric), over all that were played
+    )  # (environment, metric): sums over all played episodes
 
     def means(self) -> dict[str, float]:
-        """Every metric's mean over the episodes drawn of its environments; one that failed or has no such figure is 0."""
+        """Return the mean of every metric over the episodes of its environments. An episode that failed or has no such
+        figure counts 0."""
         figures: dict[str, float] = {}
         for metric in dict.fromkeys(metric for _, metric in self.sums):
             homes = [env for env, name in self.sums if name == metric]
@@ -96,11 +98,11 @@ class Harvest:
 
     @property
     def tasks(self) -> int:
-        """Number of draws of a task; one task may have been drawn twice."""
+        """Return the number of draws. One task may have been drawn twice."""
         return len({self.draws[name] for name in self.episodes})
 
     def take(self, name: str, trace: Trace, draw: str = "") -> None:
-        """Take in an episode. `draw` names the draw of its task, which the other samples of that draw share."""
+        """Add an episode. `draw` names the draw of its task, which the other samples of that draw share."""
         self.draws[name] = draw or name
         self.episodes.append(name)
         self.traces.append(trace)
@@ -111,9 +113,9 @@ class Harvest:
         self.sums[env, metric] = self.sums.get((env, metric), 0.0) + value
 
     def add(self, more: Harvest, tasks: Container[tuple[str, str]] | None = None) -> list[str]:
-        """Put another round's beside this one's: the episodes of these (env_id, task), None: all. Return the names of the others.
+        """Add another harvest's episodes of these (env_id, task); None: all. Return the names of the others.
 
-        Those set aside still count in the means: what is drawn is what the policies do, what is kept is a choice."""
+        Episodes that are left out still count in the means: the means describe the policies, and not the choice."""
         kept: set[str] = set()
         others: list[str] = []
         for name, trace in zip(more.episodes, more.traces, strict=True):
@@ -135,12 +137,12 @@ class Harvest:
 
     @property
     def cause(self) -> str:
-        """The most frequent failure, for the sentence that stops a run."""
+        """Return the most frequent failure, for the message that stops a run."""
         return self.failures.most_common(1)[0][0] if self.failures else "no episode was begun"
 
 
 class Cursor:
-    """Position of a run in its tasks: a fresh shuffle every epoch; state is (seed, epoch, position)."""
+    """Position of a run in its tasks. Every epoch has a new random order. The state is (seed, epoch, position)."""
 
     def __init__(self, ids: list[str], seed: int) -> None:
         self.ids, self.seed = ids, seed
@@ -148,7 +150,7 @@ class Cursor:
         self._order = self._shuffled()
 
     def take(self, count: int) -> list[str]:
-        """The next tasks; an epoch's last ones and the next one's first may stand together."""
+        """Return the next tasks. They may be the last ones of an epoch and the first ones of the next."""
         taken: list[str] = []
         while len(taken) < count:
             if self.position == len(self._order):
@@ -164,7 +166,7 @@ class Cursor:
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.seed, self.epoch, self.position = state["seed"], state["epoch"], state["position"]
         self._order = self._shuffled()
 
@@ -175,7 +177,7 @@ class Cursor:
 
 
 class Collector:
-    """Plays episodes of one arena with one team, and seals what was sampled."""
+    """Player of one arena's episodes with one team. It seals the samples."""
 
     def __init__(
         self,
@@ -212,11 +214,11 @@ class Collector:
         attempts: Mapping[int, int] | None = None,
         thin: bool = False,
     ) -> Harvest:
-        """`k` episodes (or trees) of each task. `keep=False` plays for the score alone: nothing is sealed.
+        """Play `k` episodes (or trees) of each task. With `keep=False` only the scores count, and nothing is sealed.
 
-        `first` is the number of the first task under its label. `attempts` plays these samples alone, each from that attempt on.
-        `thin`: nobody will read prompts and tool results of the traces, and controllers in other processes may leave them out.
-        """
+        `first` is the number of the first task under its label. `attempts` plays only these samples, each from that
+        attempt on. `thin`: prompts and tool results of the traces are not needed, and controllers in other processes
+        may leave them out."""
         harvest = Harvest()
         began = time.perf_counter()
         samples = range(k) if attempts is None else attempts
@@ -229,13 +231,15 @@ class Collector:
             begun = 0 if attempts is None else attempts[job[1]]
             name, trace, rows = await self._episode(job, seed, label, harvest, on_trace, grow, begun)
             if keep and trace is not None:
-                await self._seal(name, rows)  # while others are played, and in nobody's place
+                await self._seal(
+                    name, rows
+                )  # while other episodes are played, and without taking a place among them
             self.progress.ended(sum(n.meta.tokens_out or 0 for n in trace.acts()) if trace else 0)
             return name, trace, rows
 
         async with self.team:
             played = await side_by_side(counted(job) for job in jobs)
-        # in the order of tasks and samples, whoever came first
+        # in the order of tasks and samples, not of arrival
         for (_, _, index), (name, trace, rows) in zip(jobs, played, strict=True):
             if trace is None:
                 continue
@@ -291,7 +295,7 @@ class Collector:
         return name, None, []
 
     async def _seal(self, name: str, rows: list[Decision]) -> None:
-        """Close an episode where it was sampled. The other groups close it when the step retires it."""
+        """Close an episode in the groups that sampled it. The other groups close it when the step retires it."""
         nodes: dict[str, list[str]] = {}
         for row in rows:
             if (home := self.home.get(row.policy)) is not None:
@@ -304,16 +308,15 @@ class Collector:
 
 
 def too_old(decisions: Iterable[Decision], versions: Mapping[str, int], most: int) -> set[str]:
-    """Episodes with a trained act that began more than `most` versions ago."""
+    """Return the episodes with a trained act that began more than `most` versions ago."""
     return {d.episode for d in decisions if d.trainable and versions.get(d.policy, 0) - d.version > most}
 
 
 def minibatches_of(rows: list[Decision], count: int) -> list[list[DecisionId]]:
-    """Decision ids cut into mini-batches by task, so that every policy takes equally many optimizer steps.
+    """Cut decision ids into mini-batches by task, so that every policy makes equally many optimizer steps.
 
-    Tasks are dealt out by their tokens, the largest first, so the batches weigh about the same; a unit lies
-    within a task and is never split.
-    """
+    Tasks are distributed by their tokens, the largest first, so the batches have about the same size. A unit lies
+    within a task and is never split."""
     by_task: dict[str, list[Decision]] = {}
     for row in rows:
         by_task.setdefault(f"{row.env_id}/{row.task}", []).append(row)

@@ -1,1 +1,2 @@
-"""Collection beside the update: how episodes are admitted, the log of all that happened, and its replay."""
+"""Overlap: episodes are collected during the update. A log records all that happens, and a run can be replayed
+from it."""

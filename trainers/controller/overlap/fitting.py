@@ -1,4 +1,4 @@
-"""Overlap, and what it does not fit: said by name before anything starts."""
+"""Checks of what cannot overlap. The error names it before anything starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_overlap(config: RunConfig, recipe: Default, plan: Plan) -> None:
-    """Refuse a run whose episodes cannot be played beside its updates."""
+    """Refuse a run whose episodes cannot be played during its updates."""
     if config.overlap == "off":
         return
     if not vars(type(recipe)).get("overlaps", False):
@@ -45,7 +45,7 @@ def check_overlap(config: RunConfig, recipe: Default, plan: Plan) -> None:
 
 
 def check_replay(config: RunConfig) -> None:
-    """Refuse a replay of a run that is not settled by its log."""
+    """Refuse to replay a run whose log does not determine the replies."""
     if config.overlap == "off":
         raise ConfigError(
             "--replay: the run was synchronous (overlap=off); the same config and seed give it again"
@@ -66,7 +66,7 @@ def check_replay(config: RunConfig) -> None:
 
 
 def unsettled(config: RunConfig) -> Mapping[str, str]:
-    """Fixed players whose replies no log settles: models elsewhere, people."""
+    """Return fixed players whose replies no log determines: models elsewhere, people."""
     return {
         seat: player
         for seat, player in config.map.items()

@@ -24,20 +24,21 @@ NAME = "overlap.jsonl"
 
 
 class LogMark(TypedDict):
-    """Position of the log's end, as a checkpoint holds it."""
+    """Position of the log's end, for a checkpoint."""
 
     bytes: int
     chain: str
 
 
 class Log:
-    """Writes the log."""
+    """Writer of the log."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.chain = path, ""
 
     def begin(self, mark: LogMark | None, **fields: object) -> None:
-        """Open the log; a resumed run forgets what came after its checkpoint's `mark`: it comes again."""
+        """Open the log. A resumed run removes the lines after its checkpoint's `mark`, because those steps are
+        repeated."""
         if mark is None:
             self.path.unlink(missing_ok=True)
         else:
@@ -64,25 +65,25 @@ class Log:
             file.write(f'{body[:-1]},"chain":"{self.chain}"}}\n')
 
     def mark(self) -> LogMark:
-        """Position where the log ends now, for a checkpoint."""
+        """Return the position of the log's end, for a checkpoint."""
         with open(self.path, "rb+") as file:
             os.fsync(file.fileno())
         return {"bytes": self.path.stat().st_size, "chain": self.chain}
 
 
 def chained(before: str, body: str) -> str:
-    """Checksum of a line and of all lines before it."""
+    """Return the checksum of a line and of all lines before it."""
     return hashlib.sha256(f"{before}\n{body}".encode()).hexdigest()[:16]
 
 
 def last_chain(path: Path) -> str:
-    """Checksum at the end of a log that was read."""
+    """Return the checksum at the end of a log."""
     lines = path.read_text().splitlines()
     return str(json.loads(lines[-1])["chain"]) if lines else ""
 
 
 def records(path: Path) -> list[JsonObject]:
-    """The lines of a log, each as it was written; damage names the line. A last line that a kill tore is left out."""
+    """Return the lines of a log. Damage is an error with the number of the line. A torn last line is left out."""
     if not path.is_file():
         raise Damaged(f"{path} is missing: a run with overlap=wait or drop writes it")
     found: list[JsonObject] = []

@@ -1,4 +1,5 @@
-"""Record of a draw in the log: which attempt of each sample ended, who drew which token, and a checksum of the episode."""
+"""Record of a draw in the log: the successful attempt of each sample, the version of each token, and a checksum of the
+episode."""
 
 from __future__ import annotations
 
@@ -15,19 +16,19 @@ class EpisodeRecord(TypedDict):
 
     attempt: int
     versions: dict[str, list[list[int]]]
-    """Version that drew the tokens of each act, as [first token, version] …"""
+    """Versions that sampled the tokens of each act, as [first token, version] …"""
     checksum: str
 
 
 class DrawRecord(TypedDict):
-    """Record of a draw: its samples, and what failed by cause."""
+    """Record of a draw: its samples, and the number of failures by cause."""
 
     episodes: dict[str, EpisodeRecord]
     failures: dict[str, int]
 
 
 def record_of(harvest: Harvest, number: int, size: int) -> DrawRecord:
-    """Return the record: samples that failed are not among its episodes, and counted by cause."""
+    """Return the record of a draw. Failed samples are not among its episodes, but counted by cause."""
     prefix = f"{number // size}:{number % size}."
     episodes: dict[str, EpisodeRecord] = {}
     for name, trace in zip(harvest.episodes, harvest.traces, strict=True):
@@ -39,7 +40,7 @@ def record_of(harvest: Harvest, number: int, size: int) -> DrawRecord:
 
 
 def versions_of(trace: Trace) -> dict[str, list[list[int]]]:
-    """Version that drew the tokens of each act, as [first token, version] …"""
+    """Return the versions that sampled the tokens of each act, as [first token, version] …"""
     return {
         node.id: [[0, node.meta.version], *(list(pair) for pair in node.meta.switches or ())]
         for node in trace.acts()
@@ -48,6 +49,6 @@ def versions_of(trace: Trace) -> dict[str, list[list[int]]]:
 
 
 def checksum_of(trace: Trace) -> str:
-    """Checksum of what two runs of the same episode share: what was said, and what it earned."""
+    """Return a checksum of replies and rewards, which two runs of the same episode share."""
     text = json.dumps(trace.to_dict(volatile=False), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

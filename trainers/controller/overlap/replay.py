@@ -35,16 +35,16 @@ FREE = (
     "steps", "checkpoint_every", "checkpoints", "checkpoints_best", "restart_pause", "log.*", "eval.*", "watchdog", "restarts", "patience", "starved",
     "concurrency", "controllers", "runtime", "ray.*", "imports*", "retries",
 )  # fmt: skip
-"""Keys that change nothing of what is trained."""
+"""Keys that do not affect training."""
 
 
 @dataclass
 class Recording:
-    """The log of a run, read."""
+    """Log of a run, as a replay reads it."""
 
     path: Path
     size: int
-    """Draws of a batch."""
+    """Number of draws in a batch."""
     tasks: dict[int, str] = field(default_factory=dict)  # by draw
     arrivals: dict[int, dict[str, EpisodeRecord]] = field(default_factory=dict)  # by draw
     batches: list[list[int]] = field(default_factory=list)  # by step
@@ -53,7 +53,7 @@ class Recording:
 
     @classmethod
     def of(cls, directory: Path, config: RunConfig) -> Recording:
-        """Read the log of a run directory. One that was touched, or that another config wrote, is refused."""
+        """Read the log of a run directory. A changed log is refused, and so is a log of another config."""
         recording = cls(directory / NAME, config.tasks_per_step)
         for number, line in enumerate(records(recording.path), 1):
             try:
@@ -62,7 +62,7 @@ class Recording:
                 raise Damaged(
                     f"{recording.path}, line {number}: it is not of this kind of log ({error!r})"
                 ) from error
-        del recording.batches[len(recording.figures) :]  # of a step that a kill interrupted
+        del recording.batches[len(recording.figures) :]  # lines of a step that a kill interrupted
         if not recording.figures:
             raise ConfigError(f"{recording.path} holds no whole step: there is nothing to replay")
         return recording
@@ -89,7 +89,7 @@ class Recording:
                 self.ended = True
 
     def _compare(self, then: Mapping[str, object], config: RunConfig) -> None:
-        """Refuse a run whose settings changed on its way: no single config gives it again."""
+        """Refuse a run whose settings changed during the run, because no single config repeats it."""
         now = settings_of(config)
         for key in {**then, **now}:
             if then.get(key) != now.get(key) and not any(fnmatch(key, free) for free in FREE):
@@ -99,7 +99,7 @@ class Recording:
                 )
 
     def specs(self, specs: Mapping[str, GroupSpec], staleness: int) -> dict[str, GroupSpec]:
-        """The groups, with engines that draw each token by the version of its time."""
+        """Return the groups, with engines that sample each token with the version of the original run."""
         versions: dict[str, list[list[int]]] = {}
         for draws in self.batches:
             for draw in draws:
@@ -110,27 +110,27 @@ class Recording:
         return {name: replace(spec, engine_options={"replay": drawn}) for name, spec in specs.items()}
 
     def name(self, draw: int, sample: str, attempt: int) -> str:
-        """Name of an episode."""
+        """Return the name of an episode."""
         return f"{draw // self.size}:{draw % self.size}.{sample}" + (f"~{attempt}" if attempt else "")
 
 
 class Replay(Stream):
-    """Draws as the log has them, in place of those that are admitted now."""
+    """Source of the draws in the log, in place of newly admitted ones."""
 
     def __init__(self, run: Stage, recording: Recording) -> None:
         super().__init__(run)
         self.recording = recording
 
     def begin(self, team: BoundTeam, trained: Collection[str]) -> None:
-        """Seat the players, and open a log of its own."""
+        """Set the players, and open the replay's own log."""
         super().begin(team, trained)
         self.log.write("replay", of=str(self.recording.path))
 
     def admit(self) -> None:
-        """Admit nobody: each step plays its draws."""
+        """Admit no draw: each step plays its own draws."""
 
     async def batch(self) -> Harvest:
-        """Play the draws of the step, and compare each episode with the original's."""
+        """Play the draws of the step, and compare each episode with the original one."""
         draws = self.recording.batches[self.run.step]
         self._follow(max(draws))
         with self.run.hosts.idle.waiting():
@@ -142,7 +142,7 @@ class Replay(Stream):
         return harvest
 
     def _follow(self, last: int) -> None:
-        """Move the cursor as the original did."""
+        """Move the cursor as the original run did."""
         while self.admitted <= last:
             (task,) = self.run.cursor.take(1)
             then = self.recording.tasks[self.admitted]
@@ -165,7 +165,7 @@ class Replay(Stream):
         return harvest
 
     def stepped(self, metrics: Mapping[str, float]) -> None:
-        """Compare the figures of the step with the original's."""
+        """Compare the metrics of the step with the original ones."""
         step = self.run.step
         then, now = self.recording.figures[step - 1], json.loads(json.dumps(exact(metrics)))
         for key in {**then, **now}:
@@ -177,11 +177,11 @@ class Replay(Stream):
 
     @asynccontextmanager
     async def at_rest(self) -> AsyncIterator[None]:
-        """Nothing is in flight between the steps."""
+        """Do nothing: no episode runs between the steps."""
         yield
 
 
 def settings_of(config: RunConfig) -> dict[str, object]:
-    """A config's settings by key, as a log holds them."""
+    """Return a config's settings by key, as a log holds them."""
     plain: dict[str, object] = json.loads(json.dumps(dict(leaves(written(to_dict(config))))))
     return plain

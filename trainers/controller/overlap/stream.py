@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """Draws on their way: in flight, and arrived."""
+    """Draws in flight, and draws that have arrived."""
 
     def __init__(self, run: Stage) -> None:
         self.run, self.size = run, run.config.tasks_per_step
         self.log = Log(run.dir / NAME)
         self.admitted = 0  # draws so far
         self.discarded = 0
-        self.stale = 0  # episodes discarded since the last batch
+        self.stale = 0  # number of episodes discarded since the last batch
         self.flying: dict[int, asyncio.Task[None]] = {}
         self.arrived: dict[int, Harvest] = {}  # in the order of arrival
         self.paused = False
@@ -59,11 +59,11 @@ class Stream:
         config = self.run.config
         steps = min(
             self.run.step + 1 + config.staleness, config.steps
-        )  # nothing is played for steps that never come
+        )  # steps after the last one need no draws
         return steps * self.size - (self.admitted - self.discarded)
 
     def begin(self, team: BoundTeam, trained: Collection[str]) -> None:
-        """Open the log, and let the first draws in. The state of a checkpoint was loaded before, if there is one."""
+        """Open the log, and admit the first draws. If there is a checkpoint, its state has been loaded before."""
         run = self.run
         run.collector.team, run.collector.trained = team, set(trained)
         settings = dict(leaves(written(to_dict(run.config))))
@@ -71,7 +71,7 @@ class Stream:
         self.admit()
 
     def admit(self) -> None:
-        """Begin draws while there is room."""
+        """Begin draws while there is capacity."""
         while not self.paused and self.room > 0:
             number, (task,) = self.admitted, self.run.cursor.take(1)
             self.log.write("admit", draw=number, task=task, step=self.run.step)
@@ -87,7 +87,7 @@ class Stream:
         del self.flying[number]
 
     async def play(self, number: int, task: str, attempts: Mapping[int, int] | None = None) -> Harvest:
-        """Play a draw, and seal it. `attempts`: see `Collector.collect`."""
+        """Play a draw, and seal it. `attempts` is explained at `Collector.collect`."""
         config, (label, index) = self.run.config, divmod(number, self.size)
         return await self.run.collector.collect(
             [task], config.k, config.seed, str(label), self.run.on_trace, first=index, attempts=attempts
@@ -108,7 +108,7 @@ class Stream:
         return harvest
 
     async def _chosen(self) -> list[int]:
-        """Draws of the next step that are here."""
+        """Return the arrived draws of the next step."""
         if self.run.config.overlap == "wait":
             first = self.run.step * self.size
             return [n for n in range(first, first + self.size) if n in self.arrived]
@@ -118,7 +118,7 @@ class Stream:
         return sorted(list(self.arrived)[: self.size])
 
     async def _discard(self, number: int) -> None:
-        """Discard a whole draw, so that what is compared stays whole."""
+        """Discard a whole draw, because its episodes are compared with each other."""
         harvest = self.arrived.pop(number)
         self.log.write("discard", draw=number, step=self.run.step)
         self.discarded += 1
@@ -127,20 +127,20 @@ class Stream:
             await self.run.hosts.drop(name, "stale")
 
     async def _arrival(self) -> None:
-        """Wait until a draw has arrived. What one raises is raised here."""
+        """Wait until a draw has arrived. An error of a draw is raised here."""
         done, _ = await asyncio.wait(list(self.flying.values()), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
 
     def stepped(self, metrics: Mapping[str, float]) -> None:
-        """A step is done: its versions are published, and there is room for more."""
+        """Record a finished step: its versions are published, and there is capacity for more draws."""
         run = self.run
         self.log.write("publish", step=run.step, versions=run.hosts.versions, figures=exact(metrics))
         self.admit()
 
     @asynccontextmanager
     async def at_rest(self) -> AsyncIterator[None]:
-        """Let nobody in and wait until all in flight have arrived: the point at which a checkpoint is consistent."""
+        """Stop admitting, and wait until all draws in flight have arrived. Only then is a checkpoint consistent."""
         self.paused = True
         try:
             while self.flying:
@@ -151,10 +151,10 @@ class Stream:
         self.admit()
 
     async def close(self, done: bool) -> None:
-        """End what is still in flight."""
+        """Cancel the draws in flight."""
         for task in (flying := list(self.flying.values())):
             task.cancel()
-        with suppress(Exception):  # what went wrong there is told by whoever ends the run
+        with suppress(Exception):  # whoever ends the run reports these errors
             await asyncio.gather(*flying, return_exceptions=True)
         if done:
             self.log.write("end", step=self.run.step)
@@ -162,7 +162,7 @@ class Stream:
     # checkpoints -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
-        """Return the draws that wait for their step, and where the log ends. Nothing is in flight."""
+        """Return the draws that wait for their step, and the position of the log's end. No draw is in flight."""
         arrived = [[number, plain(harvest)] for number, harvest in self.arrived.items()]
         return {
             "admitted": self.admitted, "discarded": self.discarded, "stale": self.stale, "arrived": arrived,
@@ -170,19 +170,19 @@ class Stream:
         }  # fmt: skip
 
     def load_state_dict(self, state: Saved) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.admitted, self.discarded, self.stale = state["admitted"], state["discarded"], state["stale"]
         self.arrived = {number: harvest_of(own) for number, own in state["arrived"]}
         self._mark = state["log"]
 
 
 def exact(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Figures of the updates, which a replay gives again to the bit."""
+    """Return the metrics of updates that a replay must reproduce exactly."""
     return {k: v for k, v in metrics.items() if k.startswith("policy/") and "time/" not in k}
 
 
 def plain(harvest: Harvest) -> dict[str, object]:
-    """A harvest as plain JSON."""
+    """Return a harvest as plain JSON."""
     return {
         "episodes": harvest.episodes, "draws": harvest.draws, "seconds": harvest.seconds,
         "traces": [trace.to_dict() for trace in harvest.traces],
@@ -193,7 +193,7 @@ def plain(harvest: Harvest) -> dict[str, object]:
 
 
 def harvest_of(own: Saved) -> Harvest:
-    """Read what `plain` gave."""
+    """Read the result of `plain`."""
     harvest = Harvest(
         traces=[Trace.from_dict(trace) for trace in own["traces"]],
         episodes=list(own["episodes"]), draws=dict(own["draws"]), seconds=own["seconds"],

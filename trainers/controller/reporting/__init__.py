@@ -1,1 +1,1 @@
-"""Reports of a run: console, logs, progress, timeline, and the watchdog that names who waits for whom."""
+"""Reports of a run: console, logs, progress, timeline, and the watchdog that names what waits for what."""

@@ -1,4 +1,5 @@
-"""The run in a terminal: curves, a row per role, speed, failures; or a line a step where nobody watches."""
+"""Console output of a run: curves, a row per role, speed, failures. If the output is not a terminal, a line per
+step."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 class Console:
-    """Shows a run's figures as they come."""
+    """Display of a run's metrics."""
 
     def __init__(
         self, config: RunConfig, headline: str, live: bool, directory: Path = Path(), every: float = 30.0
@@ -41,11 +42,11 @@ class Console:
             self.live.start()
 
     def say(self, text: str) -> None:
-        """Show a text above what moves."""
+        """Print a text above the live display."""
         self.rich.print(Text(text), soft_wrap=True)
 
     def recall(self, rows: Iterable[JsonView]) -> None:
-        """The figures from before a resume."""
+        """Take the metrics from before a resume."""
         for row in rows:
             if row["kind"] == "validation":
                 self.valid.append((row["step"], row.get(self.headline, 0.0)))
@@ -54,7 +55,7 @@ class Console:
         self.earlier = len(self.train)
 
     def progressed(self, progress: Progress) -> None:
-        """Show how far the step is: often where somebody watches, else a line now and then."""
+        """Show how far the step is: often in a terminal, rarely in a file."""
         now = time.perf_counter()
         if self.live is not None:
             if progress.done == 0 or now - self.shown > 0.25:
@@ -65,7 +66,7 @@ class Console:
             print(f"step {len(self.train) + 1:>4}/{self.config.steps}  {progress}", flush=True)
 
     def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Show a step's or a validation's figures."""
+        """Show the metrics of a step or a validation."""
         if kind == "validation":
             self.valid.append((step, figures.get(self.headline, 0.0)))
         else:
@@ -79,7 +80,7 @@ class Console:
             print(self._line(step, figures), flush=True)
 
     def close(self, ending: str) -> None:
-        """Say how it ended. What an error says, whoever gets it says."""
+        """Show how the run ended. An error is reported by the caller."""
         if self.live is not None:
             self.live.stop()
         self.rich.print(
@@ -133,7 +134,7 @@ class Console:
 
 
 def _bar(progress: Progress, width: int = 30) -> str:
-    """A phase as a line with a bar."""
+    """Return a phase as a line with a bar."""
     if not progress.total:
         return f"{progress} …"
     full = round(width * progress.done / progress.total)
@@ -141,7 +142,7 @@ def _bar(progress: Progress, width: int = 30) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """A curve in one line of text."""
+    """Return a curve as one line of text."""
     if not values:
         return ""
     values = values if len(values) <= width else [values[int(i * len(values) / width)] for i in range(width)]

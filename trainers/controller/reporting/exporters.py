@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Prometheus:
-    """A page on this machine (`log.prometheus=9400`: http://127.0.0.1:9400/metrics) with the newest figures."""
+    """Page with the newest metrics for Prometheus (`log.prometheus=9400`: http://127.0.0.1:9400/metrics)."""
 
     def __init__(self, directory: Path, config: RunConfig) -> None:
         try:
@@ -25,7 +25,9 @@ class Prometheus:
         except ImportError as error:
             raise ImportError("log.prometheus: pip install prometheus_client first") from error
         self.run = directory.name
-        registry = CollectorRegistry()  # this run's own: several may live in one process
+        registry = (
+            CollectorRegistry()
+        )  # a registry of this run's own, because a process may have several runs
         self.step = Gauge("unitymas_step", "Steps done.", ["run"], registry=registry)
         self.figure = Gauge("unitymas_figure", "Newest figure.", ["run", "kind", "name"], registry=registry)
         try:
@@ -38,7 +40,7 @@ class Prometheus:
             ) from error
 
     def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Show the figures from now on."""
+        """Show these metrics from now on."""
         self.step.labels(self.run).set(step)
         for name, value in figures.items():
             self.figure.labels(self.run, kind, name).set(value)
@@ -68,12 +70,12 @@ class OpenTelemetry:
         self.figure: Gauge = meter.create_gauge("unitymas_figure")
 
     def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Send the figures. A collector that does not answer is logged by OpenTelemetry, and the run goes on."""
+        """Send the metrics. If the collector does not answer, OpenTelemetry logs it, and the run continues."""
         self.step.set(step, {"run": self.run})
         for name, value in figures.items():
             self.figure.set(value, {"run": self.run, "kind": kind, "name": name})
         self.provider.force_flush(10_000)
 
     def close(self, ending: str) -> None:
-        """Send what is left."""
+        """Send what is left, and stop."""
         self.provider.shutdown(10_000)

@@ -1,4 +1,4 @@
-"""Idle shares: the time in which the trainer waits for episodes, and in which no call to a policy is open."""
+"""Idle shares: how long the trainer waits for episodes, and how long no call to a policy is open."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from contextlib import contextmanager
 
 
 class Idle:
-    """Two clocks, begun anew with each step."""
+    """Two clocks that restart with each step."""
 
     def __init__(self) -> None:
         self._open, self._since = 0, 0.0
         self.begin()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._began = self._since = time.perf_counter()
         self._waited = self._busy = 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The trainer waits while the block lasts."""
+        """Count the block's duration as waiting of the trainer."""
         began = time.perf_counter()
         try:
             yield
@@ -30,7 +30,7 @@ class Idle:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """A call is open while the block lasts."""
+        """Count a call as open during the block."""
         if not self._open:
             self._since = time.perf_counter()
         self._open += 1
@@ -42,7 +42,7 @@ class Idle:
                 self._busy += time.perf_counter() - self._since
 
     def figures(self) -> dict[str, float]:
-        """Shares of the step so far in which the trainer and the rollout were idle."""
+        """Return the shares of the step so far in which the trainer and the rollout were idle."""
         now = time.perf_counter()
         seconds = max(now - self._began, 1e-9)
         busy = self._busy + (now - self._since if self._open else 0.0)

@@ -33,28 +33,28 @@ if TYPE_CHECKING:
 
 
 BookRow: TypeAlias = JsonObject
-"""Line of the book: `kind`, `step`, `time`, and figures by name."""
+"""Row of `metrics.jsonl`: `kind`, `step`, `time`, and metrics by name."""
 
 
 class BookMark(TypedDict):
-    """Position of the book's end, as a checkpoint holds it."""
+    """Position of the end of `metrics.jsonl`, for a checkpoint."""
 
     bytes: int
     sha256: str
 
 
 class Sink(Protocol):
-    """Takes figures as they come."""
+    """Interface of a logger."""
 
     def log(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Take the figures of one step."""
+        """Take the metrics of one event."""
 
     def close(self, ending: str) -> None:
-        """End with the ending of the run."""
+        """Close the logger at the end of the run."""
 
 
 class Logbook:
-    """The run's memory of itself, and its voices."""
+    """Writer of `metrics.jsonl`, which also passes metrics to the other loggers."""
 
     def __init__(self, directory: Path, config: RunConfig, arena: Arena) -> None:
         self.path, self.config, self.arena = directory / "metrics.jsonl", config, arena
@@ -65,12 +65,13 @@ class Logbook:
             self.sinks.insert(0, self.console)
 
     def begin(self, step: int = 0, mark: BookMark | None = None) -> None:
-        """Open the book. A resumed run forgets what came after its checkpoint's `mark`: those steps come again."""
-        losses: list[BookRow] = []  # deaths stay counted, whatever steps come again
+        """Open `metrics.jsonl`. A resumed run removes the rows after its checkpoint's `mark`, because those steps are
+        repeated."""
+        losses: list[BookRow] = []  # rows of deaths stay, also when their steps are repeated
         if mark is None:
             with suppress(Damaged, OSError):
                 losses = _losses(self.path)
-            self.path.unlink(missing_ok=True)  # a run that ended before its first checkpoint is begun anew
+            self.path.unlink(missing_ok=True)  # a run that ended before its first checkpoint begins again
         elif not self.path.exists():
             print(f"unitymas: {self.path} is gone; the curves begin at step {step}", file=sys.stderr)
         elif self.path.stat().st_size < mark["bytes"] or checksum(self.path, mark["bytes"]) != mark["sha256"]:
@@ -94,51 +95,51 @@ class Logbook:
         self.lost(step, losses)
 
     def mark(self) -> BookMark:
-        """Position where the book ends now, for a checkpoint."""
+        """Return the position of the end of `metrics.jsonl`, for a checkpoint."""
         with open(self.path, "rb+") as file:
             os.fsync(file.fileno())
         return {"bytes": self.path.stat().st_size, "sha256": checksum(self.path)}
 
     def stepped(self, step: int, figures: Mapping[str, float]) -> None:
-        """A step's figures."""
+        """Log the metrics of a step."""
         self._line("step", step, figures)
         for sink in self.sinks:
             sink.log("step", step, figures)
 
     def validated(self, step: int, figures: Mapping[str, float]) -> None:
-        """A validation's figures."""
+        """Log the metrics of a validation."""
         self._line("validation", step, figures)
         for sink in self.sinks:
             sink.log("validation", step, figures)
 
     def alarmed(self, alarm: Alarm) -> None:
-        """A monitor fired."""
+        """Log an alarm of a monitor."""
         self._line(
             "alarm", alarm.step, {"monitor": alarm.monitor, "value": alarm.value, "message": alarm.message}
         )
         print(f"alarm, {alarm}", file=sys.stderr, flush=True)
 
     def lost(self, step: int, losses: Sequence[BookRow]) -> None:
-        """Log the deaths of groups that the run has gone on after: each once, also those that came after the checkpoint's mark."""
+        """Log the deaths of groups after which the run continued, each once, also those after the checkpoint's mark."""
         logged = {row.get("lost_at") for row in _losses(self.path)} if losses else set()
         for loss in losses:
             if loss.get("lost_at") not in logged:
                 self._line("loss", step, loss)
 
     def say(self, text: str) -> None:
-        """Tell whoever looks at the console."""
+        """Print a message on the console."""
         if self.console is not None:
             self.console.say(text)
 
     def progressed(self, progress: Progress) -> None:
-        """The run went on within its step."""
+        """Show the progress within a step."""
         if self.console is not None:
             self.console.progressed(progress)
 
     def finish(self, ending: str) -> None:
         """Log how the run ended."""
-        with suppress(OSError):  # on a full disk, what went wrong is told all the same
-            if self.path.exists():  # else it never began, and the directory can be used again
+        with suppress(OSError):  # on a full disk, the original error is reported in any case
+            if self.path.exists():  # otherwise the run never began, and the directory can be used again
                 self._line("end", -1, {"ending": ending})
         for sink in self.sinks:
             sink.close(ending)
@@ -150,7 +151,8 @@ class Logbook:
 
 
 def rows_of(path: Path) -> list[BookRow]:
-    """A book's rows; a last line that a kill tore is left out, and damage names the line."""
+    """Return the rows of a `metrics.jsonl`. A torn last line is left out. Other damage is an error with the number of
+    the line."""
     rows: list[BookRow] = []
     for number, line in enumerate(path.read_text(errors="replace").splitlines(keepends=True), 1):
         if not line.endswith("\n"):
@@ -163,7 +165,7 @@ def rows_of(path: Path) -> list[BookRow]:
 
 
 def _losses(path: Path) -> list[BookRow]:
-    """Deaths of groups that a book tells."""
+    """Return the rows of deaths in a `metrics.jsonl`."""
     told = ("kind", "step", "time")
     return [{k: v for k, v in row.items() if k not in told} for row in rows_of(path) if row["kind"] == "loss"]
 
@@ -179,7 +181,7 @@ def _console(directory: Path, config: RunConfig, headline: str) -> Console | Non
 
 
 def loggers_of(config: RunConfig) -> list[str]:
-    """Name the loggers that a config asks for."""
+    """Return the names of the loggers that a config selects."""
     log = config.log
     switched = {
         "tensorboard": log.tensorboard,
@@ -192,7 +194,7 @@ def loggers_of(config: RunConfig) -> list[str]:
 
 
 class _TensorBoard:
-    """Figures as TensorBoard's event files, in the run's directory."""
+    """Logger that writes TensorBoard's event files into the run's directory."""
 
     def __init__(self, directory: Path, config: RunConfig) -> None:
         try:
@@ -210,7 +212,7 @@ class _TensorBoard:
 
 
 class _Tracker:
-    """Figures in a project of Weights & Biases, or of trackio, which speaks the same language."""
+    """Logger to a project of Weights & Biases, or of trackio, which has the same interface."""
 
     def __init__(self, module: str, directory: Path, config: RunConfig) -> None:
         import importlib
@@ -240,4 +242,4 @@ LOGGERS: Registry[Callable[[Path, RunConfig], Sink]] = Registry(
         "otlp": OpenTelemetry,
     },
 )
-"""Loggers by name: each is made of the run's directory and config."""
+"""Loggers by name. Each is constructed with the run's directory and config."""

@@ -1,4 +1,4 @@
-"""Progress of a run within its step: what it is doing, how much of it is done, and how fast."""
+"""Progress of a run within its step: the phase, how much of it is done, and how fast."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable
 
 
 class Progress:
-    """One phase after another; `show` is called whenever something has changed."""
+    """Progress of one phase after another. `show` is called at every change."""
 
     def __init__(self) -> None:
         self.show: Callable[[Progress], None] = lambda progress: None
         self.entered: Callable[[str], None] = lambda phase: None
-        """Told of each phase that begins."""
+        """Function that is called when a phase begins."""
         self.begin("starting")
 
     def begin(self, phase: str, total: int = 0) -> None:
-        """The next phase; `total` is how many things it will end, 0 where that is not known."""
+        """Begin the next phase. `total` is the number of its parts, or 0 if it is not known."""
         self.phase, self.total, self.done, self.tokens = phase, total, 0, 0
         self.began = time.perf_counter()
         self.entered(phase)
         self.show(self)
 
     def ended(self, tokens: int = 0) -> None:
-        """One thing more is done."""
+        """Count one finished part."""
         self.done, self.tokens = self.done + 1, self.tokens + tokens
         self.show(self)
 

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 
 POINTS = 200
-"""Points of a counter in one step, at most."""
+"""Largest number of points of a counter in one step."""
 SHORT = ("generate", "seal", "drop", "cancel", "phase")
-"""Calls that come in thousands: their number is a counter, and none has a bar of its own."""
+"""Calls that come in thousands. The timeline counts them, and draws no bar for each."""
 
 
 class Timeline:
-    """Collects a step's intervals, and writes them at its end."""
+    """Collector of a step's intervals, which it writes at the end of the step."""
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.origin = path, time.perf_counter() - time.time()
@@ -35,19 +35,19 @@ class Timeline:
         self._phase: tuple[str, float] | None = None
         self._tracks: dict[str, int] = {}
         self._named = 0
-        if path is not None and path.exists():  # a resumed run goes on after the last whole line
+        if path is not None and path.exists():  # a resumed run continues after the last complete line
             whole = path.read_bytes()
             os.truncate(path, whole.rfind(b"\n") + 1)
 
     def phase(self, name: str) -> None:
-        """End the controller's phase, and begin the next."""
+        """End the controller's phase, and begin the next one."""
         now = time.perf_counter()
         if self._phase is not None:
             self._bar("controller", self._phase[0], self._phase[1], now)
         self._phase = (name, now)
 
     def call(self, group: str, method: str, policy: str, began: float, ended: float) -> None:
-        """Note a call that a group has answered."""
+        """Record a call that a group has answered."""
         if method in ("generate", "play"):
             self.calls[group].append((began, ended))
         elif method not in SHORT:
@@ -56,7 +56,7 @@ class Timeline:
             self.work[group].append((began, ended))
 
     def stepped(self, step: int, began: float) -> dict[str, float]:
-        """Write what happened since the last step. Return the shares of the step in which each group worked."""
+        """Write the intervals since the last step. Return the share of the step in which each group worked."""
         now = time.perf_counter()
         self.phase("between steps")
         self._bar("steps", f"step {step}", began, now)
@@ -113,15 +113,15 @@ class Timeline:
 
 
 def concurrency(intervals: np.ndarray) -> list[tuple[float, int]]:
-    """Count the intervals (began, ended) that are open: the count after each moment at which one begins or ends."""
+    """Count the open intervals (began, ended): the count after each moment at which one begins or ends."""
     moments = np.concatenate([intervals[:, 0], intervals[:, 1]])
     change = np.repeat([1, -1], len(intervals))
-    order = np.lexsort((change, moments))  # at the same moment, what ends comes first
+    order = np.lexsort((change, moments))  # at the same moment, an end comes before a beginning
     return list(zip(moments[order].tolist(), np.cumsum(change[order]).tolist(), strict=True))
 
 
 def thinned(points: list[tuple[float, int]], most: int) -> list[tuple[float, int]]:
-    """Keep at most so many points, the last among them."""
+    """Keep at most so many points, the last one among them."""
     return points if len(points) <= most else [*points[:: -(-len(points) // (most - 1))], points[-1]]
 
 

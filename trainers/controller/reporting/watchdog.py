@@ -1,8 +1,7 @@
-"""The watchdog: a run in which nothing ends any more reports it, with the places that wait.
+"""The watchdog: if nothing ends for a long time, it reports what each part of a run waits for.
 
-Every call to a model group is on a list while it waits, and every episode while it is played. A thread beside the
-event loop looks at both; it only reads and prints, so what is trained does not depend on it.
-"""
+Every call to a model group is on a list while it waits, and every episode while it is played. A thread beside the event
+loop looks at both. It only reads and prints, so it does not affect training."""
 
 from __future__ import annotations
 
@@ -20,39 +19,40 @@ from ....envs.core.execution import Execution
 from ...group.contract import Group
 
 POOLS = ("MainThread", "group", "unitymas", "openai", "vllm")
-"""Beginnings of the names of threads whose place is told."""
+"""Beginnings of the names of threads whose place is reported."""
 NO_POLICY = ("play", "save", "load", "seal", "drop", "cancel", "phase")
-"""Calls whose first argument is text, but no policy's name."""
+"""Calls whose first argument is text, but not the name of a policy."""
 
 
 class Watchdog:
-    """Tells what is waited for when nothing has ended for `seconds` (0: never), and again after as long."""
+    """Reporter of everything that waits if nothing has ended for `seconds` (0: never), and again after the same
+    time."""
 
     def __init__(self, seconds: float, tell: Callable[[str], None] | None = None) -> None:
         self.seconds, self.tell = seconds, tell or _print
         self.episodes: dict[str, Execution] = {}  # name -> execution, while it is played
         self.answered: Callable[[str, str, str, float, float], None] | None = None
-        """Told of each call that has ended: group, method, policy, its beginning and end."""
+        """Function that is called for each call that has ended, with group, method, policy, beginning and end."""
         self._calls: dict[int, tuple[float, str, str, tuple[object, ...]]] = {}
         self._last, self._number = time.monotonic(), 0
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start to watch."""
         if self.seconds:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop to watch."""
         self._over.set()
 
     def over(self, group: Group, name: str) -> Group:
-        """A model group whose calls are on the list."""
-        return cast(Group, Watched(group, name, self))  # it answers whatever the group answers
+        """Return a model group whose calls are on the list."""
+        return cast(Group, Watched(group, name, self))  # it has the members of the group itself
 
     @contextmanager
     def call(self, group: str, method: str, arguments: tuple[object, ...]) -> Iterator[None]:
-        """On the list until the block ends."""
+        """Keep a call on the list during the block."""
         self._number = number = self._number + 1
         self._calls[number] = (time.monotonic(), group, method, arguments)
         began = time.perf_counter()
@@ -69,7 +69,7 @@ class Watchdog:
 
     @contextmanager
     def episode(self, name: str, execution: Execution) -> Iterator[None]:
-        """The same of an episode."""
+        """Keep an episode on the list during the block."""
         self.episodes[name] = execution
         try:
             yield
@@ -86,7 +86,7 @@ class Watchdog:
                 self.tell(self.report())
 
     def report(self) -> str:
-        """Report what is waited for now, the longest wait first."""
+        """Return a report of everything that waits now, the longest wait first."""
         now = time.monotonic()
         calls = sorted(list(self._calls.values()), key=lambda call: call[0])
         lines = [f"watchdog: nothing has ended for {now - self._last:.0f} s. Waiting:"]
@@ -99,13 +99,13 @@ class Watchdog:
 
 
 class Watched:
-    """A model group as it is, with every call to it on the watchdog's list."""
+    """Model group whose calls are on the watchdog's list."""
 
     def __init__(self, group: Group, name: str, watchdog: Watchdog) -> None:
         self._group, self._name, self._watchdog = group, name, watchdog
 
     def abandon(self) -> None:
-        """End it without waiting."""
+        """End the group without waiting."""
         self._group.abandon()
 
     def __getattr__(self, method: str) -> Any:
@@ -121,7 +121,7 @@ class Watched:
 
 
 def _asked(method: str, arguments: tuple[object, ...]) -> str:
-    """A call in words: what is asked, of which policy, for which episode and node."""
+    """Describe a call: what it requests, of which policy, for which episode and node."""
     policy = f" of policy {arguments[0]!r}" if arguments and isinstance(arguments[0], str) else ""
     if method in ("seal", "drop", "cancel"):
         return f"{method} episode {arguments[0] if arguments else '?'}"
@@ -133,7 +133,7 @@ def _asked(method: str, arguments: tuple[object, ...]) -> str:
 
 
 def _pending(execution: Execution) -> Iterator[str]:
-    """Describe what an episode waits for: which agent is asked, which tool is used."""
+    """Describe what an episode waits for: the agent that acts, or the tool that is used."""
     for node in list(execution.pending):
         what = f"tool {node.tool!r}" if node.kind == "use" else f"agent {node.agent!r}"
         yield f"waits for {what} at node {node.id}"
@@ -145,7 +145,7 @@ def _folded(lines: Iterator[str], most: int = 8) -> list[str]:
 
 
 def _places() -> Mapping[str, str]:
-    """Places of the threads that work for a run: the innermost line of each."""
+    """Return the places of a run's working threads: the innermost line of each."""
     frames, places, count = sys._current_frames(), {}, Counter[str]()
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)

@@ -1,1 +1,1 @@
-"""Controllers beside the one that learns: each plays a range of a step's tasks, and hands back thin rows."""
+"""Several controllers: each shard plays a range of a step's tasks, and returns small rows to the main controller."""

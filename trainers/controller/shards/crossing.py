@@ -1,4 +1,4 @@
-"""Shards, and what cannot be played by them: said by name before anything starts."""
+"""Checks of what shards cannot play. The error names it before anything starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...config.schema import RunConfig
 
 
 def check_controllers(config: RunConfig, seats_by_name: bool, plan: Plan, arenas: Sequence[Arena]) -> None:
-    """Refuse a run whose episodes several controllers cannot play. `seats_by_name`: that of its recipe."""
+    """Refuse a run whose episodes several controllers cannot play. `seats_by_name` is the flag of its recipe."""
     if config.controllers == 1:
         return
     where = f"controllers={config.controllers}"
@@ -45,14 +45,14 @@ def check_controllers(config: RunConfig, seats_by_name: bool, plan: Plan, arenas
 
 
 def holds_state(tool: object) -> bool:
-    """Tell whether a tool of one's own may hold state from call to call: an object, a bound method, a function in a function."""
+    """Tell whether a user's tool may hold state between calls: an object, a bound method, a nested function."""
     if isinstance(tool, Tool):
         return tool.kind != "session" and holds_state(tool.fn)
     return not isinstance(tool, str) and not (inspect.isfunction(tool) and tool.__closure__ is None)
 
 
 def packed(arena: Arena) -> bytes:
-    """Pack an environment for another process. The error names the part that cannot travel."""
+    """Pack an environment for another process. The error names the part that cannot be packed."""
     from ray import cloudpickle
 
     try:
@@ -67,7 +67,7 @@ def packed(arena: Arena) -> bytes:
 
 
 def parts(arena: Arena) -> Iterator[tuple[str, object]]:
-    """Parts of an environment by name."""
+    """Return the parts of an environment by name."""
     yield from ((f"tool {name!r}", tool) for name, tool in arena.toolbox.tools.items())
     yield from ((f"reward rule {type(rule).__name__}", rule) for rule in arena.rules)
     yield from (("its workflow", arena.workflow), ("its tasks", arena.data), ("its expert", arena.expert))

@@ -26,11 +26,11 @@ from ..reporting.watchdog import Watchdog
 
 @dataclass(frozen=True, slots=True)
 class Seating:
-    """Settings that all draws of a collection share: where they are played, by whom, and who learns."""
+    """Settings that all draws of a collection share: environment, players, and learning policies."""
 
     arena: int
     players: Mapping[str, str]
-    """Agent -> policy or fixed player."""
+    """Policy or fixed player of each agent."""
     temperature: float | None
     trained: tuple[str, ...]
     counterfactual: bool
@@ -38,7 +38,7 @@ class Seating:
 
 @dataclass(frozen=True, slots=True)
 class TaskDraw:
-    """A draw of a task, with all its samples."""
+    """Draw of a task, with all its samples."""
 
     task: str
     number: int
@@ -52,7 +52,7 @@ class TaskDraw:
 
 
 class Shard:
-    """Plays draws. Built in the controller's process, or in an actor of its own."""
+    """Player of draws, in the controller's process or in an actor of its own."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Shard:
         for name in config.imports:
             load(name)
         self.config, self.home, self.reports = config, home, list[str]()
-        if watchdog is None:  # in an actor nobody sees what is printed
+        if watchdog is None:  # nobody sees the output of an actor
             watchdog = Watchdog(config.watchdog, self.reports.append)
             watchdog.start()
             groups = {name: watchdog.over(group, name) for name, group in groups.items()}
@@ -74,7 +74,7 @@ class Shard:
         self.collectors: list[tuple[Seating, Collector]] = []
 
     async def open(self, number: int, arena: Arena | bytes) -> None:
-        """Take in an environment. Draws name it by its number."""
+        """Add an environment. Draws name it by its number."""
         if isinstance(arena, bytes):
             from ray import cloudpickle
 
@@ -93,13 +93,14 @@ class Shard:
         return harvest
 
     async def news(self) -> str:
-        """Wait until the watchdog of this process reports, and return its words."""
+        """Wait until the watchdog of this process reports, and return its report."""
         while not self.reports:
             await asyncio.sleep(1.0)
         return self.reports.pop(0)
 
     def collector(self, seating: Seating) -> Collector:
-        """Return the collector of a seating; the same seating has the same one, and with it the same limit of episodes in flight."""
+        """Return the collector of a seating. Equal settings share one collector, and with it one limit of episodes in
+        flight."""
         for known, collector in self.collectors:
             if known == seating:
                 return collector
@@ -114,7 +115,7 @@ class Shard:
         return collector
 
     def team(self, seating: Seating, arena: Arena) -> BoundTeam:
-        """The players of a seating."""
+        """Return the players of a seating."""
 
         def seat(policy: str) -> Seat:
             return Seat(self.groups[self.home[policy]], policy, seating.temperature)
@@ -125,7 +126,7 @@ class Shard:
 
 
 def slim(trace: Trace) -> None:
-    """Leave out what is long and that nobody will read."""
+    """Remove long texts that the main controller does not need."""
     for node in trace.nodes:
         if isinstance(node, Act):
             node.messages, node.fields = (), {}

@@ -38,10 +38,10 @@ from .shard import Seating, Shard, TaskDraw
 
 
 class ShardFace(Protocol):
-    """Face of a shard, here or in an actor."""
+    """Interface of a shard, in this process or in an actor."""
 
     async def open(self, number: int, arena: Arena) -> None:
-        """Take in an environment."""
+        """Add an environment."""
         ...
 
     async def play(self, seating: Seating, draw: TaskDraw) -> Harvest:
@@ -50,7 +50,7 @@ class ShardFace(Protocol):
 
 
 class DistantShard(ActorCaller):
-    """A shard in a Ray actor."""
+    """Shard in a Ray actor."""
 
     def __init__(self, number: int, kind: Callable[..., Shard], *arguments: object) -> None:
         """Make the actor, on any node."""
@@ -64,7 +64,7 @@ class DistantShard(ActorCaller):
         self.listening: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Wait until the shard stands, and listen to its watchdog."""
+        """Wait until the shard has started, and print the reports of its watchdog."""
         await super().begin()
         self.listening = asyncio.ensure_future(self._listen())
 
@@ -80,11 +80,11 @@ class DistantShard(ActorCaller):
         super().abandon()
 
     async def open(self, number: int, arena: Arena) -> None:
-        """Send an environment."""
+        """Send an environment to the actor."""
         await self._ask("open", number, packed(arena))
 
     async def play(self, seating: Seating, draw: TaskDraw) -> Harvest:
-        """Play a draw there."""
+        """Play a draw in the actor."""
         harvest: Harvest = await self._ask("play", seating, draw)
         return harvest
 
@@ -98,11 +98,11 @@ class Shards:
         self.open_draws = Counter({number: 0 for number in range(len(members))})
 
     def over(self, collector: Collector) -> ShardedCollector:
-        """A collector that lets these shards play in its place."""
+        """Return a collector whose draws these shards play."""
         return ShardedCollector(collector, self)
 
     async def number_of(self, arena: Arena) -> int:
-        """Number of an environment. All shards have it when this returns."""
+        """Return the number of an environment. All shards have the environment when this returns."""
         known = [one for one, _ in self.arenas]
         number = next((i for i, one in enumerate(known) if one is arena), len(known))
         if number == len(known):
@@ -111,8 +111,8 @@ class Shards:
         return number
 
     def place(self, position: int, count: int) -> int:
-        """Number of the shard that plays the draw at a position among `count` draws: one of equal ranges. Where there are fewer
-        draws than shards, whoever has the fewest."""
+        """Return the shard that plays the draw at a position among `count` draws: one of equal ranges. If there are
+        fewer draws than shards, return the shard with the fewest draws."""
         if count >= len(self.members):
             return position * len(self.members) // count
         return min(self.open_draws, key=lambda number: (self.open_draws[number], number))
@@ -128,7 +128,7 @@ class Shards:
             self.open_draws[number] -= 1
 
     def close(self) -> None:
-        """End the actors. Shards in this process end by themselves."""
+        """Stop the actors. Shards in this process need no stop."""
         for member in self.members:
             if isinstance(member, DistantShard):
                 member.abandon()
@@ -178,7 +178,7 @@ class ShardedCollector(Collector):
             return part
 
         parts = await side_by_side(played(*job) for job in enumerate(tasks))
-        for part in parts:  # episode by episode, so that sums have the order of one controller
+        for part in parts:  # episode by episode, so that sums have the same order as with one controller
             for name, trace in zip(part.episodes, part.traces, strict=True):
                 harvest.take(name, trace, part.draws[name])
             harvest.decisions += part.decisions
@@ -188,7 +188,7 @@ class ShardedCollector(Collector):
 
 
 def seating_of(collector: Collector, arena: int) -> Seating:
-    """Names of a collector's players, for shards."""
+    """Return the names of a collector's players, for shards."""
     team: BoundTeam = collector.team
     temperatures = {seat.temperature for seat in team.policies.values() if isinstance(seat, Seat)}
     players = {
@@ -206,8 +206,8 @@ def seating_of(collector: Collector, arena: int) -> Seating:
 
 
 async def start_shards(plan: RunPlan, groups: Mapping[str, Group], watchdog: Watchdog, idle: Idle) -> Shards:
-    """Start the shards of a run: here, or as actors that ask the groups' actors."""
-    config = replace(plan.config, env=EnvConfig(id=plan.config.env.id))  # environments travel by themselves
+    """Start the shards of a run: in this process, or as actors that call the groups' actors."""
+    config = replace(plan.config, env=EnvConfig(id=plan.config.env.id))  # environments are sent separately
     if config.runtime != "ray":
         return Shards(
             [Shard(config, groups, plan.home, watchdog) for _ in range(config.controllers)], watchdog, idle
