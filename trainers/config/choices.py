@@ -23,17 +23,17 @@ Importance = Literal["off", "truncate", "mask", "sequence-truncate", "sequence-m
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers that fit a setting."""
+    """Range of the numbers that a setting may have."""
 
     low: float = 0.0
     high: float = math.inf
     above: bool = False
-    """`low` itself is too low."""
+    """Flag: `low` itself is excluded."""
     below: bool = False
-    """`high` itself is too high."""
+    """Flag: `high` itself is excluded."""
 
     def refusal(self, x: float) -> str:
-        """Say what a number that does not fit must do; empty if it fits."""
+        """Return what is wrong with a number, or an empty text if it fits."""
         if not math.isfinite(x):
             return "be a finite number"
         if x < self.low or (self.above and x == self.low):
@@ -49,15 +49,15 @@ ANY = Range(-math.inf)
 Share = Annotated[float, Range(0.0, 1.0)]
 Positive = Annotated[float, Range(0.0, above=True)]
 Amount = Annotated[float, Range()]
-"""Zero or more."""
+"""Number that is 0 or more."""
 AboveOne = Annotated[float, Range(1.0, above=True)]
 Count = Annotated[int, Range(1)]
 Whole = Annotated[int, Range()]
-"""Zero or more."""
+"""Whole number that is 0 or more."""
 
 
 class OutOfRange(ValueError):
-    """A setting holds a number that does not fit; the message names it."""
+    """Raised when a setting has a number outside its range. The message names the setting."""
 
     def __init__(self, name: str, value: float, refusal: str) -> None:
         self.name, self.value, self.refusal = name, value, refusal
@@ -65,7 +65,7 @@ class OutOfRange(ValueError):
 
 
 class Settings:
-    """A dataclass of settings: its numbers fit the ranges declared at their fields, however it is made."""
+    """Base of settings: a dataclass whose numbers must be in the ranges declared at its fields."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class Settings:
 
 @cache
 def ranges_of(kind: Hashable) -> dict[str, Range]:
-    """The ranges that the fields of a dataclass declare, those of its bases included."""
+    """Return the ranges that the fields of a dataclass declare, those of its bases included."""
     ranges: dict[str, Range] = {}
     for base in reversed(getattr(kind, "__mro__", ())):
         for name, hint in hints_of(base, extras=True).items():
@@ -85,7 +85,7 @@ def ranges_of(kind: Hashable) -> dict[str, Range]:
 
 
 def hints_of(kind: type, extras: bool = False) -> dict[str, object]:
-    """The annotations of a dataclass; none where they cannot be read (a name that only type checkers import)."""
+    """Return the annotations of a dataclass, or none if they cannot be read (a name that only type checkers import)."""
     try:
         return get_type_hints(kind, include_extras=extras)
     except NameError:
@@ -93,7 +93,7 @@ def hints_of(kind: type, extras: bool = False) -> dict[str, object]:
 
 
 def _range(hint: object) -> Range | None:
-    """The range in an annotation, also inside of `… | None` and `tuple[…]`."""
+    """Return the range in an annotation, also inside `… | None` and `tuple[…]`."""
     for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)):
         found = part if isinstance(part, Range) else _range(part)
         if found is not None:
@@ -102,7 +102,7 @@ def _range(hint: object) -> Range | None:
 
 
 def check_ranges(settings: object, owner: str = "") -> None:
-    """Refuse a dataclass with a number that is not finite, or that is not in its field's range (None is none)."""
+    """Refuse a dataclass with a number that is not finite, or not in its field's range. None is allowed."""
     kind: type = type(settings)
     ranges = ranges_of(kind)
     for field in fields(settings):  # type: ignore[arg-type]

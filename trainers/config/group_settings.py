@@ -1,4 +1,4 @@
-"""The settings of a model group, importable without torch: what a run's config tree holds per group and policy."""
+"""Settings of a model group, importable without torch: the part of the config tree for each group and policy."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Learning(Settings):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward and backward pass. bfloat16 is faster on hardware that supports it."""
     parameters: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which parameters and gradients are stored. bfloat16 takes half the memory. It rounds each step at random, which is
-    right on average, and needs precision: bfloat16."""
+    """Precision in which parameters and gradients are stored. bfloat16 takes half the memory. It rounds each step
+    stochastically, with mean error 0, and needs precision: bfloat16."""
     moments: Literal["float32", "8bit"] = "float32"
     """Precision of the optimizer's moments. 8bit takes a quarter of the memory, with a scale for every 256 numbers."""
     thinking: bool = True
@@ -74,7 +74,7 @@ class Learning(Settings):
             )
 
     def rate(self, step: int) -> float:
-        """The learning rate of optimizer step 0, 1, 2 …"""
+        """Return the learning rate of optimizer step 0, 1, 2 …"""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
         if self.schedule == "constant":
@@ -97,14 +97,14 @@ class Learning(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter(Settings):
-    """A policy as a small change to its group's base: low-rank (LoRA), or with `tokens` a learned prefix."""
+    """Policy as a small change of its group's base model: low-rank (LoRA), or with `tokens` a learned prefix."""
 
     rank: Count = 8
     """Rank of LoRA."""
     alpha: Positive = 16.0
     """Alpha of LoRA: the change is scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Matrices that change, as peft names them (q_proj, v_proj …). Empty: all matrices of every layer."""
+    """Matrices that the adapter changes, by peft's names (q_proj, v_proj …). Empty: all matrices of every layer."""
     tokens: Whole = 0
     """Number of tokens of a learned prefix in every layer (prefix tuning), instead of LoRA. 0: LoRA."""
 
@@ -121,9 +121,10 @@ class Sampling(Settings):
     temperature: Amount = 1.0
     """Temperature. It must be above 0 for a policy that learns."""
     top_p: Annotated[float, Range(0.0, 1.0, above=True)] = 1.0
-    """Share of the probability whose likeliest tokens may be drawn. 1: all tokens."""
+    """Limit of nucleus sampling: the most likely tokens with this share of the probability may be sampled. 1: all
+    tokens."""
     top_k: Whole = 0
-    """Number of likeliest tokens that may be drawn. 0: all tokens."""
+    """Number of most likely tokens that may be sampled. 0: all tokens."""
     max_tokens: Count = 256
     """Longest reply in tokens. The default of a policy is 64."""
 
@@ -133,20 +134,20 @@ class Sampling(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:
-    """One policy of a group."""
+    """Specification of one policy of a group."""
 
     learning: Learning | None = None
-    """None: frozen."""
+    """Settings of learning. None: the policy is frozen."""
     adapter: Adapter | None = None
-    """None: parameters of its own, a full copy of the base."""
+    """Adapter on the base model. None: the policy has a full copy of the base."""
     adapters: dict[str, Adapter] = field(default_factory=dict)
-    """Role -> an adapter on the policy's own parameters, which all roles train."""
+    """Adapters by role, on the policy's own parameters, which all roles train."""
     critic: bool = False
-    """A value head in place of the vocabulary."""
+    """Flag: the policy has a value head instead of the vocabulary head."""
     reference: bool = False
-    """Keep the first parameters, frozen, for a KL penalty."""
+    """Flag: keep the first parameters, frozen, for a KL penalty."""
     init: str = ""
-    """A model to begin from instead of the group's base, named as there (full parameters only)."""
+    """Name of a model to begin from instead of the group's base (full parameters only)."""
     sampling: Sampling = Sampling()
 
     def __post_init__(self) -> None:
@@ -166,46 +167,47 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """A model group: one base, the policies on it, and how they are served."""
+    """Specification of a model group: one base model, the policies on it, and how they generate."""
 
     name: str
     model: str
-    """A causal language model, by its name (agents/names.py): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
+    """Name of a causal language model (agents/names.py): "tiny", "smollm2", "hf:ORG/NAME@REVISION", a path …"""
     policies: dict[str, PolicySpec] = field(default_factory=dict)
     slots: int = 64
-    """Requests that are generated side by side."""
+    """Number of requests that are generated at the same time."""
     context: int | None = None
-    """Longest prompt and reply together. None: the model's own."""
+    """Largest number of tokens of a prompt and its reply together. None: the model's own limit."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of generation."""
     engine: str = "torch"
-    """Engine that generates."""
+    """Name of the engine that generates."""
     engine_options: JsonObject = field(default_factory=dict)
-    """vLLM's engine arguments."""
+    """Arguments of the engine (vLLM's)."""
     device: str = "cpu"
-    """Device on which the group's models learn, and generate where the engine is torch: cpu, cuda, cuda:1 …"""
+    """Device on which the group's models learn: cpu, cuda, cuda:1 … The torch engine generates on the same one."""
     cpus: float = 0
-    """CPUs that Ray reserves for its actor."""
+    """CPUs that Ray reserves for the group's actor."""
     gpus: float = 0
     """GPUs that Ray reserves for this group."""
     deterministic: bool = False
-    """Replies do not depend, bit for bit, on what they were generated beside."""
+    """Flag: a reply does not depend, bit for bit, on the other requests."""
     threads: int = 0
-    """Threads of its matrix products; 0: torch's default. Fix it where runs must agree bit for bit."""
+    """Threads of the group's matrix products. 0: torch's default. Equal bits need a fixed number."""
     seed: int = 0
-    """Seed of whatever begins at random (adapters)."""
+    """Seed of everything that starts at random (adapters)."""
     ranks: int = 1
-    """Processes over which parameters, gradients and optimizers are sharded."""
+    """Number of processes over which parameters, gradients and optimizers are sharded."""
     context_ranks: int = 1
-    """Ranks among which the tokens of each micro-batch are split (context parallelism)."""
+    """Number of ranks that share the tokens of each micro-batch (context parallelism)."""
     replicas: int = 1
-    """Engines with the same weights for each set of policies."""
+    """Number of engines with the same weights for each set of policies."""
     pool: str = ""
-    """Name of the groups that share its device by turns. Empty: none do."""
+    """Name of the pool of groups that share a device in turn. Empty: no pool."""
     rank_actors: bool = False
-    """Make ranks and further replicas Ray actors, on any node. Else they are here: ranks as processes, replicas in this one."""
+    """Flag: ranks and further replicas are Ray actors, on any node. Otherwise ranks are processes, and replicas are in
+    this process."""
     folder: str = ""
-    """Folder where batches of failed updates are kept for inspection. Empty: nowhere."""
+    """Folder for batches of failed updates. Empty: they are not kept."""
 
     def __post_init__(self) -> None:
         if self.ranks % self.context_ranks:
@@ -216,7 +218,7 @@ class GroupSpec:
 
 
 def has_bfloat16(processor: Path = Path("/proc/cpuinfo")) -> bool:
-    """Tell, without torch, whether this processor says that it multiplies bfloat16."""
+    """Tell, without torch, whether this processor reports that it multiplies bfloat16."""
     try:
         return not {"avx512_bf16", "amx_bf16"}.isdisjoint(processor.read_text().split())
     except OSError:
@@ -224,13 +226,13 @@ def has_bfloat16(processor: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def sharded(spec: GroupSpec) -> bool:
-    """Tell whether learners live in rank processes of their own."""
+    """Tell whether learners are in rank processes of their own."""
     learning = [policy.learning for policy in spec.policies.values() if policy.learning is not None]
     return bool(learning) and (spec.ranks > 1 or any(own.offload for own in learning))
 
 
 def faster_precision(size: int = 512) -> Literal["float32", "bfloat16"]:
-    """bfloat16 where this processor multiplies it faster, else float32. Measured: 20 ms."""
+    """Return bfloat16 if this processor multiplies it faster, else float32. The measurement takes 20 ms."""
     import torch
 
     seconds: dict[Literal["float32", "bfloat16"], float] = {}

@@ -31,42 +31,43 @@ from .schema import ConfigError, RunConfig
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run will do, as its config and its environment say."""
+    """Plan of a run: what it will do, by its config and its environment."""
 
     config: RunConfig
     arena: Arena
     algorithms: Mapping[str, Algorithm]
-    """The policies that learn, and how."""
+    """Algorithm of each policy that learns."""
     critics: Mapping[str, str]
-    """Policy -> who judges it."""
+    """Critic of each policy."""
     credits: Mapping[str, Mapping[str, tuple[Transform, ...]]]
-    """Policy -> role -> credit transforms."""
+    """Credit transforms by policy and role."""
     specs: Mapping[str, GroupSpec]
-    """What each group holds, and how it is served."""
+    """Specification of each model group."""
     guests: Team
-    """The map's fixed players, each under its own name."""
+    """Fixed players of the map, each under its own name."""
 
     @property
     def home(self) -> dict[str, str]:
-        """Policy -> the group that hosts it."""
+        """Return the group that hosts each policy."""
         return {policy: name for name, group in self.specs.items() for policy in group.policies}
 
     def player(self, agent: str, arena: Arena | None = None) -> str:
-        """The map's entry of an agent."""
+        """Return the player of an agent, according to the map."""
         return player(self.config, agent, arena or self.arena)
 
     def credit(self, table: Table, policy: str) -> Table:
-        """The table as this policy's credit settings see it."""
+        """Return the table with the rewards that this policy's credit settings give."""
         return apply_credit(table, self.credits[policy]) if policy in self.credits else table
 
     def reads_prompts(self, step: int) -> bool:
-        """Tell whether somebody reads the prompts of a step's episodes: files of the run, or a critic of whole traces."""
+        """Tell whether the prompts of a step's episodes are needed: for files of the run, or for a critic of whole
+        traces."""
         every = self.config.log.traces_every
         written = every > 0 and step % every == 0
         return written or any(algorithm.needs.values == "trace" for algorithm in self.algorithms.values())
 
     def worth(self, rows: Sequence[Decision]) -> dict[DecisionId, float]:
-        """Decisions' rewards by id, each as its policy's credit settings see it: for trees that choose by them."""
+        """Return the rewards of decisions by id, after the credit settings of their policies. Trees choose by them."""
         table = Table(rows)
         rewards = dict(zip(table.ids, table.reward.tolist(), strict=True))
         for policy in self.credits:
@@ -76,7 +77,7 @@ class RunPlan:
 
 
 def plan(config: RunConfig, arena: Arena) -> RunPlan:
-    """Which policy learns how, who judges whom, and what each group holds."""
+    """Return the plan: the algorithm and critic of each policy, and the specification of each group."""
     used = seated(config, arena)
     algorithms = {
         name: make_algorithm(**{"name": "ppo", **policy.algorithm})
@@ -99,7 +100,7 @@ def plan(config: RunConfig, arena: Arena) -> RunPlan:
 
 
 def guests(config: RunConfig) -> Team:
-    """The map's fixed players: who plays and is no policy of the run."""
+    """Return the map's fixed players: players that are not policies of the run."""
     names = dict.fromkeys(name for name in config.map.values() if name not in config.policies)
     try:
         team = Team({name: name for name in names} or {"*": "random"}, **config.players.told())
@@ -112,7 +113,7 @@ def guests(config: RunConfig) -> Team:
 
 
 def player(config: RunConfig, agent: str, arena: Arena) -> str:
-    """The map's entry of an agent: its own, its role's, or "*"."""
+    """Return the map's entry for an agent: its own, that of its role, or that of "*"."""
     role = arena.roles[agent].name
     name = entry_of(config.map, agent, role)
     if name is None:
@@ -121,7 +122,7 @@ def player(config: RunConfig, agent: str, arena: Arena) -> str:
 
 
 def seated(config: RunConfig, arena: Arena) -> set[str]:
-    """The policies that play a role; one that neither plays nor judges is an error."""
+    """Return the policies that play a role. A policy that neither plays nor is a critic is an error."""
     agents = Team(dict.fromkeys(config.map, "random")).bind(arena.roles).policies
     used = {player(config, agent, arena) for agent in agents} & set(config.policies)
     idle = set(config.policies) - used - {policy.critic for policy in config.policies.values()}
@@ -138,7 +139,7 @@ def seated(config: RunConfig, arena: Arena) -> set[str]:
 
 
 def critic_of(config: RunConfig, name: str, used: set[str]) -> str:
-    """Who judges a policy."""
+    """Return the critic of a policy."""
     critic = config.policies[name].critic
     if critic in used:
         raise ConfigError(
@@ -151,7 +152,7 @@ def critic_of(config: RunConfig, name: str, used: set[str]) -> str:
 def policy_specs(
     config: RunConfig, used: set[str], critics: Mapping[str, str]
 ) -> dict[str, dict[str, PolicySpec]]:
-    """Group -> the policies it hosts; an automatic critic stands beside the policy that it judges."""
+    """Return the policies that each group hosts. An automatic critic is in the group of its policy."""
     specs: dict[str, dict[str, PolicySpec]] = {name: {} for name in config.groups}
     for name, policy in config.policies.items():
         is_critic = name not in used
@@ -169,7 +170,7 @@ def policy_specs(
 
 
 def group_specs(config: RunConfig, policies: Mapping[str, dict[str, PolicySpec]]) -> dict[str, GroupSpec]:
-    """What each group holds, and how it is served; its device is still as configured (`placed`)."""
+    """Return the specification of each group. Its device is still as configured (`placed`)."""
     return {
         name: GroupSpec(
             name=name,
@@ -196,7 +197,7 @@ def group_specs(config: RunConfig, policies: Mapping[str, dict[str, PolicySpec]]
 
 
 def check_environment(config: RunConfig, arena: Arena, algorithms: Mapping[str, Algorithm]) -> None:
-    """The environment can do what algorithms need, and what is told by role names roles that are there."""
+    """Check that the environment can do what algorithms need, and that settings by role name existing roles."""
     if config.counterfactual:
         check_forks(arena, "counterfactual")
     roles = [role.name for role in arena.workflow.roles]
@@ -218,7 +219,7 @@ def check_environment(config: RunConfig, arena: Arena, algorithms: Mapping[str, 
 
 
 def make_arenas(config: RunConfig) -> tuple[Arena, Arena]:
-    """Where a run trains, and where it is validated."""
+    """Make the environments of training and of validation."""
     return _arena(config, config.env.split), _arena(config, config.eval.split)
 
 
@@ -244,7 +245,7 @@ def _arena(config: RunConfig, split: str) -> Arena:
 
 
 def env_of(env: EnvLike) -> dict[str, object]:
-    """The `env` section for an environment that is made already, with the rules that its reward wrappers added."""
+    """Return the `env` section for an environment that is already made, with the rules of its reward wrappers."""
     arena = arena_of(env)
     made = dict(arena.made)
     if not made:
@@ -266,7 +267,7 @@ def env_of(env: EnvLike) -> dict[str, object]:
 
 
 def placed(planned: RunPlan, folder: Path) -> dict[str, GroupSpec]:
-    """The groups on their devices; auto takes the GPUs of this machine in turn. `folder` is for failed updates."""
+    """Set the devices of the groups; auto uses the GPUs of this machine in turn. `folder` is for failed updates."""
     import torch
 
     groups, local = planned.config.groups, planned.config.runtime == "local"
@@ -281,7 +282,7 @@ def placed(planned: RunPlan, folder: Path) -> dict[str, GroupSpec]:
             device, gpus = group.device, float(group.device.startswith("cuda"))
         elif name not in free or not there:
             device, gpus = "cpu", 0.0
-        elif planned.config.runtime == "ray":  # an actor sees its own GPUs only
+        elif planned.config.runtime == "ray":  # an actor sees only its own GPUs
             device, gpus = "cuda", min(1.0, there / len(free))
         elif group.pool in pools:
             device, gpus = pools[group.pool], 1.0
@@ -299,9 +300,8 @@ def placed(planned: RunPlan, folder: Path) -> dict[str, GroupSpec]:
 
 
 def check_gpus(specs: Mapping[str, GroupSpec], there: int, turns: Collection[str] = ()) -> None:
-    """Every rank and every replica has a GPU of its own: as many as there are, and none of another group's. Groups of one
-    process may share a GPU where they take turns on what there is (device auto).
-    """
+    """Check that every rank and every replica has a GPU of its own. Groups of one process may share a GPU if their
+    device is auto."""
     taken: dict[int, str] = {}
     for name, group in specs.items():
         if not group.device.startswith("cuda"):
@@ -334,7 +334,7 @@ def check_gpus(specs: Mapping[str, GroupSpec], there: int, turns: Collection[str
 def described(
     planned: RunPlan, directory: Path, sizes: Mapping[str, int], specs: Mapping[str, GroupSpec]
 ) -> str:
-    """What begins: where it is written, on what tasks, with which models and how many parameters."""
+    """Return a description of a run that begins: its directory, tasks, models, and numbers of parameters."""
     config, arena, home = planned.config, planned.arena, planned.home
     step = f"{config.tasks_per_step} tasks × {config.k} samples"
     lines = [
@@ -351,12 +351,12 @@ def described(
 
 
 def check_roles(where: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """What is told by role names roles that are there."""
+    """Check that settings by role name existing roles."""
     for role in given:
         check_role(f"{where}.{role}", role, known)
 
 
 def check_role(where: str, role: str, known: Sequence[str]) -> None:
-    """A role that a setting names is there."""
+    """Check that a role in a setting exists."""
     if role not in known:
         raise ConfigError(f"{where}: no role is called {role!r}; {nearest(role, known)}")

@@ -35,14 +35,14 @@ KIN: tuple[tuple[str, ...], ...] = (
     ("rewriter", "answerer"),
 )
 WARMSTART_FILE = "warmstart.json"
-"""File in which a warm start says what it did, in the directory of the model that it made."""
+"""File in which a warm start records what it did, in the directory of its model."""
 PRESETS = ("shared", "separate", "lora", "partial")
 FOLDER = Path(__file__).parent / "papers"
 PAPERS = ("unitymas-o", "stronger-mas", "dr-mas")
 
 
 def parts(names: str) -> tuple[str, str]:
-    """The mapping and the paper (or "") of a preset such as `shared`, `dr-mas` or `unitymas-o,separate`."""
+    """Split a preset such as `shared`, `dr-mas` or `unitymas-o,separate` into its mapping and its paper (or "")."""
     mapping = paper = ""
     for name in names.split(","):
         name = name.strip()
@@ -62,7 +62,7 @@ def _paper(name: str) -> Tree:
 
 
 def paper_settings(name: str, env: str, mapping: str) -> Tree:
-    """What a paper sets, for an environment and a mapping."""
+    """Return the settings of a paper for an environment and a mapping."""
     tree = _paper(name)
     found: Tree = tree["settings"]
     bare = spec(env).id.rpartition("-v")[0] or spec(env).id
@@ -73,7 +73,7 @@ def paper_settings(name: str, env: str, mapping: str) -> Tree:
 
 
 def preset(name: str, roles: Sequence[str]) -> Tree:
-    """The `groups`, `policies` and `map` of a preset, for these roles."""
+    """Return the `groups`, `policies` and `map` of a preset for these roles."""
     name, _ = parts(name)
     shares: list[tuple[str, ...]] = kin(roles) if name == "partial" else [(r,) for r in roles]
     if name == "shared":
@@ -90,7 +90,7 @@ def preset(name: str, roles: Sequence[str]) -> Tree:
 
 
 def kin(roles: Sequence[str]) -> list[tuple[str, ...]]:
-    """Roles put together by `KIN`, in the order of the roles."""
+    """Return groups of roles that share a policy by `KIN`, in the order of the roles."""
     shares: list[tuple[str, ...]] = []
     placed: set[str] = set()
     for role in roles:
@@ -105,22 +105,22 @@ def kin(roles: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 MASK: Tree = {
-    # one passage a search: among several the tiny model finds the right kind of answer, not the right name
+    # one passage per search: with several, the tiny model finds the right kind of answer, but not the right name
     "args": {"top_k": 1},
-    # at full weight the format's -1 teaches a clumsy searcher to end at once
+    # at full weight, the format's -1 teaches an untrained searcher to stop at once
     "reward": ["unitymas.rewards.mask:MaskCredit", "unitymas.rewards.outcome:DrMasFormat"],
 }
-SHORT: Tree = {"groups": {"*": {"context": 512}}}  # the longest prompt with its reply: some 140 tokens
+SHORT: Tree = {"groups": {"*": {"context": 512}}}  # the longest prompt and its reply have about 140 tokens
 TINY_BY_ENV: dict[str, Tree] = {
     "mask-hotpotqa": {"env": MASK, **SHORT},
     "mask-nq": {"env": MASK, **SHORT},
     "rag-nq": {"env": {"args": {"top_k": 1}}, **SHORT},
     "rag-hotpotqa": {"env": {"args": {"top_k": 1}}, **SHORT},
-    # prompts are six times as long as the others' (the problem, the program, what its tests said), programs run in the
+    # prompts are six times as long as elsewhere (the problem, the program, the output of its tests), programs run in the
     # sandbox, and a program needs more than 40 tokens
     "code-deepcoder": {"tasks_per_step": 6, "policies": {"*": {"sampling": {"max_tokens": 64}}}},
 }
-"""What differs from `TINY`, by environment."""
+"""Settings that differ from `TINY`, by environment."""
 
 TINY: Tree = {
     "steps": 24,
@@ -131,37 +131,37 @@ TINY: Tree = {
     "eval": {"every": 8, "tasks": 200},
     "policies": {
         "*": {
-            # held near where it began, so that what is rewarded again and again moves it first: without this, chance
-            # alone (rewards shuffled between episodes) flips even more of what a small model stood undecided about
+            # a KL term to the first parameters, so that only repeated rewards move the policy: without it, chance alone
+            # (rewards shuffled between episodes) changes even more of the model's uncertain choices
             "algorithm": {"name": "ppo", "kl_loss": 0.05},
             "reference": True,
-            # a higher rate learns somewhat more, but without signal (the control) it wears down what the model can;
-            # falling to a tenth over the run: the last checkpoint counts, so it should stand still
+            # a higher rate learns somewhat more, but without a signal (the control) it damages the model. The rate falls
+            # to a tenth over the run, because the last checkpoint counts and should change little
             "learning": {"lr": 1.5e-4, "schedule": "linear", "micro_tokens": 4096},
             "sampling": {"max_tokens": 40, "temperature": 0.8},
         }
     },
-    # one thread: at this size a second one costs more than it brings (20 s a step instead of 16)
+    # one thread: at this size a second thread costs more than it saves (20 s a step instead of 16)
     "groups": {"*": {"slots": 96, "threads": 1}},
 }
 
 TINY_ADAPTERS: Tree = {"steps": 20, "policies": {"*": {"learning": {"lr": 1e-3}}}}
-"""What differs with `--preset lora`. Adapters take, and need, a higher rate than a model's own weights."""
+"""Settings that differ with `--preset lora`. Adapters need a higher rate than full parameters."""
 
 HUB: Tree = {
     "policies": {
         "*": {
-            # what papers and trainers of this size begin with: a model of billions loses its form at ten times this rate
+            # a usual value in papers: a model of billions of parameters forgets the reply format at ten times this rate
             "learning": {"lr": 1e-6, "warmup": 10, "checkpointing": True},
-            "critic_rate": 10.0,  # its head is new, and what it learns moves with the policy
-            # a reply that thinks in prose before its tag has some hundred tokens; one that is cut off earns nothing
+            "critic_rate": 10.0,  # its head is new, and must follow a changing policy
+            # a reply with prose before its tag has some hundred tokens, and a reply that is cut off earns nothing
             "sampling": {"max_tokens": 512},
         }
     },
 }
-"""Settings of any other model, from a hub or a directory. They are a usual beginning, and were tuned for none."""
+"""Settings of any other model, from a hub or a directory. They are common start values, not tuned for any model."""
 HUB_ADAPTERS: Tree = {"policies": {"*": {"learning": {"lr": 3e-5}, "critic_rate": 3.0}}}
-"""What differs with `--preset lora`."""
+"""Settings that differ with `--preset lora`."""
 
 SMALL: Tree = {
     "steps": 10,
@@ -171,45 +171,45 @@ SMALL: Tree = {
     "eval": {"every": 10, "tasks": 42},
     "policies": {
         "*": {
-            # a critic as large as the policy doubles the cost, and has hardly learned when these few steps are over; a
-            # deviation in the denominator makes the rare lucky word of a hard question the strongest lesson of a step.
-            # Without the KL term chance alone (rewards shuffled between episodes) wears the form of the replies down
+            # a critic as large as the policy doubles the cost, and has hardly learned after these few steps. Division by the
+            # deviation gives a rare lucky word on a hard question the largest weight of a step.
+            # Without the KL term, chance alone (rewards shuffled between episodes) destroys the reply format
             "algorithm": {"name": "rloo", "kl_loss": 0.1},
             "reference": True,
-            # the first steps are small: Adam has seen too few gradients to scale them
+            # the first steps are small, because Adam has seen too few gradients to scale them
             "learning": {"lr": 2e-5, "schedule": "linear", "warmup": 4, "micro_tokens": 1024},
-            # cooler, the samples of a question are nearly all the same, and teach nothing
+            # at a lower temperature, the samples of a question are nearly equal, and nothing can be learned
             "sampling": {"max_tokens": 40, "temperature": 1.0},
         }
     },
     "groups": {"*": {"slots": 64, "context": 1024}},
 }
-"""Settings of a model that a registry package carries (26 to 135 million parameters) on a laptop."""
+"""Settings of a model that a registry package contains (26 to 135 million parameters), on a laptop."""
 SMALL_ADAPTERS: Tree = {"policies": {"*": {"learning": {"lr": 5e-4}}}}
-"""What differs with `--preset lora`."""
+"""Settings that differ with `--preset lora`."""
 WARM: dict[str, dict[str, float]] = {"minimind2": {"epochs": 1.0}, "smollm2": {"draws": 80}}
-"""Passes, or replies, of the warm start without which these models never reply in the form that is asked."""
+"""Length of the warm start in epochs or replies. Without it these models never write the reply format."""
 
 
 def tiny_settings(env: str, preset: str = "shared") -> Tree:
-    """What the tiny model learns an environment with: the demo's settings."""
+    """Return the settings with which the tiny model learns an environment: those of the demo."""
     return merge(merge(TINY, TINY_BY_ENV.get(env, {})), TINY_ADAPTERS if preset == "lora" else {})
 
 
 def learns_tiny(given: Tree) -> bool:
-    """Tell whether all groups of a tree host the tiny model, as it is or after a warm start."""
+    """Tell whether all groups of a tree host the tiny model, with or without a warm start."""
     groups = given.get("groups") or {}
     return all(origin_of(str((group or {}).get("model", "tiny"))) == "tiny" for group in groups.values())
 
 
 def learns_small(tree: Tree) -> bool:
-    """Tell whether all groups of a tree host a model that a package carries, as it is or after a warm start."""
+    """Tell whether all groups of a tree host a model of a package, with or without a warm start."""
     models = [str((group or {}).get("model", "tiny")) for group in (tree.get("groups") or {}).values()]
     return bool(models) and all(origin_of(model) in PACKAGES for model in models)
 
 
 def origin_of(model: str) -> str:
-    """The model that a warm start began from, where `model` is a directory that one wrote; else `model` itself."""
+    """Return the model from which a warm start began, if `model` is the directory of one. Otherwise return `model`."""
     try:
         origin = json.loads((Path(model).expanduser() / WARMSTART_FILE).read_text("utf-8"))["model"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -225,7 +225,7 @@ def small_settings(preset: str = "shared") -> Tree:
 
 
 def hub_settings(given: Tree, preset: str = "shared") -> Tree:
-    """Return the settings of a model from a hub: in bfloat16 on a GPU, and where this processor multiplies it faster."""
+    """Return the settings of a model from a hub: in bfloat16 on a GPU, and if this processor multiplies it faster."""
     devices = [str((group or {}).get("device", "auto")) for group in (given.get("groups") or {}).values()]
     on_gpu = any(device.startswith("cuda") for device in devices) or ("auto" in devices and has_gpu())
     faster = {"precision": "bfloat16"} if on_gpu or has_bfloat16() else {}
@@ -239,7 +239,8 @@ def has_gpu() -> bool:
 
 
 def settings(name: str, given: Tree) -> Tree:
-    """What a preset learns with, under what is given; another algorithm brings its own settings."""
+    """Return the settings of a preset that the user's settings do not replace. Another algorithm has its own
+    settings."""
     env = (given.get("env") or {}).get("id", "mask-hotpotqa")
     name, paper = parts(name)
     policies = [policy or {} for policy in (given.get("policies") or {}).values()]
@@ -254,18 +255,18 @@ def settings(name: str, given: Tree) -> Tree:
 
 
 def without_algorithm(own: Tree) -> Tree:
-    """Settings less those of their algorithm."""
+    """Return settings without those of their algorithm."""
     everyone = {k: v for k, v in own["policies"]["*"].items() if k not in ("algorithm", "reference")}
     return {**own, "policies": {"*": everyone}}
 
 
 def _another(algorithm: object, mine: str) -> bool:
-    """Whether what is given for `algorithm` names another one."""
+    """Tell whether the user's value of `algorithm` names another one."""
     return (algorithm.get("name", mine) if isinstance(algorithm, Mapping) else algorithm or mine) != mine
 
 
 def note(name: str, given: Tree) -> str:
-    """What `--dry-run` and the console say about a preset's settings."""
+    """Return what `--dry-run` and the console print about a preset's settings."""
     mapping, paper = parts(name)
     if paper:
         tree = paper_settings(paper, (given.get("env") or {}).get("id", "mask-hotpotqa"), mapping)

@@ -24,29 +24,30 @@ T = TypeVar("T")
 Tree: TypeAlias = JsonObject
 """Settings as YAML has them: section -> key -> value. `build` checks them."""
 FREE = (object, Any)
-"""Hints of what is passed on as it is."""
+"""Annotations whose values are passed on unchanged."""
 GIVEN = "given from Python: "
-"""What config.yaml says in place of an object that cannot be written."""
+"""Text that config.yaml has in place of an object that cannot be written."""
 
 
 class ConfigError(ValueError):
-    """A config that cannot be; the message gives the path of the key and what would fit."""
+    """Raised for an invalid config. The message gives the path of the key, and valid values."""
 
 
 # text to trees -------------------------------------------------------------------------------------------
 
 
 class Switch(str):
-    """`on`, `off`, `yes` or `no` as YAML holds it, unquoted: what it means depends on the field."""
+    """Unquoted `on`, `off`, `yes` or `no` in YAML. Its meaning depends on the field."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's plain data, its scalars as YAML 1.2 reads them: `1e-5` is a number, and a date or `1:30` is text."""
+    """Loader of YAML's plain data with the scalars of YAML 1.2: `1e-5` is a number, and a date or `1:30` is text."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
-        """The keys and values of a mapping. PyYAML would take the last of two equal keys, and say nothing."""
+        """Return the keys and values of a mapping. Equal keys are an error, because PyYAML silently takes the last
+        one."""
         keys: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in keys:
@@ -59,7 +60,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever text YAML 1.1 or our reader would take for something else, such as `1e5`."""
+    """Dumper that quotes text that YAML 1.1 or our reader would read as another type, such as `1e5`."""
 
     yaml_implicit_resolvers = {
         first: list(rules) for first, rules in yaml.SafeDumper.yaml_implicit_resolvers.items()
@@ -85,13 +86,13 @@ _Loader.add_constructor("!switch", lambda loader, node: Switch(node.value))
 
 
 def parse_yaml(text: str) -> object:
-    """The data in a YAML text; raises `yaml.YAMLError`."""
+    """Return the data of a YAML text. Raise `yaml.YAMLError` if it is invalid."""
     data: object = yaml.load(text, _Loader)
     return data
 
 
 def read_yaml(path: str | Path) -> Tree:
-    """A YAML file as a tree."""
+    """Read a YAML file as a tree."""
     try:
         tree = parse_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -110,7 +111,7 @@ def read_yaml(path: str | Path) -> Tree:
 
 
 def merge(base: Mapping[str, object], over: Mapping[str, object]) -> Tree:
-    """`over` laid on `base`, key by key."""
+    """Return `base` with the values of `over`, key by key."""
     merged: Tree = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -120,7 +121,7 @@ def merge(base: Mapping[str, object], over: Mapping[str, object]) -> Tree:
 
 
 def override(tree: Mapping[str, object], assignments: list[str]) -> Tree:
-    """`a.b=c` assignments laid on a tree; values are read as YAML (`1e-4` and `true` mean what they say)."""
+    """Return a tree with `a.b=c` assignments. Values are read as YAML (`1e-4` is a number, `true` a flag)."""
     merged: Tree = dict(tree)
     for text in assignments:
         key, equals, raw = text.partition("=")
@@ -143,7 +144,7 @@ def override(tree: Mapping[str, object], assignments: list[str]) -> Tree:
 
 
 def build(kind: type[T], tree: object, path: str = "") -> T:
-    """A dataclass out of a mapping, checked key by key."""
+    """Make a dataclass from a mapping, and check it key by key."""
     if isinstance(tree, kind):
         return tree
     if not isinstance(tree, Mapping):
@@ -171,7 +172,7 @@ def build(kind: type[T], tree: object, path: str = "") -> T:
 
 
 def _where_else(key: str, hints: Mapping[str, object]) -> str:
-    """The key that may have been meant: one of this name a level further down, or a similar one."""
+    """Return the key that was probably meant: the same name in a section below, or a similar name."""
     for name, hint in hints.items():
         below = get_args(hint)[1] if get_origin(hint) is dict else hint
         if dataclasses.is_dataclass(below) and key in {f.name for f in dataclasses.fields(below)}:
@@ -180,7 +181,7 @@ def _where_else(key: str, hints: Mapping[str, object]) -> str:
 
 
 def read(hint: object, value: object, where: str) -> object:
-    """A value checked against a type hint."""
+    """Check a value against a type hint, and return it as that type."""
     value = as_meant(value, hint)
     origin, args = get_origin(hint), get_args(hint)
     if hint in FREE:
@@ -225,7 +226,7 @@ def _one_of(options: list[object], value: object, where: str) -> object:
 
 
 def as_meant(value: object, hint: object) -> object:
-    """A value as a field of this kind means it; one that does not fit comes back as it is."""
+    """Convert a value to the type of its field. A value that does not fit is returned unchanged."""
     if hint in FREE:
         return _switched(value)
     kinds = set(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else {hint}
@@ -239,7 +240,7 @@ def as_meant(value: object, hint: object) -> object:
 
 
 def _word(value: bool | str, kinds: set[object]) -> object:
-    """A word or a switch as one of these kinds means it: a choice, true or false, nothing, or a number."""
+    """Convert a word or a switch to one of these types: a choice, true or false, None, or a number."""
     choices = {choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)}
     if (isinstance(value, str) and value in choices) or str in kinds:
         return str(value) if isinstance(value, Switch) else value
@@ -257,7 +258,7 @@ def _word(value: bool | str, kinds: set[object]) -> object:
 
 
 def _switched(value: object) -> object:
-    """Plain data for code of others, to which an unquoted `off` is false."""
+    """Convert switches to true and false, in plain data for other code."""
     if type(value) is dict:
         return {k: _switched(v) for k, v in value.items()}
     if type(value) is list or type(value) is tuple:
@@ -269,7 +270,7 @@ def _switched(value: object) -> object:
 
 
 def to_dict(settings: Settings | Mapping[str, object]) -> Tree:
-    """The tree as plain mappings; objects that were given from Python stay what they are."""
+    """Return the tree as plain mappings. Objects that were given from Python stay objects."""
     if isinstance(settings, Settings):
         return {f.name: _plain(getattr(settings, f.name)) for f in dataclasses.fields(settings)}  # type: ignore[arg-type]
     return {key: _plain(value) for key, value in settings.items()}
@@ -282,7 +283,7 @@ def _plain(value: object) -> object:
 
 
 def written(tree: Mapping[str, object]) -> Tree:
-    """A tree as YAML can hold it; in place of an object, the words that it was given from Python."""
+    """Return a tree that YAML can hold. An object becomes a note that it was given from Python."""
     return {str(key): _written(value) for key, value in tree.items()}
 
 
@@ -301,13 +302,13 @@ def _written(value: object) -> object:
 
 
 def dump(settings: Settings | Mapping[str, object]) -> str:
-    """The tree as YAML; reading it back gives the same settings."""
+    """Return the tree as YAML. Reading it gives the same settings."""
     tree = written(to_dict(settings))
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def leaves(tree: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
-    """Every value of a tree under its whole key; what is empty is left out."""
+    """Return every value of a tree under its full key. Empty values are left out."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{path}{key}.")

@@ -38,7 +38,7 @@ def resolve(
     overrides: Sequence[str] = (),
     **fields: object,
 ) -> RunConfig:
-    """The config tree: defaults <- preset <- YAML file <- overrides (`a.b=c`) and keyword fields."""
+    """Resolve the config tree: defaults <- preset <- YAML file <- overrides (`a.b=c`) and keyword fields."""
     tree = asked(id, file, overrides, **fields)
     load_imports(tree)
     if preset_name is not None:
@@ -47,9 +47,11 @@ def resolve(
 
 
 def asked(id: str | None, file: str | Path | None, overrides: Sequence[str], **fields: object) -> Tree:
-    """What is given alone, as a tree."""
+    """Return only the user's settings, as a tree."""
     tree = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
-    for text in overrides:  # a file's environment may be replaced; two on one line are a mistake
+    for text in (
+        overrides
+    ):  # a command line may replace a file's environment, but two on the command line are an error
         if id is not None and text.partition("=")[0].strip() == "env.id" and tree["env"]["id"] != id:
             raise ConfigError(f"env.id: {tree['env']['id']!r} is given beside {id!r}: name one environment")
     tree = tree if id is None else merge(tree, {"env": {"id": id}})
@@ -57,14 +59,14 @@ def asked(id: str | None, file: str | Path | None, overrides: Sequence[str], **f
 
 
 def named_imports(targets: object) -> tuple[str, ...]:
-    """What `imports` names: modules, and files by their whole path, so that a run goes on from anywhere."""
+    """Return the `imports` with full paths of files, so that a run can continue from any directory."""
     names = read(tuple[str, ...], (targets,) if isinstance(targets, str) else targets, "imports")
     assert isinstance(names, tuple)
     return tuple(str(Path(name).resolve()) if name.endswith(".py") else name for name in names)
 
 
 def load_imports(tree: Tree) -> None:
-    """Import code of one's own before anything of it is looked up."""
+    """Import the user's code before anything is looked up in it."""
     for name in tree.get("imports") or ():
         try:
             load(name)
@@ -75,7 +77,7 @@ def load_imports(tree: Tree) -> None:
 
 
 def settled(tree: Tree) -> RunConfig:
-    """A whole tree as a config that can run."""
+    """Check a whole tree, and return it as a config that can run."""
     for section, alone in (("groups", "main"), ("policies", "team")):
         tree = spread(tree, section, alone)
     if isinstance(policies := tree.get("policies"), Mapping):
@@ -86,7 +88,7 @@ def settled(tree: Tree) -> RunConfig:
 
 
 def meant(config: RunConfig) -> RunConfig:
-    """What is configured by name (algorithms, the workflow) with its settings read as their fields mean them."""
+    """Return the parts that are configured by name (algorithms, the workflow), with settings of their fields' types."""
     policies = {
         name: policy
         if policy.frozen
@@ -97,14 +99,14 @@ def meant(config: RunConfig) -> RunConfig:
 
 
 def algorithm_named(policy: object) -> object:
-    """A policy's tree with `algorithm: grpo`, which is short for `algorithm: {name: grpo}`, written out."""
+    """Return a policy's tree with the short form `algorithm: grpo` written as `algorithm: {name: grpo}`."""
     if isinstance(policy, Mapping) and isinstance(policy.get("algorithm"), str):
         return {**policy, "algorithm": {"name": policy["algorithm"]}}
     return policy
 
 
 def algorithm_settings(policy: str, given: Mapping[str, object]) -> Tree:
-    """An algorithm's name and settings, as its fields mean them."""
+    """Return an algorithm's name and settings, with the types of its fields."""
     settings = {"name": "ppo", **given}
     try:
         hints = hints_of(find_algorithm(str(settings["name"])))
@@ -114,7 +116,7 @@ def algorithm_settings(policy: str, given: Mapping[str, object]) -> Tree:
 
 
 def workflow_arguments(env: EnvConfig) -> Tree:
-    """The workflow's own arguments, as it annotates them; it is made with them once, so that they are known to fit."""
+    """Return the workflow's own arguments with their annotated types. The workflow is made once to check them."""
     workflow = spec(env.id)
     hints = argument_hints(target(workflow.workflow))
     args = {key: as_meant(value, hints.get(key, object)) for key, value in env.args.items()}
@@ -126,7 +128,7 @@ def workflow_arguments(env: EnvConfig) -> Tree:
 
 
 def with_prompts(config: RunConfig) -> RunConfig:
-    """The prompt set that the models were made with, where none is said."""
+    """Set the prompt set that the models were made with, unless the user sets one."""
     env = config.env
     if env.prompts is not None or spec(env.id).make_workflow(**env.args).prompt_set is None:
         return config
@@ -142,12 +144,12 @@ def with_prompts(config: RunConfig) -> RunConfig:
 
 
 def optimizer_steps(steps: int, epochs: int, minibatches: int) -> int:
-    """How many a policy takes in a whole run."""
+    """Return the number of optimizer steps that a policy makes in a whole run."""
     return steps * epochs * minibatches
 
 
 def with_horizons(config: RunConfig) -> RunConfig:
-    """A falling learning rate whose end is not said falls over the whole run."""
+    """Set the end of a falling learning rate to the end of the run, unless the user sets it."""
     updates = optimizer_steps(config.steps, config.epochs, config.minibatches)
 
     def told(learning: Learning, name: str) -> Learning:
@@ -162,14 +164,14 @@ def with_horizons(config: RunConfig) -> RunConfig:
     for name, policy in config.policies.items():
         policy = replace(policy, learning=told(policy.learning, name))
         critic = policy.critics_learning(f"policies.{name}.critic_learning")
-        if (horizon := told(critic, name).horizon) != critic.horizon:  # it falls, and the policy does not
+        if (horizon := told(critic, name).horizon) != critic.horizon:  # only the critic's rate falls
             policy = replace(policy, critic_learning={**(policy.critic_learning or {}), "horizon": horizon})
         policies[name] = policy
     return replace(config, policies=policies)
 
 
 def over_preset(name: str, given: Tree) -> Tree:
-    """The preset for the roles of the environment that is given, and what it learns with, under what is given."""
+    """Return the preset for the roles of the environment, with its training settings, under the user's settings."""
     given = merge(settings(name, given), given)
     env = build(EnvConfig, given.get("env") or {}, "env")
     workflow = spec(env.id).make_workflow(**workflow_arguments(env))
@@ -177,7 +179,7 @@ def over_preset(name: str, given: Tree) -> Tree:
 
 
 def spread(tree: Tree, section: str, alone: str) -> Tree:
-    """The tree with a section's "*" laid under every one there; by itself, it is that of the default one."""
+    """Return the tree with a section's "*" merged into every entry. Without entries, it becomes the default entry."""
     entries = tree.get(section)
     if not isinstance(entries, Mapping) or "*" not in entries:
         return tree
@@ -187,7 +189,7 @@ def spread(tree: Tree, section: str, alone: str) -> Tree:
 
 
 def check(config: RunConfig) -> None:
-    """What does not fit together."""
+    """Check that the settings fit together."""
     check_given(config)
     check_references(config)
     check_engines(config)
@@ -211,7 +213,7 @@ def check(config: RunConfig) -> None:
 
 
 def check_given(config: RunConfig) -> None:
-    """Objects from Python are there again, and rules are where their entry points say."""
+    """Check that objects from Python are given again, and that rules are where their entry points say."""
     for key, value in leaves(to_dict(config)):
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, str) and part.startswith(GIVEN):
@@ -233,7 +235,7 @@ def check_given(config: RunConfig) -> None:
 
 
 def check_references(config: RunConfig) -> None:
-    """Models are named as models are, and what a policy and the map name is there."""
+    """Check that names of models are valid, and that policies and map name existing entries."""
     for name, group in config.groups.items():
         check_model(f"groups.{name}.model", group.model)
     for name, policy in config.policies.items():
@@ -254,7 +256,7 @@ def check_references(config: RunConfig) -> None:
 
 
 def check_engines(config: RunConfig) -> None:
-    """What vLLM cannot do for training is said here, and not by the first request."""
+    """Check what vLLM cannot do in training, before the first request."""
     for name, group in config.groups.items():
         if group.engine not in ENGINES and ":" not in group.engine:
             raise ConfigError(f"groups.{name}.engine: {ENGINES.unknown(group.engine)}")
@@ -286,7 +288,7 @@ def check_engines(config: RunConfig) -> None:
 
 
 def check_pools(config: RunConfig) -> None:
-    """Groups that share a device by turns are several, ask for the same device, and can give their memory away."""
+    """Check that the groups of a pool are several, have the same device, and can free their memory."""
     pools: dict[str, list[str]] = {}
     for name, group in config.groups.items():
         if group.pool:
@@ -339,7 +341,7 @@ def check_vllm(name: str, group: GroupConfig) -> None:
 
 
 def check_model(key: str, model: str) -> None:
-    """Not whether it is there: that is seen where it is loaded, which may be another machine."""
+    """Check a model's name. Whether the model exists is checked where it is loaded, perhaps on another machine."""
     if not model:
         return  # an init that is left out
     try:
@@ -349,7 +351,7 @@ def check_model(key: str, model: str) -> None:
 
 
 def check_algorithm(name: str, config: RunConfig) -> None:
-    """A policy's algorithm is known, with these keys, and the config meets its needs."""
+    """Check that a policy's algorithm exists and has these keys, and that the config meets its needs."""
     policy = config.policies[name]
     try:
         algorithm = make_algorithm(**policy.algorithm)
@@ -384,8 +386,8 @@ def check_algorithm(name: str, config: RunConfig) -> None:
 
 
 def fresh_directory(config: RunConfig) -> Path:
-    """`runs/<env>-<n>`: the next free number."""
-    n, name = 1, config.env.id.rpartition(":")[2]  # of one's own: `my_team.py:capitals`
+    """Return the next free directory `runs/<env>-<n>`."""
+    n, name = 1, config.env.id.rpartition(":")[2]  # a name of the user's own: `my_team.py:capitals`
     while (found := Path("runs") / f"{name}-{n}").exists():
         n += 1
     return found

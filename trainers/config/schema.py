@@ -43,7 +43,7 @@ class EnvConfig(Settings):
     reward: object = "default"
     """Reward: "default", one rule or a list of rules, by registered name or as module:name. null: no reward."""
     rules: tuple[object, ...] = ()
-    """Further rules, which reward wrappers attach."""
+    """Further rules, attached by reward wrappers."""
     tasks: object = None
     """Tasks given from Python as rows. Then `data` and `split` do not count, and validation plays these tasks too."""
     tools: dict[str, object] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class PolicyConfig(Settings):
     """Credit transforms by role (docs/algorithms.md): mixing of team and local rewards, shaping, tree credit."""
 
     def critics_learning(self, where: str = "critic_learning") -> Learning:
-        """Return how the automatic critic learns: as the policy, but for what is said of the critic."""
+        """Return the critic's learning settings: those of the policy, except what is set for the critic."""
         own = {"lr": self.learning.lr * self.critic_rate, **(self.critic_learning or {})}
         return build(Learning, merge(to_dict(self.learning), own), where)
 
@@ -221,7 +221,7 @@ class RunConfig(Settings):
     counterfactual: dict[str, Counterfactual] = field(default_factory=dict)
     """Counterfactual credit by role, or for "*" (docs/trees-and-recipes.md)."""
     recipe: str = "default"
-    """Order of the parts of a step: default, or another registered recipe."""
+    """Recipe: the order of the parts of a step. default, or another registered recipe."""
     recipe_args: Tree = field(default_factory=dict)
     """Fields of the recipe."""
     steps: Count = 60
@@ -229,7 +229,7 @@ class RunConfig(Settings):
     tasks_per_step: Count = 32
     """Tasks that are played in a step."""
     k: Count = 8
-    """Trajectories per task."""
+    """Trajectories (or trees) per task."""
     minibatches: Count = 2
     """Optimizer steps per update. The samples are cut by task. More steps learn faster and are further off-policy."""
     epochs: Count = 1
@@ -251,14 +251,14 @@ class RunConfig(Settings):
     """Largest age of a sample when it is trained on, in versions of the policy. Older samples are discarded and counted. With
     overlap=wait, the number of steps that collection may run ahead; usual 1."""
     seed: int = 0
-    """Seed of tasks, sampling and whatever begins at random."""
+    """Seed of tasks, sampling, and everything that starts at random."""
     runtime: Literal["local", "ray"] = "local"
     """Place of the groups. local: in this process. ray: each group is a Ray actor (docs/running.md)."""
     ray: RayConfig = RayConfig()
     """Cluster of a run with runtime=ray."""
     restarts: Whole = 3
-    """Number of times in a row that a run goes on by itself from its newest checkpoint after a group died. A finished step sets the
-    count to 0."""
+    """Number of times in a row that a run continues by itself from its newest checkpoint after a group died. A finished
+    step resets the count to 0."""
     restart_pause: Amount = 2.0
     """Seconds before the first restart. Each further restart waits twice as long, up to a minute."""
     deterministic: bool = False
