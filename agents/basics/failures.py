@@ -1,9 +1,8 @@
-"""Failures around an episode, by where it went wrong: one enum of places, one tree of exceptions.
+"""Failures around an episode, by their place: one enum of places, one tree of exceptions.
 
-What a role did wrong (a reply that does not parse, a tool misused) is an outcome of the episode, and is rewarded as
-one. What nobody in the team caused (a server that is down) ends the episode, never trains, and may be tried again.
-The two are told apart by type, never by the text of a message.
-"""
+A mistake of a role (a reply that does not parse, a wrongly used tool) is an outcome of the episode, and is rewarded. A
+failure that nobody in the team caused (a server that is down) ends the episode, never trains, and may be tried again.
+The two differ in their type, never in the text of a message."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from typing import ClassVar
 
 
 class Ended(str, Enum):
-    """Ending of an episode: why it is over, or that it is not."""
+    """Ending of an episode, or the state that it is not over."""
 
     NO = "no"
     TERMINAL = "terminal"
@@ -25,7 +24,7 @@ class Ended(str, Enum):
 
 
 class Boundary(str, Enum):
-    """Boundaries where an episode meets code or a machine that is not the core's; the reason of one that ended in an error."""
+    """Boundaries between the core and other code or machines. An episode that ends in an error names its boundary."""
 
     POLICY = "model"
     TOOL = "tool"
@@ -38,49 +37,47 @@ class Boundary(str, Enum):
 
 
 class Failure(RuntimeError):
-    """Something failed at a boundary."""
+    """Raised when something fails at a boundary."""
 
     boundary: ClassVar[Boundary]
     told_as: ClassVar[str] = ""
-    """Name in messages, where it is not the class's own."""
+    """Name in messages, if it differs from the class's own name."""
     transient: ClassVar[bool] = False
-    """True if nobody in the team caused it, so that the same episode may go well when it is played again."""
+    """Flag: nobody in the team caused the failure, so the same episode may succeed when it is played again."""
 
 
 class WorkflowError(Failure):
-    """A workflow broke one of the rules of the core; the message says which, where, and what to do."""
+    """Raised when a workflow breaks a rule of the core. The message says which rule, where, and what to do."""
 
     boundary = Boundary.ENVIRONMENT
-    where = ""  # file and line, where no frame of the traceback tells
+    where = ""  # file and line, if the traceback has no such frame
 
 
 class ToolError(Failure):
-    """Raised where a tool could not do what it was asked: `run` may catch it, and a replay raises it again.
+    """Raised when a tool cannot do what was requested. `run` may catch it, and a replay raises it again.
 
-    Uncaught, it ends the episode, which is rewarded: whoever used the tool so is to learn from it.
-    """
+    If it is not caught, it ends the episode, which is rewarded: the role that used the tool must learn from it."""
 
     boundary = Boundary.TOOL
 
 
 class ToolFault(ToolError):
-    """Raised where a tool itself was at fault: its code raised something else, or its server did not answer in time.
+    """Raised when a tool itself fails: its code raised another error, or its server did not answer in time.
 
-    Uncaught, it is an error of the episode, which never trains.
-    """
+    If it is not caught, the episode ends in an error, which never trains."""
 
-    told_as = "ToolError"  # as traces have always told it
+    told_as = "ToolError"  # traces have always had this name
 
 
 class Infrastructure(Failure):
-    """A failure nobody in the team caused (a server is down). It ends the episode and never trains."""
+    """Raised for a failure that nobody in the team caused (a server is down). It ends the episode and never trains."""
 
     boundary = Boundary.SERVER
     transient = True
 
 
 class ModelFailure(Failure):
-    """A model did not answer a call. `hopeless`: neither would it answer any other."""
+    """Raised when a model does not answer a call. `hopeless`: it would not answer any other call."""
 
     boundary = Boundary.POLICY
     transient = True
@@ -88,39 +85,40 @@ class ModelFailure(Failure):
 
 
 class Outage(Failure):
-    """A model answers nothing any more."""
+    """Raised when a model answers no calls any more."""
 
     boundary = Boundary.POLICY
 
 
 class GroupLost(Outage):
-    """A model group died: its process, its node or the way to it is gone. The run can go on from its newest checkpoint."""
+    """Raised when a model group has died: its process, its node or the connection. The run can continue from its newest
+    checkpoint."""
 
 
 class ReplicaLost(GroupLost):
-    """Raised when one of the engines of a model group died: its process, its node or the way to it is gone."""
+    """Raised when one of the engines of a model group has died: its process, its node or the connection."""
 
 
 class RewardError(Failure, ValueError):
-    """A reward rule gave something that is no reward; the message names the rule and what it gave."""
+    """Raised when a reward rule returns something that is not a reward. The message names the rule and the value."""
 
     boundary = Boundary.REWARD
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Tell whether an error is of a kind that nobody in the team caused."""
+    """Tell whether an error is of a type that nobody in the team caused."""
     return isinstance(error, Failure) and error.transient
 
 
 class Failures:
     """Counters that tell an outage from single failures: one policy fails in a row, always in the same way."""
 
-    first = 3  # failures in a row, of a policy that never answered
-    later = 32  # of a policy that has answered: a few calls may fail together
+    first = 3  # failures in a row, of a policy that has never answered
+    later = 32  # of a policy that has answered before: a few calls may fail together
 
     def __init__(self) -> None:
         self._answered: set[Hashable] = set()
-        self._row: dict[Hashable, tuple[str, int]] = {}  # policy -> the last failure, and how often in a row
+        self._row: dict[Hashable, tuple[str, int]] = {}  # policy -> the last failure, and its count in a row
 
     def answered(self, policy: Hashable) -> None:
         """Record that the policy answered a call."""

@@ -19,10 +19,9 @@ def nearest(
     alike: float = 0.5,
     instead: str | None = None,
 ) -> str:
-    """Name the one that was probably meant, or the `most` likely ones.
+    """Name the known value that was probably meant, or the `most` likely ones.
 
-    Where none is near, list all after the words `otherwise`, or say what `instead` says.
-    """
+    If none is near, list all after the words `otherwise`, or return `instead`."""
     known = list(known)
     near = get_close_matches(name, known, most, alike)
     if near:
@@ -32,7 +31,7 @@ def nearest(
 
 @cache
 def say_once(line: str) -> None:
-    """A line on stderr, the first time that there is reason for it."""
+    """Print a line on stderr the first time it is needed."""
     print(f"unitymas: {line}", file=sys.stderr)
 
 

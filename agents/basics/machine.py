@@ -7,13 +7,13 @@ import sys
 
 import torch
 
-SMALL = 30_000_000  # parameters: below this, products are too short to gain from a second thread
+SMALL = 30_000_000  # parameters: in smaller models, products are too short for a second thread
 _ALL = torch.get_num_threads()
-_chosen = 0  # threads, as set for the models loaded so far
+_chosen = 0  # number of threads that was set for the models loaded so far
 
 
 def default_device() -> torch.device:
-    """Return a GPU where there is one, else the CPU."""
+    """Return a GPU if there is one, else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -35,17 +35,17 @@ def device_of(name: str) -> torch.device:
 
 
 def give_back() -> None:
-    """Give memory that was freed back to the system. glibc keeps what it may need again: gigabytes after an update by several threads."""
+    """Return freed memory to the system. glibc keeps it otherwise: gigabytes after an update by several threads."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def use_threads(wanted: int | None, parameters: int) -> None:
-    """Set the threads for a model that is loaded: the number given, else one for small models and torch's number once a large one is loaded.
+    """Set the threads for a loaded model: the given number, else one for small models, and torch's number after a large
+    one.
 
-    More threads make the short products of a small model slower, tenfold where other programs are busy.
-    """
+    More threads make the short products of a small model slower, tenfold while other programs run."""
     global _chosen
     _chosen = wanted or max(_chosen, 1 if parameters < SMALL else _ALL)
     torch.set_num_threads(_chosen)

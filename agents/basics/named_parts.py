@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class UnknownName(ValueError, KeyError):
-    """Raised for a name that nobody registered. The message names the nearest ones."""
+    """Raised for a name that is not registered. The message names the nearest ones."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -50,9 +50,7 @@ class Registry(Generic[T]):
         self._named: dict[str, T | str] = dict(own or {})
 
     def register(self, name: str, thing: T | str, *, again: bool = False) -> None:
-        """Add a thing, or the place where it is. A name that stands for something else already is refused,
-        unless it may be given `again`.
-        """
+        """Add a part, or the place where it is. A name of another part is refused, unless `again` is true."""
         if not again and name in self._named and self._named[name] != thing:
             article = "an" if self.kind[0] in "aeiou" else "a"
             raise ValueError(
@@ -65,7 +63,7 @@ class Registry(Generic[T]):
         self._named.pop(name, None)
 
     def names(self) -> list[str]:
-        """Return all names, those of plug-ins included, sorted."""
+        """Return all names, sorted, with those of plug-ins."""
         return sorted({*self._named, *self._plugins()})
 
     def _plugins(self) -> Mapping[str, EntryPoint]:
@@ -76,7 +74,7 @@ class Registry(Generic[T]):
         thing = self._named.get(name)
         if thing is None and is_place(
             name
-        ):  # asked first: reading the entry points of all packages takes 20 ms
+        ):  # checked first, because reading the entry points of all packages takes 20 ms
             return cast(T, find(name))
         if thing is None and name in (points := self._plugins()):
             return cast(T, load_plugin(points[name]))
@@ -89,7 +87,7 @@ class Registry(Generic[T]):
         return UnknownName(f"unknown {self.kind} {name!r}: {nearest(name, self.names())}")
 
     def named(self, thing: T | str) -> T:
-        """Return what a text names, and anything else as it is."""
+        """Return the part that a text names. Anything else is returned unchanged."""
         return self.find(thing) if isinstance(thing, str) else thing
 
     def __contains__(self, name: object) -> bool:

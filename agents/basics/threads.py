@@ -1,9 +1,8 @@
-"""Work in threads, without losing a failure.
+"""Threads for work whose failures are never lost.
 
-A future cannot carry everything that can be raised. `StopIteration` leaves its waiter waiting for ever. A
-cancellation looks like the waiter's own. `SystemExit` ends the event loop that it reaches. In their place, work that
-runs through this module raises `ThreadError`, with the original as its cause.
-"""
+A future cannot carry every exception. `StopIteration` leaves its waiter waiting for ever. A cancellation looks like the
+waiter's own. `SystemExit` ends the event loop that it reaches. Work that runs through this module raises `ThreadError`
+in their place, with the original as its cause."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ T = TypeVar("T")
 
 
 class ThreadError(RuntimeError):
-    """Raised when work in a thread raised what no future can carry. `__cause__` is the original."""
+    """Raised when work in a thread raises an exception that no future can carry. `__cause__` is the original."""
 
 
 def contained(work: Callable[..., T]) -> Callable[..., T]:
-    """Wrap `work` so that it raises only what a future can carry."""
+    """Wrap `work` so that it raises only exceptions that a future can carry."""
 
     def run(*arguments: object, **options: object) -> T:
         try:
@@ -42,7 +41,7 @@ def contained(work: Callable[..., T]) -> Callable[..., T]:
 
 
 async def contained_async(work: Awaitable[T]) -> T:
-    """Wrap a coroutine in the same way. A cancellation that was asked for stays one."""
+    """Wrap a coroutine in the same way. A requested cancellation stays a cancellation."""
     try:
         return await work
     except (Exception, GeneratorExit):
@@ -61,17 +60,16 @@ def _carried(error: BaseException) -> ThreadError:
 
 
 class Background:
-    """An event loop in a thread of its own, started at first use, and anew in a forked process.
+    """Event loop in a thread of its own. It starts at first use, and again in a forked process.
 
-    Work of any caller meets there: of other loops, of several, or of none.
-    """
+    Callers from other loops, from several loops or from none can use it."""
 
     def __init__(self, name: str) -> None:
         self.name, self._lock = name, threading.Lock()
         self._loop: tuple[int, asyncio.AbstractEventLoop] | None = None
 
     def run(self, work: Coroutine[object, None, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine there. Cancelling the future cancels it."""
+        """Run a coroutine in this loop. Cancelling the future cancels it."""
         with self._lock:
             if self._loop is None or self._loop[0] != os.getpid():
                 loop = asyncio.new_event_loop()
@@ -81,10 +79,10 @@ class Background:
 
 
 async def in_thread(pool: Executor | None, work: Callable[[], T]) -> T:
-    """Run `work` in a thread of `pool`, and raise here what it raises.
+    """Run `work` in a thread of `pool`, and raise its error here.
 
-    A thread cannot be stopped. A waiter that is cancelled goes on when the thread has ended, and its error is shown.
-    """
+    A thread cannot be stopped. A cancelled waiter continues when the thread has ended, and the error of the thread is
+    printed."""
     task = asyncio.get_running_loop().run_in_executor(pool, contained(work))
     try:
         return await asyncio.shield(task)
@@ -96,7 +94,7 @@ async def in_thread(pool: Executor | None, work: Callable[[], T]) -> T:
 
 
 async def together(*work: Coroutine[object, None, T]) -> list[T]:
-    """Return the results of all, in order. The first error is raised at once; later ones are shown, not lost."""
+    """Return the results of all, in order. The first error is raised at once. Later errors are printed."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))
@@ -113,5 +111,5 @@ async def together(*work: Coroutine[object, None, T]) -> list[T]:
 
 
 def tell(error: BaseException | None) -> None:
-    """Show an error that no caller waits for any more."""
+    """Print an error that no caller waits for any more."""
     print(f"unitymas: besides, {type(error).__name__}: {error}", file=sys.stderr, flush=True)

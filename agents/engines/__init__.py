@@ -1,1 +1,1 @@
-"""Engines: who generates tokens. The torch engine, vLLM, and how tokens are sampled."""
+"""Engines that generate tokens: the torch engine, vLLM, and the rules of sampling."""

@@ -1,4 +1,4 @@
-"""The engines that come with unitymas, made for a model group."""
+"""Engines of the package, constructed for a model group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .vllm.vllm_engine import VLLMEngine
 
 
 def engine_kind(model: Decoder) -> type[TorchEngine]:
-    """The class of the torch engine for a model."""
+    """Return the class of the torch engine that fits a model."""
     if not model.unpackable:
         return TorchEngine
     from .torch.whole_engine import WholeEngine
@@ -26,7 +26,7 @@ def engine_kind(model: Decoder) -> type[TorchEngine]:
 
 
 def torch_engine(order: EngineOrder) -> Engine:
-    """Our own engine, in this process."""
+    """Make our own engine, in this process."""
     if why := order.deterministic and order.model.unfixed:
         raise ValueError(
             f"deterministic runs need a model whose products keep their shapes, and this one {why}"
@@ -49,7 +49,7 @@ def torch_engine(order: EngineOrder) -> Engine:
 
 
 def vllm_engine(order: EngineOrder) -> Engine:
-    """One vLLM engine for one set of weights and for all adapters on them."""
+    """Make one vLLM engine for one set of weights and all adapters on it."""
     with TemporaryDirectory(prefix="unitymas-weights-") as folder:
         save_model(order.model, folder, order.tokenizer)
         engine = VLLMEngine(

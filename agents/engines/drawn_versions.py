@@ -1,4 +1,4 @@
-"""Versions that drew the replies of an earlier run, for an engine that draws them again."""
+"""Versions that sampled the replies of an earlier run, for an engine that repeats them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 
 class ReplayFailed(RuntimeError):
-    """Raised when a replay comes to something else than its original."""
+    """Raised when a replay differs from its original."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Versions that drew the replies of a run."""
+    """Versions that sampled the replies of a run."""
 
     versions: Mapping[str, Sequence[Sequence[int]]]
-    """Decision, `episode/node` -> [first token, version] …"""
+    """Versions by decision, `episode/node`: [first token, version] …"""
     keep: int
     """Number of older versions that are kept."""

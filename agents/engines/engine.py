@@ -26,14 +26,14 @@ Ability = Literal["determinism", "tracked truncation", "adapters", "new weights 
 
 
 class Engine(Protocol):
-    """Generates replies to prompts of token ids, with weights that are published to it."""
+    """Contract of an engine: it generates replies to prompts of token ids, with weights that are published to it."""
 
     stop_ids: frozenset[int]
     """Tokens that end a reply."""
     context: int
-    """Most tokens of a prompt and its reply together."""
+    """Largest number of tokens of a prompt and its reply together."""
     version: int
-    """Version of the weights, as last published."""
+    """Version of the weights that were published last."""
     cannot: Mapping[Ability, str]
     """Abilities that the engine lacks, each with a predicate that says why: `{"adapters": "cannot serve adapters"}`.
 
@@ -55,15 +55,15 @@ class Engine(Protocol):
         key: tuple[str, str] | None = None,
         adapter: str | None = None,
     ) -> Generation:
-        """Answer one prompt among all others. Cancelling the task cancels the request."""
+        """Answer one prompt, at the same time as other requests. Cancelling the task cancels the request."""
         ...
 
     def publish(self, model: Decoder, version: int, adapter: str | None = None) -> None:
-        """Take over a copy of a model's weights, or of one adapter's alone."""
+        """Copy a model's weights, or those of one adapter alone."""
         ...
 
     def fix_shapes(self) -> None:
-        """Give the same bits for the same request from now on; an engine that cannot raises ValueError."""
+        """Give the same bits for the same request from now on. An engine that cannot do this raises ValueError."""
         ...
 
     def close(self) -> None:
@@ -73,15 +73,15 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """An engine that can give its memory to the learner."""
+    """Interface of an engine that can give its memory to the learner."""
 
     @property
     def sleeps(self) -> bool:
-        """Tell whether it does so while policies learn."""
+        """Tell whether the engine sleeps while policies learn."""
         ...
 
     def sleep(self) -> None:
-        """Give memory away until `wake` or `publish`."""
+        """Free memory until `wake` or `publish`."""
         ...
 
     def wake(self) -> None:
@@ -91,22 +91,22 @@ class Sleeper(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOrder:
-    """Order of a model group that needs an engine."""
+    """Request of a model group for an engine."""
 
     model: Decoder
     tokenizer: Tokenizer
     slots: int = 64
-    """Most requests at once."""
+    """Largest number of concurrent requests."""
     context: int | None = None
     precision: str = "float32"
     deterministic: bool = False
     seed: int = 0
     sleeps: bool = False
-    """Give memory to the learner between rollouts, if the engine can."""
+    """Flag: free memory for the learner between rollouts, if the engine can."""
     adapters: Mapping[str, int] = field(default_factory=dict)
     """Rank of each adapter on the model, by name."""
     options: JsonView = field(default_factory=dict)
-    """The engine's own: `groups.*.engine_options`."""
+    """Options of the engine itself: `groups.*.engine_options`."""
 
 
 ENGINES: Registry[Callable[[EngineOrder], Engine]] = Registry(

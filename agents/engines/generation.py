@@ -14,20 +14,21 @@ class Generation:
     """Result of one request."""
 
     prompt_ids: list[int]
-    ids: list[int]  # exactly what was sampled, the closing token included
-    logprobs: list[float]  # under the distribution that each token was drawn from
+    ids: list[int]  # exactly the sampled tokens, with the closing token
+    logprobs: list[float]  # in the distribution from which each token was sampled
     finish_reason: str  # stop | length | overflow (the prompt did not fit) | cancelled
     text: str = ""
     support: list[tuple[int, ...] | None] | None = (
-        None  # allowed tokens of each id; None where all tokens were allowed
+        None  # allowed tokens at each position; None if all tokens were allowed
     )
-    version: int = 0  # version of the weights that drew the first token
+    version: int = 0  # version of the weights that sampled the first token
     versions: list[int] = field(default_factory=list)  # version that drew each token
     cached: int = 0  # prompt tokens whose keys and values were copied, not computed
 
     @property
     def switches(self) -> tuple[tuple[int, int], ...]:
-        """Tokens from which newer weights drew, each with the version; empty where one version drew all."""
+        """Return the numbers of tokens from which newer weights sampled, each with the version. Empty if one version
+        sampled all."""
         pairs = enumerate(zip(self.versions, self.versions[1:], strict=False), 1)
         return tuple((token, after) for token, (before, after) in pairs if before != after)
 
@@ -53,7 +54,7 @@ class Request:
         self.version = self.cached = 0
 
     def go_on(self, begun: Generation) -> None:
-        """Take over the tokens of a reply that was begun."""
+        """Take the tokens of a reply that has already begun."""
         self.ids, self.logprobs, self.versions = list(begun.ids), list(begun.logprobs), list(begun.versions)
         self.support = list(begun.support or [None] * len(begun.ids))
         for token in self.ids if self.node is not None else ():
@@ -62,7 +63,8 @@ class Request:
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens that prefill computes when the request gets a slot: the prompt, and what was sampled before."""
+        """Return the tokens that prefill computes when the request gets a slot: the prompt, and earlier sampled
+        tokens."""
         return self.prompt + self.ids if self.ids else self.prompt
 
     @property
@@ -71,12 +73,12 @@ class Request:
 
     @property
     def length(self) -> int:
-        """Number of tokens whose keys and values are in the cache: all but the last one sampled."""
+        """Return the number of tokens whose keys and values are in the cache: all except the last sampled one."""
         return len(self.prompt) + max(0, len(self.ids) - 1)
 
 
 class Versioned:
-    """Versions of the weights of an engine: of the model, and of each adapter that was published alone."""
+    """Versions of an engine's weights: of the model, and of each adapter that was published alone."""
 
     version = 0
 

@@ -31,7 +31,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0  # 0: no limit
     max_tokens: int = 256
-    stop: tuple[str, ...] = ()  # the reply ends with (and includes) the first of these
+    stop: tuple[str, ...] = ()  # the reply ends with the first of these, which it includes
     seed: int = 0
     choices: tuple[str, ...] | None = None  # the reply is exactly one of these
 
@@ -49,15 +49,13 @@ class SamplingParams:
 
 
 def truncates(params: SamplingParams) -> bool:
-    """Tell whether sampling leaves out tokens."""
+    """Tell whether sampling excludes tokens."""
     return bool(params.top_k) or params.top_p < 1
 
 
 @dataclass(slots=True)
 class Trie:
-    """The token sequences of some choices as a tree: which tokens may come next, and which choice is complete
-    here.
-    """
+    """Tree of the token sequences of some choices: which tokens may come next, and which choice is complete."""
 
     children: dict[int, Trie] = field(default_factory=dict)
     choice: str | None = None
@@ -89,7 +87,7 @@ class Trie:
 
 
 class Tries:
-    """The tries of an engine's choices, each built once."""
+    """Tries of an engine's choices, each built once."""
 
     def __init__(self, tokenizer: Tokenizer | None, stop_ids: Iterable[int]) -> None:
         self.tokenizer, self.stop_ids = tokenizer, frozenset(stop_ids)
@@ -105,7 +103,8 @@ class Tries:
 
 @dataclass(slots=True)
 class Draw:
-    """One token for each row: ids, log-probs, and the allowed tokens of rows where not all were allowed."""
+    """Sampled tokens, one for each row: ids, log-probs, and the allowed tokens of rows in which not all were
+    allowed."""
 
     ids: list[int]
     logprobs: list[float]
@@ -118,7 +117,7 @@ def draw(
     steps: Sequence[int],
     allowed: Sequence[tuple[int, ...] | None],
 ) -> Draw:
-    """Sample from scores [n, V]: row i by `params[i]`, its `steps[i]`-th token, among `allowed[i]`."""
+    """Sample from logits [n, V]: row i by `params[i]`, as its token number `steps[i]`, among `allowed[i]`."""
     import torch
 
     from ..model.logprobs import Support
@@ -142,7 +141,7 @@ def draw(
 
 
 def _truncate(row: Tensor, params: SamplingParams, allowed: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Tokens that top-k, then top-p keep of one row; None when all stay."""
+    """Return the tokens of one row that top-k and then top-p allow, or None if all are allowed."""
     limited = 0 < params.top_k < len(row) or params.top_p < 1
     if not limited or params.temperature == 0:
         return allowed

@@ -1,4 +1,4 @@
-"""Stop strings: found in the text of a reply, but looked for only at tokens that can complete one."""
+"""Stop strings in the text of a reply. They are looked for only at tokens that can complete one."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ def _ends(stop: str, piece: str) -> bool:
 
 
 class Stopper:
-    """A watcher of one reply for its stop strings. Stop strings inside of thinking do not count.
+    """Detector of stop strings in one reply. Stop strings inside of thinking do not count.
 
     Decoding at every token would cost more than a small model's step. A stop string can only be complete at a token
-    that begins with an end of the string, or that holds all of it. So only there is the tail of the reply decoded.
-    """
+    that begins with an end of the string, or that holds all of it. So the end of the reply is decoded only there."""
 
     __slots__ = ("closers", "opened", "stop", "tail", "tokenizer")
 
@@ -62,7 +61,7 @@ class Stopper:
         return any(s in tail for s in self.stop) and self._end(self._decoded(ids)) is not None
 
     def open(self, text: str) -> bool:
-        """Tell whether a text goes on, although an engine that knows nothing of thinking took it for complete."""
+        """Tell whether a text continues, although an engine without knowledge of thinking ended it."""
         return self._end(text) is None and any(s in text for s in self.stop)
 
     def cut(self, text: str) -> str:
@@ -70,7 +69,7 @@ class Stopper:
         return text[: self._end(text)]
 
     def _end(self, text: str) -> int | None:
-        """Position where the reply is complete; None where it goes on."""
+        """Return the position at which the reply is complete, or None."""
         end = reply_end(self.opened + text, self.stop)
         return None if end is None else end - len(self.opened)
 
@@ -79,7 +78,7 @@ class Stopper:
 
 
 def closing_ids(*owners: object) -> set[int]:
-    """Return the tokens that end a reply, as a model's configuration or a tokenizer names them."""
+    """Return the tokens that end a reply, according to a model's configuration or a tokenizer."""
     closing: set[int] = set()
     for owner in owners:
         ids = getattr(owner, "eos_token_id", None)

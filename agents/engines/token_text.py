@@ -1,4 +1,4 @@
-"""Pieces: the text that each token of a reply adds."""
+"""Text pieces: the text that each token of a reply adds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def opens_thinking(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
     return _opens_thinking(tokenizer, tuple(prompt[-16:]))
 
 
-@lru_cache(maxsize=4096)  # asked twice of each prompt, and siblings and samples of a group share theirs
+@lru_cache(maxsize=4096)  # each prompt is checked twice, and samples of a group share their prompt
 def _opens_thinking(tokenizer: Tokenizer, tail: tuple[int, ...]) -> bool:
     return _decoded(tokenizer, tail).rstrip().lower().endswith("<think>")
 

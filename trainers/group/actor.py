@@ -47,7 +47,7 @@ Batch = list[tuple[int, bytes]]
 
 
 class ActorLink:
-    """The controller's end: `await link.ask("generate", policy, call)`. It belongs to one event loop."""
+    """Controller's end of the link: `await link.ask("generate", policy, call)`. It belongs to one event loop."""
 
     def __init__(self, actor: ActorHandle) -> None:
         self.actor, self.loop, self.name = actor, asyncio.get_running_loop(), uuid.uuid4().hex
@@ -57,7 +57,7 @@ class ActorLink:
         self.reader: asyncio.Task[None] | None = None
 
     async def ask(self, method: str, *arguments: object) -> Any:
-        """Return the actor's answer, or raise the very exception that was raised there."""
+        """Return the actor's answer, or raise the exception that was raised in the actor."""
         ticket = self.tell(method, *arguments)
         answer = self.open[ticket] = self.loop.create_future()
         if self.reader is None or self.reader.done():
@@ -68,7 +68,7 @@ class ActorLink:
             del self.open[ticket]
 
     def tell(self, method: str, *arguments: object) -> int:
-        """Put a call into the parcel of this tick. Return its ticket; nobody needs to wait for the answer."""
+        """Put a call into the parcel of this tick. Return its ticket. The caller need not wait for the answer."""
         try:
             packed = pickle.dumps((method, arguments), protocol=5)
         except Exception as error:
@@ -84,14 +84,14 @@ class ActorLink:
         self.actor.post.remote(self.name, next(self.parcels), outbox)
 
     async def _read(self) -> None:
-        """Take batches while an answer is awaited. An actor that is gone fails all of them."""
+        """Read batches while an answer is awaited. If the actor is gone, all open calls fail."""
         try:
             while self.open:
                 for ticket, packed in await self.actor.take.remote(self.name):
                     answer = self.open.get(ticket)
-                    if answer is not None and not answer.done():  # else its caller was cancelled
+                    if answer is not None and not answer.done():  # otherwise its caller was cancelled
                         settle(answer, packed)
-                await asyncio.sleep(0)  # callers go on first, and what they ask next makes one parcel
+                await asyncio.sleep(0)  # callers continue first, and their next calls make one parcel
         except Exception as error:
             for answer in self.open.values():
                 if not answer.done():
@@ -112,13 +112,14 @@ def settle(answer: asyncio.Future[object], packed: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ActorPeer:
-    """Way from one group's actor to another's: samples travel between the two, and never through the controller."""
+    """Connection from one group's actor to another's. Samples travel between the two, and never through the
+    controller."""
 
     actor: ActorHandle
     name: str
 
     async def admit(self, samples: Sequence[Sample]) -> None:
-        """Send samples. Errors there are raised here; an actor that is gone has a name."""
+        """Send samples. Errors of the other actor are raised here. If that actor is gone, the error names it."""
         from ray.exceptions import RayActorError, RayTaskError
 
         try:
@@ -130,7 +131,8 @@ class ActorPeer:
 
 
 class ActorCaller:
-    """Caller of an actor, over the link of the event loop that runs. An actor that is gone is a lost group with a name."""
+    """Caller of an actor, over the link of the running event loop. If the actor is gone, the error is a lost group with
+    its name."""
 
     def __init__(self, name: str, actor: ActorHandle) -> None:
         self.name, self.actor = name, actor
@@ -138,13 +140,13 @@ class ActorCaller:
 
     @property
     def link(self) -> ActorLink:
-        """The link of the event loop that runs now."""
+        """Return the link of the running event loop."""
         if self._link is None or self._link.loop is not asyncio.get_running_loop():
             self._link = ActorLink(self.actor)
         return self._link
 
     async def begin(self) -> None:
-        """Wait until what lives in the actor stands. Its node must compute with what this process computes with."""
+        """Wait until the actor has started. Its node must have the same versions of libraries as this process."""
         from ray.exceptions import RayActorError, RayTaskError
 
         try:
@@ -160,7 +162,7 @@ class ActorCaller:
         return await self._lost(self.link.ask(method, *arguments))
 
     async def _lost(self, answer: Awaitable[T]) -> T:
-        """Await an answer. An actor that is gone is a failure with a name of its own."""
+        """Await an answer. If the actor is gone, raise a lost group with its name."""
         from ray.exceptions import RayActorError
 
         try:
@@ -177,7 +179,7 @@ class ActorCaller:
 
 
 class RayGroup(ActorCaller):
-    """A model group in an actor: each method returns what the group's own returns."""
+    """Model group in an actor. Each method returns what the group's own method returns."""
 
     def __init__(self, spec: GroupSpec, actor: ActorHandle, reserved: PlacementGroup | None = None) -> None:
         super().__init__(f"group {spec.name!r}", actor)
@@ -186,9 +188,7 @@ class RayGroup(ActorCaller):
     async def generate(
         self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
     ) -> Answer:
-        """Generate as the group does. When the caller here is cancelled, the request in the actor is
-        cancelled too.
-        """
+        """Generate as the group does. If the caller here is cancelled, the request in the actor is cancelled, too."""
         link = self.link
         try:
             answer: Answer = await self._lost(link.ask("generate", policy, call, temperature, keep))
@@ -286,7 +286,7 @@ class RayGroup(ActorCaller):
         self.abandon()
 
     def abandon(self) -> None:
-        """Stop the actor without waiting, and give its place back."""
+        """Stop the actor without waiting, and release its resources."""
         super().abandon()
         release(self.reserved)
         self.reserved = None
@@ -297,33 +297,33 @@ class LinkEnd:
     """One link at the actor's end."""
 
     expected: int = 0
-    """Number of the parcel that begins next."""
+    """Number of the parcel that must begin next."""
     early: dict[int, Parcel] = field(default_factory=dict)
-    """Parcels that overtook another one."""
+    """Parcels that arrived before an earlier one."""
     ready: Batch = field(default_factory=list)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class GroupActor:
-    """The actor's end: a group, asked through links. It is built inside the actor."""
+    """Actor's end: a group that is called through links. It is constructed inside the actor."""
 
     def __init__(self, kind: Callable[..., Any], *arguments: object) -> None:
         self.obstacle: Exception | None = None
         try:
             self.group = kind(*arguments)
-        except Exception as error:  # told as it is by `begin`; Ray would tell it as the death of an actor
+        except Exception as error:  # `begin` reports the error; Ray would report the death of an actor
             self.obstacle = error
         self.channels: dict[str, LinkEnd] = {}
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self) -> dict[str, str]:
-        """Return the versions of what computes here, once the group stands. Raise what kept it from standing."""
+        """Return the versions of libraries here, when the group has started. Raise the error if it could not start."""
         if self.obstacle is not None:
             raise sendable(self.obstacle)
         return versions()
 
     async def post(self, link: str, number: int, parcel: Parcel) -> None:
-        """Begin the calls of a parcel. Ray may deliver parcels in another order: an early one waits."""
+        """Begin the calls of a parcel. Ray may deliver parcels in another order, so an early parcel waits."""
         channel = self.channels.setdefault(link, LinkEnd())
         channel.early[number] = parcel
         while (following := channel.early.pop(channel.expected, None)) is not None:
@@ -334,16 +334,16 @@ class GroupActor:
                 task.add_done_callback(self.tasks.discard)
 
     async def take(self, link: str) -> Batch:
-        """Return the answers that are ready; wait for the first."""
+        """Return the answers that are ready. If there is none, wait for the first."""
         channel = self.channels.setdefault(link, LinkEnd())
         await channel.filled.wait()
-        await asyncio.sleep(0)  # what ends in the same tick goes along
+        await asyncio.sleep(0)  # answers of the same tick join the batch
         batch, channel.ready = channel.ready, []
         channel.filled.clear()
         return batch
 
     async def receive(self, samples: Sequence[Sample]) -> None:
-        """Take in samples that another group's actor sends."""
+        """Receive samples that another group's actor sends."""
         await self.group.admit(samples)
 
     async def _answer(self, channel: LinkEnd, ticket: int, packed: bytes) -> None:
@@ -369,7 +369,7 @@ def versions() -> dict[str, str]:
 
 
 def check_versions(who: str, there: Mapping[str, str]) -> None:
-    """Refuse a node that computes with other versions than this one."""
+    """Refuse a node with other versions than this one."""
     here = versions()
     other = [f"{name} {there[name]} instead of {here[name]}" for name in here if here[name] != there[name]]
     if other:
@@ -377,7 +377,7 @@ def check_versions(who: str, there: Mapping[str, str]) -> None:
 
 
 def sendable(error: Exception) -> Exception:
-    """Return the exception itself, or its words where it does not survive the journey."""
+    """Return the exception, or its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
         return error

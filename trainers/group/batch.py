@@ -125,5 +125,5 @@ def weights_of(samples: Sequence[Sample], thin: Sequence[Thin], sequence: Tensor
 
 
 def thin_of(sample: Sample, signal: Signal, context: int = 0) -> Thin:
-    """Thin row of a decision whose first `context` tokens are not trained."""
+    """Return the thin row of a decision whose first `context` tokens are not trained."""
     return Thin(sample.id, sample.n_tokens - context, signal.unit, signal.weight)

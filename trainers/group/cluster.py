@@ -14,7 +14,7 @@ from ..config.schema import ConfigError, RayConfig
 
 CALLS_AT_ONCE = 10_000
 OBJECT_STORE = 256 * 2**20
-"""Bytes of shared memory for a Ray that is started here. They are few, because only thin records cross."""
+"""Bytes of shared memory for a Ray that is started here. Few are enough, because only thin records cross."""
 ANSWER = 15.0
 """Seconds in which a cluster's address must answer."""
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 
 def connect(settings: RayConfig) -> None:
-    """Join the cluster of `address`, of RAY_ADDRESS, or of this machine (`ray start --head`). Else, and with the address
-    "local", start a Ray here.
-    """
+    """Join the cluster at `address`, at RAY_ADDRESS, or on this machine (`ray start --head`). Otherwise, and with the
+    address "local", start a Ray here."""
     import ray
 
     if ray.is_initialized():
@@ -47,7 +46,7 @@ def connect(settings: RayConfig) -> None:
         if address == "local":
             ray.init(address="local", **{**here, **options})
             return
-        if address != "auto":  # one that runs on this machine is joined, whose settings are fixed already
+        if address != "auto":  # a Ray on this machine is joined; its settings cannot change
             check_answers(address)
         ray.init(address=address, **options)
     except (ConnectionError, OSError) as error:
@@ -66,7 +65,8 @@ def connect(settings: RayConfig) -> None:
 
 
 def runs_here() -> bool:
-    """Tell whether a Ray runs on this machine. One that was killed leaves its address, for which Ray would wait for minutes."""
+    """Tell whether a Ray runs on this machine. A killed one leaves its address, and Ray would wait for minutes for
+    it."""
     file = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
     try:
         check_answers(file.read_text().strip())
@@ -76,7 +76,7 @@ def runs_here() -> bool:
 
 
 def check_answers(address: str) -> None:
-    """Tell within seconds that no Ray listens at an address. Ray itself would try for minutes."""
+    """Check within seconds that Ray listens at an address. Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
         return
@@ -90,7 +90,7 @@ def check_answers(address: str) -> None:
 
 
 def check_room(specs: Mapping[str, GroupSpec], gpus: float) -> None:
-    """Refuse groups that no node could ever take: Ray would wait for ever."""
+    """Refuse groups that fit on no node, because Ray would wait for ever."""
     import ray
 
     total = ray.cluster_resources()
@@ -107,7 +107,7 @@ def check_room(specs: Mapping[str, GroupSpec], gpus: float) -> None:
 
 
 def beside(spec: GroupSpec) -> int:
-    """Return how many GPUs a group's ranks and further replicas reserve beside its own actor."""
+    """Return how many GPUs a group's ranks and further replicas reserve, in addition to its own actor."""
     if not spec.device.startswith("cuda"):
         return 0
     return spec.replicas - 1 + (spec.ranks if sharded(spec) else 0)
@@ -119,7 +119,7 @@ def fits(spec: GroupSpec, resources: Mapping[str, float]) -> bool:
 
 
 def nodes() -> str:
-    """Describe what the living nodes have: `10.0.0.1: 8 CPU, 2 GPU; …`."""
+    """Describe the resources of the living nodes: `10.0.0.1: 8 CPU, 2 GPU; …`."""
     import ray
 
     return "; ".join(
@@ -130,7 +130,7 @@ def nodes() -> str:
 
 
 async def reserve(specs: Mapping[str, GroupSpec], settings: RayConfig) -> PlacementGroup | None:
-    """Reserve a bundle for each group, by the strategy. Return the placement group, or None where none is asked for."""
+    """Reserve a bundle for each group, by the strategy. Return the placement group, or None without a strategy."""
     if not settings.strategy:
         return None
     from ray.util import placement_group, remove_placement_group
@@ -151,7 +151,7 @@ async def reserve(specs: Mapping[str, GroupSpec], settings: RayConfig) -> Placem
 
 
 def placement(reserved: PlacementGroup | None, index: int) -> dict[str, object]:
-    """Options that put an actor, and the actors that it makes, into its bundle."""
+    """Return options that put an actor, and the actors that it makes, into its bundle."""
     if reserved is None:
         return {}
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -162,7 +162,7 @@ def placement(reserved: PlacementGroup | None, index: int) -> dict[str, object]:
 
 
 def release(reserved: PlacementGroup | None) -> None:
-    """Give the bundles back."""
+    """Release the bundles."""
     if reserved is not None:
         from ray.util import remove_placement_group
 

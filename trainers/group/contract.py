@@ -1,8 +1,8 @@
-"""Contract of a model group: what the controller may ask of it, wherever it runs: the one contract between the two sides of the star.
+"""Contract of a model group: the calls of the controller to a group. It is the only contract between the two sides of
+the star.
 
-A group in the controller's process (`ModelGroup`), one in a Ray actor (`RayGroup`) and one of many ranks answer the
-same calls. Only thin records cross: calls and answers, ids, signals, summaries, metrics. Tensors never do.
-"""
+A group in the controller's process (`ModelGroup`), one in a Ray actor (`RayGroup`) and one of many ranks have the same
+methods. Only thin records cross: calls and answers, ids, signals, summaries, metrics. Tensors never do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class GroupReport(TypedDict, total=False):
-    """Report of a group on itself."""
+    """Report of a group."""
 
     samples: dict[str, int]
     """Counts by state and by cause."""
@@ -35,14 +35,14 @@ class GroupReport(TypedDict, total=False):
     parameters: dict[str, int]
     """Number of parameters of each policy."""
     ranks: list[dict[str, int]]
-    """Memory of each rank, in a group of many."""
+    """Memory of each rank, in a group with several ranks."""
 
 
 class Peer(Protocol):
-    """Way from one group to another one: it is sent to a group, wherever that runs."""
+    """Connection from one group to another. It can be sent to a group in any process."""
 
     async def admit(self, samples: Sequence[Sample]) -> None:
-        """Take in sealed samples, or what was measured of samples that are there."""
+        """Receive sealed samples, or values that were computed for stored samples."""
         ...
 
 
@@ -52,47 +52,44 @@ class Group(Protocol):
     async def generate(
         self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
     ) -> Answer:
-        """Answer a call as a policy. The sample is kept until it is sealed or dropped, unless `keep` is off
-        (validation). `temperature` replaces the policy's own.
-        """
+        """Answer a call as a policy. The sample is stored until it is sealed or dropped, unless `keep` is off
+        (validation). `temperature` replaces the policy's own."""
         ...
 
     async def cancel(self, episode: str, node: str | None = None) -> int:
-        """Cancel an episode's requests, or one of them. Return how many."""
+        """Cancel the requests of an episode, or one of them. Return their number."""
         ...
 
     async def seal(self, episode: str, keep: Sequence[str]) -> list[DecisionId]:
-        """Close an episode; the nodes in `keep` may train. Idempotent. Return their decision ids."""
+        """Close an episode. The nodes in `keep` may be trained on. Idempotent. Return their decision ids."""
         ...
 
     async def drop(self, episode: str, cause: str) -> int:
-        """Discard an episode's samples, and count the cause. Return how many samples there were."""
+        """Discard an episode's samples, and count the cause. Return the number of samples."""
         ...
 
     async def retire(self, episodes: Collection[str]) -> dict[str, int]:
-        """End the step for these episodes. Return what was left of their samples, by state."""
+        """End the step for these episodes. Return the counts of their samples, by state."""
         ...
 
     async def send(self, ids: Sequence[DecisionId], peer: Peer, news: bool = False) -> None:
-        """Give sealed samples to another group, straight from group to group: what a critic needs, or (`news`) only
-        what was measured of samples that it has.
-        """
+        """Send sealed samples directly to another group: what a critic needs, or (`news`) only the values that were
+        computed for samples which that group has."""
         ...
 
     async def records(
         self, ids: Sequence[DecisionId], policy: str, algorithm: Algorithm, signals: Sequence[Signal]
     ) -> list[SampleRow]:
-        """Return what the run keeps of samples, token by token, as plain data."""
+        """Return the sampled tokens that a run stores, as plain data."""
         ...
 
     async def admit(self, samples: Sequence[Sample]) -> None:
-        """Take in sealed samples of another group, or the values that its critic computed."""
+        """Receive sealed samples of another group, or the values that its critic computed."""
         ...
 
     async def phase(self, name: str) -> dict[str, int]:
-        """Set the phase. In "collect" calls are answered; in "learn" new calls wait. Return the bytes that the group holds on
-        its device, by kind.
-        """
+        """Set the phase. In "collect" calls are answered. In "learn" new calls wait. Return the bytes that the group
+        holds on its device, by kind."""
         ...
 
     async def values(
@@ -107,7 +104,7 @@ class Group(Protocol):
         ...
 
     async def prepare(self, policy: str, ids: Sequence[DecisionId]) -> None:
-        """Measure the reference's log-probs now. Without this call the update measures them."""
+        """Compute the reference's log-probs now. Otherwise the update computes them."""
         ...
 
     async def update(
@@ -117,17 +114,17 @@ class Group(Protocol):
         signals: Sequence[Signal],
         minibatches: Sequence[Sequence[DecisionId]],
     ) -> dict[str, float]:
-        """Take the optimizer steps of one policy. One that fails changes nothing, and ends the update (docs/update-path.md)."""
+        """Make the optimizer steps of one policy. A failed step changes nothing, and ends the update
+        (docs/update-path.md)."""
         ...
 
     async def publish(self, policy: str | None = None) -> dict[str, int]:
-        """Give the engine of a policy (None: of every updated policy) its new weights. Return the version of
-        every policy.
-        """
+        """Publish new weights to the engine of a policy (None: of every updated policy). Return the version of every
+        policy."""
         ...
 
     async def save(self, path: str | Path) -> None:
-        """Save a checkpoint folder, whole or not at all."""
+        """Save a checkpoint folder, completely or not at all."""
         ...
 
     async def load(self, path: str | Path) -> dict[str, int]:
@@ -135,7 +132,7 @@ class Group(Protocol):
         ...
 
     async def export(self, policy: str, path: str | Path) -> str:
-        """Write a policy to a Hugging Face directory, tokenizer included. Return the path."""
+        """Write a policy to a Hugging Face directory, with its tokenizer. Return the path."""
         ...
 
     async def adopt(self, policy: str, path: str | Path) -> None:
@@ -158,15 +155,15 @@ class Group(Protocol):
 
     @property
     def peer(self) -> Peer:
-        """The way for other groups to this one."""
+        """Return the connection for other groups to this one."""
         ...
 
 
 class PolicyLearner(Protocol):
-    """Face of a policy's learner to its group: in the same process, or over ranks."""
+    """Interface of a policy's learner for its group, in the same process or over ranks."""
 
     steps: int
-    """Optimizer steps so far."""
+    """Number of optimizer steps so far."""
 
     def update(
         self,
@@ -178,27 +175,27 @@ class PolicyLearner(Protocol):
         ...
 
     def measure_proximal(self, samples: Sequence[Sample]) -> None:
-        """Fill in `proximal` where it is missing."""
+        """Compute `proximal` of samples without it."""
         ...
 
     def measure_reference(self, samples: Sequence[Sample]) -> None:
-        """Fill in `reference` where it is missing."""
+        """Compute `reference` of samples without it."""
         ...
 
     def measure_values(self, samples: Sequence[Sample]) -> None:
-        """Fill in `values` of a critic."""
+        """Compute `values` of a critic."""
         ...
 
     def rest(self) -> None:
-        """Free what no later call needs."""
+        """Free memory that no later call needs."""
         ...
 
     def published(self) -> Decoder:
-        """Return the model as it is now, for an engine."""
+        """Return the present model, for an engine."""
         ...
 
 
 METHODS = tuple(
     name for name in vars(Group) if not name.startswith("_") and name not in ("close", "abandon", "peer")
 )
-"""Names of what a group answers, the same in every runtime."""
+"""Names of a group's methods, which are the same in every runtime."""

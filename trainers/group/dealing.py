@@ -1,4 +1,4 @@
-"""Ranks that share one learner's work: who they are, and which micro-batches each of them takes."""
+"""Distribution of a learner's micro-batches to its ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Peers:
     """Number of this rank among `size`."""
 
     def gather(self, own: T) -> list[T]:
-        """Exchange plain data. Return what each rank gave, in order."""
+        """Exchange plain data between ranks. Return the data of each rank, in order."""
         return [own]
 
 

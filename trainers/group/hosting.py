@@ -54,16 +54,16 @@ class Hosted:
     learner: PolicyLearner | None
     speaker: LLMPolicy | None
     version: int = 0
-    """Number of updates published so far."""
+    """Number of published updates."""
     dirty: bool = False
-    """Flag: the policy was updated after it was last published."""
+    """Flag: the policy was updated after its last publish."""
 
     @property
     def engine(self) -> Engine | None:
         return None if self.speaker is None else self.speaker.engine
 
     def learning(self) -> PolicyLearner:
-        """Return the policy's learner. A frozen policy has none: that is an error."""
+        """Return the policy's learner. For a frozen policy this is an error."""
         if self.learner is None:
             raise ValueError(f"policy {self.name!r} is frozen: it has no `learning`, so it cannot be updated")
         return self.learner
@@ -74,7 +74,7 @@ class Hosted:
         return self.speaker
 
     def publish(self) -> None:
-        """Give the engine the parameters as they are now."""
+        """Publish the present parameters to the engine."""
         if self.learner is not None:
             self.learner.rest()  # gradients need not be copied
         if self.engine is not None:
@@ -89,9 +89,8 @@ class Hosted:
 
 
 def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Tokenizer]:
-    """Load the base and build every policy of a group. Return the policies by name, and the tokenizer that
-    they share. Without `learn` their learners live elsewhere.
-    """
+    """Load the base and build every policy of a group. Return the policies by name, and the tokenizer that they share.
+    Without `learn` their learners are in other processes."""
     if not spec.policies:
         raise ValueError(f"group {spec.name!r} has no policies: map a role to one, or leave the group out")
     models = _Models(spec)
@@ -119,12 +118,12 @@ def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Tokeni
             policy.speaker = _speaker(policy, engines[id(model)], tokenizer)
     torch.manual_seed(
         spec.seed
-    )  # checkpoints hold this chance: an actor's is then that of a group in the controller
+    )  # checkpoints hold this generator's state, so an actor must begin with the same state as the controller's process
     return hosted, tokenizer
 
 
 def write_policy(policy: Parameters, model: Decoder, path: Path, tokenizer: Tokenizer) -> Path:
-    """Write the folder of a policy, whose tensors `model` holds."""
+    """Write the folder of a policy from the tensors of `model`."""
     with checkpoint.writing(path) as folder:
         if policy.adapter is not None:
             save_adapter(model, policy.adapter, folder / "adapter")
@@ -136,7 +135,7 @@ def write_policy(policy: Parameters, model: Decoder, path: Path, tokenizer: Toke
 
 
 def learning_parameters(spec: GroupSpec, names: Sequence[str]) -> list[Parameters]:
-    """Load on the CPU what some policies learn, each followed by its reference if it has one."""
+    """Load on the CPU what some policies learn. After each comes its reference, if it has one."""
     models = _Models(replace(spec, device="cpu"), engines=False)
     chosen: list[Parameters] = []
     for name in names:
@@ -144,7 +143,9 @@ def learning_parameters(spec: GroupSpec, names: Sequence[str]) -> list[Parameter
         if spec.policies[name].reference:
             chosen.append(models.reference(name, spec.policies[name]))
     for own in chosen:
-        if own.model.unpackable:  # ranks would call their layers unequally often, and wait for each other
+        if (
+            own.model.unpackable
+        ):  # ranks would call its layers a different number of times, and wait for each other
             raise ValueError(
                 f"groups.{spec.name}.ranks: a model whose rows cannot be packed cannot be sharded "
                 f"({own.model.unpackable}); set ranks: 1, and no policies.*.learning.offload"
@@ -154,7 +155,7 @@ def learning_parameters(spec: GroupSpec, names: Sequence[str]) -> list[Parameter
 
 @lru_cache(maxsize=8)
 def vocabulary(tokenizer: Tokenizer) -> str:
-    """Hash of the words that the tokenizer's ids stand for."""
+    """Return a hash of the tokenizer's vocabulary."""
     words = json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -188,9 +189,9 @@ class _Models:
         return Parameters(self.base, name, policy.critic)
 
     def _add(self, model: Decoder, key: str, name: str, a: Adapter) -> None:
-        """Add an adapter that a key of the config describes."""
+        """Add an adapter, as a key of the config describes it."""
         with torch.random.fork_rng(devices=[]):
-            # an adapter's start depends on the seed and on its name alone
+            # an adapter's initial weights depend only on the seed and its name
             torch.manual_seed(self.spec.seed ^ zlib.crc32(name.encode()))
             try:
                 added = model.add_adapter(name, a.rank, a.alpha, a.targets, a.tokens)
@@ -200,9 +201,7 @@ class _Models:
             parameter.requires_grad_(False)
 
     def reference(self, name: str, policy: PolicySpec) -> Parameters:
-        """Return the policy as it was before it learned. For an adapter this is the base, which is loaded
-        anyway.
-        """
+        """Return the policy as it was before learning. For an adapter this is the base, which is loaded in any case."""
         if policy.adapter is not None:
             return Parameters(self.base)
         if policy.init not in self.frozen:
@@ -223,13 +222,12 @@ def _device(spec: GroupSpec) -> torch.device:
 
 
 def _check_memory(spec: GroupSpec, device: torch.device, engines: bool) -> None:
-    """Refuse a group whose weights, gradients and optimizers cannot fit, before anything large is read. What ranks hold is
-    theirs to count: here the models are loaded alone.
-    """
+    """Refuse a group whose weights, gradients and optimizers cannot fit, before anything large is read. For ranks, only
+    the loaded models count, because the ranks count the rest."""
     path = model_path(spec.model)
     try:
         count = count_parameters(path)
-    except Exception:  # a damaged file is named when it is loaded
+    except Exception:  # a damaged file is reported when it is loaded
         return
     full = [policy for policy in spec.policies.values() if policy.adapter is None]
     ranks = sharded(spec)
@@ -296,7 +294,7 @@ def _speaker(policy: Hosted, engine: Engine, tokenizer: Tokenizer) -> LLMPolicy:
 
 
 def sample_of(policy: str, call: Call, generation: Generation, temperature: float) -> Sample:
-    """Make the sample of a reply, as it was drawn."""
+    """Make the sample of a reply, as it was sampled."""
     return Sample(
         episode=call.episode,
         node=call.node,
@@ -314,7 +312,7 @@ def sample_of(policy: str, call: Call, generation: Generation, temperature: floa
 
 
 def same_shape(hosted: Hosted, path: Path) -> Decoder:
-    """Load a model for a policy to take over. One of another shape is refused."""
+    """Load a model whose weights a policy takes. A model of another shape is refused."""
     mine = hosted.parameters.model
     model = load_decoder(path, auto=not isinstance(mine, Llama))
     if model.shape != mine.shape:

@@ -125,11 +125,12 @@ def importance(batch: Batch, mode: Importance = "truncate", cap: float = 2.0, fl
 
 
 def accepted(batch: Batch, geometric: tuple[float, float] | None = None, veto: float = 0.0) -> Tensor:
-    """Tell of each token (T,), bool, whether its decision counts. One that is too far from its behaviour does not.
+    """Return for each token whether its decision counts (T,), bool. A decision that is too far from its behaviour does
+    not count.
 
-    geometric  the geometric mean of proximal / behaviour over the decision lies within these two bounds
-    veto       no token of the decision has a ratio below this; 0: off.
-    """
+    geometric: the geometric mean of proximal / behaviour over the decision must lie within these two bounds.
+
+    veto: no token of the decision may have a ratio below this; 0: off."""
     difference = log_ratio(batch.proximal, batch.behaviour).detach()
     counts = torch.ones_like(difference, dtype=torch.bool)
     if geometric is not None:
@@ -203,7 +204,7 @@ def token_mean(per_token: Tensor, denominators: Mapping[str, float]) -> Tensor:
 
 
 def ratio_metrics(batch: Batch, denominators: Mapping[str, float]) -> dict[str, Tensor]:
-    """Distance of current from proximal, and of proximal from behaviour."""
+    """Return the distance of current from proximal, and of proximal from behaviour."""
     moved = log_ratio(batch.logp.detach(), batch.proximal)
     stale = log_ratio(batch.proximal, batch.behaviour)
     metrics = {

@@ -137,29 +137,30 @@ class ModelGroup:
         return len(requests)
 
     async def seal(self, episode: str, keep: Sequence[str]) -> list[DecisionId]:
-        """Close an episode. The nodes in `keep` may train. Idempotent. Return their decision ids."""
+        """Close an episode. The nodes in `keep` may be trained on. Idempotent. Return their decision ids."""
         self._forget(episode)
         return self.store.seal(episode, keep)
 
     async def drop(self, episode: str, cause: str) -> int:
-        """Discard an episode's samples, whatever their state, and count them under `cause`. Return how many."""
+        """Discard an episode's samples in any state, and count them under `cause`. Return their number."""
         await self.cancel(episode)
         self._forget(episode)
         return self.store.drop(episode, cause)
 
     async def retire(self, episodes: Collection[str]) -> dict[str, int]:
-        """Forget the samples of these episodes: their step is over. Return counts by state and cause so far."""
+        """Remove the samples of these episodes, because their step is over. Return counts by state and cause so far."""
         self.store.retire(episodes, {name.episode for name in self._running})
         return self.store.summary()
 
     async def send(self, ids: Sequence[DecisionId], peer: Peer, news: bool = False) -> None:
-        """Give copies of sealed samples to another group: what a critic needs, or (`news`) what was measured of them."""
+        """Send copies of sealed samples to another group: what a critic needs, or (`news`) the values computed for
+        them."""
         samples = [self.store.get(id) for id in ids]
         await peer.admit([sample.news() if news else sample.for_critic() for sample in samples])
 
     @property
     def peer(self) -> Peer:
-        """The group itself: other groups of this process ask it as the controller does."""
+        """Return the group itself: other groups of this process call it as the controller does."""
         return self
 
     async def records(
@@ -208,9 +209,8 @@ class ModelGroup:
         """Compute what token-level GAE needs of each decision: the critic's values, and the KL penalty if there is one.
 
         Without a critic here, the values are those of another group's critic (see `admit`), or 0. `contexts` maps
-        decision ids to the text that the critic sees in place of the policy's prompt (`needs.values == "trace"`).
-        """
-        busy = None if needs.kl_reward else critic  # the penalty is measured on the policy itself
+        decision ids to the text that the critic reads instead of the policy's prompt (`needs.values == "trace"`)."""
+        busy = None if needs.kl_reward else critic  # the penalty is computed for the policy itself
         return await self._thread(lambda: self._values(policy, ids, needs, critic, contexts or {}), busy)
 
     def _values(
@@ -253,8 +253,7 @@ class ModelGroup:
     ) -> dict[str, float]:
         """Make one optimizer step per mini-batch (decision ids). Return metrics (docs/update-path.md).
 
-        A policy and its critic can be updated side by side.
-        """
+        A policy and its critic can be updated at the same time."""
         self._policy(policy)
         return await self._thread(lambda: self._update(policy, algorithm, signals, minibatches), policy)
 
@@ -277,9 +276,8 @@ class ModelGroup:
         return metrics
 
     async def publish(self, policy: str | None = None) -> dict[str, int]:
-        """Give the engine of a policy (None: of every updated policy) its new weights. Return the version of
-        every policy here.
-        """
+        """Publish new weights to the engine of a policy (None: of every updated policy). Return the version of every
+        policy."""
         return await self._thread(lambda: self._publish(policy))
 
     def _publish(self, policy: str | None) -> dict[str, int]:
@@ -305,9 +303,8 @@ class ModelGroup:
     # -- keeping --------------------------------------------------------------------------------------------------
 
     async def save(self, path: str | Path) -> None:
-        """Save a checkpoint folder, whole or not at all: parameters, optimizers, versions, samples,
-        generators of chance.
-        """
+        """Save a checkpoint folder, completely or not at all: parameters, optimizers, versions, samples, random
+        generators."""
         await self._thread(lambda: self._save(Path(path)))
 
     def _save(self, path: Path) -> None:
@@ -327,7 +324,7 @@ class ModelGroup:
             )
 
     def _kept(self, hosted: Hosted) -> dict[str, object]:
-        """State of one policy in `policies.pt`."""
+        """Return the state of one policy for `policies.pt`."""
         return {
             "parameters": hosted.parameters.state_dict(),
             "learner": hosted.learner.state_dict() if isinstance(hosted.learner, Learner) else None,
@@ -335,7 +332,7 @@ class ModelGroup:
         }
 
     def _keep_more(self, folder: Path) -> None:
-        """Write what stands beside `policies.pt`: shards, in a group of many ranks."""
+        """Write the files beside `policies.pt`: shards, in a group with several ranks."""
 
     async def load(self, path: str | Path) -> dict[str, int]:
         """Load the checkpoint of a group with the same policies. Return the version of every policy."""
@@ -370,11 +367,10 @@ class ModelGroup:
             sharded_checkpoint.resume(path, learners, state)
 
     async def export(self, policy: str, path: str | Path) -> str:
-        """Write a policy as it is now to a Hugging Face directory, tokenizer included. Return the path.
+        """Write the present policy to a Hugging Face directory, with its tokenizer. Return the path.
 
-        An adapter is merged into the model. It is also saved by itself in `adapter`, in the format of peft. What a role
-        with an adapter of its own is played by stands in `roles/ROLE`, in the same way.
-        """
+        An adapter is merged into the model. It is also saved alone in `adapter`, in peft's format. For a role with an
+        adapter of its own, the model is in `roles/ROLE`, in the same form."""
         hosted = self._policy(policy)
         tokenizer = hosted.speaking().chat.tokenizer
         return str(await self._thread(lambda: self._export(hosted, Path(path), tokenizer)))
@@ -383,9 +379,8 @@ class ModelGroup:
         return write_policy(hosted.parameters, hosted.parameters.model, path, tokenizer)
 
     async def adopt(self, policy: str, path: str | Path) -> None:
-        """Load the parameters of an exported policy, or of any model of the same shape. `publish` gives them
-        to the engine.
-        """
+        """Load the parameters of an exported policy, or of any model with the same shape. `publish` sends them to the
+        engine."""
         await self._thread(lambda: self._adopt(policy, Path(path)))
 
     def _adopt(self, policy: str, path: Path) -> None:
@@ -402,7 +397,7 @@ class ModelGroup:
                 ours.copy_(theirs)
 
     async def report(self) -> GroupReport:
-        """Samples by state and cause, engine counters, versions."""
+        """Return samples by state and cause, engine counters, and versions."""
         engines = {name: dict(h.engine.counts) for name, h in self.hosted.items() if h.engine}
         return {
             "samples": self.store.summary(), "engines": engines, "at": time.time(),
@@ -414,7 +409,7 @@ class ModelGroup:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _forget(self, episode: str) -> None:
-        """Remove the engine's memory of the conversations of this episode."""
+        """Remove the conversations of this episode from the engine's memory."""
         for speaker in filter(None, (hosted.speaker for hosted in self.hosted.values())):
             speaker.chat.forget(episode)
 
@@ -429,20 +424,21 @@ class ModelGroup:
         return self.hosted[name]
 
     def _encode(self, text: str, judge: Hosted, sample: Sample) -> NDArray[np.int64]:
-        """Tokens of a context for the critic. Its beginning is cut off where prompt and reply would be too
-        long.
-        """
+        """Return the tokens of a critic's context. If prompt and reply are too long together, its beginning is cut
+        off."""
         room = judge.parameters.model.shape.context - sample.n_tokens
         return np.array(plain_of(self.tokenizer).encode(text, add_special_tokens=True)[-room:], np.int64)
 
     async def _thread(self, work: Callable[[], T], policy: str | None = None) -> T:
-        """Run work on one policy in a thread, beside work on others; with `policy` None, alone in the group."""
+        """Run work on one policy in a thread, in parallel with other policies. With `policy` None, no other work runs
+        in the group."""
         async with AsyncExitStack() as stack:
             for name in [policy] if policy is not None else self._at_work:
                 await stack.enter_async_context(self._at_work[name])
             return await in_thread(HEAVY, partial(self._counted, work))
 
     def _counted(self, work: Callable[[], T]) -> T:
-        """Run work with this group's number of threads. Torch keeps a number for each of Python's threads, since its first use."""
+        """Run work with this group's number of threads. Torch stores a number for each Python thread at its first
+        use."""
         torch.set_num_threads(self._threads)
         return work()

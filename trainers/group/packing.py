@@ -23,36 +23,35 @@ from ...agents.model.logprobs import Support
 from .sample_store import Sample
 
 SHARE = 16
-"""Fewest tokens of a shared prefix. Shorter ones are laid twice, because a segment of its own costs more."""
+"""Fewest tokens of a shared prefix. A shorter prefix is computed twice, because a segment of its own costs more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Packed samples, and the rows from which tokens are predicted. `T` trained tokens, flat, in order of
-    samples.
-    """
+    """Packed samples, and the rows from which tokens are predicted. `T` trained tokens, flat, in the order of
+    samples."""
 
     packed: Packed
     places: Tensor
     """Rows of the packed hidden states from which the trained tokens are predicted: (T,)."""
     after: Tensor
-    """Rows that have seen the whole reply: (S,). Empty unless laid with `whole`."""
+    """Rows that have attended to the whole reply: (S,). Empty unless packed with `whole`."""
     targets: Tensor
     temperature: Tensor
     support: Support | None
     sequence: Tensor
     """Index of the sample that each token belongs to: (T,)."""
     role: str
-    """Role of the first sample: of all, where roles have adapters of their own."""
+    """Role of the samples, if roles have adapters of their own."""
 
 
 def micro_batches(
     samples: Sequence[Sample], budget: int, critic: bool = False, apart: Collection[str] = ()
 ) -> list[list[int]]:
-    """Cut samples into lists of indices, each of at most `budget` laid tokens. A longer sample stands alone.
+    """Cut samples into lists of indices, each with at most `budget` computed tokens. A longer sample is alone in its
+    list.
 
-    Samples of a role in `apart` stand with none of other roles.
-    """
+    Samples of a role in `apart` are never with samples of other roles."""
     # sorted by token ids, a sample shares its longest prefix with one of its neighbours
     whole = [tokens(sample, critic) for sample in samples]
     cut: list[list[int]] = []
@@ -72,7 +71,8 @@ def micro_batches(
 
 
 def _fitting(micro: list[int], whole: list[list[int]], budget: int) -> list[list[int]]:
-    """Halve a micro-batch until it fits. Neighbours say nearly what it costs; what all share may be too short to be laid once."""
+    """Halve a micro-batch until it fits. The costs of neighbours are nearly exact: a prefix of all samples may be too
+    short to share."""
     if len(micro) == 1 or max(_costs([whole[i] for i in micro])) <= budget:
         return [micro]
     half = len(micro) // 2
@@ -80,7 +80,7 @@ def _fitting(micro: list[int], whole: list[list[int]], budget: int) -> list[list
 
 
 def _costs(sequences: list[list[int]]) -> tuple[int, int]:
-    """Count the tokens that are laid, with and without the last of each reply."""
+    """Count the computed tokens, with and without the last token of each reply."""
     return packed_length(sequences, SHARE), packed_length([s[:-1] for s in sequences], SHARE)
 
 
@@ -108,7 +108,7 @@ def lay(samples: Sequence[Sample], whole: bool = False, critic: bool = False, sh
 
 
 def tokens(sample: Sample, critic: bool = False) -> list[int]:
-    """Tokens that the model is fed for a sample. A critic may have a prompt of its own."""
+    """Return the tokens of a sample that the model reads. A critic may have a prompt of its own."""
     own = sample.critic_prompt if critic and sample.critic_prompt is not None else sample.prompt
     return [*own.tolist(), *sample.reply.tolist()]
 

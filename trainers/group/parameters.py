@@ -32,7 +32,7 @@ class Parameters:
     ) -> None:
         self.model, self.adapter = model, adapter
         self.roles = frozenset(roles)
-        """Roles that have an adapter of their name on these parameters."""
+        """Roles that have an adapter with their name on these parameters."""
         self.context: ContextRanks | None = None
         """Ranks that share every row. None: this process computes whole rows."""
         self.head: nn.Linear | None = None
@@ -114,7 +114,7 @@ class Parameters:
         return before, after
 
     def _rest(self) -> None:
-        """Free what a sharded model gathered, where no backward pass will."""
+        """Free what a sharded model gathered, if there is no backward pass."""
         if not torch.is_grad_enabled() and (reshard := getattr(self.model, "reshard", None)):
             reshard()
 
@@ -128,7 +128,7 @@ class Parameters:
         )
 
     def _adapter(self, rows: Rows) -> str | None:
-        """Return the adapter that rows use: their role's, where it has one."""
+        """Return the adapter for rows: that of their role, if it has one."""
         return rows.role if rows.role in self.roles else self.adapter
 
     # -- rows that several ranks share ----------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Parameters:
     def _split_hidden(
         self, rows: Rows, row: SplitRow, places: Tensor, dtype: torch.dtype, checkpointing: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return which of the places are this rank's, and their states."""
+        """Return the places that belong to this rank, and their states."""
         self.model.check_length(rows.packed)
         own, keep = row.among(places)
         adapter = self._adapter(rows)

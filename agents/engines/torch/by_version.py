@@ -1,9 +1,8 @@
-"""The engine of a replay: each token is drawn by the version of the weights that drew it in the original run.
+"""Engine of a replay: each token is sampled by the version of the weights that sampled it in the original run.
 
-The original took new weights within replies. Here all versions that a reply needs exist already, so its parts are generated one
-after the other, each by an engine with the weights of its time. In deterministic mode a reply depends on these parts alone, so
-it is the original's to the bit, whatever ran beside it there.
-"""
+In the original run, new weights came in the middle of replies. Here all these versions exist already. So the parts of a
+reply are generated one after the other, each by an engine with the weights of its version. In deterministic mode a
+reply depends on nothing else. So it equals the original bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from .torch_engine import TorchEngine
 
 
 class ReplayEngine(TorchEngine):
-    """The engine of the newest version, with the older ones beside it."""
+    """Engine of the newest version, together with engines of older versions."""
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class ReplayEngine(TorchEngine):
         )
 
     def publish(self, model: Decoder, version: int, adapter: str | None = None) -> None:
-        """Take over new weights, and keep those so far."""
+        """Copy new weights, and keep the older ones."""
         if hasattr(self, "model"):
             before = self.version_of(adapter)
             engine = self.engine(self.model, self.tokenizer)
@@ -62,7 +61,8 @@ class ReplayEngine(TorchEngine):
         adapter: str | None = None,
         begun: Generation | None = None,
     ) -> Generation:
-        """Answer one prompt, part by part. What the original did not ask (validation) is answered by the newest weights."""
+        """Answer one prompt, part by part. Requests that the original run did not log (validation) use the newest
+        weights."""
         name = "/".join(key or ())
         parts = self.drawn.versions.get(name)
         if parts is None:

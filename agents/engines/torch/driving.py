@@ -15,9 +15,9 @@ from ..sampling import SamplingParams
 
 
 class Driven(ABC):
-    """An engine whose `step` gives every request its next token."""
+    """Engine whose `step` gives every request its next token."""
 
-    turns = 8  # of the loop after an answer: from it to its team's next question takes some, which no step may overtake
+    turns = 8  # passes of the loop between an answer and the team's next request; no step may run before it
     waiting: deque[Request]
     running: list[Request]
     _driver: asyncio.Task[None] | None = None
@@ -58,7 +58,7 @@ class Driven(ABC):
         adapter: str | None = None,
         begun: Generation | None = None,
     ) -> Generation:
-        """Answer one prompt beside whatever else runs. Cancelling the task cancels the request."""
+        """Answer one prompt, at the same time as other requests. Cancelling the task cancels the request."""
         request = self.submit(prompt, params, key, adapter, begun)
         if not request.done:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,7 +77,9 @@ class Driven(ABC):
             self._driver = loop.create_task(self._steps())
 
     async def _steps(self) -> None:
-        await asyncio.sleep(0)  # tasks that are ready to submit a request do so first, and share the pass
+        await asyncio.sleep(
+            0
+        )  # tasks that are ready to submit a request do so first, and share the forward pass
         while self.busy:
             before = len(self.running) + len(self.waiting)
             try:

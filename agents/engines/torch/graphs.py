@@ -46,11 +46,12 @@ class DecodeGraphs:
 
     @classmethod
     def of(cls, model: Decoder) -> DecodeGraphs | None:
-        """Return graphs for our own decoder on a GPU; None elsewhere (layers of others may wait for the GPU)."""
+        """Return graphs for our own decoder on a GPU, or None elsewhere (layers of other models may synchronise with
+        the GPU)."""
         return cls(model) if isinstance(model, Llama) and model.embed.device.type == "cuda" else None
 
     def decode(self, requests: Sequence[Request], cache: Cache) -> Tensor:
-        """Hidden states [n, d] of the last tokens of the requests in the first n slots."""
+        """Return the hidden states [n, d] of the last tokens of the requests in the first n slots."""
         place = (cache.both.data_ptr(), *cache.both.shape)
         if self.place != place:
             self.recorded.clear()
@@ -67,14 +68,14 @@ class DecodeGraphs:
 
     def _record(self, rows: int, width: int, cache: Cache) -> Recorded:
         ids = torch.zeros(rows, dtype=torch.long, device=self.device)
-        # a warm-up writes to position `width - 1`, where no request has anything yet
+        # a warm-up writes to position `width - 1`, which no request uses yet
         position = torch.full((rows,), width - 1, dtype=torch.long, device=self.device)
 
         def step() -> Tensor:
             hidden: Tensor = self.model(ids, position, Speaking(cache, position, width))
             return hidden
 
-        if self._pool is None:  # no GPU: the same step in the same size, launched each time
+        if self._pool is None:  # without a GPU: the same step in the same size, launched each time
             return Recorded(ids, position, step)
         here, aside = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
         aside.wait_stream(here)
@@ -94,7 +95,7 @@ class DecodeGraphs:
 
 
 def fixed_size(rows: int, width: int, room: tuple[int, int]) -> tuple[int, int]:
-    """Round a step's requests and keys up to powers of two, within the room that the cache has."""
+    """Round a step's requests and keys up to powers of two, at most the size of the cache."""
     slots, tokens = room
     return (
         min(slots, 1 << (rows - 1).bit_length()),

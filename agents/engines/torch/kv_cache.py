@@ -28,7 +28,7 @@ from .prefill import Piece
 
 
 class Cache:
-    """The slots: [2, L, S, K, C, D]. They grow with the requests, up to a share of the free memory."""
+    """Slots of the cache: [2, L, S, K, C, D]. They grow with the requests, up to a share of the free memory."""
 
     grain = 64  # slots grow by whole multiples of this many tokens
     share = 0.5  # of the free memory: while slots grow, the old and the new ones exist together
@@ -51,10 +51,10 @@ class Cache:
         return int((available(self.both.device) + self.both.nbytes) * self.share) // self.token
 
     def hold(self, slots: int, length: int, promised: int, most: int) -> None:
-        """Make sure that `slots` slots have room for `length` tokens each. No request will need more than `promised`.
+        """Allocate at least `slots` slots with room for `length` tokens each. No request needs more than `promised`.
 
-        There will never be more than `most` slots. Where there is memory, the size doubles, so that the cache grows rarely.
-        """
+        There are never more than `most` slots. If the memory allows it, the size doubles, so that the cache grows
+        rarely."""
         had, width = self.size
         if slots <= had and length <= width:
             return
@@ -93,9 +93,8 @@ class Cache:
 
 
 class Prefixes:
-    """The pool of blocks; the least recently used block is the first to go. It grows to `most` blocks where
-    memory allows.
-    """
+    """Pool of blocks. The least recently used block is removed first. It grows to `most` blocks if the memory allows
+    it."""
 
     share = 0.25  # of the free memory
 
@@ -111,7 +110,7 @@ class Prefixes:
         return self.cache.both.unflatten(4, (-1, self.size))  # type: ignore[no-any-return]
 
     def clear(self) -> None:
-        """Forget all blocks: the weights have changed."""
+        """Remove all blocks, because the weights have changed."""
         self.known: OrderedDict[tuple[object, tuple[int, ...]], tuple[int, int]] = (
             OrderedDict()
         )  # -> serial, place
@@ -135,15 +134,15 @@ class Prefixes:
         return places
 
     def load(self, prefixes: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Copy blocks to the beginning of slots: (slot, places) of each."""
+        """Copy blocks to the beginning of slots. Each item is (slot, places)."""
         copies = [(slot, i, place) for slot, places in prefixes for i, place in enumerate(places)]
         if copies:
             slot, block, place = torch.tensor(copies).T
             self.slots[:, :, slot, :, block] = self.pool[place]
 
     def store(self, prompts: Iterable[tuple[int, Sequence[int], object]]) -> None:
-        """Keep the whole blocks of prompts whose keys and values are in slots: (slot, ids, salt) of each."""
-        taken = {  # where two blocks took one place, the later one owns it: the first was already dropped
+        """Store the whole blocks of prompts whose keys and values are in slots. Each item is (slot, ids, salt)."""
+        taken = {  # if two blocks have one place, the later one owns it: the first was already removed
             place: (slot, i, place) for slot, ids, salt in prompts for i, place in self._register(ids, salt)
         }
         if taken:
@@ -166,9 +165,8 @@ class Prefixes:
             parent = self.known[key][0]
 
     def _place(self, keep: int) -> int | None:
-        """Return a free place, or that of the oldest block; never one of the `keep` most recent (the prompt's
-        own).
-        """
+        """Return a free place, or that of the oldest block, but never one of the `keep` most recent (the prompt's
+        own)."""
         if self.free or self._grow():
             return self.free.pop()
         if len(self.known) <= keep:
@@ -193,9 +191,7 @@ class Prefixes:
 
 
 class Reading:
-    """Attention of prefill: the tokens of a piece are computed once, and see all earlier tokens of their
-    slot.
-    """
+    """Attention of prefill: the tokens of a piece are computed once, and attend to all earlier tokens of their slot."""
 
     def __init__(self, cache: Cache, pieces: Sequence[Piece], alone: bool) -> None:
         """Prepare `pieces`, in the order of the row. The tokens before each are in its slots, or in an
@@ -224,7 +220,7 @@ class Reading:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
         self.cache.write(layer, self.rows, k[self.source], v[self.source])
-        # written first, so that tokens of the same pass see each other through the cache
+        # keys are written first, so that tokens of the same pass can attend to each other through the cache
         both = self.cache.both[:, layer].unbind()  # keys and values: [S, K, C, D] each
         seen = (
             [cached[:, :, :width].index_select(0, seats) for cached in both]
@@ -235,7 +231,7 @@ class Reading:
             return out
         return torch.cat(
             (out, out.new_zeros(len(q) - self.n, *out.shape[1:]))
-        )  # rows that only fill a fixed shape
+        )  # rows that only fill up a fixed shape
 
 
 class Speaking:
@@ -248,7 +244,9 @@ class Speaking:
         mask = torch.zeros(hidden.shape, dtype=cache.both.dtype, device=position.device)
         self.mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None]  # [n, 1, 1, width]
         self.position = position
-        self.seen: dict[object, Tensor] = {None: self.mask[:, 0]}  # masks by what a layer sees: [n, 1, width]
+        self.seen: dict[object, Tensor] = {
+            None: self.mask[:, 0]
+        }  # masks by the layer's attention window: [n, 1, width]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
         self.cache.write(layer, self.rows, k, v)
@@ -264,7 +262,7 @@ class Speaking:
 
 
 class Beside:
-    """Attention of one pass with decode and prefill: the first n rows decode, the others prefill."""
+    """Attention of one pass with decode and prefill: the first n rows are decode, the others prefill."""
 
     def __init__(self, n: int, speaking: Attention, reading: Attention) -> None:
         self.n, self.speaking, self.reading = n, speaking, reading

@@ -28,10 +28,10 @@ class Piece:
 def cut(
     prompts: Prompts, known: Mapping[int, int], family: Mapping[int, tuple[int, str]], block: int, most: int
 ) -> Iterator[Piece]:
-    """Cut prompts behind their `known` tokens into pieces of at most `most`, with the pieces before a fork first.
+    """Cut prompts after their `known` tokens into pieces of at most `most` tokens. A piece that others continue comes
+    before them.
 
-    Only slots of one `family` share. Their prompts part at whole blocks of `block` tokens.
-    """
+    Only slots of one `family` share pieces. Their prompts part at whole blocks of `block` tokens."""
 
     def beginning(slot: int) -> tuple[tuple[int, str], int, list[int]]:
         return family[slot], known[slot], prompts[slot][: known[slot]]

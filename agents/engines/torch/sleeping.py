@@ -1,4 +1,5 @@
-"""Sleep of the torch engine: it frees the memory of keys and values, and takes its weights off the GPU, while others learn there."""
+"""Sleep of the torch engine: it frees keys and values, and moves its weights off the GPU, while policies learn
+there."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from .kv_cache import Cache, Prefixes
 
 
 class Napping(ABC):
-    """Sleep and waking of an engine that holds `model`, and `cache` and `prefixes` unless transformers keeps its own."""
+    """Sleep and wake of an engine with `model`, and with `cache` and `prefixes` unless transformers has its own."""
 
     sleeps = False
     """Flag: the engine's group lets it sleep while policies learn."""
@@ -45,7 +46,7 @@ class Napping(ABC):
     def _move(self, device: torch.device | str) -> None:
         if self.device.type != "cpu":
             self.model = self.model.to(device)
-            self.graphs = DecodeGraphs.of(self.model)  # recorded steps know where the weights were
+            self.graphs = DecodeGraphs.of(self.model)  # recorded steps hold the old addresses of the weights
 
     def memory(self) -> dict[str, int]:
         """Return the bytes that the engine holds on its device."""
@@ -61,4 +62,4 @@ class Napping(ABC):
 
     @abstractmethod
     def _lay_out(self) -> None:
-        """Allocate what requests need from the beginning."""
+        """Allocate what requests need at the beginning."""

@@ -45,13 +45,13 @@ from .sleeping import Napping
 
 
 class TorchEngine(Driven, Napping, Versioned):
-    """Continuous batching over one model; the module's docstring shows its use."""
+    """Continuous batching over one model. The module's docstring shows its use."""
 
     cannot: Mapping[Ability, str] = {}
     block = 4  # tokens of a shared block
     fixed_block = 16  # the same in deterministic mode: also the size of a piece of prefill
     reading_rows = 2048  # most prompt tokens in one pass
-    fixed_rows = 256  # the same in deterministic mode: always exactly so many
+    fixed_rows = 256  # the same in deterministic mode: always exactly this number
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class TorchEngine(Driven, Napping, Versioned):
         self.prefixes = Prefixes(self.cache, self.slots * of_a_slot if self.share_prefixes else 0, size)
 
     def _too_large(self, what: str, tokens: int) -> MemoryError:
-        """Error text: what needs how much memory, how much there is, and which settings change it."""
+        """Return the error text: which memory is needed and free, and which settings change it."""
         needed, most = (n * self.cache.token / 2**30 for n in (tokens, self.cache.limit()))
         return MemoryError(
             f"{what} need {needed:.3g} GiB for keys and values, and {self.device} has {most:.3g} GiB for them (half of "
@@ -112,7 +112,7 @@ class TorchEngine(Driven, Napping, Versioned):
         )
 
     def fix_shapes(self) -> None:
-        """Become deterministic from now on, as if built so."""
+        """Become deterministic from now on."""
         if self.busy:
             raise RuntimeError("an engine cannot change its shapes while requests run or wait")
         if not self.deterministic:
@@ -120,7 +120,7 @@ class TorchEngine(Driven, Napping, Versioned):
             self._lay_out()
 
     def close(self) -> None:
-        """Do nothing: all of it is in this process."""
+        """Do nothing, because the whole engine is in this process."""
 
     # -- weights
 
@@ -144,7 +144,7 @@ class TorchEngine(Driven, Napping, Versioned):
 
     @torch.inference_mode()
     def _let_out(self, requests: list[Request]) -> None:
-        """Put running requests back in line, before those that wait. They keep their tokens."""
+        """Return running requests to the queue, before those that wait. They keep their tokens."""
         for request in reversed(requests):
             self._leave(request)
             self.waiting.appendleft(request)
@@ -162,8 +162,7 @@ class TorchEngine(Driven, Napping, Versioned):
     ) -> Request:
         """Queue a request. `key` is the caller's own name for it; `adapter` names an adapter of the model.
 
-        `begun` is the beginning of its reply, which other weights have drawn.
-        """
+        `begun` is the beginning of its reply, which other weights sampled."""
         if not prompt:
             raise ValueError("a prompt needs at least one token")
         if not 0 <= min(prompt) <= max(prompt) < self.model.shape.vocab:
@@ -209,7 +208,7 @@ class TorchEngine(Driven, Napping, Versioned):
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Let waiting requests in, and give every request a next token: prefill and decode in one pass."""
+        """Admit waiting requests, and give every request a next token: prefill and decode in one pass."""
         with self._turn:
             self._step()
 
@@ -240,9 +239,7 @@ class TorchEngine(Driven, Napping, Versioned):
         self._say(torch.stack([state[slot] for slot in range(len(self.running))]))
 
     def _let_in(self, most: int) -> None:
-        """Let up to `most` waiting requests run, in order. Each must have memory up to its longest possible
-        reply.
-        """
+        """Admit up to `most` waiting requests, in order. Each must have memory for its longest possible reply."""
         had, width = self.cache.size
         limit = had * width  # tokens; the memory is asked only where this is not enough
         need = max(map(self._need, self.running), default=0)
@@ -309,20 +306,22 @@ class TorchEngine(Driven, Napping, Versioned):
         if self.graphs and not pieces and not self.deterministic and not any(r.adapter for r in speakers):
             return self.graphs.decode(speakers, self.cache)
         rows = self.slots if self.deterministic and spoken else spoken
-        spare = rows - spoken  # rows without a request write to the last position, where no prompt stands
+        spare = rows - spoken  # rows without a request write to the last position, which no prompt uses
         ids = [r.ids[-1] for r in speakers] + [0] * spare
         position = [r.length for r in speakers] + [self.context - 1] * spare
         adapters = [r.adapter for r in speakers] + [None] * spare
-        # a few widths, not one for every length: keys are read up to the longest request, rounded up to 32
+        # a few widths instead of one for every length: the longest request, rounded up to 32
         width = min(self.context, (max(position, default=0) // 32 + 1) * 32)
-        ends = list(range(rows))  # rows whose states are returned: all of decode, then the last of each piece
+        ends = list(
+            range(rows)
+        )  # rows whose states are returned: all of decode, then the last row of each piece
         for piece in pieces:
             request = self.running[piece.slots[0]]
             ids += request.tokens[piece.start : piece.start + piece.n]
             position += range(piece.start, piece.start + piece.n)
             adapters += [request.adapter] * piece.n
             ends.append(len(ids) - 1)
-        # filled up to a fixed number of rows, products keep their shape
+        # products with a fixed number of rows keep their shape
         if self.deterministic and pieces:
             spare = self.fixed_rows - len(ids)
             ids, position, adapters = ids + [0] * spare, position + [0] * spare, adapters + [None] * spare
@@ -434,7 +433,7 @@ class TorchEngine(Driven, Napping, Versioned):
         return Stopper(stop, self.tokenizer, self._closers[stop], prompt)
 
     def _route(self, adapters: Sequence[str | None]) -> Route:
-        """Masks of the rows that use each adapter."""
+        """Return masks of the rows that use each adapter."""
         return [
             (name, torch.tensor([a == name for a in adapters], device=self.device))
             for name in sorted({a for a in adapters if a is not None})

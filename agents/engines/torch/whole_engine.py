@@ -21,7 +21,7 @@ from .torch_engine import TorchEngine
 
 @dataclass(slots=True)
 class Lockstep:
-    """Requests whose prompts are of one length, and what the model remembers of them."""
+    """Requests whose prompts have the same length, and the model's state for them."""
 
     requests: list[Request]
     adapter: str | None
@@ -29,7 +29,7 @@ class Lockstep:
 
 
 class WholeEngine(TorchEngine):
-    """Batches of whole sequences, by transformers' own cache."""
+    """Engine that generates batches of whole sequences with transformers' own cache."""
 
     cannot: Mapping[Ability, str] = {
         "determinism": "cannot give the same bits whatever else runs: this model decodes in batches of changing size"
@@ -40,7 +40,7 @@ class WholeEngine(TorchEngine):
         self.batches: list[Lockstep] = []
 
     def fix_shapes(self) -> None:
-        """Refuse: shapes change here."""
+        """Refuse: the shapes of this engine change."""
         raise ValueError(f"{type(self).__name__} {self.cannot['determinism']}")
 
     def _step(self) -> None:
@@ -52,7 +52,7 @@ class WholeEngine(TorchEngine):
             if batch.past is None:
                 ids = [r.tokens for r in batch.requests]
                 self.counts.update(prompts=len(ids), tokens_read=sum(map(len, ids)))
-            else:  # a row whose reply is complete goes on unread
+            else:  # a row whose reply is complete continues, and its tokens are ignored
                 ids = [r.ids[-1:] for r in batch.requests]
                 self.counts.update(steps=1, tokens_spoken=len(ids))
             route = () if batch.adapter is None else ((batch.adapter, None),)
