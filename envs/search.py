@@ -1,12 +1,12 @@
-"""Search at inference: the same team, more of its time. Baselines for what training must beat.
+"""Search at inference: the same team plays more, without training. The results are baselines for training.
 
     best = best_of_n(env, team, n=8, score="em")            # n whole episodes, the best-scored one is kept
-    traces = ab_mcts(env, team, budget=16, score=judge)      # adaptive branching: wider or deeper, by what pays
+    traces = ab_mcts(env, team, budget=16, score=judge)      # adaptive branching: wider or deeper, by the scores
 
-Both stand on forks, so a node of the search tree is a state of the episode, and going back to one is free.
-`score` says how good a finished episode is: the name of a metric (an oracle: it knows the answer, as the first
-tests of a program do), or a function of the trace in 0 … 1 (a verifier, a vote). An id, an environment or an arena
-will do as `env`; results hold one trace per task.
+Both use forks, so a node of the search tree is a state of the episode, and returning to it costs nothing.
+`score` rates a finished episode: the name of a metric (an oracle, because it knows the answer), or a function of the
+trace that returns 0 … 1 (a verifier, a vote). `env` is an id, an environment or an arena. The result is one trace per
+task.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def best_of_n(
     seed: int = 0,
     **make: object,
 ) -> list[Trace]:
-    """The best of `n` episodes per task; of equals the first."""
+    """Play `n` episodes per task, and return the best of each task. Of equal ones it is the first."""
     if n < 1:
         raise ValueError(f"best_of_n: n must be at least 1, got {n}")
 
@@ -58,10 +58,10 @@ def ab_mcts(
     seed: int = 0,
     **make: object,
 ) -> list[Trace]:
-    """The best episode after `budget` of them, grown as a tree with adaptive branching (AB-MCTS-A, 2503.04412).
+    """Return the best of `budget` episodes, which form a tree with adaptive branching (AB-MCTS-A, 2503.04412).
 
-    From the first question down, Thompson sampling decides at every state: draw a new reply (wider), or go on below
-    one that is there (deeper). What is below a new reply is played to its end, and its score counts on all of its path.
+    Beginning at the first act, Thompson sampling decides at every state: sample a new reply (wider), or continue below
+    an earlier one (deeper). After a new reply the episode is played to its end, and its score counts for its whole path.
     """
     if budget < 1:
         raise ValueError(f"ab_mcts: budget must be at least 1, got {budget}")
@@ -82,7 +82,7 @@ def ab_mcts(
 
 @dataclass(slots=True)
 class Arm:
-    """A choice and the scores it has brought: a normal with unknown mean and spread.
+    """A choice and its scores so far: a normal distribution with unknown mean and variance.
 
     The prior is worth one score of 0 and one of variance (the paper's Gaussian variant, normal-inverse-chi-squared).
     """
@@ -176,7 +176,7 @@ def _each_task(
 
 
 def _worth(arena: Arena, score: Score) -> Callable[[Trace], float]:
-    """Traces to numbers in 0 … 1; an episode that failed is worth nothing."""
+    """Return the function from traces to scores in 0 … 1. A failed episode has score 0."""
 
     def worth(trace: Trace) -> float:
         if str(trace.ended) == "error":

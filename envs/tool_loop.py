@@ -31,7 +31,7 @@ LONGEST = 4000  # characters of one result that the agent gets to see
 
 
 class Done(NamedTuple):
-    """Result of a loop: the final answer's value, whether it was legal, and how many calls were made."""
+    """Result of a loop: the value of the final answer, a flag that it is legal, and the number of calls."""
 
     value: Any
     ok: bool
@@ -51,8 +51,8 @@ async def tool_loop(
     """Let an agent call `tools` until it answers, at most `max_calls` times.
 
     `tools` are names, or a mapping from names to arguments that the agent may not choose (`{"retrieve": {"k": 3}}`).
-    `show` tells a result as text; by default strings are told as they are, and all else as JSON. A reply that is
-    neither a call nor an answer costs a call; with none left, the next reply is final, whatever it is.
+    `show` converts a result to text. By default strings are shown unchanged, and other results as JSON. A reply that is
+    neither a call nor an answer counts as a call. When no call is left, the next reply is final.
     """
     role = ep.role(agent)
     if not isinstance(role.reply, ToolCalls):

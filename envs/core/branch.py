@@ -1,8 +1,8 @@
-"""A line of play that can be forked: an execution, its ledger, and who answers.
+"""A branch: an execution that can be forked, with its ledger and its team.
 
-Trees (trainers/controller/tree.py), search (search.py) and counterfactuals grow out of branches. A fork costs no
-generation: it replays the journal in microseconds. Forks keep the episode's chance, so that luck is the same
-for all that are compared; what differs is the seed of the calls, which comes from the branch's label.
+Trees (trainers/controller/tree.py), search (search.py) and counterfactuals are made of branches. A fork generates
+nothing: it replays the journal in microseconds. Forks have the episode's random numbers, so that they can be compared
+fairly. Only the seeds of their calls differ. These depend on the branch's label.
 
     root = Branch.begin(arena, team, task, seed=0, episode="e")
     twins = [root.fork(str(i)) for i in range(4)]

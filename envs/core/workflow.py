@@ -1,8 +1,8 @@
 """The interface for authors of workflows: `Workflow`, and the `Episode` its `run` is given.
 
-A workflow is a sans-IO program. It never calls a model, a retriever or a clock: it *asks*, and whoever
-drives it answers. Every `ep.act`, `ep.use` and `ep.all` only makes a request; awaiting the request
-hands it to the driver (`execution.Execution`), which resumes `run` with the answer.
+A workflow is a sans-IO program. It never calls a model, a retriever or a clock. It makes requests, and a driver
+answers them. Every `ep.act`, `ep.use` and `ep.all` only makes a request. Awaiting the request passes it to the
+driver (`execution.Execution`), which resumes `run` with the answer.
 
     class Debate(Workflow):
         roles = (Role("solver", instances=2, reply=Tags("answer")),

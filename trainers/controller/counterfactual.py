@@ -1,11 +1,11 @@
-"""Counterfactual credit: what would the team have scored, had this act been another?
+"""Counterfactual credit: the score of an episode, compared with its score after another act.
 
     unitymas train ID counterfactual.planner.samples=2 counterfactual.planner.limit=3
 
-For up to `limit` acts of the role in an episode, the episode is forked where the act was asked; there the act is drawn
-anew (or replaced by a neutral reply), and the rest is played to its end. The act's reward becomes
-scale * (score as played - mean score of the forks). What is said in forks is never trained, and an act that was not
-forked keeps its reward. The cost is bounded: at most limit * samples extra endings of an episode.
+For up to `limit` acts of the role in an episode, the episode is forked before the act. In the fork the act is sampled
+again (or replaced by a neutral reply), and the rest is played to its end. The act's reward becomes
+scale * (score of the episode - mean score of the forks). Replies in forks are never trained on, and an act without
+forks keeps its reward. The cost is bounded: at most limit * samples extra endings of an episode.
 """
 
 from __future__ import annotations

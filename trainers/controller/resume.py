@@ -1,4 +1,4 @@
-"""Going on with a run: its config read back and changed, and what cannot change any more.
+"""Resume of a run: its config is read and changed, and keys that cannot change are checked.
 
     config, changes = resumed("runs/mine", overrides=["steps=80"])
 

@@ -1,21 +1,21 @@
-"""Tree sampling: whenever a trained role is asked, several candidates are drawn from the very same state.
+"""Tree sampling: for each act of a trained role, several candidates are sampled from the same state.
 
-    state --+-- candidate 0      scored at once, by playing on, or by a critic (`Tree.score`)
-            +-- candidate 1  <-- chosen (`Tree.continuation`): the next role sees *its* words
-            +-- candidate 2      not continued, but training data all the same
+    state --+-- candidate 0      scored at once, by a fork to the end, or by a critic (`Tree.score`)
+            +-- candidate 1  <-- chosen (`Tree.continuation`): the next role sees *its* reply
+            +-- candidate 2      not continued, but also training data
 
-A candidate is one round: where several agents are asked side by side, each of the K candidates holds one reply
-of each. The siblings of a set answer the same prompt in the same state, with the same chance to come, so their
-credits can be compared; that is all that AT-GRPO compares. Hence every sibling, the chosen one included, is
-credited with what was known *when it was scored*, and that very number, after credit transforms, is what it is chosen
-by and what its advantage is made of. What only the chosen one could still earn later stands in the episode's trace;
-of the table it is part only as what a critic should have expected (`Decision.later`, `score="value"`).
+A candidate belongs to one round. If several agents act in the same round, each of the K candidates holds one reply of
+each agent. Siblings answer the same prompt in the same state, with the same later random numbers. So their credits can
+be compared, and AT-GRPO compares nothing else. Every sibling, the chosen one included, gets the credit that was known
+*when it was scored*. After the credit transforms, this number decides the choice and gives the advantage. Later rewards
+of the chosen candidate are in the episode's trace. The table holds them only as targets of a critic (`Decision.later`,
+`score="value"`).
 
-Forks are replays, and what a candidate does to the world depends on its words alone. So candidates that say the same
-are one fork, each with its own sample, wherever nothing is drawn anew for each of them (`TreeSampler._shares`).
+Forks are replays, and the effect of a candidate depends only on its text. So candidates with equal text share one fork,
+each with its own sample, unless each is played to its end or scored by itself (`TreeSampler._shares`).
 
-Names: the samples of a tree are kept under one episode, each under a node name of its own: `3~2` is candidate 2 of
-node 3. The line that is continued is one chain per agent; a candidate that is not ends a chain of its own.
+Names: all samples of a tree belong to one episode, each with a node name of its own: `3~2` is candidate 2 of
+node 3. The continued branch is one chain per agent. A candidate that is not continued ends a chain of its own.
 """
 
 from __future__ import annotations

@@ -35,9 +35,8 @@ Runtime = Literal["local", "ray"]
 async def start_groups(
     specs: Mapping[str, GroupSpec], runtime: Runtime = "local", settings: RayConfig | None = None
 ) -> dict[str, Group]:
-    """Build all groups. `settings` name a Ray cluster and the placement on it; by default a running Ray is joined, or a
-    new one started.
-    """
+    """Start all groups. `settings` name a Ray cluster and the placement on it. By default a running Ray is joined, or a
+    new one is started."""
     if runtime == "local":
         return _start_local(specs)
     if runtime != "ray":
@@ -68,7 +67,7 @@ def _start_local(specs: Mapping[str, GroupSpec]) -> dict[str, Group]:
 
 
 def group_class(spec: GroupSpec) -> type[ModelGroup]:
-    """Return the kind of group that a spec asks for: in one process, or over many ranks."""
+    """Return the class of group for a spec: in one process, or over several ranks."""
     if not sharded(spec):
         return ModelGroup
     from .ranks.group import RankedGroup
@@ -85,7 +84,7 @@ async def _start_ray(specs: Mapping[str, GroupSpec], settings: RayConfig) -> dic
     try:
         for index, (name, spec) in enumerate(specs.items()):
             actor = _actor(spec, placement(reserved, index))
-            last = index == len(specs) - 1  # the last to be closed gives the placement back
+            last = index == len(specs) - 1  # the last group to close releases the placement
             started.append(RayGroup(spec, actor, reserved if last else None))
             groups[name] = started[-1]
         await asyncio.gather(*(group.begin() for group in started))

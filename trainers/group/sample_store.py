@@ -55,13 +55,13 @@ class Sample:
     node: str
     policy: str
     version: int
-    """Version of the policy when the first token was drawn."""
+    """Version of the policy that sampled the first token."""
     prompt: NDArray[np.int64]
     reply: NDArray[np.int64]
     behaviour: NDArray[np.float32]
-    """Log-probability of each reply token as drawn: at `temperature`, within `support`."""
+    """Log-probability of each reply token as sampled: at `temperature`, within `support`."""
     versions: NDArray[np.int64] | None = None
-    """Version that drew each reply token. None: `version` drew all of them."""
+    """Version that sampled each reply token. None: `version` sampled all of them."""
     temperature: float = 1.0
     support: tuple[tuple[int, ...] | None, ...] | None = None
     """Token ids that were allowed at each reply token (choices, top-p, top-k). None: the whole vocabulary."""
@@ -76,16 +76,16 @@ class Sample:
     proximal: NDArray[np.float32] | None = None
     """Log-probs at the start of an update."""
     proximal_at: int = -1
-    """Number of optimizer steps that the policy had made when `proximal` was measured."""
+    """Number of optimizer steps that the policy had made when `proximal` was computed."""
     reference: NDArray[np.float32] | None = None
     """Log-probs under the frozen reference. None until computed."""
     critic_prompt: NDArray[np.int64] | None = None
-    """Prompt of the critic, where it sees more than the policy does."""
+    """Prompt of the critic, if it reads more than the policy does."""
     state: State = "open"
 
     @classmethod
     def of(cls, plain: Saved) -> Sample:
-        """Rebuild a sample from what `plain` returns."""
+        """Restore a sample from the result of `plain`."""
         own: JsonObject = {n: x.numpy() if isinstance(x, Tensor) else x for n, x in plain.items()}
         return cls(**own)
 
@@ -103,19 +103,17 @@ class Sample:
         return len(self.reply)
 
     def for_critic(self) -> Sample:
-        """Return what a critic in another group needs: token ids, their positions, and what was measured."""
+        """Return what a critic in another group needs: token ids, their positions, and computed values."""
         return replace(self, support=None)
 
     def news(self) -> Sample:
-        """Return what was measured of the sample, without its tokens."""
+        """Return the values computed for the sample, without its tokens."""
         none = np.empty(0, np.int64)
         empty = replace(self, prompt=none, reply=none, behaviour=np.empty(0, np.float32))
         return replace(empty, support=None, critic_prompt=None)
 
     def record(self, tokens: list[str], advantages: list[float] | None) -> SampleRow:
-        """Return plain data for the `samples/` sidecar of a run. `tokens` are the pieces of text of the reply
-        tokens.
-        """
+        """Return plain data for the `samples/` sidecar of a run. `tokens` are the text pieces of the reply's tokens."""
         return {
             "id": str(self.id),
             "policy": self.policy,
@@ -138,13 +136,15 @@ class SampleStore:
 
     def __init__(self) -> None:
         self._samples: dict[str, dict[str, Sample]] = {}  # episode -> node -> sample
-        self._closed: dict[str, frozenset[str]] = {}  # episode -> nodes it was sealed with (empty: dropped)
+        self._closed: dict[
+            str, frozenset[str]
+        ] = {}  # episode -> nodes with which it was sealed (empty: dropped)
         self._over: set[str] = (
             set()
-        )  # of these, the dropped and the retired: remembered for late replies alone
+        )  # the dropped and retired episodes among these: remembered only for late replies
         self._guests: dict[
             str, dict[str, Sample]
-        ] = {}  # samples of other groups, whose episodes are open there
+        ] = {}  # samples of other groups, whose episodes are open in those groups
         self.counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -156,23 +156,20 @@ class SampleStore:
                 yield from nodes.values()
 
     def put(self, sample: Sample) -> bool:
-        """Store a fresh sample. When its episode is already closed, count the sample as late and return
-        False.
-        """
+        """Store a new sample. If its episode is already closed, count the sample as late and return False."""
         self.counts["put"] += 1
         if sample.episode in self._closed:
             self.counts["discarded/late"] += 1
             return False
         nodes = self._samples.setdefault(sample.episode, {})
-        if sample.node in nodes:  # asked again: only the last answer stands in the trace
+        if sample.node in nodes:  # repeated request: only the last reply is in the trace
             self.counts["discarded/superseded"] += 1
         nodes[sample.node] = sample
         return True
 
     def seal(self, episode: str, keep: Collection[str]) -> list[DecisionId]:
-        """Close an episode. The nodes in `keep` may train, the others are discarded. Return the ids kept, in
-        order.
-        """
+        """Close an episode. The nodes in `keep` may be trained on, and the others are discarded. Return the ids of the
+        kept ones, in order."""
         trainable = frozenset(keep)
         if episode in self._closed:
             if self._closed[episode] != trainable:
@@ -197,9 +194,7 @@ class SampleStore:
         return [DecisionId(episode, node) for node in keep]
 
     def drop(self, episode: str, cause: str) -> int:
-        """Discard all of an episode's samples, whatever their state, and count them under `cause`. Return how
-        many.
-        """
+        """Discard all of an episode's samples in any state, and count them under `cause`. Return their number."""
         gone = [*self._samples.pop(episode, {}).values(), *self._guests.pop(episode, {}).values()]
         self.counts[f"discarded/{cause}"] += len(gone)
         self._closed.setdefault(episode, frozenset())
@@ -207,7 +202,7 @@ class SampleStore:
         return len(gone)
 
     def take(self, ids: Iterable[str]) -> list[Sample]:
-        """Return the samples of an update, in the order asked. They must be sealed or already taken."""
+        """Return the samples of an update, in the given order. They must be sealed or already taken."""
         taken = [self.get(id) for id in ids]
         for sample in taken:
             if sample.state == "open":
@@ -218,9 +213,8 @@ class SampleStore:
         return taken
 
     def retire(self, episodes: Iterable[str], expected: Collection[str] = ()) -> None:
-        """Forget the samples of these episodes: their step is over. Samples that were taken count as trained,
-        others do not. Episodes to which replies are still `expected` are remembered until none is.
-        """
+        """Remove the samples of these episodes, because their step is over. Taken samples count as trained, others do
+        not. Episodes with `expected` replies are remembered until all replies have come."""
         for episode in episodes:
             own, guests = self._samples.pop(episode, {}), self._guests.pop(episode, {})
             for sample in (*own.values(), *guests.values()):
@@ -232,9 +226,7 @@ class SampleStore:
         self._over.intersection_update(expected)
 
     def admit(self, sample: Sample) -> None:
-        """Take in a sealed sample of another group (for a critic here), or new values of a sample that is
-        here.
-        """
+        """Store a sealed sample of another group (for a critic here), or new values of a stored sample."""
         sample_here = self._find(sample.id) if sample.n_tokens else self.get(sample.id)
         if sample_here is None:
             self.counts["put"] += 1
@@ -246,7 +238,7 @@ class SampleStore:
                 setattr(sample_here, news, getattr(sample, news))
 
     def get(self, id: str) -> Sample:
-        """Return one sample by decision id. The error for a missing one says what became of it."""
+        """Return one sample by decision id. The error for a missing one tells what happened to it."""
         sample = self._find(id)
         if sample is None:
             fate = (
@@ -258,12 +250,12 @@ class SampleStore:
         return sample
 
     def summary(self) -> dict[str, int]:
-        """Counts by state and by cause."""
+        """Return counts by state and by cause."""
         states = Counter(sample.state for sample in self)
         return {**{f"held/{state}": states[state] for state in ("open", "sealed", "taken")}, **self.counts}
 
     def state_dict(self) -> dict[str, object]:
-        """Tensors and plain data, for a checkpoint."""
+        """Return tensors and plain data, for a checkpoint."""
         return {
             "samples": [s.plain() for nodes in self._samples.values() for s in nodes.values()],
             "guests": [s.plain() for nodes in self._guests.values() for s in nodes.values()],

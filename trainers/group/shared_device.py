@@ -1,8 +1,7 @@
-"""Memory of groups that share a device by turns (`groups.*.pool`): what a group gives away while another one works.
+"""Memory of groups that share a device in turn (`groups.*.pool`): what a group frees while another one works.
 
 Engines sleep while any group of the pool learns. A policy's optimizer state is on the device only during the policy's
-own update; else it is in the CPU's memory. Its gradients are freed after the update. Its weights stay.
-"""
+own update. Otherwise it is in the CPU's memory. Its gradients are freed after the update. Its weights stay."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from .update import Learner
 
 @contextmanager
 def present(learner: PolicyLearner, pooled: bool) -> Iterator[None]:
-    """Have a learner's optimizer state on its device within the block, and in the CPU's memory after it."""
+    """Keep a learner's optimizer state on its device during the block, and in the CPU's memory after it."""
     if not pooled or not isinstance(learner, Learner):
         yield
         return

@@ -48,7 +48,7 @@ class Target:
 
 
 def summaries(samples: Sequence[Sample], discount: Discount) -> dict[DecisionId, ValueSummary]:
-    """Return each decision's summary: what token-level GAE of the rest of its chain needs of it."""
+    """Return each decision's summary: the numbers that token-level GAE of its chain needs."""
     if not samples:
         return {}
     values, after = _values(samples)
@@ -67,10 +67,11 @@ def targets(
 
 
 def moved(signals: Mapping[DecisionId, Signal], samples: Sequence[Sample]) -> list[int]:
-    """Return the places of samples whose advantage is not 0; of the shortest where there is none, for an optimizer step needs one."""
+    """Return the places of samples whose advantage is not 0. If there is none, return the shortest sample, because an
+    optimizer step needs one."""
     places = [
         i for i, sample in enumerate(samples) if sample.id not in signals or not signals[sample.id].still
-    ]  # what has no signal is refused where targets are made
+    ]  # samples without a signal are refused where targets are made
     return places or [min(range(len(samples)), key=lambda i: samples[i].n_tokens)]
 
 
@@ -80,7 +81,7 @@ def moving(
     goals: Sequence[Target],
     thin: Sequence[Thin],
 ) -> tuple[list[Sample], list[Target], list[Thin]]:
-    """Return samples, targets and thin rows of the decisions that `moved` names."""
+    """Return samples, targets and thin rows of the decisions at the places of `moved`."""
     rows = moved(signals, samples)
     return [samples[i] for i in rows], [goals[i] for i in rows], [thin[i] for i in rows]
 
@@ -103,7 +104,7 @@ def _target(sample: Sample, signal: Signal, composed: NDArray[np.float64] | None
 def _locals(
     samples: Sequence[Sample], signals: Mapping[DecisionId, Signal], discount: Discount
 ) -> dict[str, NDArray[np.float64]]:
-    """Token-level GAE of the decisions whose signal is a `tail`."""
+    """Return the token-level GAE of decisions whose signal is a `tail`."""
     if not samples:
         return {}
     lengths = [sample.n_tokens for sample in samples]
@@ -117,7 +118,7 @@ def _locals(
 
 
 def _values(samples: Sequence[Sample]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Values before all tokens, flat (T,), and after each decision (S,); 0 where no critic was asked."""
+    """Return the values before all tokens, flat (T,), and after each decision (S,). They are 0 without a critic."""
     whole = [s.values if s.values is not None else np.zeros(s.n_tokens + 1) for s in samples]
     return (
         np.concatenate([v[:-1] for v in whole]).astype(np.float64),

@@ -119,9 +119,7 @@ class Learner:
         signals: Mapping[DecisionId, Signal],
         minibatches: Sequence[Sequence[Sample]],
     ) -> None:
-        """Measure log-probs at the start of the update, for samples that the first optimizer step does not
-        measure itself.
-        """
+        """Compute log-probs at the start of the update, for samples that are not in the first optimizer step."""
         if self.parameters.is_critic:
             return
         everyone = {sample.id: sample for samples in minibatches for sample in samples}
@@ -137,13 +135,13 @@ class Learner:
             self.measure_reference(list(everyone.values()))
 
     def measure_proximal(self, samples: Sequence[Sample]) -> None:
-        """Fill in `proximal` where it is missing: log-probs under the parameters as they are now."""
+        """Compute `proximal` of samples without it: log-probs under the present parameters."""
         missing = [sample for sample in samples if sample.proximal_at != self.steps]
         for sample, logp in zip(missing, self._logprobs(self.parameters, missing), strict=True):
             sample.proximal, sample.proximal_at = logp, self.steps
 
     def measure_reference(self, samples: Sequence[Sample]) -> None:
-        """Fill in `reference` where it is missing."""
+        """Compute `reference` of samples without it."""
         if self.reference is None:
             raise UpdateError(
                 f"the algorithm needs a reference and policy {self.policy!r} has none: set reference: true"
@@ -153,7 +151,7 @@ class Learner:
             sample.reference = logp
 
     def measure_values(self, samples: Sequence[Sample]) -> None:
-        """Fill in `values` of a critic: before every token, and after the last one."""
+        """Compute `values` of a critic: before every token, and after the last one."""
         own: dict[int, NDArray[np.float32]] = {}
         for micro, counts in self._dealt(samples, critic=True):
             chosen = [samples[i] for i in micro]
@@ -181,9 +179,8 @@ class Learner:
     # -- ranks ----------------------------------------------------------------------------------------------------
 
     def _dealt(self, samples: Sequence[Sample], critic: bool = False) -> Iterator[tuple[list[int], bool]]:
-        """Yield this rank's micro-batches. A pass of one rank is a pass of all, so one that has none left repeats the
-        shortest sample of the others', which does not count.
-        """
+        """Yield this rank's micro-batches. All ranks must take part in a pass. So a rank without one repeats the
+        shortest sample of the others with weight 0."""
         apart = self.parameters.roles
         for parts in deal(samples, self.settings.micro_tokens, self.peers.size, critic, apart):
             own = parts[self.peers.index]
@@ -192,7 +189,7 @@ class Learner:
             yield own or [shortest], bool(own)
 
     def _of_all(self, own: dict[int, T]) -> dict[int, T]:
-        """Merge what every rank measured."""
+        """Merge what every rank computed."""
         return {key: value for part in self.peers.gather(own) for key, value in part.items()}
 
     # -- one optimiser step ---------------------------------------------------------------------------------------
@@ -255,7 +252,7 @@ class Learner:
         thin: Sequence[Thin],
         units: Mapping[str, int],
     ) -> Batch:
-        """Run the packed forward pass of one micro-batch. Return everything that its loss may look at."""
+        """Run the packed forward pass of one micro-batch. Return everything that its loss may use."""
         critic, settings = self.parameters.is_critic, self.settings
         ends = critic and any(target.after is not None for target in goals)
         rows = lay(samples, whole=ends, critic=critic)
@@ -290,9 +287,7 @@ class Learner:
         )
 
     def _proximal(self, samples: Sequence[Sample], logp: Tensor) -> Tensor:
-        """Log-probs from the start of the update. In its first optimizer step nothing has changed yet, so
-        they are `logp`.
-        """
+        """Return the log-probs at the start of the update. In its first optimizer step they equal `logp`."""
         for sample, part in zip(samples, logp.detach().split([s.n_tokens for s in samples]), strict=True):
             if sample.proximal_at != self._began:
                 sample.proximal, sample.proximal_at = part.numpy(), self._began
@@ -301,7 +296,7 @@ class Learner:
     def _agree(
         self, shares: list[dict[str, float]], failure: str, own: Sequence[Sample], samples: Sequence[Sample]
     ) -> list[dict[str, float]]:
-        """Exchange what the ranks measured in one mini-batch, each on its own samples. A failure of one is raised on all."""
+        """Exchange the results of one mini-batch between ranks. A failure of one rank is raised on all."""
         if self.peers.size == 1:
             if failure:
                 raise UpdateError(failure)
@@ -330,7 +325,8 @@ class Learner:
         self.steps = before[2]
 
     def _fault(self, number: Tensor, batch: Batch | None, what: str) -> str:
-        """Return what is wrong with a number that is not finite, after saving its micro-batch; "" where it is fine."""
+        """Return what is wrong with a number that is not finite, after saving its micro-batch. Return "" for a finite
+        number."""
         if math.isfinite(number.item()):
             return ""
         where = "nowhere (the group has no folder)"
@@ -341,7 +337,7 @@ class Learner:
             tensors = {n: _detached(getattr(batch, n, None)) for n in Batch.__dataclass_fields__}
             tensors["ids"] = [
                 str(id) for id in getattr(batch, "ids", ())
-            ]  # plain, for a reader that trusts nothing
+            ]  # plain data, so that reading it runs no code
             torch.save(
                 {"policy": self.policy, "step": self.steps, what: number.item(), "batch": tensors}, file
             )
@@ -365,7 +361,7 @@ class Learner:
         self.optimiser.zero_grad(set_to_none=True)
 
     def published(self) -> Decoder:
-        """Return the model as it is now, for an engine."""
+        """Return the present model, for an engine."""
         return self.parameters.model
 
     def state_dict(self) -> dict[str, object]:
@@ -378,7 +374,7 @@ class Learner:
         check_moments(self.optimiser, state["optimiser"]["state"])
         self.optimiser.load_state_dict(state["optimiser"])
         for group, own in zip(self.optimiser.param_groups, settings, strict=True):
-            group.update(own)  # the settings of today: a resumed run may have changed them
+            group.update(own)  # the present settings, which a resume may have changed
         self.steps = state["steps"]
 
 
@@ -414,10 +410,9 @@ def _returns(sample: Sample, target: Target) -> NDArray[np.float32]:
 
 
 def _explained(samples: Sequence[Sample], goals: Sequence[Target]) -> float:
-    """Share of the variance of the returns over tokens that the critic's values explain.
+    """Return the share of the variance of the returns over tokens that the critic's values explain.
 
-    1: all of it. 0: as good as the mean of the returns. Below 0: worse than the mean.
-    """
+    1: all of it. 0: no better than the mean of the returns. Below 0: worse than the mean."""
     returns = np.concatenate([_returns(s, t) for s, t in zip(samples, goals, strict=True)])
     missed = returns - np.concatenate([_known(sample, "values")[:-1] for sample in samples])
     spread = float(returns.var())
@@ -429,7 +424,7 @@ def _detached(value: object) -> object:
 
 
 def _add(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sums of the micro-batches' shares of one mini-batch, and maxima of metrics named `max_…`."""
+    """Return the sums of the micro-batches' shares of one mini-batch, and maxima of metrics named `max_…`."""
     names = dict.fromkeys(name for share in shares for name in share)
     columns = {name: [share[name] for share in shares if name in share] for name in names}
     return {
@@ -438,7 +433,7 @@ def _add(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _combine(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over the mini-batches of one update, and maxima of metrics named `max_…`."""
+    """Return the means over the mini-batches of one update, and maxima of metrics named `max_…`."""
     columns = {name: [step[name] for step in steps] for name in steps[0]}
     return {
         name: max(parts) if name.startswith("max_") else math.fsum(parts) / len(parts)

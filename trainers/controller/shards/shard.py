@@ -1,7 +1,7 @@
 """A shard: one of several controllers that play. Workflows, prompts, parsing, tools and rewards of its draws are here.
 
-It asks the same groups as everybody, and seals its episodes there. What it hands back is thin: decisions with their credits, and
-traces, without prompts and tool results where nobody will read them. It keeps nothing from draw to draw, so a run goes on with
+A shard calls the same groups as the main controller, and seals its episodes there. It returns small rows: decisions with their credits,
+and traces, without prompts and tool results if they are not needed. It has no state between draws, so a run can continue with
 another number of shards.
 """
 

@@ -1,10 +1,10 @@
-"""Sharded controllers: a collector that deals the draws of a step out to shards, and puts what they hand back into one table.
+"""Sharded controllers: a collector that distributes the draws of a step to shards, and puts their results into one table.
 
     controllers: 4      shard 0 plays the first quarter of a step's tasks, shard 1 the second …
 
 Names, seeds and order of the episodes are those of one controller, so the table, all statistics and the weights are the same.
-With runtime=ray each shard is an actor with a link of its own to every group; else all live in this process, where they show
-that results are the same and gain nothing.
+With runtime=ray each shard is an actor with its own link to every group. Otherwise all shards are in this process, which shows
+that results are the same, but saves no time.
 """
 
 from __future__ import annotations

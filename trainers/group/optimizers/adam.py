@@ -26,11 +26,11 @@ from .stochastic_rounding import bits, share, to_bfloat16
 SMALL = 4096
 """Tensors with fewer numbers, and vectors, keep their moments in float32."""
 AT_ONCE, AT_ONCE_GPU = 1 << 18, 1 << 25
-"""Numbers that are computed at once: what stays in a processor's caches; a GPU wants few launches."""
+"""Number of elements that are computed at once: few enough for a processor's caches; a GPU needs few launches."""
 
 
 def make_optimizer(trained: Sequence[nn.Parameter], settings: Learning, key: str) -> torch.optim.Optimizer:
-    """Build the optimizer that the settings describe. The chance of rounding follows from `key` and the step."""
+    """Make the optimizer that the settings describe. The random bits of rounding follow from `key` and the step."""
     how: JsonObject = {
         "lr": settings.lr, "betas": settings.betas, "eps": settings.eps, "weight_decay": settings.weight_decay,
     }  # fmt: skip
@@ -43,7 +43,7 @@ def fresh(optimizer: torch.optim.Optimizer, parameter: Tensor, steps: int = 0) -
     """Return the state of a parameter before its first step, with a count of steps."""
     if isinstance(optimizer, CompactAdam):
         state = optimizer.fresh(parameter)
-    else:  # torch's fused kernels want the count beside the parameter
+    else:  # torch's fused kernels need the count on the same device as the parameter
         own = parameter.detach()
         state = {"step": torch.tensor(0.0, device=own.device)}
         state |= {moment: torch.zeros_like(own) for moment in ("exp_avg", "exp_avg_sq")}
@@ -66,7 +66,7 @@ class CompactAdam(torch.optim.Optimizer):
         self.eight_bit, self.key = eight_bit, key
 
     def fresh(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the state of a parameter that has taken no step."""
+        """Return the state of a parameter before its first step."""
         state, own = {"step": torch.tensor(0.0)}, parameter.detach()
         coded = self.eight_bit and own.dim() > 1 and own.numel() >= SMALL
         for moment in ("exp_avg", "exp_avg_sq"):
@@ -79,7 +79,7 @@ class CompactAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take one step."""
+        """Make one step."""
         for group in self.param_groups:
             for number, parameter in enumerate(group["params"]):
                 if parameter.grad is None:
@@ -102,7 +102,7 @@ class CompactAdam(torch.optim.Optimizer):
                     _change(rows[part], gradient[part], moments, int(state["step"]), group, random)
 
     def load_state_dict(self, state_dict: JsonView) -> None:
-        """Take over a state. Torch's own way would cast codes to the type of their parameter."""
+        """Load a state. Torch's own method would cast codes to the type of their parameter."""
         super().load_state_dict({**state_dict, "state": {}})
         every = [parameter for group in self.param_groups for parameter in group["params"]]
         for index, state in state_dict["state"].items():
@@ -154,14 +154,14 @@ def _change(
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor as rows: a view, unless it is a gradient that lies otherwise in memory."""
+    """Return this rank's part of a tensor as rows: a view, unless it is a gradient with another memory layout."""
     own: Tensor = getattr(tensor, "to_local", lambda: tensor)().detach()
     columns = math.prod(own.shape[1:])
     return own.reshape(own.numel() // columns if columns else 0, columns)
 
 
 def _first_row(tensor: Tensor) -> int:
-    """Return the place of this rank's first row in the whole tensor, which is dealt by rows."""
+    """Return the index of this rank's first row in the whole tensor, which is sharded by rows."""
     if not hasattr(tensor, "device_mesh"):
         return 0
     mesh = tensor.device_mesh

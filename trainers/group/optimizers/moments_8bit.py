@@ -25,15 +25,16 @@ class ByteCode:
     levels: int
     power: int
     least: int
-    """Smallest code. 1: a number that is rarely 0 is never rounded to it."""
+    """Smallest code. 1: a number that is rarely 0 is never rounded to 0."""
 
     def read(self, codes: Tensor, scale: Tensor) -> Tensor:
-        """Return the numbers [R, C] that codes [R, C] and scales [R, B] stand for."""
+        """Return the numbers [R, C] of codes [R, C] and scales [R, B]."""
         step = codes.float() - (0 if self.least else 128)
         return (step / self.levels) ** self.power * _spread(scale, codes.shape[1])
 
     def write(self, numbers: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
-        """Return codes and scales of numbers [R, C]. `chance` in [0, 1) rounds up or down: in the mean right."""
+        """Return codes and scales of numbers [R, C]. `chance` in [0, 1) decides the rounding, so that the mean error is
+        0."""
         columns = numbers.shape[1]
         padded = F.pad(numbers, (0, -columns % BLOCK)).unflatten(1, (-1, BLOCK))
         scale = padded.abs().amax(2)
@@ -46,9 +47,9 @@ class ByteCode:
 
 
 FIRST = ByteCode(levels=127, power=3, least=0)
-"""ByteCode of first moments: they have a sign."""
+"""Code of first moments, which have a sign."""
 SECOND = ByteCode(levels=255, power=4, least=1)
-"""ByteCode of second moments: they are positive."""
+"""Code of second moments, which are positive."""
 
 
 def _spread(scale: Tensor, columns: int) -> Tensor:

@@ -1,8 +1,8 @@
-"""Chance of stochastic rounding: a number is rounded up as often as it is near the upper neighbour, so the mean is right.
+"""Random bits of stochastic rounding: a number is rounded up with a chance equal to its fraction, so the mean error is
+0.
 
-The random bits of an element follow from a key and from its place in the whole tensor. There is no generator, so there
-is no state to keep: a resumed run draws the same bits, and any number of ranks draws the bits of one.
-"""
+The random bits of an element follow from a key and from its place in the whole tensor. There is no generator and no
+state: a resumed run draws the same bits, and any number of ranks draws the same bits as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks as Ray actors, on any node: one GPU each where the group is on GPUs."""
+"""Ranks as Ray actors, on any node. Each has one GPU if the group is on GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RankActor:
         return versions()
 
     def listen(self) -> tuple[str, int]:
-        """Open the store at which the ranks meet. Return its address."""
+        """Open the store through which the ranks find each other. Return its address."""
         import ray
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -40,7 +40,7 @@ class RankActor:
         return host, port
 
     def start(self, host: str, port: int) -> None:
-        """Meet the other ranks, and load."""
+        """Connect to the other ranks, and load."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         from .one_rank import Rank
@@ -74,7 +74,7 @@ class RankActors:
             raise
 
     def call(self, method: str, *arguments: object) -> list[Any]:
-        """Call a method on every rank. Return what each gives."""
+        """Call a method on every rank. Return the result of each."""
         import ray
 
         with self.lock:
@@ -102,7 +102,7 @@ class RankActors:
                     self.lost = True
                     errors = {references.index(reference): error}
                     waiting = []
-                    break  # what the others report follows from it
+                    break  # the errors of the others are consequences of this one
         if not errors:
             return list(ray.get(references))
         index, first = min(errors.items())
@@ -113,7 +113,7 @@ class RankActors:
         raise (RankLost if self.lost else RankError)(self.ended) from first
 
     def close(self) -> None:
-        """End all ranks, whatever they do."""
+        """End all ranks in any state."""
         import ray
 
         self.ended = self.ended or f"group {self.name!r} is closed"

@@ -35,15 +35,15 @@ GRACE = 10.0
 
 
 WORD = 60.0
-"""Seconds in which the supervisor says how a rank died, or ends. A busy machine takes some."""
+"""Seconds in which the supervisor must tell how a rank died, or end. A busy machine needs some."""
 
 
 class RankError(RuntimeError):
-    """Raised when ranks ended. Their group cannot go on."""
+    """Raised when ranks have ended. Their group cannot continue."""
 
 
 class RankLost(RankError, GroupLost):
-    """Raised when a rank died. The run goes on by itself from its newest checkpoint."""
+    """Raised when a rank has died. The run continues by itself from its newest checkpoint."""
 
 
 class RankProcesses:
@@ -77,10 +77,10 @@ class RankProcesses:
             self._answers("starting")
 
     def call(self, method: str, *arguments: object) -> list[Any]:
-        """Call a method on every rank. Return what each gives.
+        """Call a method on every rank. Return the result of each.
 
-        An error that all ranks report is raised as it is, and the group goes on. After any other, all ranks end.
-        """
+        An error that all ranks report is raised unchanged, and the group continues. After any other error, all ranks
+        end."""
         with self.lock:
             if self.ended:
                 raise (RankLost if self.lost else RankError)(self.ended)
@@ -125,7 +125,7 @@ class RankProcesses:
         raise RankError(self.ended) from error
 
     def _end(self, index: int, when: str, errors: dict[int, BaseException] | None = None) -> None:
-        """End all ranks, because one is gone. Raise how it went."""
+        """End all ranks, because one has died. Raise the cause."""
         if errors:  # it ended because of them
             self._raise(when.removeprefix("in "), errors)
         for link in self.links:
@@ -145,7 +145,7 @@ class RankProcesses:
         raise RankLost(self.ended)
 
     def close(self) -> None:
-        """End all ranks, whatever they do."""
+        """End all ranks in any state."""
         self.ended = self.ended or f"group {self.name!r} is closed"
         for link in self.links:
             link.close()
@@ -160,14 +160,14 @@ class RankProcesses:
 
 
 def recoverable(error: BaseException) -> bool:
-    """Tell whether ranks that all report this error are as they were before the call."""
+    """Tell whether ranks that all report this error have the same state as before the call."""
     from ..update import UpdateError
 
     return isinstance(error, UpdateError | ValueError | KeyError | TypeError)
 
 
 def told(index: int, what: str, error: BaseException) -> str:
-    """Say what ended a rank, and what to do where it was memory."""
+    """Return why a rank ended, and what to do if memory was the cause."""
     text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     if isinstance(error, MemoryError) or "memory" in text.lower():
         return (
@@ -178,7 +178,7 @@ def told(index: int, what: str, error: BaseException) -> str:
 
 
 def died(code: int | None) -> str:
-    """Say how a process ended."""
+    """Return how a process ended, in words."""
     if code is None:
         return ""
     if code == -signal.SIGKILL:
@@ -200,12 +200,12 @@ def _packed(message: tuple[str, tuple[object, ...]]) -> bytes:
 
 
 def serve(link: Connection) -> None:
-    """Answer the group's calls, one after the other, until it closes the link."""
+    """Answer the group's calls, one after the other, until the group closes the link."""
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     from .one_rank import Rank
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller says when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller handles Ctrl-C
     threading.Thread(target=_end_with, args=(link.fileno(),), daemon=True).start()
     rank: Rank | None = None
     while True:
@@ -229,7 +229,7 @@ def _failure(error: BaseException) -> bytes:
     try:
         packed = pickle.dumps((False, error))
         pickle.loads(packed)
-    except Exception:  # an exception that does not travel
+    except Exception:  # an exception that cannot be pickled
         packed = pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
     return packed
 
@@ -243,10 +243,9 @@ def _end_with(link: int) -> None:
 
 
 def supervise(folder: str, links: Sequence[int]) -> int:
-    """Fork a rank for each link, and wait for them. When one ends badly, end the others, and print which and how.
+    """Fork a rank for each link, and wait for them. If one ends badly, end the others, and print which one and how.
 
-    The folder goes at the end: a group that was killed cannot remove it.
-    """
+    The folder is removed at the end, because a killed group cannot remove it."""
     # torch comes in here, and what reads the configurations of models: once for all ranks
     from transformers import AutoConfig, LlamaConfig  # noqa: F401
 

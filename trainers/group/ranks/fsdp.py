@@ -57,9 +57,8 @@ def hollow(parameters: Sequence[Parameters]) -> list[Parameters]:
 def spread(
     whole: Sequence[Parameters] | None, mesh: DeviceMesh, dtype: torch.dtype | None, offload: bool
 ) -> list[Parameters]:
-    """Shard policies over the ranks. Rank 0 gives them `whole`, the others None. Every rank gets all policies, and its
-    part of every tensor. `dtype` is that of the computation; masters keep their own.
-    """
+    """Shard policies over the ranks. Rank 0 passes them as `whole`, the others pass None. Every rank gets all policies,
+    with its part of every tensor. `dtype` is that of the computation; masters keep their own."""
     box: list[list[Parameters] | None] = [None if whole is None else hollow(whole)]
     dist.broadcast_object_list(box, src=0)
     parts = box[0]
@@ -88,11 +87,11 @@ def _models(parameters: Sequence[Parameters]) -> Iterator[tuple[int, nn.Module]]
 
 
 def cut(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None, offload: bool) -> None:
-    """Cut a model's parameters into shards, layer by layer."""
+    """Shard a model's parameters, layer by layer."""
     rest: OffloadPolicy = (
         CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     )
-    # float32 is what the parameters are: only another precision needs a cast before the parts are gathered
+    # parameters are float32, so only another precision needs a cast before they are gathered
     cast = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype,
         reduce_dtype=torch.float32,
@@ -102,7 +101,7 @@ def cut(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None, offload: 
     for block in blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=cast, offload_policy=rest)
     for name, head in model.named_children():
-        if name.startswith("value_head_"):  # a value is computed in float32
+        if name.startswith("value_head_"):  # values are computed in float32
             fully_shard(head, mesh=mesh, mp_policy=plain, offload_policy=rest)
     fully_shard(model, mesh=mesh, mp_policy=cast, offload_policy=rest)
     for module in model.modules():

@@ -37,18 +37,18 @@ from .forked import RankProcesses
 from .fsdp import hollow
 
 AT_ONCE = 1 << 28
-"""Numbers that travel in one message from the ranks: 1 GiB in float32."""
+"""Largest number of elements in one message from the ranks: 1 GiB in float32."""
 
 
 class Ranks(Protocol):
-    """All ranks of a group, wherever they run."""
+    """All ranks of a group, on any machine."""
 
     def call(self, method: str, *arguments: object) -> list[Any]:
-        """Call a method on every rank. Return what each gives."""
+        """Call a method on every rank. Return the result of each."""
         ...
 
     def close(self) -> None:
-        """End all ranks, whatever they do."""
+        """End all ranks in any state."""
         ...
 
 
@@ -68,7 +68,7 @@ class RemoteLearner:
         signals: Mapping[DecisionId, Signal],
         minibatches: Sequence[Sequence[Sample]],
     ) -> dict[str, float]:
-        """Take the optimizer steps on all ranks. Return their common metrics."""
+        """Make the optimizer steps on all ranks. Return their common metrics."""
         ids = {sample.id for samples in minibatches for sample in samples}
         own = {id: signal for id, signal in signals.items() if id in ids}
         try:
@@ -80,17 +80,17 @@ class RemoteLearner:
     def _taken(self) -> int:
         try:
             return int(self.ranks.call("steps")[0][self.policy])
-        except RuntimeError:  # the ranks have ended, which is said already
+        except RuntimeError:  # the ranks have ended, and the error was raised before
             return self.steps
 
     def measure_proximal(self, samples: Sequence[Sample]) -> None:
-        """Fill in `proximal` where it is missing."""
+        """Compute `proximal` of samples without it."""
         missing = [sample for sample in samples if sample.proximal_at != self.steps]
         for sample, logp in zip(missing, self._measure("proximal", missing), strict=True):
             sample.proximal, sample.proximal_at = logp, self.steps
 
     def measure_reference(self, samples: Sequence[Sample]) -> None:
-        """Fill in `reference` where it is missing."""
+        """Compute `reference` of samples without it."""
         if not self.has_reference:
             raise UpdateError(
                 f"the algorithm needs a reference and policy {self.policy!r} has none: set reference: true"
@@ -100,7 +100,7 @@ class RemoteLearner:
             sample.reference = logp
 
     def measure_values(self, samples: Sequence[Sample]) -> None:
-        """Fill in `values` of a critic."""
+        """Compute `values` of a critic."""
         for sample, values in zip(samples, self._measure("values", samples), strict=True):
             sample.values = values
 
@@ -115,7 +115,7 @@ class RemoteLearner:
         self.ranks.call("rest", self.policy)
 
     def published(self) -> Decoder:
-        """Return the model as it is now, in the engine's precision. For an adapter, that alone is filled."""
+        """Return the present model, in the engine's precision. For an adapter, only the adapter is filled."""
         model, adapter = self.parameters.model, self.parameters.adapter
         names = list(dict(model.named_parameters()) if adapter is None else model.learnable(adapter))
         return filled(self.parameters.model, dict(self.weights(names, self.dtype)))
@@ -146,7 +146,7 @@ class RankedGroup(ModelGroup):
     """Bytes of one file of an exported model."""
 
     def __init__(self, spec: GroupSpec) -> None:
-        self.ranks = _start(spec)  # they load beside what follows
+        self.ranks = _start(spec)  # the ranks load at the same time
         try:
             super().__init__(spec)
         except BaseException:
@@ -192,9 +192,8 @@ class RankedGroup(ModelGroup):
                 hosted.parameters.load_state_dict(state[name]["parameters"])
 
     def _export(self, hosted: Hosted, path: Path, tokenizer: Tokenizer) -> Path:
-        """Write a policy. The first rank writes the tensors of our own decoder one at a time, and nobody holds the whole
-        model. One that transformers writes, or that roles have adapters on, is gathered here.
-        """
+        """Write a policy. The first rank writes the tensors of our own decoder one at a time, and no process holds the
+        whole model. A model that transformers writes, or with adapters by role, is gathered here."""
         learner = hosted.learner
         if not isinstance(learner, RemoteLearner):
             return super()._export(hosted, path, tokenizer)

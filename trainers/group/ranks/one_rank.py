@@ -33,7 +33,7 @@ from . import sharded_checkpoint
 from .fsdp import RankPeers, spread
 
 PATIENCE = timedelta(minutes=30)
-"""Longest wait for the other ranks. One that died is noticed at once, by its connections."""
+"""Longest wait for the other ranks. The death of one is noticed at once, because its connections close."""
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -92,17 +92,17 @@ class Rank:
         signals: Mapping[DecisionId, Signal],
         minibatches: Sequence[Sequence[Sample]],
     ) -> dict[str, float]:
-        """Take this rank's part in the optimizer steps. Return the metrics, which are those of all ranks."""
+        """Make this rank's part of the optimizer steps. Return the metrics, which are the same on all ranks."""
         same: dict[DecisionId, Sample] = {}  # a sample of several mini-batches is one object, as in the group
         whole = [[same.setdefault(sample.id, sample) for sample in samples] for samples in minibatches]
         return self.learners[policy].update(algorithm, signals, whole)
 
     def measure(self, policy: str, what: str, samples: Sequence[Sample]) -> list[NDArray[np.float32]] | None:
-        """Measure `proximal`, `reference` or `values` of samples. The first rank returns them, in order."""
+        """Compute `proximal`, `reference` or `values` of samples. The first rank returns them, in order."""
         learner = self.learners[policy]
         for sample in samples:
             if what == "proximal":
-                sample.proximal_at = -1  # the group asks for what it lacks
+                sample.proximal_at = -1  # the group sends only samples without them
         {
             "proximal": learner.measure_proximal,
             "reference": learner.measure_reference,
@@ -155,14 +155,14 @@ class Rank:
         return sharded_checkpoint.write(folder, self.learners)
 
     def load(self, folder: Path, steps: Mapping[str, Mapping[str, int]], taken: Mapping[str, int]) -> None:
-        """Go on from a checkpoint of any number of ranks."""
+        """Continue from a checkpoint of any number of ranks."""
         sharded_checkpoint.read(folder, self.learners, steps)
         for name, learner in self.learners.items():
             learner.steps = taken[name]
 
     @torch.no_grad()
     def load_whole(self, file: Path) -> None:
-        """Go on from the checkpoint of a group without ranks: every rank takes its part of each tensor."""
+        """Continue from the checkpoint of a group without ranks: every rank takes its part of each tensor."""
         with checkpoint.reading(file) as state:
             for name, learner in self.learners.items():
                 own, saved = learner.parameters.named(), state[name]
@@ -179,7 +179,7 @@ class Rank:
 
     @torch.no_grad()
     def adopt(self, policy: str, path: Path) -> None:
-        """Take the parameters of a model of the same shape."""
+        """Load the parameters of a model with the same shape."""
         mine = self.learners[policy].parameters.model
         model, own = load_decoder(path, auto=not isinstance(mine, Llama)), dict(mine.named_parameters())
         theirs = dict(model.named_parameters())
@@ -201,7 +201,7 @@ class Rank:
 
 
 def _played(model: Llama, name: str, adapter: str | None) -> Tensor:
-    """Gather one tensor of a model, and add its adapter."""
+    """Gather one tensor of a model, and add its adapter to it."""
     place, _, kind = name.rpartition(".")
     module = model.get_submodule(place)
     whole = _whole(model.get_parameter(name)).cpu()
@@ -213,21 +213,22 @@ def _played(model: Llama, name: str, adapter: str | None) -> Tensor:
 
 
 def _peak(device: torch.device) -> int:
-    """Return the largest memory since the last call, in bytes, where the system tells; else since the process began."""
+    """Return the largest memory since the last call, in bytes. If the system does not tell this, return the largest
+    since the process began."""
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         return peak
     try:
         status = Path("/proc/self/status").read_text()
-        Path("/proc/self/clear_refs").write_text("5")  # the mark falls to what is held now
+        Path("/proc/self/clear_refs").write_text("5")  # the system's mark is reset to the present use
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
     except (OSError, IndexError):
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def rank_device(spec: GroupSpec, index: int) -> torch.device:
-    """Return the device of a rank: on cuda:K rank i has GPU K + i. An actor sees its own GPU alone."""
+    """Return the device of a rank: on cuda:K rank i has GPU K + i. An actor sees only its own GPU."""
     device = torch.device(spec.device)
     if device.type != "cuda":
         return device

@@ -31,7 +31,7 @@ def write(folder: Path, learners: Mapping[str, Learner]) -> dict[str, dict[str, 
 
 
 def read(folder: Path, learners: Mapping[str, Learner], steps: Mapping[str, Mapping[str, int]]) -> None:
-    """Read what `write` wrote into learners of the same policies, sharded or whole."""
+    """Read the result of `write` into learners of the same policies, sharded or whole."""
     tensors: dict[str, Tensor] = {}
     for policy, learner in learners.items():
         own = learner.parameters.named()
@@ -49,7 +49,7 @@ def read(folder: Path, learners: Mapping[str, Learner], steps: Mapping[str, Mapp
 
 
 def resume(folder: Path, learners: Mapping[str, Learner], state: Saved) -> None:
-    """Read the checkpoint of a group of many ranks in one process. `state` is what it keeps of each policy."""
+    """Read the checkpoint of a group with several ranks in one process. `state` is the stored state of each policy."""
     with checkpoint.reading(folder / "shards.json") as steps:
         read(folder / "shards", learners, steps)
     for name, learner in learners.items():

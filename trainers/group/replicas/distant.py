@@ -59,7 +59,7 @@ def unpack(weights: Packed, model: Decoder) -> None:
 
 
 class About(TypedDict):
-    """Facts of an engine that do not change."""
+    """Facts about an engine that do not change."""
 
     stop_ids: frozenset[int]
     context: int
@@ -101,12 +101,12 @@ class EngineHost:
             self.requests[number].cancel()
 
     def publish(self, weights: Packed, version: int, adapter: str | None) -> None:
-        """Take over weights."""
+        """Copy new weights."""
         unpack(weights, self.model)
         self.engine.publish(self.model, version, adapter)
 
     def about(self) -> About:
-        """Return what does not change of the engine."""
+        """Return the facts about the engine that do not change."""
         engine = self.engine
         return {
             "stop_ids": engine.stop_ids, "context": engine.context, "cannot": dict(engine.cannot),
@@ -115,10 +115,10 @@ class EngineHost:
 
 
 class ReplicaActor(GroupActor):
-    """The actor's end: an engine, asked through a link. What is rare goes by a call of its own."""
+    """Actor's end: an engine that is called through a link. Rare calls do not use the link."""
 
     async def rarely(self, method: str, *arguments: object) -> object:
-        """Do what changes the engine, in a thread: requests go on."""
+        """Make a call that changes the engine, in a thread, so that requests continue."""
         return await asyncio.to_thread(self._rarely, method, *arguments)
 
     def _rarely(self, method: str, *arguments: object) -> object:
@@ -127,7 +127,7 @@ class ReplicaActor(GroupActor):
 
 
 class DistantEngine(Versioned):
-    """The link to a replica in an actor; an engine to the router."""
+    """Link to a replica in an actor. The router uses it as an engine."""
 
     def __init__(self, actor: ActorHandle) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class DistantEngine(Versioned):
 
     @property
     def link(self) -> ActorLink:
-        """The link of the event loop that runs now."""
+        """Return the link of the running event loop."""
         if self._link is None or self._link.loop is not asyncio.get_running_loop():
             self._link = ActorLink(self.actor)
         return self._link
@@ -173,7 +173,7 @@ class DistantEngine(Versioned):
         return generation
 
     def publish(self, model: Decoder | ObjectRef, version: int, adapter: str | None = None) -> None:
-        """Take over weights that `packed` put into the store."""
+        """Copy the weights that `packed` put into the store."""
         self._ask("publish", model, version, adapter)
         self._took_over(version, adapter)
 
@@ -182,7 +182,7 @@ class DistantEngine(Versioned):
         self._ask("fix_shapes")
 
     def sleep(self) -> None:
-        """Give memory away until `wake`."""
+        """Free memory until `wake`."""
         self._ask("sleep")
 
     def wake(self) -> None:
@@ -190,7 +190,7 @@ class DistantEngine(Versioned):
         self._ask("wake")
 
     def close(self) -> None:
-        """End the actor."""
+        """Stop the actor."""
         import ray
 
         if ray.is_initialized():
@@ -210,7 +210,8 @@ class DistantEngine(Versioned):
 
 
 def _begun(actors: list[ActorHandle]) -> list[dict[str, str]]:
-    """Wait until the replicas stand. Return the versions of what computes there, or raise what kept one from standing."""
+    """Wait until the replicas have started. Return the versions of their libraries, or raise the error of one that
+    could not start."""
     import ray
     from ray.exceptions import RayTaskError
 
@@ -222,7 +223,7 @@ def _begun(actors: list[ActorHandle]) -> list[dict[str, str]]:
 
 
 def start(spec: GroupSpec, order: EngineOrder) -> list[DistantEngine]:
-    """Start all replicas but the first, side by side, one GPU each where the group is on GPUs."""
+    """Start all replicas except the first, at the same time. Each has one GPU if the group is on GPUs."""
     import ray
 
     device = "cuda" if spec.device.startswith("cuda") else "cpu"
@@ -235,7 +236,7 @@ def start(spec: GroupSpec, order: EngineOrder) -> list[DistantEngine]:
     )
     model = (
         order.model if device == "cpu" else copy.deepcopy(order.model).to("cpu")
-    )  # a learner's stays where it is
+    )  # if it is a learner's model, it stays on its device
     shared = ray.put(replace(order, model=model))
     actors = [made.remote(EngineHost, spec.engine, shared, device, threads) for _ in range(1, spec.replicas)]
     try:

@@ -43,9 +43,8 @@ class ReplicatedEngine(Versioned):
         room: int,
         pack: Callable[[Decoder, str | None], ObjectRef] | None = None,
     ) -> None:
-        """`room` is the number of prompt tokens that one replica keeps. `pack` makes of a model what the replicas in other
-        processes take in its place, once for all.
-        """
+        """Make the engine. `room` is the number of prompt tokens that one replica stores. `pack` converts a model once
+        into the form that replicas in other processes receive."""
         super().__init__()
         self.name, self.members, self.pack = name, list(members), pack
         self.router = Router(len(members), room)
@@ -57,7 +56,7 @@ class ReplicatedEngine(Versioned):
 
     @property
     def counts(self) -> Counter[str]:
-        """Counters of all replicas, dead ones included, and the router's."""
+        """Return the counters of the router and of all replicas, dead ones included."""
         total = Counter({**self.own, **self.router.counts, "replicas": len(self.router.open)})
         for member in self.members:
             total.update(member.counts)
@@ -65,7 +64,7 @@ class ReplicatedEngine(Versioned):
 
     @property
     def alive(self) -> list[Engine]:
-        """The replicas that answer."""
+        """Return the replicas that are alive."""
         return [self.members[replica] for replica in self.router.open]
 
     @property
@@ -80,7 +79,7 @@ class ReplicatedEngine(Versioned):
         key: tuple[str, str] | None = None,
         adapter: str | None = None,
     ) -> Generation:
-        """Answer one prompt by one of the replicas; by another one, if that dies."""
+        """Answer one prompt by one of the replicas. If that replica dies, another one answers."""
         while True:
             try:
                 replica = self.router.choose(prompt, adapter)
@@ -97,7 +96,8 @@ class ReplicatedEngine(Versioned):
                 self.router.finished(replica)
 
     def publish(self, model: Decoder, version: int, adapter: str | None = None) -> None:
-        """Give all replicas a model's weights, or one adapter's alone. All have them when this returns."""
+        """Publish a model's weights, or those of one adapter alone, to all replicas. All have them when this
+        returns."""
         self.router.clear()
         packed = None if self.pack is None else self.pack(model, adapter)
 
@@ -118,7 +118,7 @@ class ReplicatedEngine(Versioned):
         self._all(lambda member: member.fix_shapes())
 
     def sleep(self) -> None:
-        """Give the memory of all replicas to the learner."""
+        """Free the memory of all replicas for the learner."""
         self._all(lambda member: member.sleep())  # type: ignore[attr-defined]
 
     def wake(self) -> None:
@@ -131,7 +131,7 @@ class ReplicatedEngine(Versioned):
             member.close()
 
     def _all(self, work: Callable[[Engine], None]) -> None:
-        """Do something on all replicas side by side. One that is gone is left out from then on."""
+        """Make a call to all replicas at the same time. A replica that has died is left out from then on."""
         living = list(self.router.open)
         with ThreadPoolExecutor(len(living) or 1, "group") as pool:
             tasks = {replica: pool.submit(work, self.members[replica]) for replica in living}
@@ -147,7 +147,7 @@ class ReplicatedEngine(Versioned):
         return member.version_of(adapter) if isinstance(member, Versioned) else member.version
 
     def _lose(self, replica: int, error: Exception) -> None:
-        """Take note of a death: once, however many requests were there."""
+        """Record the death of a replica once, for all its requests."""
         if replica not in self.router.open:
             return
         self.router.lost(replica)
@@ -160,7 +160,7 @@ class ReplicatedEngine(Versioned):
 
 
 class Elsewhere:
-    """An engine on another device of this process. It takes a copy of each model over to there."""
+    """Engine on another device of this process. It copies each published model to that device."""
 
     def __init__(
         self, make: Callable[[EngineOrder], Engine], order: EngineOrder, device: torch.device
@@ -169,7 +169,7 @@ class Elsewhere:
         self.engine = make(replace(order, model=self._there(order.model)))
 
     def publish(self, model: Decoder, version: int, adapter: str | None = None) -> None:
-        """Take over a copy of a model's weights, or of one adapter's alone."""
+        """Copy a model's weights, or those of one adapter alone."""
         self.engine.publish(self._there(model), version, adapter)
 
     def _there(self, model: Decoder) -> Decoder:
@@ -181,7 +181,7 @@ class Elsewhere:
 
 
 def replicated(spec: GroupSpec, order: EngineOrder) -> Engine:
-    """Make the engine of a group: one, or as many as it asks for behind a router."""
+    """Make the engine of a group: one engine, or several behind a router."""
     make = ENGINES.find(spec.engine)
     first = make(order)
     if spec.replicas == 1:

@@ -17,23 +17,24 @@ from collections.abc import Sequence
 
 
 class Router:
-    """Choice of a replica for each request; the module's docstring shows its use."""
+    """Chooser of a replica for each request. The module's docstring shows its use."""
 
     slack = 1.25
-    """Load, as a multiple of the mean, above which a replica gets no request for the sake of a prefix."""
+    """Largest load, as a multiple of the mean, at which a replica gets a request because of a prefix."""
     size = 16
-    """Tokens of a block."""
+    """Number of tokens in a block."""
 
     def __init__(self, replicas: int, room: int = 1 << 20) -> None:
-        """`room` is the number of prompt tokens that one replica keeps; older ones are forgotten here as there."""
+        """Make a router. `room` is the number of prompt tokens that one replica stores. The router forgets older
+        prompts, as the replica does."""
         self.blocks = max(1, room // self.size)
         self.open = dict.fromkeys(range(replicas), 0)
-        """Open requests of each replica that lives."""
+        """Number of open requests of each living replica."""
         self.held: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
         self.counts: Counter[str] = Counter()
 
     def choose(self, prompt: Sequence[int], salt: object = None) -> int:
-        """Return the replica for a prompt. Prompts with another `salt` (an adapter) share nothing with it."""
+        """Return the replica for a prompt. Prompts with another `salt` (an adapter) share no prefixes with it."""
         if not self.open:
             raise LookupError("no replica is left")
         blocks = self._blocks(prompt, salt)
@@ -48,17 +49,17 @@ class Router:
         return chosen
 
     def finished(self, replica: int) -> None:
-        """Take note that a request of a replica has ended."""
+        """Record that a request of a replica has ended."""
         if replica in self.open:
             self.open[replica] -= 1
 
     def lost(self, replica: int) -> None:
-        """Send nothing more to a replica."""
+        """Remove a dead replica."""
         self.open.pop(replica, None)
         self.held[replica].clear()
 
     def clear(self) -> None:
-        """Forget all prefixes: the weights have changed."""
+        """Remove all prefixes, because the weights have changed."""
         for blocks in self.held:
             blocks.clear()
 
@@ -70,13 +71,15 @@ class Router:
         return names
 
     def _prefix(self, replica: int, blocks: Sequence[int]) -> int:
-        """Return how many of the first blocks a replica holds."""
+        """Return how many of the first blocks of a prompt a replica holds."""
         held = self.held[replica]
         return next((i for i, block in enumerate(blocks) if block not in held), len(blocks))
 
     def _hold(self, replica: int, blocks: Sequence[int]) -> None:
         held = self.held[replica]
-        for block in reversed(blocks):  # the beginning is the youngest: it is shared most, and goes last
+        for block in reversed(
+            blocks
+        ):  # the beginning of a prompt is marked as newest: it is shared most, and removed last
             held[block] = None
             held.move_to_end(block)
         while len(held) > self.blocks:
