@@ -4,7 +4,7 @@
 
 The folders of `unitymas eval … --out FOLDER` are named STATE[SEED]-t0 (greedy) or STATE[SEED]-t1 (temperature 1), where STATE
 is `raw`, `warm` (after the warm start), `rl` (after reinforcement learning) or `control` (with shuffled rewards). Each `rl`
-and `control` is compared with the `warm` of its seed. Intervals are of 95%: tasks and seeds are both drawn again.
+and `control` is compared with the `warm` of its seed, and `rl` with `control`. Intervals are of 95%: tasks and seeds are both drawn again.
 
     python -m unitymas.benchmarks.real_models evaluations/ --figures --out benchmarks/results/prompts-smollm2.json
 
@@ -154,17 +154,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 str(seed): {"f1": round(means[seed], 4), "legal": run["legal"], "questions": run["scores"]}
                 for seed, run in seeds.items()
             }
-        for state in ("rl", "control"):
-            if states[state] and set(states[state]) <= set(states["warm"]):
-                gains = {"all": compared(states[state], states["warm"])}
-                if all(
-                    set(run["sound"]) & set(states["warm"][seed]["sound"])
-                    for seed, run in states[state].items()
-                ):
-                    gains["legal before and after"] = compared(states[state], states["warm"], both_sound=True)
+        for state, start in (("rl", "warm"), ("control", "warm"), ("rl", "control")):
+            after, before = states[state], states[start]
+            if after and set(after) <= set(before):
+                gains = {"all": compared(after, before)}
+                if all(set(run["sound"]) & set(before[seed]["sound"]) for seed, run in after.items()):
+                    gains["legal before and after"] = compared(after, before, both_sound=True)
                 for name, (mean, low, high) in gains.items():
-                    print(f"t{temperature} {state} - warm, {name}: {mean:+.3f} [{low:+.3f}, {high:+.3f}]")
-                own[f"{state} - warm"] = {name: [round(x, 4) for x in gain] for name, gain in gains.items()}
+                    print(f"t{temperature} {state} - {start}, {name}: {mean:+.3f} [{low:+.3f}, {high:+.3f}]")
+                own[f"{state} - {start}"] = {
+                    name: [round(x, 4) for x in gain] for name, gain in gains.items()
+                }
         record[f"temperature {temperature}"] = own
     if args.out:
         args.out.write_text(json.dumps(record, indent=1) + "\n")
