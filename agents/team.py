@@ -18,6 +18,7 @@ from ..own import defined
 from .basics.failures import Failures
 from .basics.hints import nearest
 from .basics.named_parts import Registry, is_place
+from .basics.threads import ordinary, tell
 from .fetch.packaged import PACKAGES
 from .model_settings import ModelSettings
 from .names import FORMS, prompts_of, read_name
@@ -169,15 +170,37 @@ class BoundTeam:
         return answer
 
     async def __aenter__(self) -> BoundTeam:
-        for policy in innermost(self.policies.values()):
-            if hasattr(policy, "open"):
-                await policy.open()
+        opened: list[Policy] = []
+        try:
+            for policy in innermost(self.policies.values()):
+                opened.append(policy)
+                if hasattr(policy, "open"):
+                    await policy.open()
+        except BaseException as error:
+            await _close(opened)
+            if (held := ordinary(error)) is not error:
+                raise held from error
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for policy in innermost(self.policies.values()):
+        errors = await _close(innermost(self.policies.values()))
+        for error in errors[1:]:
+            tell(error)
+        if errors:
+            raise errors[0]
+
+
+async def _close(policies: list[Policy]) -> list[Exception]:
+    """Close all of them, whatever one of them raises. Return what was raised."""
+    errors = []
+    for policy in policies:
+        try:
             if hasattr(policy, "close"):
                 await policy.close()
+        except BaseException as error:
+            errors.append(ordinary(error))
+    return errors
 
 
 async def _wait(answer: Awaitable[str | Answer]) -> str | Answer:

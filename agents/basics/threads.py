@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ThreadError(RuntimeError):
-    """Raised when work in a thread raises an exception that no future can carry. `__cause__` is the original."""
+    """Raised when work in a thread or a task raises an exception that no future can carry. `__cause__` is the original."""
 
 
 def contained(work: Callable[..., T]) -> Callable[..., T]:
@@ -44,19 +44,38 @@ async def contained_async(work: Awaitable[T]) -> T:
     """Wrap a coroutine in the same way. A requested cancellation stays a cancellation."""
     try:
         return await work
-    except (Exception, GeneratorExit):
-        raise
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or getattr(task, "cancelling", lambda: 1)():  # Python 3.10 cannot tell
-            raise
+    except KeyboardInterrupt as error:
         raise _carried(error) from error
     except BaseException as error:
-        raise _carried(error) from error
+        if (held := ordinary(error)) is not error:
+            raise held from error
+        raise
+
+
+def ordinary(error: BaseException) -> Exception:
+    """Return the error as one that ends only the work that raised it: of a policy, a tool, a workflow, a rule, an episode.
+
+    Somebody's code may raise `SystemExit`, or a cancellation that nobody asked for. Neither may stop the event loop, or look like a
+    stop of those who wait. A stop that was asked for is raised on.
+    """
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+        raise error
+    if isinstance(error, asyncio.CancelledError):
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no loop is visible to a workflow
+            task = None
+        if task is not None and getattr(task, "cancelling", lambda: 1)():  # Python 3.10 cannot tell
+            raise error
+    elif isinstance(error, Exception) and not isinstance(error, concurrent.futures.CancelledError):
+        return error
+    return _carried(error)
 
 
 def _carried(error: BaseException) -> ThreadError:
-    return ThreadError(f"raised in a thread: {type(error).__name__}{f': {error}' if str(error) else ''}")
+    carried = ThreadError(f"raised {type(error).__name__}{f': {error}' if str(error) else ''}")
+    carried.__cause__ = error
+    return carried
 
 
 class Background:

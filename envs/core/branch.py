@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from ...agents.answers import Answer, ReplyMeta
 from ...agents.basics.failures import Boundary, Ended, WorkflowError
+from ...agents.basics.threads import ordinary
 from ...agents.policies import Call, Message
 from ...agents.team import BoundTeam, Team
 from ...agents.text.attributed_text import Spoken
@@ -146,7 +147,8 @@ class Branch:
             policy = self.team.names.get(call.agent)
             try:
                 drawn.answers[node] = await answer_of(self.team, _labelled(call, label))
-            except Exception as error:
+            except BaseException as raised:
+                error = ordinary(raised)
                 drawn.error = drawn.error or error
                 self.team.failures.failed(policy, error)
             else:

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from ...agents.answers import NOTHING_KNOWN, Answer
 from ...agents.basics.failures import Boundary, Ended
 from ...agents.basics.hints import counted, say_once
+from ...agents.basics.threads import contained, ordinary
 from ...agents.policies import Call, Message
 from ...agents.roles import Reply
 from ...agents.team import BoundTeam, Team, TeamLike
@@ -108,7 +109,7 @@ def play(execution: Execution, team: BoundTeam, arena: Arena, episode: str = "")
 async def side_by_side(episodes: Iterable[Coroutine[object, object, T]]) -> list[T]:
     """Play many episodes at the same time. Return their results in order."""
     with heap_at_rest():
-        played = [asyncio.ensure_future(episode) for episode in episodes]
+        played = [asyncio.ensure_future(_alone(episode)) for episode in episodes]
         try:
             return await asyncio.gather(*played)
         except BaseException:  # an error ends all other episodes too
@@ -116,6 +117,16 @@ async def side_by_side(episodes: Iterable[Coroutine[object, object, T]]) -> list
                 episode.cancel()
             await asyncio.gather(*played, return_exceptions=True)
             raise
+
+
+async def _alone(episode: Coroutine[object, object, T]) -> T:
+    """Play an episode. What its rules, its sink and so on raise is an error of it, and stops no event loop."""
+    try:
+        return await episode
+    except BaseException as error:
+        if (held := ordinary(error)) is not error:
+            raise held from error
+        raise
 
 
 async def aplay(
@@ -173,7 +184,8 @@ async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> 
     A failure that all other calls would have, too, raises `Outage`."""
     try:
         answer = await answer_of(team, call)
-    except Exception as error:  # the policy failed, not the workflow
+    except BaseException as raised:  # the policy failed, not the workflow
+        error = ordinary(raised)
         execution.abort(error, Boundary.POLICY)
         team.failures.failed(team.names.get(call.agent), error)
         return
@@ -203,7 +215,10 @@ async def accept(execution: Execution, node: Node, answer: str | Answer) -> None
         isinstance(text, str) and len(text) > LONG_REPLY
     ):  # parsing takes up to 0.25 s, so other episodes continue meanwhile
         reply = await asyncio.to_thread(
-            execution.read, node, text, answer.meta if isinstance(answer, Answer) else NOTHING_KNOWN
+            contained(execution.read),
+            node,
+            text,
+            answer.meta if isinstance(answer, Answer) else NOTHING_KNOWN,
         )
     if execution.ended is Ended.NO:
         take(execution, node, answer, reply)

@@ -15,6 +15,7 @@ from ...agents.answers import NOTHING_KNOWN, ReplyMeta
 from ...agents.basics.failures import Boundary, Ended, ToolError, ToolFault, WorkflowError
 from ...agents.basics.frozen import freeze
 from ...agents.basics.hints import counted
+from ...agents.basics.threads import ordinary
 from ...agents.roles import Format, Reply, Role, read_reply
 from ...agents.text.reply_readers import MAX_REPLY, split_thinking
 from ...own import defined, told
@@ -181,9 +182,9 @@ class Rounds:
                 self._next, self.pending = [], []
                 self._finished(line, stop.value)
                 return
-            except Exception as raised:
+            except BaseException as raised:
                 self._next, self.pending = [], []
-                self._failed(line, raised)
+                self._failed(line, ordinary(raised))
                 return
             request = type(asked) is Act or type(asked) is Use
             if not request or len(nodes) >= self._most or line.join is not None:
@@ -212,8 +213,8 @@ class Rounds:
         except StopIteration as stop:
             self._finished(branch, stop.value)
             return
-        except Exception as raised:
-            self._failed(branch, raised)
+        except BaseException as raised:
+            self._failed(branch, ordinary(raised))
             return
         self._asked(branch, node)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...agents.answers import ReplyMeta
 from ...agents.basics.failures import Boundary, Infrastructure, ToolError, ToolFault, WorkflowError
-from ...agents.basics.threads import contained
+from ...agents.basics.threads import contained, ordinary
 from ...own import told
 from ..core.execution import Execution
 from ..core.records import Node
@@ -72,8 +72,8 @@ class Toolbox:
                 result = background(call(**args)).result(entry.deadline)
             else:
                 result = call(**args)
-        except Exception as error:
-            _fail(entry, execution, node, error)
+        except BaseException as error:
+            _fail(entry, execution, node, ordinary(error))
         else:
             _give(execution, node, result)
 
@@ -91,8 +91,8 @@ class Toolbox:
                 result = await asyncio.wait_for(waiting, entry.deadline)
             else:
                 result = call(**args)
-        except Exception as error:
-            _fail(entry, execution, node, error)
+        except BaseException as error:
+            _fail(entry, execution, node, ordinary(error))
         else:
             _give(execution, node, result)
 

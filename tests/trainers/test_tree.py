@@ -367,3 +367,30 @@ def test_forks_are_nearly_free():
     flat_time = (time.process_time() - began) / done
     assert tree_time - flat_time < 2e-3  # seconds an act: a thousandth part of what a model takes for one
     print(f"\nan act costs {1e6 * flat_time:.0f} µs flat, {1e6 * tree_time:.0f} µs in a tree")
+
+
+def test_a_tree_that_fails_leaves_no_line_playing():
+    class Slow(Speaker):
+        async def act(self, call):
+            self.calls.append(call)
+            await asyncio.sleep(0 if len(self.calls) <= 6 else 60)  # all but the first line wait long
+            return Answer(
+                f"a{len(self.calls)}", {"policy": "team", "version": 0, "tokens_out": 1, "sample": "x"}
+            )
+
+    seen = []
+
+    def worth(rows):
+        seen.append(rows)
+        if len(seen) == 2:
+            raise ValueError("no such component")
+        return {row.id: 0.0 for row in rows}
+
+    async def go():
+        where = arena()
+        root = Branch.begin(where, team(where, Slow()), where.task("t0"), 0, "e")
+        with pytest.raises(ValueError, match="no such component"):
+            await TreeSampler(root, Tree(2, "step", "all"), {"team"}, 0, None, worth).grow()
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert not asyncio.run(go())

@@ -109,13 +109,20 @@ class TreeSampler:
         self.root, self.tree, self.seed, self.judge, self.worth = root, tree, seed, judge, worth
         self.trained = trained
         self.grown = Grown(root)
+        self._beside: list[asyncio.Task[Branch]] = []
         self._leaves = 1
         limit = root.arena.budget.seconds
         self._deadline = None if limit is None else time.monotonic() + limit
 
     async def grow(self) -> Grown:
         """Play the episode to its end, with K candidates at each act."""
-        self.grown.line = await self._extend(self.root)
+        try:
+            self.grown.line = await self._extend(self.root)
+        except BaseException:  # nobody waits for the other lines any more
+            for line in self._beside:
+                line.cancel()
+            await asyncio.gather(*self._beside, return_exceptions=True)
+            raise
         return self.grown
 
     async def _extend(self, line: Branch, first: _Candidate | None = None) -> Branch:
@@ -147,6 +154,7 @@ class TreeSampler:
             kept = self._kept(len(ranked))
             mine += map(chains.add, ranked[0].rows)
             beside += [asyncio.create_task(self._extend(other.branch, other)) for other in ranked[1:kept]]
+            self._beside += beside[len(beside) - kept + 1 :]
             line = ranked[0].branch
             line.exchange(ranked[0].nodes, ranked[0].names)
             line.label = label

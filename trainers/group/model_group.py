@@ -342,7 +342,9 @@ class ModelGroup:
         with checkpoint.reading(path / "group.json") as about:
             held = list(about["policies"])
         if held != sorted(self.hosted):
-            raise ValueError(f"{path} holds policies {held}, this group has {sorted(self.hosted)}")
+            raise ValueError(
+                f"{path} holds policies {held}, this group has {sorted(self.hosted)}: frozen, map and critics stay as they were"
+            )
         with checkpoint.reading(path / "policies.pt") as state:
             self._restore(path, state)
         for hosted in self.hosted.values():

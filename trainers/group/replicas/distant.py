@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from ....agents.basics.failures import ReplicaLost
+from ....agents.basics.threads import contained
 from ....agents.engines.engine import ENGINES, Ability, EngineOrder
 from ....agents.engines.generation import Generation, Versioned
 from ....agents.engines.sampling import SamplingParams
@@ -119,7 +120,7 @@ class ReplicaActor(GroupActor):
 
     async def rarely(self, method: str, *arguments: object) -> object:
         """Make a call that changes the engine, in a thread, so that requests continue."""
-        return await asyncio.to_thread(self._rarely, method, *arguments)
+        return await asyncio.to_thread(contained(self._rarely), method, *arguments)
 
     def _rarely(self, method: str, *arguments: object) -> object:
         host = self.group
