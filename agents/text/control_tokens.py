@@ -35,6 +35,7 @@ _INAUDIBLE = [
 ]  # Unicode's noncharacters: no normalizer or template changes them
 _NAMES = frozenset({"role", "type"})  # keys that templates compare; the values of all others are only shown
 _ROLE = re.compile(r"[\w.-]+")
+_HALF = re.compile("[\ud800-\udfff]")
 _SIGN = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)  # marks of tokenizers, which some tokenizers do not flag
 _THOUGHT = frozenset({"<think>", "</think>"})  # templates use these to remove the assistant's old thoughts
 _KNOWN: WeakKeyDictionary[Tokenizer, tuple[str, Plain]] = WeakKeyDictionary()
@@ -81,8 +82,10 @@ class Plain:
         return self._hidden.sub(lambda match: self._back.get(match[0], match[0]), named)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Encode a text. Its only control tokens are those that `show` renamed."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """Encode a text. Its only control tokens are those that `show` renamed. Half a surrogate pair, of which no tokenizer knows,
+        is encoded as the replacement character: a role says one by `"\\ud800"` in JSON."""
+        whole = _HALF.sub("\ufffd", text)
+        ids: list[int] = self._tokenizer.encode(whole, add_special_tokens=add_special_tokens).ids
         return ids
 
     def _hide_message(self, message: Mapping[str, object]) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Conversations to tokens: what was sampled is never tokenised again."""
 
 import asyncio
+import json
 
 import pytest
 import torch
@@ -154,6 +155,19 @@ def test_a_prompt_that_does_not_fit_is_an_empty_reply_with_its_reason(tokenizer)
     policy = LLMPolicy(Engine(model_for(tokenizer), tokenizer, slots=4, context=32), tokenizer)
     answer = asyncio.run(policy.act(call(user("x" * 40))))
     assert (answer.text, answer.meta["finish_reason"]) == ("", "overflow")
+
+
+def test_half_a_surrogate_pair_in_a_reply_fails_no_later_prompt(tokenizer):
+    """`json.loads` makes one of what a role may write; no tokenizer takes it."""
+    half = json.loads('"\\ud800"')
+    voice = chat_of(tokenizer).plain
+    assert voice.encode(f"a{half}b") == voice.encode("a\ufffdb") and voice.encode(
+        "a\U0001f600"
+    ) != voice.encode("a\ufffd")
+    policy = LLMPolicy(
+        Engine(model_for(tokenizer), tokenizer, slots=4), tokenizer, sampling=SamplingParams(max_tokens=9)
+    )
+    assert asyncio.run(policy.act(call(user(f"say {half}")))).meta["tokens_out"] == 9
 
 
 def test_policies_are_loaded_by_name(tokenizer, tmp_path):
