@@ -16,6 +16,7 @@ import pytest
 import unitymas
 from unitymas.benchmarks.evaluation.episode_files import Store
 from unitymas.benchmarks.evaluation.evaluate import Evaluation
+from unitymas.benchmarks.speed.__main__ import main as speed_main
 from unitymas.cli import main
 from unitymas.cli.arguments import COUNT
 from unitymas.cli.commands import refused
@@ -103,6 +104,8 @@ MISTAKES = {
     f"eval mask-hotpotqa {MINI} --team scripted --concurrency 0": "unitymas eval: --concurrency: '0' does not fit; give a whole number, 1 or more (see unitymas eval --help)",
     f"eval mask-hotpotqa {MINI} --team scripted --price cheap": "unitymas eval: --price takes two numbers from 0 on, IN,OUT; got 'cheap' (see unitymas eval --help)",
     "warmstart mask-hotpotqa --out w --tasks 0": "unitymas warmstart: --tasks: '0' does not fit; give a whole number, 1 or more (see unitymas warmstart --help)",
+    "warmstart mask-hotpotqa --out w --epochs 0": "unitymas warmstart: --epochs 0 learns nothing; give --epochs or --replies (see unitymas warmstart --help)",
+    "warmstart mask-hotpotqa --out w --lr 1e99": "unitymas warmstart: --lr: '1e99' does not fit; give a number, 0 to 1 (see unitymas warmstart --help)",
     "view run --live --port 99999": "unitymas view: --port: '99999' does not fit; give a whole number, 0 to 65535 (see unitymas view --help)",
     # options
     "train mask-hotpotqa --preset lroa": "unitymas train: unknown preset 'lroa'; did you mean 'lora'?",
@@ -113,6 +116,8 @@ MISTAKES = {
     f"eval mask-hotpotqa {MINI} --team scripted --baseline foool": "unitymas eval: seat '*': unknown policy 'foool'; did you mean 'fool'?",
     "export text.jsonl --to parqet": "unitymas export: --to: unknown 'parqet'; did you mean 'parquet'? (see unitymas export --help)",
     "bench enigne": "unitymas bench: there is no benchmark 'enigne'; did you mean 'engine'?",
+    "launch slurn -- train mask-hotpotqa": "unitymas launch: slurm | kuberay | ssh: unknown 'slurn'; did you mean 'slurm'? (see unitymas launch --help)",
+    "launch slurm -- train mask-hotpotqa --presett x": "unitymas train: unknown option '--presett'; did you mean '--preset'?; settings are written a.b=c, such as steps=40 (see unitymas train --help)",
     # settings of a run
     "train mask-hotpotqa env.data=mini map.planer=team": "unitymas train: the team names 'planer', but this environment has no such agent or role; did you mean 'planner'?",
     "train mask-hotpotqa env.data=mini steps=0": "unitymas train: steps: must be at least 1, got 0",
@@ -160,6 +165,33 @@ def test_a_mistake_is_one_line_and_leaves_nothing(words, here, capsys):
     assert lines == [MISTAKES[words]]
     left = {path for path in here.rglob("*") if "__pycache__" not in path.parts} - set(before)
     assert not left
+
+
+BENCH = {
+    "memory --ranks 1,x": "--ranks: 'x' does not fit; give a whole number, 1 or more (see unitymas bench memory --help)",
+    "memory --tokens 0": "--tokens: '0' does not fit; give a whole number, 8 or more (see unitymas bench memory --help)",
+    "memory --shape 0.6B": "--shape: unknown '0.6B'; did you mean '0.5B'? (see unitymas bench memory --help)",
+    "memory --out nowhere/m.json": "--out nowhere/m.json: there is no folder nowhere (see unitymas bench memory --help)",
+    "star --calls 0": "--calls: '0' does not fit; give a whole number, 1 or more (see unitymas bench star --help)",
+    "simulate --groups 4, --rounds 1": "--groups: '' does not fit; give a whole number, 1 or more (see unitymas bench simulate --help)",
+    "overlap --stepz 3": "unknown option '--stepz'; did you mean '--steps'? (see unitymas bench overlap --help)",
+    "routing --env mask-hotpotq": "unknown environment 'mask-hotpotq'; did you mean mask-hotpotqa, rag-hotpotqa, mask-router-hotpotqa? (your own: --import FILE.py, or module:id)",
+    "update --only (": "--only: '(' is no regular expression: missing ), unterminated subpattern at position 0 (see unitymas bench update --help)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", BENCH)
+def test_a_mistake_in_a_benchmark_is_one_line(words, monkeypatch, capsys):
+    """As typed after `unitymas bench`, in the process that it starts."""
+    monkeypatch.setattr(sys, "argv", ["speed", *words.split()])
+    try:
+        status = speed_main()
+    except SystemExit as stop:
+        status = stop.code
+    assert status in (1, 2)
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == [f"unitymas bench {words.split()[0]}: {BENCH[words]}"]
+    assert not captured.out
 
 
 def test_a_reader_that_has_left_is_no_error():
@@ -248,6 +280,10 @@ def test_pointers_are_commands_and_a_finished_run_is_not_resumed(capsys):
     sys.modules.pop("good", None)
     assert typed(f"{play} --tasks 1 -k 1 -q --max-tokens 4") == 0
     capsys.readouterr()
+    before = {path: path.read_bytes() for path in Path("my run").rglob("*") if path.is_file()}
+    assert typed("train --resume 'my run' --dry-run steps=2") == 0  # says what would go on, and does not
+    assert "\n# steps 1 → 2\nimports:\n" in capsys.readouterr().out
+    assert before == {path: path.read_bytes() for path in Path("my run").rglob("*") if path.is_file()}
     assert typed("train --resume 'my run'") == 1
     said = capsys.readouterr().err.strip()
     assert said == (

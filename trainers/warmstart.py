@@ -278,6 +278,17 @@ def _prompts(id: str, model: str, prompts: object, args: Mapping[str, object]) -
     return None if chosen is None else thaw(chosen.choice)
 
 
+def _arguments(parser: Parser, words: Sequence[str]) -> dict[str, object]:
+    """Read the arguments of a workflow: name=value."""
+    config = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            parser.error(parser.unknown(word))
+        config[name] = yaml.safe_load(value)
+    return config
+
+
 def warmstart_main(argv: Sequence[str]) -> int:
     """Fine-tune a model on the scripted expert's traces."""
     parser = Parser(
@@ -302,7 +313,10 @@ def warmstart_main(argv: Sequence[str]) -> int:
         "--replies", type=number(0), default=0, help="number of replies to learn, instead of --epochs"
     )
     parser.add_argument(
-        "--lr", type=more, default=0.0, help="learning rate (default 3e-4; of an adapter 1e-3)"
+        "--lr",
+        type=number(0, 1, kind=float),
+        default=0.0,
+        help="learning rate (default 3e-4; of an adapter 1e-3)",
     )
     parser.add_argument("--batch", type=COUNT, default=16, help="replies in an optimizer step (default 16)")
     parser.add_argument(
@@ -321,12 +335,9 @@ def warmstart_main(argv: Sequence[str]) -> int:
         "--seed", type=int, default=0, help="seed of the order of the replies and of an adapter (default 0)"
     )
     options = parser.parse_intermixed_args(argv)
-    config = {}
-    for word in options.args:
-        name, equals, value = word.partition("=")
-        if not equals:
-            parser.error(parser.unknown(word))
-        config[name] = yaml.safe_load(value)
+    if not options.epochs and not options.replies:
+        parser.error("--epochs 0 learns nothing; give --epochs or --replies")
+    config = _arguments(parser, options.args)
     names = ("epochs", "lr", "batch", "lora", "precision", "seed")
     settings = {"draws": options.replies, **{name: getattr(options, name) for name in names}}
     where = warmstart(

@@ -6,6 +6,7 @@ The two differ in their type, never in the text of a message."""
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Hashable
 from enum import Enum
@@ -90,7 +91,11 @@ class Outage(Failure):
     boundary = Boundary.POLICY
 
 
-class GroupLost(Outage):
+class GroupEnded(RuntimeError):
+    """Raised when a model group cannot continue. This says nothing about the files that it was reading."""
+
+
+class GroupLost(Outage, GroupEnded):
     """Raised when a model group has died: its process, its node or the connection. The run can continue from its newest
     checkpoint."""
 
@@ -103,6 +108,18 @@ class RewardError(Failure, ValueError):
     """Raised when a reward rule returns something that is not a reward. The message names the rule and the value."""
 
     boundary = Boundary.REWARD
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error says that memory ended: Python's, the system's, or torch's on any device."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    words = str(error).lower()
+    return isinstance(error, MemoryError) or any(mark in words for mark in _NO_ROOM)
+
+
+_NO_ROOM = ("out of memory", "allocate memory", "not enough memory")
+"""Words of torch, which raises a plain RuntimeError on a CPU."""
 
 
 def is_transient(error: BaseException | None) -> bool:

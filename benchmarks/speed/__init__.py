@@ -33,4 +33,4 @@ def bench_main(argv: Sequence[str]) -> int:
         return 0
     if argv[0] not in PARTS:
         raise ValueError(f"there is no benchmark {argv[0]!r}; {nearest(argv[0], PARTS)}")
-    return subprocess.run([sys.executable, "-m", f"{__name__}.{argv[0]}", *argv[1:]]).returncode
+    return subprocess.run([sys.executable, "-m", __name__, *argv]).returncode

@@ -15,6 +15,7 @@ import random
 import time
 
 from ...agents.answers import DecisionId
+from ...cli.arguments import COUNT, Parser
 from ...trainers.algorithms import list_algorithms, make_algorithm
 from ...trainers.controller.statistics.table import Decision, Table, ValueSummary
 
@@ -67,11 +68,9 @@ def seconds(name: str, rows: list[Decision]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--decisions", type=int, default=100_000)
-    parser.add_argument("--tasks", type=int, default=2_500)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--decisions", type=COUNT, default=100_000)
+    parser.add_argument("--tasks", type=COUNT, default=2_500)
     options = parser.parse_args()
     rows = decisions(options.decisions, options.tasks)
     random.Random(1).shuffle(rows)

@@ -27,6 +27,7 @@ from ...agents.engines.torch.torch_engine import Engine
 from ...agents.names import model_path
 from ...agents.policies import Answer, Call
 from ...agents.team import BoundTeam
+from ...cli.arguments import COUNT, Parser
 from ...envs.core.arena import Arena
 from ...envs.core.trace import Trace
 from ...envs.registry import make_arena
@@ -148,13 +149,11 @@ def padded(model: object, jobs: list[tuple[list[int], int]], batch: int) -> list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--episodes", type=int, default=256, help="8 of each task")
-    parser.add_argument("--slots", type=int, default=64, help="the engine's slots, and generate's batch")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=COUNT, default=256, help="8 of each task")
+    parser.add_argument("--slots", type=COUNT, default=64, help="the engine's slots, and generate's batch")
+    parser.add_argument("--threads", type=COUNT, default=1)
+    parser.add_argument("--rounds", type=COUNT, default=2)
     parser.add_argument("--model", default="tiny", help="a model by its name (default: tiny)")
     args = parser.parse_args()
     from transformers import AutoModelForCausalLM

@@ -30,6 +30,7 @@ from ...agents.engines.torch.torch_engine import Engine
 from ...agents.model.llama import Llama
 from ...agents.model.weights import from_config, load_model, to_hf
 from ...agents.names import model_path
+from ...cli.arguments import COUNT, Parser
 from .beside.vllm_offline import vllm_server
 
 if TYPE_CHECKING:
@@ -114,17 +115,15 @@ def in_turns(works: Sequence[Callable[[], None]], times: int) -> list[tuple[floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--batch", type=int, default=64, help="generate's batch, and the engine's slots")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--batch", type=COUNT, default=64, help="generate's batch, and the engine's slots")
+    parser.add_argument("--threads", type=COUNT, default=torch.get_num_threads())
+    parser.add_argument("--repeat", type=COUNT, default=3)
     parser.add_argument(
         "--model", default="", help="a model by its name (default: a small one with random weights)"
     )
-    parser.add_argument("--requests", type=int, default=256, help="of each kind, about (a multiple of 8)")
+    parser.add_argument("--requests", type=COUNT, default=256, help="of each kind, about (a multiple of 8)")
     parser.add_argument("--vllm", action="store_true", help="vLLM beside them")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

@@ -10,7 +10,6 @@ still slow it (they share caches), so the best and the median of many short slic
 
 from __future__ import annotations
 
-import argparse
 import gc
 import resource
 import statistics
@@ -20,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...agents.basics.frozen import freeze
+from ...cli.arguments import COUNT, Parser
 from ...envs.core.drivers import call_for
 from ...envs.core.execution import Execution
 from ...envs.registry import make
@@ -35,9 +35,9 @@ REPLIES = {
 
 def main(argv: Sequence[str] = ()) -> int:
     """Measure, and print a line each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--episodes", type=int, default=20_000)
-    parser.add_argument("--live", type=int, default=10_000)
+    parser = Parser(description=__doc__)
+    parser.add_argument("--episodes", type=COUNT, default=20_000)
+    parser.add_argument("--live", type=COUNT, default=10_000)
     args = parser.parse_args(argv)
     env = make("mask-hotpotqa", data="mini", prompts="short", reward=None)
     arena = env.arena

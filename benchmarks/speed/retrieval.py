@@ -10,7 +10,6 @@ and as CPU time of the process.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from ...cli.arguments import COUNT, Parser
 from ...envs.tools.retrieval import Analyzer, Bm25Index, Passage
 
 SYLLABLES = [
@@ -187,10 +187,12 @@ def alone(measure: Callable[..., dict[str, float]], *args: object) -> dict[str, 
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--passages", type=int, default=1_000_000)
-    parser.add_argument("--queries", type=int, default=2000)
-    parser.add_argument("--bare-queries", type=int, default=200, help="queries for bm25s, which takes longer")
+    parser = Parser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--passages", type=COUNT, default=1_000_000)
+    parser.add_argument("--queries", type=COUNT, default=2000)
+    parser.add_argument(
+        "--bare-queries", type=COUNT, default=200, help="queries for bm25s, which takes longer"
+    )
     parser.add_argument("--dir", help="where to put the index (default: a temporary directory)")
     options = parser.parse_args(argv)
     os.environ["OMP_NUM_THREADS"] = "1"  # for the measuring processes

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from ...agents import TINY
 from ...agents.model.weights import load_tokenizer
 from ...agents.team import Team
+from ...cli.arguments import COUNT, Parser
 from ...envs.core.drivers import rollout
 from ...envs.registry import make
 from ...trainers.group.replicas.router import Router
@@ -152,16 +153,14 @@ def recorded(env: str, prompts: str, tasks: int, k: int, seed: int) -> list[list
 
 def main() -> None:
     """Read the arguments and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="mask-hotpotqa")
     parser.add_argument("--prompts", default="full", choices=["full", "short"])
-    parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--tasks", type=int, default=32)
-    parser.add_argument("--k", type=int, default=8)
-    parser.add_argument("--flight", type=int, default=64)
-    parser.add_argument("--room", type=int, default=200_000)
+    parser.add_argument("--replicas", type=COUNT, default=4)
+    parser.add_argument("--tasks", type=COUNT, default=32)
+    parser.add_argument("--k", type=COUNT, default=8)
+    parser.add_argument("--flight", type=COUNT, default=64)
+    parser.add_argument("--room", type=COUNT, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     episodes = recorded(args.env, args.prompts, args.tasks, args.k, args.seed)

@@ -20,6 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from ...agents.basics.json_types import JsonObject
+from ...cli.arguments import COUNT, Parser, number
 from ...envs.tools.code.verify import verify_code
 from ...envs.tools.sandbox.launch import Level
 from ...envs.tools.sandbox.runner import LEVELS, SandboxError, close_rooms, resolve
@@ -91,12 +92,15 @@ def batch_with_loops(count: int, time_limit: float) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=COUNT, default=400)
+    parser.add_argument("--batch", type=number(0), default=1000)
+    parser.add_argument(
+        "--time-limit",
+        type=number(0.001, kind=float),
+        default=1.0,
+        help="seconds a case of the batch may take",
     )
-    parser.add_argument("--cases", type=int, default=400)
-    parser.add_argument("--batch", type=int, default=1000)
-    parser.add_argument("--time-limit", type=float, default=1.0, help="seconds a case of the batch may take")
     options = parser.parse_args()
     result: JsonObject = {"processors": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
     bare, cost = plain(options.cases)

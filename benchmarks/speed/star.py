@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from ...agents.policies import Answer, Call
+from ...cli.arguments import COUNT, Parser
 from ...trainers.config.schema import RayConfig
 from ...trainers.group.actor import ActorLink, GroupActor
 from ...trainers.group.cluster import CALLS_AT_ONCE, connect
@@ -99,14 +100,12 @@ async def measure(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Read the arguments and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--calls", type=int, default=20_000)
-    parser.add_argument("--flight", type=int, default=1024)
-    parser.add_argument("--groups", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--words", type=int, default=250)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=COUNT, default=20_000)
+    parser.add_argument("--flight", type=COUNT, default=1024)
+    parser.add_argument("--groups", type=COUNT, default=1)
+    parser.add_argument("--rounds", type=COUNT, default=3)
+    parser.add_argument("--words", type=COUNT, default=250)
     asyncio.run(measure(parser.parse_args()))
 
 

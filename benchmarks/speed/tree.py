@@ -29,6 +29,7 @@ from itertools import cycle, permutations
 from ...agents.llm import LLMPolicy, RunPolicy, load_policy
 from ...agents.policies import Answer, Call
 from ...agents.team import BoundTeam
+from ...cli.arguments import COUNT, Parser
 from ...envs.core.arena import Arena
 from ...envs.core.branch import Branch
 from ...envs.core.tasks import Task
@@ -93,13 +94,11 @@ def timed(work: Coroutine[object, None, object]) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="mask-nq")
-    parser.add_argument("--width", type=int, default=8)
-    parser.add_argument("--tasks", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--width", type=COUNT, default=8)
+    parser.add_argument("--tasks", type=COUNT, default=8)
+    parser.add_argument("--rounds", type=COUNT, default=6)
     options = parser.parse_args()
     arena = make_arena(options.env, data="mini", prompts="short")
     tasks = [arena.task(id) for id in list(arena.task_ids)[: options.tasks]]

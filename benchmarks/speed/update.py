@@ -31,6 +31,7 @@ import torch
 from ...agents.model.llama import Llama
 from ...agents.model.weights import from_config, load_model
 from ...agents.names import model_path
+from ...cli.arguments import COUNT, Parser, pattern
 from ...trainers.algorithms import make_algorithm
 from ...trainers.config.group_settings import Learning
 from ...trainers.controller.statistics.table import Signal
@@ -111,7 +112,7 @@ def theirs(
     return steps_of(setting, samples, start_of(model, vocab), model, rounds, K)
 
 
-def speed(rounds: int, vocab: int, n: int, model: str = "", only: str = "") -> None:
+def speed(rounds: int, vocab: int, n: int, model: str = "", only: str | re.Pattern[str] = "") -> None:
     """Time both sides in turns. `only`: a regular expression of the settings that are wanted, by their names."""
     vocab = start_of(model, vocab).shape.vocab
     shared, different = draw(vocab, n), draw(vocab, n, k=1)
@@ -179,18 +180,16 @@ def memory(vocabularies: list[int], n: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="timed optimizer steps of each TRL setting")
-    parser.add_argument("--vocab", type=int, default=2048)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--samples", type=int, default=256, help="a multiple of 16")
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=COUNT, default=3, help="timed optimizer steps of each TRL setting")
+    parser.add_argument("--vocab", type=COUNT, default=2048)
+    parser.add_argument("--threads", type=COUNT, default=2)
+    parser.add_argument("--samples", type=COUNT, default=256, help="a multiple of 16")
     parser.add_argument(
         "--model", default="", help="a model by its name (default: a small one with random weights)"
     )
     parser.add_argument(
-        "--only", default="", help="regular expression of the settings to run, by their names"
+        "--only", type=pattern, default="", help="regular expression of the settings to run, by their names"
     )
     parser.add_argument("--memory", action="store_true")
     arguments = parser.parse_args()

@@ -3,9 +3,11 @@
 import dataclasses
 import os
 import re
+import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from unitymas.agents.basics.failures import GroupLost
 from unitymas.trainers.config.schema import RunConfig
 from unitymas.trainers.controller import checkpoint
 from unitymas.trainers.controller.checkpoint import CheckpointError, finished, latest, prune, verify, writing
+from unitymas.trainers.group.ranks.forked import RankError
 
 
 def save(target: Path, number: int) -> None:
@@ -40,6 +43,31 @@ def test_a_group_that_dies_while_it_reads_is_no_damage(tmp_path: Path) -> None:
     words = r"shards\.json holds something else"
     with pytest.raises(CheckpointError, match=words), checkpoint.reading(tmp_path / "shards.json") as steps:
         steps["critic"]
+
+
+def test_memory_that_ends_while_a_file_is_read_is_no_damage(tmp_path: Path) -> None:
+    """In the block that uses the file, in reading it, and in ranks that read it."""
+    path = tmp_path / "weights.pt"
+    checkpoint.write_tensors(path, torch.zeros(1 << 25))
+    words = r"memory ended while .*weights\.pt was read .*not at fault"
+    with pytest.raises(MemoryError, match=words), checkpoint.reading(path) as state:
+        state.new_empty(1 << 50)
+    with pytest.raises(MemoryError, match=words), less_memory(64 * 2**20):
+        checkpoint.read_tensors(path)
+    with pytest.raises(RankError, match="rank 1 ran out of memory in load"), checkpoint.reading(path):
+        raise RankError("group 'main': rank 1 ran out of memory in load")
+
+
+@contextmanager
+def less_memory(left: int) -> Iterator[None]:
+    """Give this process so many more bytes of memory, and no more."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + left, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def own(stage: Stage) -> list[str]:
         "export PREPARED='yes, it is'",
         "--wait",
         "30",
+        "--no-check",
     ]
 
 
@@ -246,6 +247,12 @@ def test_one_node_starts_no_worker() -> None:
     [
         (["slurm", "--", "eval", "x"], "a job runs `unitymas train …`, not 'eval x': put it last, after --"),
         (["slurm"], "not 'nothing'"),
+        (["slurm", "train", "x"], "the training command stands last, after --: unitymas launch WAY [options] -- train ID …"),
+        (["slurm", "--", "train", "mask-hotpotq"], "refused: unknown environment 'mask-hotpotq'; did you mean mask-hotpotqa"),
+        (["slurm", "--", "train", "mask-hotpotqa", "stepz=3"], "refused: stepz: unknown key; did you mean 'steps'? (where only"),
+        (["ssh", "--hosts", "a", "--", "train", "mask-hotpotqa", "recipe=cross"], "refused: recipe 'cross' needs two policies"),
+        (["slurm", "--", "train", "--resume", "nowhere"], "refused: nowhere is no run directory: it holds no config.yaml"),
+        (["slurm", "--folder", "/", "--", "train", "--config", "c.yaml"], "refused: config file c.yaml: No such file"),
         (["slurm", "--", "train", "x", "runtime=local"], "runtime=local: on a cluster the groups are Ray actors"),
         (["slurm", "--", "train", "x", "ray.address=h:1"], "ray.address=h:1: the job starts a cluster of its own"),
         (["slurm", "--", "train", "x", "--submit"], "--submit is launch's own, and train knows none: put it before --"),
@@ -257,6 +264,8 @@ def test_one_node_starts_no_worker() -> None:
         (["kuberay", "--image", "i", "--cpus=1", "--volume", "runs", "--", "train", "x"], "--volume 'runs': give CLAIM:/PATH"),
         (["ssh", "--hosts", "-oProxyCommand=touch stolen", "--", "train", "x"], "--hosts '-oProxyCommand"),
         (["ssh", "--hosts", "a b", "--", "train", "x"], "--hosts 'a b': a host is a name"),
+        (["ssh", "--hosts", "a,b,a", "--", "train", "x"], "--hosts: 'a' stands there twice; a host is one node"),
+        (["kuberay", "--image", "i", "--memory=64GB", "--cpus=1", "--", "train", "x"], "--memory '64GB': Kubernetes takes a number and"),
     ],
 )  # fmt: skip
 def test_what_no_recipe_can_be_is_refused(
@@ -272,5 +281,5 @@ def test_a_missing_program_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert main(["launch", "slurm", "--submit", "--", "train", "x"]) == 1
+    assert main(["launch", "slurm", "--submit", "--no-check", "--", "train", "x"]) == 1
     assert "sbatch is not on this machine: print the recipe without --submit" in capsys.readouterr().err

@@ -213,6 +213,18 @@ def test_two_nodes_one_leaves_and_one_comes(tiny_llama: str, cluster: Any) -> No
         ):
             with pytest.raises(ConfigError, match=words):
                 await start_groups(refused, "ray", RayConfig(strategy="strict_spread", wait=0.5))
+        for refused, words in (  # without a strategy
+            (
+                {n: spec("", n, cpus=0.6) for n in "cde"},
+                "do not fit on the nodes together: c 0.6 CPUs, 0 GPUs; d",
+            ),
+            (
+                {"c": spec("", "c", cpus=1)},
+                r"no room \(waited 0.5 s, ray.wait\); they ask for c 1 CPUs, .* \(free: 0 CPU",
+            ),
+        ):
+            with pytest.raises(ConfigError, match=words):
+                await asyncio.wait_for(start_groups(refused, "ray", RayConfig(wait=0.5)), 60)
         cluster.remove_node(second)  # in the middle of a call
         answers = await asyncio.wait_for(
             asyncio.gather(*(group.report() for group in groups.values()), return_exceptions=True), 120

@@ -197,9 +197,9 @@ class RayConfig(Settings):
     """Further arguments of `ray.init`: namespace, runtime_env, num_cpus …"""
     strategy: Literal["", "pack", "spread", "strict_pack", "strict_spread"] = ""
     """Placement of the groups on the nodes, by a placement group of Ray. Ranks and further replicas are outside of it. Empty: wherever
-    Ray has room."""
+    Ray has room for what groups ask for."""
     wait: Positive = 60.0
-    """Longest wait in seconds for a placement. Then the run ends, and prints what the nodes have."""
+    """Longest wait in seconds for room on the nodes. Then the run ends, and prints what was asked for and what the nodes have."""
 
 
 @dataclass(frozen=True, kw_only=True)

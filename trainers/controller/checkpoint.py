@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ...agents.basics.failures import GroupLost
+from ...agents.basics.failures import GroupEnded, out_of_memory
 from ...agents.basics.json_types import JsonView
 from ...agents.basics.manifest import MANIFEST, Damaged, check, manifest
 
@@ -181,6 +181,8 @@ def read_tensors(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds of errors: unpickling, archive, index, value …
+        if out_of_memory(error):
+            raise _no_room(path, error) from error
         raise CheckpointError(f"{path} cannot be read: {str(error).splitlines()[0]:.200}") from error
 
 
@@ -200,10 +202,20 @@ def reading(path: Path) -> Iterator[Any]:
     state = read_json(path) if path.suffix == ".json" else read_tensors(path)
     try:
         yield state
-    except (Damaged, GroupLost):  # the death of a rank while it reads says nothing about the file
+    except (Damaged, GroupEnded):  # the end of ranks while they read says nothing about the file
         raise
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        if out_of_memory(error):
+            raise _no_room(path, error) from error
         raise CheckpointError(f"{path} holds something else than is needed here: {error}") from error
+
+
+def _no_room(path: Path, error: Exception) -> MemoryError:
+    """Say that memory ended while a file was read, which says nothing of the file."""
+    return MemoryError(
+        f"memory ended while {path} was read ({str(error).splitlines()[0]:.200}). The file is not at fault: free some memory, "
+        "or take more ranks (groups.*.ranks)"
+    )
 
 
 def write_whole(path: Path, data: bytes) -> None:

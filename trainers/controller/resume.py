@@ -67,6 +67,29 @@ def resumed(
     return config, changes
 
 
+def going_on(
+    id: str | None,
+    preset: str | None,
+    directory: str | Path | None,
+    anew: bool,
+    *,
+    file: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    **fields: object,
+) -> tuple[RunConfig, list[str]]:
+    """Return the config with which a run goes on, and its changes in words. Refuse what cannot go on."""
+    if directory is None:
+        raise ConfigError("resume: say which run, directory=…")
+    if preset is not None:
+        raise ConfigError(f"preset {preset!r}: a run that goes on has its policies already; leave it out")
+    if id is not None:
+        fields = merge(fields, {"env": {"id": id}})
+    config, changes = resumed(directory, file=file, overrides=overrides, **fields)
+    if not anew:
+        check_unfinished(directory, newest(directory), config.steps)
+    return config, changes
+
+
 def read_config(directory: str | Path) -> RunConfig:
     """Read the resolved config that a run wrote. A damaged one is refused, and never filled with defaults."""
     path = Path(directory) / "config.yaml"

@@ -45,7 +45,7 @@ from .reporting.loggers import BookMark, BookRow, Logbook, rows_of
 from .reporting.progress import Progress
 from .reporting.timeline import Timeline
 from .reporting.watchdog import Watchdog
-from .resume import NothingToResume, check_unfinished, newest, resumed, way_on
+from .resume import NothingToResume, going_on, newest, way_on
 from .shards.crossing import check_controllers
 from .statistics.table import Signal, Table
 from .step import Default
@@ -429,15 +429,7 @@ def train(
     if id is not None and not isinstance(id, str):
         fields, id = merge({"env": env_of(id)}, fields), None
     if resume:
-        if directory is None:
-            raise ConfigError("resume: say which run, directory=…")
-        if preset is not None:
-            raise ConfigError(f"preset {preset!r}: a run that goes on has its policies already; leave it out")
-        if id is not None:
-            fields = merge(fields, {"env": {"id": id}})
-        config, changes = resumed(directory, file=file, overrides=overrides, **fields)
-        if not anew:
-            check_unfinished(directory, newest(directory), config.steps)
+        config, changes = going_on(id, preset, directory, anew, file=file, overrides=overrides, **fields)
     else:
         config, changes = resolve(id, preset_name=preset, file=file, overrides=overrides, **fields), []
     where = Path(directory) if directory is not None else fresh_directory(config)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,21 +90,64 @@ def check_answers(address: str) -> None:
             raise ConnectionError("something else than Ray listens there")
 
 
-def check_room(specs: Mapping[str, GroupSpec], gpus: float) -> None:
-    """Refuse groups that fit on no node, because Ray would wait for ever."""
+def check_room(specs: Mapping[str, GroupSpec], strategy: str = "") -> None:
+    """Refuse groups that the nodes could never take, even with nobody else on them: Ray would wait for ever."""
     import ray
 
-    total = ray.cluster_resources()
-    for key, needed in (("GPU", gpus), ("CPU", sum(spec.cpus for spec in specs.values()))):
-        if needed > total.get(key, 0):
+    rooms = {
+        str(node["NodeID"]): (node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    parts = [part for spec in specs.values() for part in (_own(spec), *[(0.0, 1.0)] * beside(spec))]
+    for kind, name in enumerate(("CPU", "GPU")):
+        needed, total = sum(part[kind] for part in parts), sum(room[kind] for room in rooms.values())
+        if needed > total:
             raise ConfigError(
-                f"the groups ask for {needed:g} {key}s (groups.*.{key.lower()}s), and Ray has {total.get(key, 0):g}"
+                f"the groups ask for {needed:g} {name}s (groups.*.{name.lower()}s), and Ray has {total:g}"
             )
     for name, spec in specs.items():
-        if not any(fits(spec, node["Resources"]) for node in ray.nodes() if node["Alive"]):
+        if not any(_holds(room, _own(spec)) for room in rooms.values()):
             raise ConfigError(
                 f"groups.{name}: no node has {spec.gpus:g} GPUs and {spec.cpus:g} CPUs together; the nodes have {nodes()}"
             )
+    if not strategy.startswith("strict") and not _packs(sorted(parts, reverse=True), list(rooms.values())):
+        raise ConfigError(
+            f"the groups do not fit on the nodes together: {asked(specs)}; the nodes have {nodes()}"
+        )
+
+
+def _own(spec: GroupSpec) -> tuple[float, float]:
+    """Return the CPUs and GPUs of a group's own actor."""
+    return spec.cpus, spec.gpus
+
+
+def _holds(room: tuple[float, float], part: tuple[float, float]) -> bool:
+    return all(want <= have + 1e-6 for want, have in zip(part, room, strict=True))
+
+
+def _packs(parts: Sequence[tuple[float, float]], rooms: list[tuple[float, float]]) -> bool:
+    """Tell whether actors find room on the nodes, each on one of them. Every way is tried; nodes that are alike are one."""
+    if not parts or not any(parts[0]):  # they are sorted: no other asks for anything
+        return True
+    tried = set()
+    for i, room in enumerate(rooms):
+        if room in tried or not _holds(room, parts[0]):
+            continue
+        tried.add(room)
+        left = (room[0] - parts[0][0], room[1] - parts[0][1])
+        if _packs(parts[1:], [*rooms[:i], left, *rooms[i + 1 :]]):
+            return True
+    return False
+
+
+def asked(specs: Mapping[str, GroupSpec]) -> str:
+    """Say what each group asks for: `a 2 CPUs; b 1 CPUs, 1 GPUs and 4 more of 1 GPU each`."""
+    words = []
+    for name, spec in specs.items():
+        more = f" and {beside(spec)} more of 1 GPU each" if beside(spec) else ""
+        words.append(f"{name} {spec.cpus:g} CPUs, {spec.gpus:g} GPUs{more}")
+    return "; ".join(words)
 
 
 def beside(spec: GroupSpec) -> int:
@@ -113,52 +157,63 @@ def beside(spec: GroupSpec) -> int:
     return spec.replicas - 1 + (spec.ranks if sharded(spec) else 0)
 
 
-def fits(spec: GroupSpec, resources: Mapping[str, float]) -> bool:
-    """Tell whether a node with these resources could hold a group."""
-    return spec.gpus <= resources.get("GPU", 0) and spec.cpus <= resources.get("CPU", 0)
-
-
 def nodes() -> str:
-    """Describe the resources of the living nodes: `10.0.0.1: 8 CPU, 2 GPU; …`."""
+    """Describe what the living nodes have, and what is free of all: `10.0.0.1: 8 CPU, 2 GPU; … (free: 3 CPU, 0 GPU)`."""
     import ray
 
-    return "; ".join(
+    own = "; ".join(
         f"{node['NodeManagerAddress']}: {node['Resources'].get('CPU', 0):g} CPU, {node['Resources'].get('GPU', 0):g} GPU"
         for node in ray.nodes()
         if node["Alive"]
     )
+    free = ray.available_resources()
+    return f"{own} (free: {free.get('CPU', 0):g} CPU, {free.get('GPU', 0):g} GPU)"
 
 
-async def reserve(specs: Mapping[str, GroupSpec], settings: RayConfig) -> PlacementGroup | None:
-    """Reserve a bundle for each group, by the strategy. Return the placement group, or None without a strategy."""
-    if not settings.strategy:
-        return None
+@dataclass(frozen=True)
+class Places:
+    """Bundles that are reserved on the nodes, by group. A group without one asks for nothing, and lives anywhere."""
+
+    reserved: PlacementGroup | None = None
+    bundles: tuple[str, ...] = ()
+
+    def of(self, group: str) -> dict[str, object]:
+        """Return options that put a group's actor into its bundle."""
+        if group not in self.bundles:
+            return {}
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return {
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self.reserved, placement_group_bundle_index=self.bundles.index(group)
+            )
+        }
+
+
+async def reserve(specs: Mapping[str, GroupSpec], settings: RayConfig) -> Places:
+    """Reserve a bundle for each group: by the strategy, else wherever there is room for those that ask for anything. An actor
+    by itself would wait without end where others hold what it asks for.
+    """
+    chosen = {name: spec for name, spec in specs.items() if settings.strategy or spec.cpus or spec.gpus}
+    if not chosen:
+        return Places()
     from ray.util import placement_group, remove_placement_group
 
     bundles = [
-        {"CPU": max(spec.cpus, 0.001), **({"GPU": spec.gpus} if spec.gpus else {})} for spec in specs.values()
+        {"CPU": max(spec.cpus, 0.001), **({"GPU": spec.gpus} if spec.gpus else {})}
+        for spec in chosen.values()
     ]
-    group = placement_group(bundles, strategy=settings.strategy.upper())
+    group = placement_group(bundles, strategy=(settings.strategy or "pack").upper())
     try:
         await asyncio.wait_for(asyncio.wrap_future(group.ready().future()), settings.wait)
     except TimeoutError:
         remove_placement_group(group)
+        how = f"ray.strategy: {len(bundles)} groups cannot be placed by {settings.strategy!r}"
         raise ConfigError(
-            f"ray.strategy: {len(bundles)} groups cannot be placed by {settings.strategy!r} (waited {settings.wait:g} s, "
-            f"ray.wait); the nodes have {nodes()}, and others may use them"
+            f"{how if settings.strategy else 'the groups find no room'} (waited {settings.wait:g} s, ray.wait); they ask for "
+            f"{asked(chosen)}; the nodes have {nodes()}, and others may use them"
         ) from None
-    return group
-
-
-def placement(reserved: PlacementGroup | None, index: int) -> dict[str, object]:
-    """Return options that put an actor, and the actors that it makes, into its bundle."""
-    if reserved is None:
-        return {}
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    return {
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(reserved, placement_group_bundle_index=index)
-    }
+    return Places(group, tuple(chosen))
 
 
 def release(reserved: PlacementGroup | None) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from ..config.group_settings import GroupSpec, sharded
 from ..config.schema import RayConfig
 from .actor import GroupActor, RayGroup
-from .cluster import CALLS_AT_ONCE, beside, check_room, connect, placement, reserve
+from .cluster import CALLS_AT_ONCE, check_room, connect, reserve
 from .contract import METHODS as METHODS
 from .contract import Group
 from .model_group import ModelGroup
@@ -77,15 +77,15 @@ def group_class(spec: GroupSpec) -> type[ModelGroup]:
 
 async def _start_ray(specs: Mapping[str, GroupSpec], settings: RayConfig) -> dict[str, Group]:
     connect(settings)
-    check_room(specs, sum(spec.gpus + beside(spec) for spec in specs.values()))
-    reserved = await reserve(specs, settings)
+    check_room(specs, settings.strategy)
+    places = await reserve(specs, settings)
     groups: dict[str, Group] = {}
     started: list[RayGroup] = []
     try:
         for index, (name, spec) in enumerate(specs.items()):
-            actor = _actor(spec, placement(reserved, index))
+            actor = _actor(spec, places.of(name))
             last = index == len(specs) - 1  # the last group to close releases the placement
-            started.append(RayGroup(spec, actor, reserved if last else None))
+            started.append(RayGroup(spec, actor, places.reserved if last else None))
             groups[name] = started[-1]
         await asyncio.gather(*(group.begin() for group in started))
     except BaseException:

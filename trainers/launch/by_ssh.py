@@ -22,6 +22,8 @@ def script(job: Job, hosts: Sequence[str], port: int, address: str = "") -> str:
             raise ValueError(
                 f"--hosts {host!r}: a host is a name or an IPv4 address, USER@ before it if need be"
             )
+    if twice := {host for host in hosts if hosts.count(host) > 1}:
+        raise ValueError(f"--hosts: {min(twice)!r} stands there twice; a host is one node")
     if len(hosts) != job.nodes:
         raise ValueError(f"--nodes {job.nodes}: {len(hosts)} hosts are given")
     head, *others = hosts

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
 from ...cli.arguments import COUNT, PORT, Parser, number
 from . import by_ssh, kuberay, slurm
-from .job import Job
+from .job import Job, ray_command
 
 HANDED_IN = {"slurm": ["sbatch"], "kuberay": ["kubectl", "create", "-f", "-"], "ssh": ["bash", "-s"]}
 """Programs that take a recipe on their standard input."""
@@ -22,8 +25,14 @@ def launch_main(words: Sequence[str]) -> int:
     if "--" in own:
         at = own.index("--")
         own, command = own[:at], own[at + 1 :]
+    elif "train" in own:
+        raise ValueError(
+            "the training command stands last, after --: unitymas launch WAY [options] -- train ID …"
+        )
     args = _parser().parse_args(own)
     recipe = _recipe(args, command)
+    if args.check:
+        _check(command, args.folder)
     if not args.submit:
         print(recipe, end="")
         return 0
@@ -34,6 +43,26 @@ def launch_main(words: Sequence[str]) -> int:
         )
     sys.stdout.flush()
     return subprocess.run(program, input=recipe.encode()).returncode
+
+
+def _check(command: Sequence[str], folder: str) -> None:
+    """Refuse a training command that `unitymas train … --dry-run` refuses here."""
+    from ...cli.training import train_main
+
+    words = [*ray_command(tuple(command))[1:], "--dry-run"]
+    there = contextlib.chdir(folder or ".") if Path(folder or ".").is_dir() else contextlib.nullcontext()
+    output, notes = io.StringIO(), io.StringIO()  # what is missing here may be on the cluster
+    try:
+        with there, contextlib.redirect_stdout(output), contextlib.redirect_stderr(notes):
+            train_main(words)
+    except SystemExit:  # of the parser, which has said why
+        print(notes.getvalue(), end="", file=sys.stderr)
+        raise
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError, ImportError) as error:
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        raise ValueError(
+            f"the training command is refused: {text} (where only the cluster has its files: --no-check before the --)"
+        ) from error
 
 
 def _recipe(args: Namespace, command: Sequence[str]) -> str:
@@ -64,6 +93,10 @@ def _parser() -> Parser:
             name, help=what, description=f"Print {what}. The training command stands last, after --."
         )
         way.add_argument("--submit", action="store_true", help="hand the recipe in instead of printing it")
+        way.add_argument(
+            "--no-check", dest="check", action="store_false",
+            help="do not check the training command as `unitymas train --dry-run` does: its files are on the cluster alone",
+        )  # fmt: skip
         way.add_argument("--name", default="unitymas", help="name of the job (default unitymas)")
         way.add_argument(
             "--cpus", type=number(0), default=0, help="CPUs of each node (default 0: as many as Ray finds)"

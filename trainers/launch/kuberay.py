@@ -14,6 +14,10 @@ def manifest(job: Job, image: str, memory: str, claim: str = "", namespace: str 
     """Return the RayJob as YAML. `claim` is CLAIM:PATH, a volume for runs and models that all nodes see."""
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,45}[a-z0-9])?", job.name):
         raise ValueError(f"--name {job.name!r}: Kubernetes takes up to 47 small letters, digits and -")
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?([KMGTPE]i|[kMGTPE])?", memory):
+        raise ValueError(
+            f"--memory {memory!r}: Kubernetes takes a number and Ki, Mi, Gi, k, M or G, such as 64Gi"
+        )
     if not job.cpus:
         raise ValueError("--cpus: Kubernetes must know how many each node has")
     resources = {"cpu": str(job.cpus), "memory": memory} | (

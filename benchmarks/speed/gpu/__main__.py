@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ....agents.basics.json_types import JsonObject
+from ....cli.arguments import Parser, number
 
 BEGAN = time.monotonic()  # before torch is imported, which takes a part of a section's time
 
@@ -211,11 +212,11 @@ def _end_with(parent: int) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the kit, or one section of it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=460.0, help="time for all sections together")
+    parser.add_argument(
+        "--seconds", type=number(0, kind=float), default=460.0, help="time for all sections together"
+    )
     parser.add_argument("--only", default="", help="sections whose names begin so")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes: a test of the kit itself")
     parser.add_argument("--out", type=Path, help="file for the JSON")

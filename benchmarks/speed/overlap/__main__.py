@@ -13,20 +13,19 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ....cli.arguments import COUNT, Parser, number
 from .node import simulate
 from .score import score
 
 
 def main() -> None:
     """Read the arguments and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--tasks", type=int, default=32, help="tasks of a step of the simulated node")
-    parser.add_argument("--k", type=int, default=8)
-    parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--staleness", type=int, default=1)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=COUNT, default=12)
+    parser.add_argument("--tasks", type=COUNT, default=32, help="tasks of a step of the simulated node")
+    parser.add_argument("--k", type=COUNT, default=8)
+    parser.add_argument("--gpus", type=COUNT, default=8)
+    parser.add_argument("--staleness", type=number(0), default=1)
     parser.add_argument("--seed", type=int, default=0, help="chance of the simulated lengths")
     parser.add_argument("--score", action="store_true", help="train the tiny model, and compare scores")
     parser.add_argument("--real", metavar="ENV", default="mask-hotpotqa", help="environment of these runs")

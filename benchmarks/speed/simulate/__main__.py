@@ -29,6 +29,7 @@ from typing import Any, cast
 
 from ....agents.answers import Answer
 from ....agents.policies import Call
+from ....cli.arguments import COUNT, Parser, counts, number
 from ....envs.core.arena import Arena
 from ....envs.registry import make_arena
 from ....trainers.config.group_settings import GroupSpec, PolicySpec
@@ -223,34 +224,35 @@ async def simulate(args: argparse.Namespace) -> list[Regime]:
     return table
 
 
-def numbers(text: str) -> list[int]:
-    """Read numbers with commas between."""
-    return [int(word) for word in text.split(",")]
-
-
 def main() -> None:
     """Read the arguments and simulate."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--groups", type=numbers, default=[1, 4, 16])
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=counts, default=[1, 4, 16])
     parser.add_argument(
         "--controllers",
-        type=numbers,
+        type=counts,
         default=[1],
         help="processes that play; more than 1 needs --runtime ray",
     )
-    parser.add_argument("--flight", type=numbers, default=[256, 1024, 4096], help="episodes at once")
+    parser.add_argument("--flight", type=counts, default=[256, 1024, 4096], help="episodes at once")
     parser.add_argument(
-        "--slots", type=int, default=0, help="slots of each group (0: half as many in all as episodes)"
+        "--slots", type=number(0), default=0, help="slots of each group (0: half as many in all as episodes)"
     )
     parser.add_argument("--pace", choices=list(PACES), default="8b-h100")
     parser.add_argument(
-        "--slow", type=float, default=1.0, help="engines so many times slower: for a busy machine"
+        "--slow",
+        type=number(0.001, kind=float),
+        default=1.0,
+        help="engines so many times slower: for a busy machine",
     )
-    parser.add_argument("--reply", type=int, default=200, help="mean tokens of a reply")
-    parser.add_argument("--turns", type=int, default=2, help="most turns of an episode")
-    parser.add_argument("--rounds", type=float, default=3.0, help="episodes, in multiples of those in flight")
+    parser.add_argument("--reply", type=COUNT, default=200, help="mean tokens of a reply")
+    parser.add_argument("--turns", type=COUNT, default=2, help="most turns of an episode")
+    parser.add_argument(
+        "--rounds",
+        type=number(0.001, kind=float),
+        default=3.0,
+        help="episodes, in multiples of those in flight",
+    )
     parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
     parser.add_argument("--out", type=Path, help="a JSON file of the result")
     args = parser.parse_args()

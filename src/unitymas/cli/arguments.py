@@ -82,6 +82,19 @@ def number(
     return read
 
 
+def counts(text: str) -> list[int]:
+    """Read whole numbers, 1 or more, with commas between."""
+    return [int(COUNT(word.strip())) for word in text.split(",")]
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """Read a regular expression."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+
+
 _SEAT = re.compile(r"([a-z][a-z0-9_]*|\*)=(.+)", re.S)
 
 

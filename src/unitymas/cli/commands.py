@@ -46,8 +46,13 @@ def run(argv: list[str] | None = None) -> int:
         hint = nearest(name, COMMANDS, instead="unitymas --help lists them")
         print(f"unitymas: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
+    return answered(name, lambda: _command(name)(rest), "--debug" in args)
+
+
+def answered(name: str, work: Callable[[], int | None], debug: bool = False) -> int:
+    """Do a command's work. Return its status; what went wrong is one line, where a user can mend it."""
     try:
-        status = int(_command(name)(rest) or 0)
+        status = int(work() or 0)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # `unitymas list | head`: the interpreter must not write the rest at its end
@@ -63,7 +68,7 @@ def run(argv: list[str] | None = None) -> int:
         )
         return 1
     except (ValueError, KeyError, TypeError, OSError, RuntimeError, ImportError, MemoryError) as error:
-        if "--debug" in args:
+        if debug:
             raise
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         if isinstance(error, OSError):
@@ -71,7 +76,7 @@ def run(argv: list[str] | None = None) -> int:
         print(f"unitymas {name}: {told(error) if place(error, own=True) else text}", file=sys.stderr)
         return 1
     except Exception as error:  # in somebody's own code it is theirs to mend
-        if "--debug" in args or not place(error, own=True):
+        if debug or not place(error, own=True):
             raise
         print(f"unitymas {name}: {told(error)}", file=sys.stderr)
         return 1

@@ -118,6 +118,9 @@ def train_main(
         return 0
     if args.dir is not None and args.dir != args.resume:
         reader.error("--dir: a run that goes on stays in its directory; leave it out")
+    if args.dry_run:
+        _foretell(args)
+        return 0
     with watching(args.resume) if args.watch else nullcontext(), pointing(args.resume, report):
         _resume(args)
     return 0
@@ -243,6 +246,17 @@ def _replay(original: Path, out: Path | None) -> int:
         f"replayed {counted(run.step, 'step')} of {original} into {run.dir}: all losses and weights are equal, bit for bit"
     )
     return 0
+
+
+def _foretell(args: argparse.Namespace) -> None:
+    """Check what would go on, as far as no model is needed, and print its config."""
+    from ..trainers.config.schema import dump
+    from ..trainers.controller.resume import going_on
+    from ..trainers.controller.run import Run
+
+    config, changes = going_on(args.id, args.preset, args.resume, args.anew, **how_of(args))
+    Run(config, args.resume, resume=not args.anew, changes=changes)
+    print("".join(f"# {change}\n" for change in changes) + dump(config), end="")
 
 
 def _resume(args: argparse.Namespace) -> Run:

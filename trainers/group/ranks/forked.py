@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ....agents.basics.failures import GroupLost
+from ....agents.basics.failures import GroupEnded, GroupLost, out_of_memory
 from ...config.group_settings import GroupSpec
 
 GRACE = 10.0
@@ -38,7 +38,7 @@ WORD = 60.0
 """Seconds in which the supervisor must tell how a rank died, or end. A busy machine needs some."""
 
 
-class RankError(RuntimeError):
+class RankError(GroupEnded):
     """Raised when ranks have ended. Their group cannot continue."""
 
 
@@ -169,7 +169,7 @@ def recoverable(error: BaseException) -> bool:
 def told(index: int, what: str, error: BaseException) -> str:
     """Return why a rank ended, and what to do if memory was the cause."""
     text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    if isinstance(error, MemoryError) or "memory" in text.lower():
+    if out_of_memory(error):
         return (
             f"rank {index} ran out of memory in {what} ({text:.300}). Take more ranks (groups.*.ranks), lower "
             "policies.*.learning.micro_tokens, or set policies.*.learning.checkpointing or .offload"
