@@ -1,15 +1,15 @@
 """Overlap where a group has more than one engine, or shares its device."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from unitymas.envs.registry import unregister
-from unitymas.trainers.config.resolve import resolve
-from unitymas.trainers.config.schema import ConfigError
 from unitymas.trainers.controller.replayed_run import replay
 from unitymas.trainers.controller.run import train
+from unitymas.trainers.group.model_group import ModelGroup
 
 from .pairs import register_pair
 
@@ -44,14 +44,28 @@ def test_replicas_replay_to_the_same_bits(tiny_llama: str, tmp_path: Path) -> No
     assert replay(tmp_path / "run", tmp_path / "again").step == 3
 
 
-def test_pools_are_refused(tiny_llama: str) -> None:
+def test_pools_replay_to_the_same_bits(
+    tiny_llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that are on their way when the engines are to sleep end first; the others wait until they wake."""
+    phase, flying = ModelGroup.phase, list[int]()
+
+    async def met(group: ModelGroup, name: str) -> dict[str, int]:
+        for _ in range(200 * (name == "learn" and group.spec.name == "a")):
+            if group._running:
+                break
+            await asyncio.sleep(0.001)
+        flying.append(len(group._running) if name == "learn" else 0)
+        held = await phase(group, name)
+        assert name == "collect" or not (group._running or held["keys_values"])
+        return held
+
+    monkeypatch.setattr(ModelGroup, "phase", met)
     more = tree(tiny_llama, pool="gpu")
-    more["groups"] = {"a": more["groups"]["main"], "b": more["groups"]["main"]}
-    more["policies"] = {
-        "one": {**more["policies"]["team"], "group": "a"},
-        "two": {**more["policies"]["team"], "group": "b"},
-    }
-    with pytest.raises(
-        ConfigError, match="groups.a.pool: with overlap=wait engines speak while policies learn"
-    ):
-        resolve(ID, map={"first": "one", "second": "two"}, **more)
+    more["groups"] = dict.fromkeys("ab", more["groups"]["main"])
+    team = more["policies"]["team"]
+    more["policies"] = {"one": {**team, "group": "a"}, "two": {**team, "group": "b"}}
+    run = train(ID, directory=tmp_path / "run", map={"first": "one", "second": "two"}, **more)
+    assert run.history[-1]["ending"] == "done" and any(flying)
+    monkeypatch.undo()
+    assert replay(tmp_path / "run", tmp_path / "again").step == 3

@@ -95,7 +95,6 @@ def test_all_of_an_optimizer_moves() -> None:
     [
         (["groups.left.pool=a"], "groups.left.pool: nobody else is in the pool 'a'"),
         (["groups.*.pool=a", "groups.left.device=cuda:0"], "groups.right.device: the groups of pool 'a' share one device"),
-        (["groups.*.pool=a", "overlap=drop"], "groups.left.pool: with overlap=drop engines speak while policies learn"),
         (["groups.*.pool=a", "groups.left.ranks=2"], "groups.left.pool: ranks and replicas have devices of their own"),
         (["groups.*.pool=a", "groups.right.replicas=2"], "groups.right.pool: ranks and replicas have devices"),
         (["groups.*.pool=a", "groups.*.engine=vllm", "deterministic=false"], "enable_sleep_mode=true"),

@@ -298,11 +298,6 @@ def check_pools(config: RunConfig) -> None:
             raise ConfigError(
                 f"groups.{names[0]}.pool: nobody else is in the pool {pool!r}; name the same pool in another group, or leave it out"
             )
-        if config.overlap != "off":
-            raise ConfigError(
-                f"groups.{names[0]}.pool: with overlap={config.overlap} engines speak while policies learn, and in a pool they sleep then; "
-                "leave one of the two out"
-            )
         devices = {name: config.groups[name].device for name in names}
         if len(set(devices.values())) > 1:
             raise ConfigError(

@@ -174,23 +174,25 @@ class ModelGroup:
         return await self._thread(lambda: records(samples, signals, algorithm.needs, tokenizer))
 
     async def admit(self, samples: Sequence[Sample]) -> None:
-        """Take in sealed samples of another group, or the values that another group's critic computed for
-        samples here.
-        """
+        """Take in sealed samples of another group, or values that its critic computed for samples here."""
         for sample in samples:
             self.store.admit(copy.copy(sample))
 
     async def phase(self, name: str) -> dict[str, int]:
-        """Set the phase. In "collect" calls are answered; in "learn" new calls wait, and engines that can sleep give
-        their memory to the learner. A group begins in "collect". Return the bytes that it holds on its device, by kind.
+        """Set the phase. In "collect" calls are answered; in "learn" new calls wait, and engines that can sleep give their
+        memory to the learner, once their open requests have ended. A group begins in "collect". Return the bytes that it holds
+        on its device, by kind.
         """
         if name not in ("collect", "learn"):
             raise ValueError(f"unknown phase {name!r}: choose collect or learn")
         if name == "learn":
             self._open.clear()
-        for engine in {id(hosted.engine): hosted.engine for hosted in self.hosted.values()}.values():
-            if isinstance(engine, Sleeper) and engine.sleeps:
-                await self._thread(engine.wake if name == "collect" else engine.sleep)
+        engines = {id(hosted.engine): hosted.engine for hosted in self.hosted.values()}.values()
+        for engine in (e for e in engines if isinstance(e, Sleeper) and e.sleeps):
+            while name == "learn" and self._running:  # with overlap some are on their way
+                await asyncio.wait(list(self._running.values()))
+                await asyncio.sleep(0)  # who asked takes them off the list
+            await self._thread(engine.wake if name == "collect" else engine.sleep)
         if name == "collect":
             await self._thread(give_back)
             self._open.set()
