@@ -15,12 +15,13 @@ from unitymas.envs.core.trace import read
 from unitymas.envs.registry import unregister
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.config.schema import ConfigError
+from unitymas.trainers.controller.collect import Cursor
 from unitymas.trainers.controller.run import Run, train
 from unitymas.trainers.controller.shards.sharded import DistantShard, Shards
 
 from .pairs import ROWS, WORDS, right
 
-ID = "two-of-shards"
+ID, OTHER = "two-of-shards", "two-beside-shards"
 
 
 def look(text: str) -> str:
@@ -45,11 +46,13 @@ class Lookers(Workflow):
 
 @pytest.fixture(scope="module", autouse=True)
 def environment() -> Iterator[None]:
-    unitymas.register(
-        ID, workflow=Lookers, reward=right, tasks=ROWS, tools={"look": look}, expert=lambda call: WORDS[0]
-    )
+    for id in (ID, OTHER):
+        unitymas.register(
+            id, workflow=Lookers, reward=right, tasks=ROWS, tools={"look": look}, expert=lambda call: WORDS[0]
+        )
     yield
     unregister(ID)
+    unregister(OTHER)
 
 
 def settings(model: str, **more: Any) -> dict[str, Any]:
@@ -90,6 +93,40 @@ def test_several_controllers_are_one(tiny_llama: str, tmp_path: Path) -> None:
     assert any(row.get("failures", 0) > 0 for row in figures(one))  # of the server that is down
     assert episodes(one.dir) == episodes(three.dir)
     assert all(node["messages"] for trace in episodes(three.dir) for node in trace["nodes"] if node["role"])
+
+
+QUESTIONS = {"first": {"samples": 2, "limit": 1}, "second": {"reply": "w1"}}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"recipe": "several", "recipe_args": {"beside": [{"id": OTHER}], "tasks": 3}},
+        {"counterfactual": QUESTIONS},
+        {"algorithm": {"name": "dapo", "resample": 2}},
+    ],
+    ids=["several environments", "counterfactual", "resample"],
+)
+def test_recipes_and_questions_are_those_of_one(
+    more: dict[str, Any], tiny_llama: str, tmp_path: Path
+) -> None:
+    tree = settings(tiny_llama, **more)
+    for policy in tree["policies"].values():
+        policy["algorithm"] = tree.get("algorithm", policy["algorithm"])
+    tree.pop("algorithm", None)
+    one = train(ID, directory=tmp_path / "one", **tree)
+    two = train(ID, directory=tmp_path / "two", **tree, controllers=2)
+    assert weights(one.dir) == weights(two.dir)
+    assert figures(one) == figures(two) and episodes(one.dir) == episodes(two.dir)
+    steps = [row for row in figures(two) if row["kind"] == "step"]
+    if "recipe" in more:
+        assert {trace["env_id"].removesuffix("-v0") for trace in episodes(two.dir)} == {ID, OTHER}
+    elif "counterfactual" in more:
+        assert all(row["role/first/counterfactual"] for row in steps)
+    else:  # tasks that teach nothing were replaced
+        plain = Cursor(list(two.arena.task_ids), two.config.seed)
+        plain.take(2 * 5)
+        assert two.cursor.state_dict() == one.cursor.state_dict() != plain.state_dict()
 
 
 def test_a_run_goes_on_with_another_number(tiny_llama: str, tmp_path: Path) -> None:
