@@ -41,6 +41,19 @@ def give_back() -> None:
         trim(0)
 
 
+def keep_little() -> None:
+    """Let large tensors of this process go back to the system when they are freed. glibc else keeps them for a next one, and layers
+    of unlike sizes, gathered one after the other, then hold several times what they need at once.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if set_option is not None:
+        set_option(_MMAP_THRESHOLD, 1 << 20)
+
+
+_MMAP_THRESHOLD = -3
+"""Number of glibc's option for the size from which memory is mapped by itself; a fixed value does not grow."""
+
+
 def use_threads(wanted: int | None, parameters: int) -> None:
     """Set the threads for a loaded model: the given number, else one for small models, and torch's number after a large
     one.

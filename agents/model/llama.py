@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from .decoder import Attention, Decoder, Route
 from .logprobs import Support, logprobs_entropy
 from .shape import Shape
+from .vocabulary_split import VocabularyRanks, split_embedding, split_logprobs
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -125,6 +126,8 @@ class Llama(Decoder):
     """The decoder of the Llama family."""
 
     shape: Shape
+    vocabulary: VocabularyRanks | None = None
+    """Ranks that share the rows of embedding and head. None: they are whole here."""
     cos: Tensor
     sin: Tensor
 
@@ -169,7 +172,7 @@ class Llama(Decoder):
         With `keep`, only the states of those rows are returned, and the larger half of the last layer is computed for them
         alone.
         """
-        x = F.embedding(ids, self.embed).to(dtype or self.embed.dtype)
+        x = self._embedded(ids, dtype or self.embed.dtype)
         cos, sin = self.cos[position, None].to(x.dtype), self.sin[position, None].to(x.dtype)
         for i, layer in enumerate(self.layers):
             rows = keep if i == len(self.layers) - 1 else None
@@ -178,6 +181,11 @@ class Llama(Decoder):
             else:
                 x = layer(x, cos, sin, attention, route, rows)
         return self.norm(x)  # type: ignore[no-any-return]
+
+    def _embedded(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.vocabulary is not None:
+            return split_embedding(ids, self.embed, dtype, self.vocabulary)
+        return F.embedding(ids, self.embed).to(dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [T, V] in float32."""
@@ -191,6 +199,8 @@ class Llama(Decoder):
         support: Support | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies, by `logprobs_entropy`."""
+        if self.vocabulary is not None:
+            return split_logprobs(hidden, self.head, targets, temperature, support, self.vocabulary)
         return logprobs_entropy(hidden, self.head, targets, temperature, support)
 
     def learnable(self, adapter: str | None, critic: bool = False) -> dict[str, nn.Parameter]:

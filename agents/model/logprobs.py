@@ -73,9 +73,14 @@ def logprobs_entropy(
     Both results are float32 and differentiable. `temperature` is a number, or one per token; 0 (greedy) counts as 1, as in
     the engine.
     """
-    heat = torch.as_tensor(temperature, dtype=torch.float32, device=hidden.device).expand(len(hidden))
-    heat = torch.where(heat == 0, 1.0, heat)
+    heat = warmth(temperature, hidden)
     return _Chunked.apply(hidden, head, targets, heat, support)  # type: ignore[no-any-return]
+
+
+def warmth(temperature: float | Tensor, hidden: Tensor) -> Tensor:
+    """Return a temperature for each hidden state; 0 (greedy) counts as 1."""
+    heat = torch.as_tensor(temperature, dtype=torch.float32, device=hidden.device).expand(len(hidden))
+    return torch.where(heat == 0, 1.0, heat)
 
 
 def _scores(hidden: Tensor, head: Tensor, heat: Tensor, support: Support | None, start: int) -> Tensor:
@@ -131,7 +136,7 @@ class _Chunked(torch.autograd.Function):
             part = slice(i, i + step)
             scores = _scores(hidden[part], cast, heat[part], support, i)
             logprobs[part] = scores.gather(1, targets[part, None]).squeeze(1)
-            entropy[part] = -_p_log_p(scores).sum(-1)
+            entropy[part] = -p_log_p(scores).sum(-1)
         ctx.save_for_backward(hidden, head, targets, heat, entropy)
         return logprobs, entropy
 
@@ -155,7 +160,7 @@ class _Chunked(torch.autograd.Function):
                 grad -= scores.exp() * g_logprobs[part, None]
                 grad.scatter_add_(1, targets[part, None], g_logprobs[part, None])
             if g_entropy is not None:  # d H / d score = -p (log p + H)
-                grad -= (_p_log_p(scores) + scores.exp() * entropy[part, None]) * g_entropy[part, None]
+                grad -= (p_log_p(scores) + scores.exp() * entropy[part, None]) * g_entropy[part, None]
             grad = (grad / heat[part, None]).to(hidden.dtype)
             d_hidden[part] = grad @ cast
             if d_head is not None:
@@ -163,6 +168,6 @@ class _Chunked(torch.autograd.Function):
         return d_hidden, None if d_head is None else d_head.to(head.dtype), None, None, None
 
 
-def _p_log_p(logprobs: Tensor) -> Tensor:
+def p_log_p(logprobs: Tensor) -> Tensor:
     """Compute p log p, with 0 where p is 0."""
     return torch.where(logprobs == float("-inf"), 0.0, logprobs.exp() * logprobs)

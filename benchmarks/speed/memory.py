@@ -3,8 +3,8 @@
     unitymas bench memory [--shape 0.5B] [--ranks 1,2,4] [--moments 8bit] [--parameters bfloat16]
 
 Measured, on a CPU with gloo: bytes of the parameters, gradients and optimizer that each rank holds after a step, and the
-most memory of its process during the step and during an export. The process itself (Python and torch, in part shared by
-the ranks) is in it. A rank also gathers one layer at a time, and the embedding while a pass runs: that part does not divide.
+most memory of its process in each phase: loading, forward, backward, optimizer step, export. The process itself (Python and
+torch, in part shared by the ranks) is in all of them. A rank also gathers one layer at a time, which does not divide.
 
 Counted: what ranks hold after a step, from the shards that FSDP2 cuts of a model of the shape without weights. It takes no
 memory, so it is counted for large shapes too. `--count` does that alone.
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...cli.arguments import COUNT, Parser, counts, number
 from ...trainers.algorithms import make_algorithm
 from ...trainers.config.group_settings import GroupSpec, Learning, PolicySpec
 from ...trainers.controller.statistics.table import Signal
@@ -39,6 +40,10 @@ SHAPES: dict[str, dict[str, int | bool]] = {
              "num_key_value_heads": 8, "vocab_size": 152_064, "tie_word_embeddings": False},
 }  # fmt: skip
 """Shapes of Qwen2.5, but for the two smallest. Those above 0.5B are counted alone."""
+PHASES = ("began", "load", "loaded", "forward", "backward", "step", "after", "export")
+"""Memory of a rank's process: before it loads, at most while it loads, after it, at most in each phase of a step, after the
+step, and at most in an export.
+"""
 LARGE = {
     "7B": {"layers": 28, "d": 3584, "ffn": 18_944, "kv": 512, "vocab": 152_064},
     "32B": {"layers": 64, "d": 5120, "ffn": 27_648, "kv": 1024, "vocab": 152_064},
@@ -48,14 +53,12 @@ LARGE = {
 
 def main(argv: list[str] | None = None) -> None:
     """Print both tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
     parser.add_argument("--count", action="store_true", help="count, and measure nothing")
-    parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks to measure")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of the step")
-    parser.add_argument("--layers", type=int, help="fewer layers than the shape has, where memory is short")
+    parser.add_argument("--ranks", type=counts, default=[1, 2, 4], help="numbers of ranks (default 1,2,4)")
+    parser.add_argument("--tokens", type=number(8), default=128, help="tokens of the step (default 128)")
+    parser.add_argument("--layers", type=COUNT, help="fewer layers than the shape has, where memory is short")
     parser.add_argument("--out", type=Path, help="a JSON file of what was measured, in bytes; it is added to")
     parser.add_argument("--moments", choices=("float32", "8bit"), default="float32")
     parser.add_argument("--parameters", choices=("float32", "bfloat16"), default="float32")
@@ -69,14 +72,15 @@ def main(argv: list[str] | None = None) -> None:
         parameters=a.parameters,
         moments=a.moments,
     )
-    numbers = [int(word) for word in a.ranks.split(",")]
-    counts(a, numbers, learning)
+    if a.out is not None and not a.out.parent.is_dir():
+        parser.error(f"--out {a.out}: there is no folder {a.out.parent}")
+    print_counts(a, a.ranks, learning)
     if not a.count:
-        measurements(a, numbers, learning)
+        measurements(a, a.ranks, learning)
         computations()
 
 
-def counts(a: argparse.Namespace, numbers: list[int], learning: Learning) -> None:
+def print_counts(a: argparse.Namespace, numbers: list[int], learning: Learning) -> None:
     """Print what each number of ranks holds by count."""
     print(
         f"counted: {a.shape}, parameters {a.parameters}, moments {a.moments}, MiB of the fullest rank, and the sum of all"
@@ -101,7 +105,8 @@ def measurements(a: argparse.Namespace, numbers: list[int], learning: Learning) 
         f"\nmeasured: one step of {a.tokens} tokens, {a.shape}, {SHAPES[a.shape]['num_hidden_layers']} layers, "
         f"parameters {a.parameters}, moments {a.moments}, MiB"
     )
-    print("ranks  of rank   parameters  gradients  optimizer  peak of the step  peak of the export")
+    heads = "".join(f"{name:>11}" for name in PHASES)
+    print(f"ranks  of rank   parameters  gradients  optimizer{heads}")
     with tempfile.TemporaryDirectory() as folder:
         save(a.shape, Path(folder))
         for n in numbers:
@@ -109,9 +114,9 @@ def measurements(a: argparse.Namespace, numbers: list[int], learning: Learning) 
             note(a, "measured", n, ranks)
             for index, sizes in enumerate(ranks):
                 mib = {name: size / 2**20 for name, size in sizes.items()}
+                peaks = "".join(f"{mib[name]:11,.0f}" for name in PHASES)
                 print(
-                    f"{n:5}  {index:7}   {mib['parameters']:10,.1f}  {mib['gradients']:9,.1f}  "
-                    f"{mib['optimizer']:9,.1f}  {mib['peak']:16,.1f}  {mib['export']:18,.1f}",
+                    f"{n:5}  {index:7}   {mib['parameters']:10,.1f}  {mib['gradients']:9,.1f}  {mib['optimizer']:9,.1f}{peaks}",
                     flush=True,
                 )
 
@@ -217,16 +222,22 @@ def measure(model: Path, ranks: int, tokens: int, learning: Learning) -> list[di
     signals = {sample.id: Signal(sample.id, float(i % 3 - 1)) for i, sample in enumerate(samples)}
     processes = RankProcesses(spec)
     try:
-        for _ in range(2):  # the second has its optimizer from the beginning
-            processes.call("memory")
-            processes.call("update", "team", make_algorithm("grpo"), signals, [samples])
+        processes.call("update", "team", make_algorithm("grpo"), signals, [samples])
+        loading: list[dict[str, int]] = processes.call(
+            "watch", "team"
+        )  # the next has its optimizer from the beginning
+        processes.call("update", "team", make_algorithm("grpo"), signals, [samples])
+        phases: list[dict[str, int]] = processes.call("watched")
         held: list[dict[str, int]] = processes.call("memory")
         processes.call("rest", "team")
         processes.call("memory")
         with tempfile.TemporaryDirectory() as folder:
             processes.call("export", "team", Path(folder), 1 << 30)
         peaks = [rank["peak"] for rank in processes.call("memory")]
-        return [{**rank, "export": peak} for rank, peak in zip(held, peaks, strict=True)]
+        return [
+            {**about, **steps, **rank, "export": peak}
+            for about, steps, rank, peak in zip(loading, phases, held, peaks, strict=True)
+        ]
     finally:
         processes.close()
 

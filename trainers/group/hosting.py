@@ -137,6 +137,8 @@ def write_policy(policy: Parameters, model: Decoder, path: Path, tokenizer: Toke
 def learning_parameters(spec: GroupSpec, names: Sequence[str]) -> list[Parameters]:
     """Load on the CPU what some policies learn. After each comes its reference, if it has one."""
     models = _Models(replace(spec, device="cpu"), engines=False)
+    one = spec.policies[names[0]]
+    models.for_one = len(names) == 1 and not (one.init or one.adapter or one.reference)
     chosen: list[Parameters] = []
     for name in names:
         chosen.append(models.parameters(name, spec.policies[name]))
@@ -175,6 +177,8 @@ class _Models:
         base = _load(f"groups.{spec.name}.model", spec.model, self.auto, speaks)
         self.base = base.requires_grad_(False).to(self.device)
         self.frozen: dict[str, Decoder] = {}
+        self.for_one = False
+        """Flag: one policy alone is made of the base, and nobody else reads it. It needs no copy."""
 
     def parameters(self, name: str, policy: PolicySpec) -> Parameters:
         if policy.adapter is None:
@@ -209,6 +213,8 @@ class _Models:
         return Parameters(self.frozen[policy.init])
 
     def _fresh(self, name: str, init: str) -> Decoder:
+        if self.for_one:
+            return self.base
         model = _load(f"policies.{name}.init", init, self.auto) if init else self.base.merged()
         return model.requires_grad_(False).to(self.device)
 

@@ -22,8 +22,10 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from ....agents.model.llama import Llama
+from ....agents.model.vocabulary_split import VocabularyRanks
 from ..dealing import Peers
 from ..parameters import Parameters
 
@@ -103,11 +105,33 @@ def cut(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None, offload: 
     for name, head in model.named_children():
         if name.startswith("value_head_"):  # values are computed in float32
             fully_shard(head, mesh=mesh, mp_policy=plain, offload_policy=rest)
-    fully_shard(model, mesh=mesh, mp_policy=cast, offload_policy=rest)
+    apart = set() if offload else share_vocabulary(model, mesh)
+    fully_shard(model, mesh=mesh, mp_policy=cast, offload_policy=rest, ignored_params=apart)
     for module in model.modules():
         if isinstance(module, FSDPModule):  # losses are shares of global denominators, so gradients add up
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def share_vocabulary(model: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
+    """Deal out the rows of our own decoder's embedding and head, which nobody gathers in a pass. Return both."""
+    ranks, index = mesh.size(), mesh.get_local_rank()
+    if not isinstance(model, Llama) or ranks == 1:
+        return set()
+    words = -(-model.shape.vocab // ranks)
+    if words * (ranks - 1) >= model.shape.vocab:  # one would have none
+        return set()
+    model.vocabulary = VocabularyRanks(ranks, index, words)
+    apart: set[nn.Parameter] = set()
+    for name in ("embed", "untied_head"):
+        if (whole := getattr(model, name)) is not None:
+            own = whole.detach()[index * words : (index + 1) * words]
+            part = DTensor.from_local(
+                own, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+            )
+            setattr(model, name, parameter := nn.Parameter(part, whole.requires_grad))
+            apart.add(parameter)
+    return apart
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

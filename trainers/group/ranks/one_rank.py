@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ....agents.answers import DecisionId
+from ....agents.basics.machine import give_back, keep_little
 from ....agents.model.context_split import ContextRanks
 from ....agents.model.llama import Linear, Llama, LowRank
 from ....agents.model.weights import hf_names, load_decoder, save_tensors
@@ -31,6 +31,7 @@ from ..sample_store import Sample
 from ..update import Learner
 from . import sharded_checkpoint
 from .fsdp import RankPeers, spread
+from .peaks import Phases, held, peak
 
 PATIENCE = timedelta(minutes=30)
 """Longest wait for the other ranks. The death of one is noticed at once, because its connections close."""
@@ -45,12 +46,17 @@ class Rank:
     def __init__(self, spec: GroupSpec, index: int, store: Store) -> None:
         self.spec, self.index = spec, index
         self.device = rank_device(spec, index)
+        keep_little()
         torch.set_num_threads(spec.threads or max(1, (os.cpu_count() or 1) // spec.ranks))
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         dist.init_process_group(backend, store=store, rank=index, world_size=spec.ranks, timeout=PATIENCE)
+        peak(self.device)  # the mark falls
+        before = held(self.device)
         self.learners = self._build()
+        give_back()  # what loading took
+        self.loading = {"began": before, "load": peak(self.device), "loaded": held(self.device)}
 
     def _build(self) -> dict[str, Learner]:
         own = {name: policy for name, policy in self.spec.policies.items() if policy.learning is not None}
@@ -117,6 +123,7 @@ class Rank:
     def rest(self, policy: str) -> None:
         """Free gradients."""
         self.learners[policy].rest()
+        give_back()
 
     @torch.no_grad()
     def weights(
@@ -197,7 +204,17 @@ class Rank:
                 sizes["gradients"] += 0 if parameter.grad is None else local(parameter.grad).nbytes
                 state = learner.optimiser.state.get(parameter, {})
                 sizes["optimizer"] += sum(local(t).nbytes for t in state.values())
-        return {**sizes, "peak": _peak(self.device), "process": os.getpid()}
+        return {**sizes, "peak": peak(self.device), "process": os.getpid()}
+
+    def watch(self, policy: str) -> dict[str, int]:
+        """Note the peaks of the phases of a policy's updates from now on. Return those of loading, in bytes."""
+        peak(self.device)
+        self.phases = Phases(self.learners[policy], self.device)
+        return self.loading
+
+    def watched(self) -> dict[str, int]:
+        """Return the peaks of the phases since `watch`, and what is held now."""
+        return {**self.phases.peaks, "after": held(self.device)}
 
 
 def _played(model: Llama, name: str, adapter: str | None) -> Tensor:
@@ -210,21 +227,6 @@ def _played(model: Llama, name: str, adapter: str | None) -> Tensor:
         assert isinstance(low, LowRank)
         whole = whole + _whole(low.up).cpu() @ _whole(low.down).cpu() * low.scale
     return whole
-
-
-def _peak(device: torch.device) -> int:
-    """Return the largest memory since the last call, in bytes. If the system does not tell this, return the largest
-    since the process began."""
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        return peak
-    try:
-        status = Path("/proc/self/status").read_text()
-        Path("/proc/self/clear_refs").write_text("5")  # the system's mark is reset to the present use
-        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
-    except (OSError, IndexError):
-        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def rank_device(spec: GroupSpec, index: int) -> torch.device:
