@@ -74,11 +74,14 @@ def run(page, monkeypatch):
     return module
 
 
-def test_the_config_and_the_recipe_for_eight_gpus(tmp_path, capsys):
+def test_the_config_and_the_recipe_for_eight_gpus(tmp_path, capsys, monkeypatch):
     page = (ROOT / "docs/eight-gpus.md").read_text()
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "team.yaml"
-    file.write_text(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
-    config = resolve(file=file, overrides=["env.data=mini"])
+    file.write_text(
+        re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1].replace("data: hotpotqa", "data: mini")
+    )
+    config = resolve(file=file)
     planned = plan(config, make_arenas(config)[0])
     [spec] = planned.specs.values()
     assert int(spec.gpus) + beside(spec) == 8  # as Ray is asked for them
