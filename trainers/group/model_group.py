@@ -187,8 +187,8 @@ class ModelGroup:
             raise ValueError(f"unknown phase {name!r}: choose collect or learn")
         if name == "learn":
             self._open.clear()
-        engines = {id(hosted.engine): hosted.engine for hosted in self.hosted.values()}.values()
-        for engine in (e for e in engines if isinstance(e, Sleeper) and e.sleeps):
+        sleepers = {id(e): e for h in self.hosted.values() if isinstance(e := h.engine, Sleeper) and e.sleeps}
+        for engine in sleepers.values():
             while name == "learn" and self._running:  # with overlap some are on their way
                 await asyncio.wait(list(self._running.values()))
                 await asyncio.sleep(0)  # who asked takes them off the list
