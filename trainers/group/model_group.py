@@ -179,20 +179,19 @@ class ModelGroup:
             self.store.admit(copy.copy(sample))
 
     async def phase(self, name: str) -> dict[str, int]:
-        """Set the phase. In "collect" calls are answered; in "learn" new calls wait, and engines that can sleep give their
-        memory to the learner, once their open requests have ended. A group begins in "collect". Return the bytes that it holds
-        on its device, by kind.
+        """Set the phase. In "collect", in which a group begins, calls are answered. In "learn" new calls wait, and engines that can
+        sleep give their memory to the learner, once open requests have ended. Return the bytes on its device, by kind.
         """
         if name not in ("collect", "learn"):
             raise ValueError(f"unknown phase {name!r}: choose collect or learn")
         if name == "learn":
             self._open.clear()
-        sleepers = {id(e): e for h in self.hosted.values() if isinstance(e := h.engine, Sleeper) and e.sleeps}
-        for engine in sleepers.values():
-            while name == "learn" and self._running:  # with overlap some are on their way
-                await asyncio.wait(list(self._running.values()))
-                await asyncio.sleep(0)  # who asked takes them off the list
-            await self._thread(engine.wake if name == "collect" else engine.sleep)
+        for engine in {id(hosted.engine): hosted.engine for hosted in self.hosted.values()}.values():
+            if isinstance(engine, Sleeper) and engine.sleeps:
+                while name == "learn" and self._running:  # with overlap some are on their way
+                    await asyncio.wait(list(self._running.values()))
+                    await asyncio.sleep(0)  # who asked takes them off the list
+                await self._thread(engine.wake if name == "collect" else engine.sleep)
         if name == "collect":
             await self._thread(give_back)
             self._open.set()
