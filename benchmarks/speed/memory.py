@@ -251,8 +251,9 @@ def computed(name: str, ranks: int, tokens: int = 16_384, lean: bool = False) ->
     ends = 2 * s["vocab"] * s["d"]
     each = 2 + 2 + 2 * (1 + 4 / 256) if lean else 16  # float32: masters, gradients, two moments
     sharded = each * (s["layers"] * layer + ends) / ranks
-    # bfloat16 weights and gradients of both ends, of a layer, and of the next that is fetched meanwhile
-    gathered = 0 if ranks == 1 else 4 * (ends + 2 * layer)
+    # bfloat16 weights and gradients of a layer, and of the next that is fetched meanwhile; and while the gradient of its own part of
+    # one end is summed up in float32, a product in bfloat16
+    gathered = 0 if ranks == 1 else 4 * 2 * layer + 6 * ends / 2 / ranks
     kept = 2 * tokens * s["layers"] * s["d"]
     inside = (
         2 * tokens * (8 * s["d"] + 4 * s["ffn"]) + 3 * 2**29
