@@ -41,7 +41,7 @@ class ModelName:
 
     kind: Kind
     rest: str
-    """Part of the name behind its kind: ORG/NAME, a path, MODEL@URL …"""
+    """Part of the name after its kind: ORG/NAME, a path, MODEL@URL …"""
     revision: str = ""
 
 
@@ -90,7 +90,7 @@ def model_name(name: str) -> ModelName:
 
 
 def _impossible(repo: str) -> bool:
-    """Tell whether the hub would refuse such a name, whoever asked for it."""
+    """Tell whether the hub would refuse such a name from any user."""
     name = repo.rpartition("/")[2]
     edges = {part[at] for part in repo.split("/") for at in (0, -1)}
     return "--" in repo or ".." in repo or bool(edges & {".", "-"}) or name.endswith(".git") or len(name) > 96

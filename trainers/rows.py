@@ -1,4 +1,4 @@
-"""Traces as rows of a data set, for whoever trains elsewhere (TRL, or a trainer of one's own).
+"""Traces as rows of a data set, for other trainers (TRL, or your own).
 
 `to_hf_dataset(traces, kind)` gives a `datasets.Dataset` that TRL's trainers take as it is:
 

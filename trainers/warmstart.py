@@ -96,7 +96,7 @@ def expert_traces(
 
 @dataclass(frozen=True, kw_only=True)
 class Imitation(Algorithm):
-    """Maximum likelihood of the replies, whoever gave them."""
+    """Maximum likelihood of the replies of any player."""
 
     name: ClassVar[str] = "imitation"
 

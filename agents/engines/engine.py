@@ -1,4 +1,4 @@
-"""Engines: the one contract with whoever generates, and the registry that names engines.
+"""Contract of all engines, and the registry of engines by name.
 
     ENGINES.find("torch")(EngineOrder(model, tokenizer, slots=16))       # an engine for these weights
     ENGINES.register("echo", "my_package.echo:make")                     # or an entry point of unitymas.engines

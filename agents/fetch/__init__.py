@@ -1,1 +1,1 @@
-"""Bringing what is not on this machine: models of the hub, models in registry packages, and where they are kept."""
+"""Downloads of models: from the hub and from registry packages, and the folders that hold them."""

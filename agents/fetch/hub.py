@@ -19,7 +19,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def folder(repo: str, revision: str = "") -> Path:
-    """The directory of a model of the hub, as the cache holds it; downloaded if it is not there as a whole."""
+    """Return the directory of a hub model in the cache. A model that is not completely there is downloaded."""
     here = cached(repo, revision)
     if here is not None:
         return here
@@ -33,7 +33,7 @@ def folder(repo: str, revision: str = "") -> Path:
 
 
 def cached(repo: str, revision: str = "") -> Path | None:
-    """The same without the network; None where it is not there as a whole."""
+    """Return the directory of a hub model without using the network, or None if it is not completely there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -51,7 +51,7 @@ def cached(repo: str, revision: str = "") -> Path | None:
 
 
 def lacks(where: Path) -> str:
-    """Files that a model's directory lacks to be loaded; empty if nothing."""
+    """Return the files that a model's directory needs and does not have."""
     if not (where / "config.json").is_file():
         return "config.json"
     index, single = (where / name for name in WEIGHTS)
@@ -76,7 +76,7 @@ def _called(repo: str, revision: str) -> str:
 
 
 def _download(repo: str, revision: str) -> Path:
-    """Ask the hub, with its own progress bar; whatever goes wrong is one line that says what to do."""
+    """Download from the hub, with its own progress bar. Any error is one line that says what to do."""
     from huggingface_hub import constants, snapshot_download
 
     name, page = _called(repo, revision), f"{constants.ENDPOINT}/{repo}"
@@ -126,7 +126,7 @@ def unverified(repo: str, revision: str = "") -> str:
 
 
 def _refusal(error: Exception, repo: str, revision: str) -> str:
-    """Return what the hub says of a model that it does not give, in one line with what to do; empty if the error is another."""
+    """Return the hub's reason for refusing a model, in one line with what to do. Empty if the error is another one."""
     from huggingface_hub import constants, errors
 
     name, page = _called(repo, revision), f"{constants.ENDPOINT}/{repo}"

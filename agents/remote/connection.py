@@ -27,11 +27,11 @@ TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529)
 HOPELESS = (401, 402, 403, 404)  # wrong key, account, model or path: no other request would succeed either
 WORDS_SECONDS = 5.0  # for the words of an error
 OPTIONAL = ("stream_options", "stream", "logprobs")
-"""Parts of a request that a server may not know; they are left out where it says so."""
+"""Optional fields of a request. If a server does not know one, it is left out."""
 
 
 class RemoteError(ModelFailure):
-    """Raised when the endpoint cannot answer and asking again would not help."""
+    """Raised when the endpoint cannot answer, and a new attempt would not help."""
 
 
 class RemoteRefused(RemoteError):
@@ -49,7 +49,7 @@ class RemoteUnavailable(RemoteError):
 
 
 class Pace:
-    """So many units a minute, evenly. A debt is worked off before the next may begin."""
+    """Limit of units per minute, spread evenly. A debt is paid off before the next request begins."""
 
     def __init__(self, per_minute: float | None) -> None:
         self.gap = 60.0 / per_minute if per_minute else 0.0
@@ -63,12 +63,12 @@ class Pace:
         return begin - now
 
     def correct(self, units: float) -> None:
-        """Take more units than were thought to be needed, or give some back."""
+        """Take more units than were estimated, or return some."""
         self._free += units * self.gap
 
 
 class _Again(Exception):
-    """Reason why a request may be tried again, and when. `alive`: the server is there."""
+    """Reason and time for a new attempt. `alive`: the server is reachable."""
 
     def __init__(self, why: str, after: float | None = None, alive: bool = False, pieces: int = 0) -> None:
         super().__init__(why)
@@ -76,9 +76,9 @@ class _Again(Exception):
 
 
 class Connection:
-    """One model at one URL. All that is asynchronous here runs in one event loop."""
+    """Connection to one model at one URL. All asynchronous work here runs in one event loop."""
 
-    idle = 30.0  # seconds of silence within a stream that has begun
+    idle = 30.0  # seconds of silence allowed within a stream
 
     def __init__(
         self, model: str, url: str, key: str, *, deadline: float, first_answer: float, concurrency: int,
@@ -89,8 +89,8 @@ class Connection:
         self.deadline, self.first_answer, self.concurrency = deadline, first_answer, concurrency
         self._requests, self._tokens = Pace(requests_per_minute), Pace(tokens_per_minute)
         self._answered = False
-        self._silent = 0.0  # time since which no request was answered; 0: one was
-        self._quiet: tuple[float, str] = (0.0, "")  # the server wants no request before, and its words
+        self._silent = 0.0  # time since which no request was answered; 0: one was answered
+        self._quiet: tuple[float, str] = (0.0, "")  # no request before this time, with the server's message
         self._without: set[str] = set()  # of OPTIONAL
         self._open: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient, asyncio.Semaphore] | None = None
         self._running = 0
@@ -98,7 +98,8 @@ class Connection:
     async def complete(
         self, body: Mapping[str, object], tokens: int, wasted: Callable[[int], None]
     ) -> Completion:
-        """Answer one request. `tokens`: a guess of what it takes; `wasted` is told the tokens of failed tries."""
+        """Answer one request. `tokens` is an estimate of its tokens. `wasted` is called with the tokens of failed
+        attempts."""
         client, turn = self._client()
         async with turn:
             self._running += 1
@@ -116,7 +117,7 @@ class Connection:
     ) -> Completion:
         began = time.monotonic()
         for attempt in range(1, 1_000_000):
-            began += await self._paced(tokens)  # our own pace is no fault of the server
+            began += await self._paced(tokens)  # waiting for our own limit does not count against the server
             began_waiting, (until, asked) = time.monotonic(), self._quiet
             if until - began >= self.deadline:
                 raise self._unavailable(self.deadline, attempt, asked)
@@ -149,12 +150,12 @@ class Connection:
         return wait
 
     def _pause(self, failure: _Again, attempt: int, began: float) -> tuple[float, float]:
-        """Return the pause after a failed try, and the time at which this request is given up."""
+        """Return the pause after a failed attempt, and the time at which this request is given up."""
         now = time.monotonic()
         patience = self.deadline if self._answered else min(self.deadline, self.first_answer)
         self._silent = 0.0 if failure.alive else self._silent or now
         ends = began + self.deadline
-        if self._silent:  # for any caller: later callers need not wait as long again
+        if self._silent:  # for any caller: later callers do not wait as long again
             ends = min(ends, self._silent + patience)
         if failure.after is None:
             return min(30.0, 0.5 * 2 ** min(attempt - 1, 10)) * random.uniform(0.5, 1), ends
@@ -197,7 +198,7 @@ class Connection:
             raise Unreadable(f"a stream that fell silent for {self.idle:g} s", 1)
 
     async def _refused(self, reply: httpx.Response, body: Mapping[str, object]) -> Exception:
-        """Make the error of a status that is no success."""
+        """Make the error for a status that is not a success."""
         status, words = reply.status_code, await self._words(reply)
         unknown = [name for name in OPTIONAL if name in body and name in words]
         if status in (400, 422) and unknown:
@@ -215,7 +216,7 @@ class Connection:
         return kind(f"{self.url} refused the request for {self.model!r}: HTTP {status} {words:.500}")
 
     async def _words(self, reply: httpx.Response) -> str:
-        """Return the beginning of what stands in an error's body, as far as it comes soon."""
+        """Return the beginning of an error's body, as far as it arrives soon."""
         raw = b""
         with anyio.move_on_after(WORDS_SECONDS):
             async for chunk in reply.aiter_raw():
@@ -225,11 +226,11 @@ class Connection:
         return raw.decode(errors="replace")
 
     def clean(self, text: str) -> str:
-        """Return a server's words without our key, which it may have repeated."""
+        """Return a server's text without our key, which it may have repeated."""
         return text.replace(self.key, "[key]") if self.key else text
 
     def told(self, text: str) -> str:
-        """Return a server's words as an error tells them: without the key, on one line, and without control characters."""
+        """Return a server's text for an error message: without the key, on one line, and without control characters."""
         return "".join(letter if letter.isprintable() else " " for letter in self.clean(text))
 
     @property
@@ -239,7 +240,7 @@ class Connection:
         return f"{base.rstrip('/')}/chat/completions{mark}{query}"
 
     def _client(self) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
-        """Return the client of the loop that runs, and the turns that requests take."""
+        """Return the client of the running event loop, and the semaphore of its requests."""
         loop = asyncio.get_running_loop()
         if self._open is None or self._open[0] is not loop:
             headers = {
@@ -257,14 +258,14 @@ class Connection:
 
     async def close(self) -> None:
         """Close idle connections. Requests that run keep theirs."""
-        self._silent = 0.0  # whoever comes next may wait again
+        self._silent = 0.0  # later callers may wait again
         if self._open is not None and not self._running and self._open[0] is asyncio.get_running_loop():
             client, self._open = self._open[1], None
             await client.aclose()
 
 
 def _sentence(words: str) -> str:
-    """Take the server's sentence out of a JSON body."""
+    """Return the server's sentence from a JSON body."""
     try:
         return sentence_of(json.loads(words))
     except (ValueError, RecursionError):
@@ -272,7 +273,7 @@ def _sentence(words: str) -> str:
 
 
 def _asked_pause(headers: httpx.Headers) -> float | None:
-    """Return the seconds that the server asks to wait: a number of them, or a date."""
+    """Return the seconds that the server asks to wait. It may send a number or a date."""
     for name, unit in (("Retry-After-Ms", 1000.0), ("Retry-After", 1.0)):
         text = headers.get(name)
         if text is None:
@@ -290,7 +291,7 @@ def _asked_pause(headers: httpx.Headers) -> float | None:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return what the operating system said below the layers of a client, else the client's own words."""
+    """Return the operating system's message below the layers of a client, else the client's own message."""
     below: BaseException | None = error
     while below is not None:
         if isinstance(below, OSError) and below.errno is not None and below.errno in errno.errorcode:

@@ -63,10 +63,10 @@ class OpenAIPolicy:
     ) -> None:
         """Set up the endpoint. `options` go into every request (temperature, top_p …).
 
-        `deadline`: seconds for one call, retries included, from the time that it gets its turn. `price`: dollars for a
-        million tokens in and out. `spending` counts them, and may be shared by several policies.
-        `choices="guided"` has a vLLM server allow only the choices; "parse" tells the model and reads its answer.
-        """
+        `deadline` is the longest time of one call in seconds, retries included, without the time in the queue. `price`
+        is dollars for a million tokens in and out. `spending` counts them, and may be shared by several policies.
+        `choices="guided"` lets a vLLM server allow only the choices; "parse" lists them in the prompt and reads the
+        reply."""
         if choices not in ("parse", "guided"):
             raise ValueError(f'choices must be "parse" or "guided", not {choices!r}')
         self.model, self.url = model, checked_url(url)
@@ -93,13 +93,13 @@ class OpenAIPolicy:
         return cls(model, url or "https://api.openai.com/v1", **how)
 
     def fix_shapes(self) -> None:
-        """Refuse to promise the same bits again, which a deterministic evaluation asks of its players."""
+        """Refuse: an endpoint cannot promise equal bits, which a deterministic evaluation needs."""
         raise ValueError(
             f"{self!r}: a remote model does not promise the same reply twice; leave `deterministic` out"
         )
 
     def keep_tokens(self) -> None:
-        """Ask for log-probs from now on, for the viewer."""
+        """Request log-probs from now on, for the viewer."""
         self._logprobs = True
 
     async def act(self, call: Call) -> Answer:
@@ -114,7 +114,7 @@ class OpenAIPolicy:
         body = self._body(call)
         completion, dollars = await self._paid(call.role, body)
         if "stop" in body and stopped_thinking(completion):
-            # the server cannot go on from there, so the reply is asked for whole, and cut here
+            # the server cannot continue the reply, so the whole reply is requested and cut here
             del body["stop"]
             completion, more = await self._paid(call.role, body)
             dollars += more
@@ -124,7 +124,7 @@ class OpenAIPolicy:
         return self._answer(call, completion, dollars)
 
     async def _paid(self, role: str, body: JsonObject) -> tuple[Completion, float]:
-        """Ask for one completion, within the budget. Return it with its dollars, failed tries included."""
+        """Request one completion, within the budget. Return it with its dollars, failed attempts included."""
         size = len(json.dumps(body["messages"]))
         guess = self._guess(size, body.get("max_tokens") or body.get("max_completion_tokens"))
         bill = Bill()
@@ -141,7 +141,7 @@ class OpenAIPolicy:
         return completion, bill.dollars
 
     def _guess(self, size: int, most: int | None) -> Bill:
-        """Guess what a call takes: its length in the tokens of earlier ones, and the longest reply it may get."""
+        """Estimate the tokens of a call: its length in the tokens of earlier calls, and the longest possible reply."""
         rate = self._counted_in / self._sent if self._sent else 1 / 3
         tokens_in = int(size * rate) + 8
         tokens_out = most or (self._counted_out // self._replies + 1 if self._replies else GUESS)
@@ -217,7 +217,8 @@ class OpenAIPolicy:
 
 
 def checked_url(url: str) -> str:
-    """Return the URL without a slash at its end. One that holds a secret is refused: traces and logs tell it."""
+    """Return the URL without a slash at its end. A URL with a secret is refused, because traces and logs hold the
+    URL."""
     parts = urlsplit(url)
     if parts.username or parts.password or any(SECRETS.search(name) for name, _ in parse_qsl(parts.query)):
         host = parts.hostname or ""
@@ -242,7 +243,8 @@ def key_for(url: str) -> str:
 
 
 def checked_key(key: str, name: str) -> str:
-    """Return the key without blanks around it. One that no header can carry is an error that does not tell it."""
+    """Return the key without blanks around it. A key that no header can carry is an error that does not show the
+    key."""
     key = key.strip()
     if not all("!" <= letter <= "~" for letter in key):
         raise ValueError(f"{name} holds characters that no key has (a blank, a line break, an accent)")
@@ -250,15 +252,15 @@ def checked_key(key: str, name: str) -> str:
 
 
 def _plain(message: Message) -> JsonObject:
-    """Turn a message into one of the protocol. Its role `"tool"` needs ids, so tools' results are told as the
-    user.
-    """
+    """Convert a message to the protocol's form. A message of role `"tool"` would need an id, so it gets the role
+    user."""
     plain = {k: str(v) if isinstance(v, str) else v for k, v in message.items() if k != "node"}
     return {**plain, "role": "user"} if plain["role"] == "tool" else plain
 
 
 def stopped_thinking(completion: Completion) -> bool:
-    """Tell whether a reply ended by a stop string inside of its thinking: the thinking is open, or there is nothing else."""
+    """Tell whether a stop string ended a reply inside of its thinking: the thinking is open, or there is nothing
+    else."""
     thinking, text, closed = split_thinking(completion.text)
     alone = bool(completion.thinking or thinking) and not text.strip()
     return completion.reason == "stop" and (not closed or alone)
@@ -276,9 +278,8 @@ def _closed(text: str, stop: tuple[str, ...]) -> str:
 
 
 def _chosen(text: str, choices: tuple[str, ...]) -> str:
-    """Return the choice that a reply names, if it names exactly one; otherwise the reply, for the format to
-    judge.
-    """
+    """Return the choice that a reply names, if it names exactly one. Otherwise return the reply, for the format to
+    judge."""
     reply = text.strip()
     exact = [c for c in choices if c.strip().lower() == reply.lower().strip(" .!\"'")]
     return exact[0] if len(exact) == 1 else text

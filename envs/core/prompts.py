@@ -1,4 +1,4 @@
-"""Prompts in sets: which words every role of a workflow is told, as data, checked before anything is played.
+"""Prompts in sets: the texts of all roles of a workflow, as data that is checked before anything is played.
 
     unitymas.make("rag-nq", prompts="full")                      # written for instruction-tuned models: the default
     unitymas.make("rag-nq", prompts="few-shot")                  # full, with worked examples

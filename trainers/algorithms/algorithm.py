@@ -94,9 +94,8 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A tree: several candidates at every act, from the same state. The episode goes on with one of them, or
-    with all.
-    """
+    """Tree sampling: several candidates at every act, from the same state. The episode continues with one of them, or
+    with all."""
 
     width: int
     score: Literal["step", "rollout", "value"] = "step"

@@ -47,7 +47,7 @@ class ATGRPO(GroupRelative):
     chain, late rewards included, and 0 where the episode was over.
     """
     continuation: Literal["greedy", "softmax", "random", "all"] = "greedy"
-    """Choice of the candidate with which the episode goes on."""
+    """Choice of the candidate with which the episode continues."""
     group: str = "agent-turn"
     """Groups of acts drawn without a tree. With a tree the siblings are the groups."""
     score: Score = "act"

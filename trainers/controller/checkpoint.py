@@ -1,9 +1,9 @@
-"""Checkpoints that are whole or absent.
+"""Checkpoints that are either complete or absent.
 
-A checkpoint is a folder. It is written under another name beside its place, every file is synced, a manifest of
-checksums goes in last, and one rename puts it there. So at any moment, a kill or a full disk included, what stands
-under a checkpoint's name is complete, and the one before it is untouched. Damage that comes later is found by the
-checksums, and reading runs no code, whoever wrote the files:
+A checkpoint is a folder. It is written under another name beside its place. Every file is synced, a manifest of
+checksums is written last, and one rename gives the folder its name. So after a kill at any moment, or on a full disk,
+a folder with a checkpoint's name is complete, and older ones are unchanged. The checksums find later damage. Reading
+a checkpoint runs no code:
 
     with writing(run / "checkpoints" / "step-000012") as folder:       # composed: controller and groups
         write_json(folder / "controller.json", {...})

@@ -1,9 +1,9 @@
-"""Collecting: tasks to episodes, episodes to sealed samples and a table of decisions.
+"""Collection: from tasks to episodes, and from episodes to sealed samples and a table of decisions.
 
-Thousands of episodes are in flight at once, on one event loop; each goes on as soon as its own requests
-are answered. A failure that nobody in the team caused (a model server, a tool's infrastructure) is retried,
-then counted, and never trains; what the policies caused (malformed replies, exhausted budgets, a tool used
-wrongly) is an outcome like any other and is rewarded.
+Thousands of episodes are in flight at once, on one event loop. Each continues as soon as its own requests are
+answered. A failure that the team did not cause (a model server, a tool's infrastructure) is retried, then counted,
+and never trains. A failure that the policies caused (malformed replies, exhausted budgets, a wrongly used tool) is an
+outcome like any other, and is rewarded.
 """
 
 from __future__ import annotations

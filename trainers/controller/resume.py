@@ -2,7 +2,7 @@
 
     config, changes = resumed("runs/mine", overrides=["steps=80"])
 
-A run goes on from its newest whole checkpoint (checkpoint.py); what its directory says is checked before it is used.
+A run continues from its newest complete checkpoint (checkpoint.py). Its directory is checked before it is used.
 """
 
 from __future__ import annotations

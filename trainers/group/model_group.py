@@ -13,7 +13,7 @@ One step, as the controller sees it:
     versions = await group.publish()                    # after all groups have updated; then a checkpoint
     await group.retire(episodes)
 
-Heavy work runs in threads, one task at a time for each policy, so that other policies go on.
+Heavy work runs in threads, one task at a time for each policy, so that other policies continue.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Recipes that start a Ray cluster and run a training command on it: `unitymas launch slurm | kuberay | ssh`.
+"""Launch recipes that start a Ray cluster and run a training command on it: `unitymas launch slurm | kuberay | ssh`.
 
-command.py     the command line: it prints a recipe, or hands it in
-job.py         the job: a command, and the nodes that it wants
-slurm.py       a script for sbatch
-kuberay.py     a RayJob for Kubernetes
-by_ssh.py      a script that starts Ray on hosts by ssh
-gather.py      run inside a job: it waits until all nodes are there
+command.py is the command line: it prints or submits a recipe. job.py describes the job: a command and its nodes.
+slurm.py makes a script for sbatch, kuberay.py a RayJob for Kubernetes, and by_ssh.py a script that starts Ray on hosts
+by ssh. gather.py runs inside a job, and waits until all nodes have joined.
 
-No recipe knows ranks or places: the groups of a run find room on the cluster by themselves.
-"""
+Recipes do not place ranks or groups: the groups of a run find room on the cluster by themselves."""

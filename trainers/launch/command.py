@@ -1,4 +1,4 @@
-"""The command line of `unitymas launch`: it prints a recipe, or hands it in."""
+"""Command line of `unitymas launch`: it prints a recipe, or submits it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HANDED_IN = {"slurm": ["sbatch"], "kuberay": ["kubectl", "create", "-f", "-"], "
 
 
 def launch_main(words: Sequence[str]) -> int:
-    """`unitymas launch slurm|kuberay|ssh … -- train ID …`: print the recipe, or hand it in."""
+    """Run `unitymas launch slurm|kuberay|ssh … -- train ID …`: print the recipe, or submit it."""
     own, command = list(words), []
     if "--" in own:
         at = own.index("--")

@@ -8,7 +8,7 @@ import time
 
 
 def main() -> int:
-    """Wait, and tell which nodes are there if they are too few."""
+    """Wait for the nodes. If some are missing, print which ones have joined."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("nodes", type=int)
     parser.add_argument("--wait", type=float, default=600.0, help="seconds")

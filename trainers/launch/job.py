@@ -1,4 +1,4 @@
-"""A job: a training command, and the nodes that it wants. All recipes quote it in one way."""
+"""Job: a training command, and the nodes that it needs. All recipes quote it in the same way."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import shlex
 from dataclasses import dataclass
 
 WORD = re.compile(r"[A-Za-z0-9_%][A-Za-z0-9_.,:=@%+/-]*")
-"""Words that need no quotes in any shell, nor in a line that sbatch reads."""
+"""Pattern of words that need no quotes, in any shell and in a line that sbatch reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training command, and the nodes that it wants."""
+    """Training command, and the nodes that it needs."""
 
     command: tuple[str, ...]
-    """What follows `unitymas`."""
+    """Words of the command after `unitymas`."""
     name: str = "unitymas"
     nodes: int = 2
     cpus: int = 0
-    """CPUs of each node that Ray may give away. 0: what Ray finds."""
+    """CPUs of each node that Ray may use. 0: as many as Ray finds."""
     gpus: int = 0
     """GPUs of each node."""
     folder: str = ""
-    """Working directory on all nodes. Empty: where the job begins."""
+    """Working directory on all nodes. Empty: the directory in which the job begins."""
     setup: str = ""
-    """Lines of shell before all else (`module load …`, `source venv/bin/activate`); they are taken as they are."""
+    """Lines of shell that run first (`module load …`, `source venv/bin/activate`), unchanged."""
     wait: int = 600
-    """Seconds in which all nodes must be there."""
+    """Seconds in which all nodes must join."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "command", ray_command(self.command))
@@ -47,7 +47,7 @@ class Job:
         ]
 
     def ray_start(self, *options: str) -> str:
-        """Return the line that starts Ray on a node; `options` are shell already. It ends with the job."""
+        """Return the line that starts Ray on a node. `options` are quoted already. Ray ends with the job."""
         room = [f"--num-cpus={self.cpus}"] if self.cpus else []
         return " ".join(
             ["ray start --block --disable-usage-stats", *options, *room, f"--num-gpus={self.gpus}"]
@@ -75,7 +75,8 @@ def ray_command(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_word(option: str, word: str) -> str:
-    """Return a word that needs no quotes. Others are refused: what reads them has rules of its own."""
+    """Check that a word needs no quotes, and return it. Other words are refused, because their readers have other rules
+    of quoting."""
     if not WORD.fullmatch(word):
         raise ValueError(f"{option} {word!r}: only letters, digits and _.,:=@%+/- may stand there")
     return word
@@ -90,9 +91,9 @@ until_open() {  # host port: wait until somebody listens there
     echo "no Ray listens at $1:$2" >&2
     return 1
 }"""
-"""A function of bash."""
+"""Bash function that waits for a port."""
 
 
 def until_open(seconds: int) -> str:
-    """Return a function of bash that waits for a port."""
+    """Return the bash function that waits for a port."""
     return UNTIL_OPEN.replace("SECONDS", str(seconds))

@@ -43,7 +43,7 @@ def list_recipes() -> list[str]:
 
 
 def make_recipe(name: str, args: Mapping[str, object]) -> Default:
-    """The recipe called `name`, or "module:Class" of one's own; an unknown name or key is answered with the nearest."""
+    """Make the recipe called `name`, or "module:Class". The error for an unknown name or key names the nearest one."""
     where = RECIPES.find(name)
     fields: tuple[dataclasses.Field[object], ...] = (
         dataclasses.fields(where) if dataclasses.is_dataclass(where) else ()

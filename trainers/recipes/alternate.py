@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Alternate(Default):
     every: Count = 10
-    """Steps before it is the next one's turn. Usual 5–20."""
+    """Steps before the next policy's turn. Usual 5–20."""
     order: tuple[str, ...] = ()
-    """Policies in turn. Empty: all that learn, in the order of the config."""
+    """Policies in turn. Empty: all policies that learn, in the order of the config."""
 
     def check(self, run: Stage) -> None:
         for policy in self.order:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Cory(Default):
     pioneer: str = "pioneer"
-    """The role that answers first."""
+    """Name of the role that answers first."""
     observer: str = "observer"
-    """The role that sees the pioneer's answer."""
+    """Name of the role that sees the pioneer's answer."""
     every: Count = 5
     """Steps between exchanges. Usual 1–20."""
 

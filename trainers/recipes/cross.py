@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class MixedSeat(PolicyWrapper):
-    """A seat that now and then lets another one speak; which, follows from the call's seed."""
+    """Player that sometimes lets another policy act. The call's seed decides which."""
 
     def __init__(self, own: Policy, others: list[Policy], probability: float) -> None:
         super().__init__(own, *others)
@@ -46,7 +46,7 @@ class Cross(Default):
     probability: float = 0.2
     """Probability that an act is made by another policy. Usual 0.1–0.3."""
     pool: tuple[str, ...] = ()
-    """Policies that may step in. Empty: all that play a role."""
+    """Policies that may act in place of others. Empty: all that play a role."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.probability <= 1.0:

@@ -40,9 +40,9 @@ class Malt(Default):
     width: int = 3
     """Replies per act. The tree has width to the power of acts leaves, at most tree.LEAVES. Usual 2–3."""
     every: Count = 1
-    """Steps whose trees are gathered for one round of fine-tuning."""
+    """Steps whose trees are collected for one round of fine-tuning."""
     threshold: float = 0.5
-    """Replies worth more than this are good ones."""
+    """Threshold of a reply's value. Replies above it are good."""
     sft: JsonView = field(default_factory=dict)
     """Arguments of TRL's SFTConfig."""
     dpo: JsonView = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Malt(Default):
 
 
 def valued(tree: Grown, headline: str) -> list[Trace]:
-    """The tree's candidates, each credited with the mean score of the leaves below it."""
+    """Return the tree's candidates, each credited with the mean score of the leaves below it."""
     scores: dict[str, list[float]] = {}
     for leaf in tree.leaves:
         trace = leaf.trace
@@ -120,7 +120,7 @@ def valued(tree: Grown, headline: str) -> list[Trace]:
 
 
 def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float) -> list[Row]:
-    """Rows for TRL: good replies to imitate, or pairs on both sides of the threshold."""
+    """Return rows for TRL: good replies to imitate, or pairs on both sides of the threshold."""
     from ..rows import rows as rows_of
 
     if kind == "sft":
@@ -139,7 +139,7 @@ def rows(traces: Sequence[Trace], kind: Literal["sft", "dpo"], threshold: float)
 def fine_tune(
     kind: Literal["sft", "dpo"], folder: Path, data: list[Row], settings: Mapping[str, object]
 ) -> None:
-    """One round of TRL's trainer of this kind on the model in `folder`, which it replaces."""
+    """Run TRL's trainer of this kind once on the model in `folder`, and replace the model."""
     import trl
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -147,7 +147,7 @@ def fine_tune(
     from ..warmstart import tokenized
 
     class TokenizedDPO(trl.DPOTrainer):  # type: ignore[misc]
-        """TRL's, which would tokenize again; its SFTTrainer sees that the rows have been."""
+        """TRL's DPO trainer for rows that are already tokenized. (TRL's SFT trainer recognises such rows by itself.)"""
 
         def _prepare_dataset(self, dataset: object, *_: object) -> object:
             return dataset
@@ -170,5 +170,5 @@ def fine_tune(
         train_dataset=Dataset.from_list(tokenized(data, tokenizer, kind)),
     )  # fmt: skip
     trainer.train()
-    (folder / MANIFEST).unlink(missing_ok=True)  # what lies there is no longer what was exported
+    (folder / MANIFEST).unlink(missing_ok=True)  # the folder no longer holds the exported weights
     network.save_pretrained(folder)

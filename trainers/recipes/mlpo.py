@@ -22,7 +22,7 @@ class Mlpo(Default):
     overlaps = True
 
     leader: str
-    """The role that learns."""
+    """Name of the role that learns."""
 
     def check(self, run: Stage) -> None:
         roles = [role.name for role in run.arena.workflow.roles]

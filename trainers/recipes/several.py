@@ -30,7 +30,7 @@ class Several(Default):
     beside: tuple[JsonView, ...]
     """The other environments: arguments of `make`, `id` among them. `split` is the run's own unless given."""
     tasks: Whole = 0
-    """Tasks a step of each of them. 0: as many as of the run's own."""
+    """Tasks in a step from each of them. 0: as many as from the run's own environment."""
 
     def __post_init__(self) -> None:
         if not self.beside:
@@ -72,5 +72,5 @@ class Several(Default):
 
 
 def _named(prompts: object) -> object:
-    """The run's prompt set where it is one by name, which other workflows have, too."""
+    """Return the run's prompt set if it has a name, because other workflows have a set of that name, too."""
     return prompts if prompts in ("full", "few-shot", "short") else None

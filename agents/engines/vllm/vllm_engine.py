@@ -92,7 +92,7 @@ class VLLMEngine(Versioned):
         arguments = engine_arguments(
             transfer, {"model": model, "seed": seed, "max_model_len": context, **options}
         )
-        # an AsyncLLM belongs to the loop it is made in, else to the first that calls it; any other loop would wait for ever
+        # an AsyncLLM belongs to the loop in which it is made or first called; any other loop would wait for ever
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
 
@@ -100,8 +100,8 @@ class VLLMEngine(Versioned):
             return AsyncLLM.from_engine_args(arguments)
 
         self.llm: AsyncLLM = self._there(begin()).result()
-        # how many speak with which adapter (vLLM's number, 0 without), whether weights wait for all of them to end, and
-        # whose turn it is: all of that loop
+        # number of running requests by adapter (vLLM's number, 0 without), whether weights wait for their end, and
+        # whose turn it is: all belong to that loop
         self._speaking: Counter[int] = Counter()
         self._arriving, self._turn = False, asyncio.Condition()
         self.context: int = self.llm.model_config.max_model_len
@@ -147,7 +147,7 @@ class VLLMEngine(Versioned):
         return asyncio.run_coroutine_threadsafe(contained_async(_alive(work)), self._loop)
 
     async def _answer(self, prompt: list[int], params: SamplingParams, adapter: str | None) -> Generation:
-        """Answer one request under one version of the weights, from its first token to its last."""
+        """Answer one request with one version of the weights for all its tokens."""
         async with self._turn:
             await self._turn.wait_for(lambda: not self._arriving)
             lora, version = self._request(adapter), self.version_of(adapter)
@@ -163,7 +163,7 @@ class VLLMEngine(Versioned):
                     self._turn.notify_all()
 
     async def _say(self, prompt: list[int], params: SamplingParams, lora: LoRARequest | None) -> Generation:
-        """Let vLLM answer. A stop string inside of thinking ends its answer, so it is asked to go on from there."""
+        """Let vLLM answer. If a stop string inside of thinking ends its answer, request the rest."""
         whole = await self._part(prompt, params, lora)
         if not params.stop:
             return whole
@@ -174,7 +174,7 @@ class VLLMEngine(Versioned):
             spoken = len(whole.ids)
             if spoken == params.max_tokens or len(prompt) + spoken >= self.context:
                 return replace(whole, finish_reason="length")
-            seed = int(uniform([params.seed], [spoken])[0] * 2**23)  # else the same draws came again
+            seed = int(uniform([params.seed], [spoken])[0] * 2**23)  # else the same numbers would be drawn
             more = replace(params, seed=seed, max_tokens=params.max_tokens - spoken)
             part = await self._part([*prompt, *whole.ids], more, lora)
             ids = [*whole.ids, *part.ids]
@@ -209,7 +209,7 @@ class VLLMEngine(Versioned):
     def _support(
         self, completion: CompletionOutput, params: SamplingParams
     ) -> list[tuple[int, ...] | None] | None:
-        """Return the tokens that top-k and top-p left for each token of a reply, where vLLM told them."""
+        """Return the tokens that top-k and top-p allowed for each token of a reply, if vLLM reported them."""
         if not self.masks or not params.temperature or not truncates(params):
             return None
         told = completion.sampling_mask
@@ -321,7 +321,7 @@ class VLLMEngine(Versioned):
             self._wait(self._speak_again())
 
     def _wait(self, work: Coroutine[object, None, T]) -> T:
-        """Wait for work in vLLM's loop. vLLM's own calls to a process that dies meanwhile would never end."""
+        """Wait for work in vLLM's loop. If a process of vLLM dies meanwhile, vLLM's own calls never end."""
 
         async def watched() -> T:
             task = asyncio.ensure_future(work)
@@ -334,7 +334,7 @@ class VLLMEngine(Versioned):
         return self._there(watched()).result()
 
     def _send(self, model: Decoder, version: int) -> None:
-        """Give the workers a model's weights."""
+        """Send a model's weights to the workers."""
         if self.transfer == "files" or not isinstance(model, Llama):
             with TemporaryDirectory(prefix="unitymas-weights-") as folder:
                 save_model(model, folder)
@@ -358,7 +358,7 @@ class VLLMEngine(Versioned):
             await self._turn.wait_for(lambda: not self._speaking.total())
 
     async def _renew(self, version: int) -> None:
-        """Forget the keys and values of the old weights."""
+        """Reset the keys and values of the old weights."""
         if self._asleep:
             await self.llm.wake_up()
             self._asleep = False
@@ -387,7 +387,7 @@ class VLLMEngine(Versioned):
             self._wait(self._speak_again())
 
     def wake(self) -> None:
-        """Take the memory back, and answer who waits."""
+        """Take the memory back, and answer the waiting requests."""
         if self._asleep:
             self._wait(self.llm.wake_up())
             self._asleep = False
@@ -417,7 +417,7 @@ class VLLMEngine(Versioned):
         del self._speaking[old.lora_int_id]
 
     def fix_shapes(self) -> None:
-        """Refuse: batches of vLLM have whatever shape comes."""
+        """Refuse: vLLM's batches have any shape."""
         raise ValueError(f"vLLM {self.cannot['determinism']}")
 
     def close(self) -> None:
@@ -440,7 +440,7 @@ class VLLMEngine(Versioned):
 
 
 async def _alive(work: Awaitable[T]) -> T:
-    """Wait for vLLM. Its processes being gone is a lost group: the run goes on from its newest checkpoint."""
+    """Wait for vLLM. If its processes have died, raise a lost group."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     try:

@@ -1,18 +1,18 @@
 """Overlap: episodes are played while groups update. One draw of a task, from its admission to the update:
 
-    admit   while there is room, the next task of the cursor begins; its k episodes are played side by side
+    admit   while there is capacity, the next task of the cursor begins; its k episodes are played at the same time
     arrive  all of them have ended and are sealed: they wait for their step
-    batch   a step takes the draws that are its, and trains on them as it always does
-    publish the step is done, versions rise, and there is room for more
+    batch   a step takes its draws, and trains on them like any other step
+    publish the step is done, versions increase, and there is capacity for more draws
 
-Room is bounded as in AReaL (2505.24298): (staleness + steps done + 1) · batch − samples admitted. The unit is a draw, all k episodes
-of a task, because algorithms compare within it. Names, seeds and tasks of draws are those of a synchronous run.
+The capacity is that of AReaL (2505.24298): (staleness + finished steps + 1) · batch − admitted draws. The unit is a draw, all k episodes
+of a task, because algorithms compare these. Names, seeds and tasks of draws are those of a synchronous run.
 
-`wait`: step s trains on draws s · batch … (s + 1) · batch − 1, whoever arrives first. A draw is admitted only when no more than
+`wait`: step s trains on draws s · batch … (s + 1) · batch − 1, in any order of arrival. A draw is admitted only when no more than
 `staleness` steps lie between its first token and its update. Nothing is discarded, so long episodes count as often as short ones.
 
 `drop`: a step takes the first draws that have arrived, and discards those with an act that is older than `staleness` versions. The
-trainer waits for nobody, and long episodes are discarded more often than short ones: the batch is biased against them.
+trainer never waits for a slow draw. Long episodes are discarded more often than short ones: the batch is biased against them.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class RankedGroup(ModelGroup):
         await self._thread(self.ranks.close)
 
     def abandon(self) -> None:
-        """End the ranks too, whatever they do."""
+        """End the ranks too, in any state."""
         super().abandon()
         self.ranks.close()
 

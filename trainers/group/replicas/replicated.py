@@ -1,4 +1,4 @@
-"""Replicas of an engine as one engine: the face that a group knows, a router behind it.
+"""Replicas of an engine as one engine: the interface for a group, with a router behind it.
 
 The first replica lives in the group's own process, on the group's device. The others live in Ray actors, one GPU each,
 where the group does (`runtime=ray`), else in this process: on device cuda:K they take cuda:K+1, K+2 …
