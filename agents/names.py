@@ -97,9 +97,10 @@ def _impossible(repo: str) -> bool:
 
 
 def unverified(model: str, elsewhere: bool = False) -> str:
-    """Tell why nobody knows from here whether there is a model; empty if there is. A model that is known not to be is an error.
+    """Return why it is unknown whether a model exists, or an empty text if it exists. A missing model is an error.
 
-    Nothing is loaded or downloaded; the hub is asked for what is not in its cache. With `elsewhere`, a path may be another machine's.
+    Nothing is loaded or downloaded. If a hub model is not in the cache, the hub is asked. With `elsewhere`, a path may be
+    on another machine.
     """
     name = model_name(model)
     if name.kind == "hub":

@@ -192,7 +192,7 @@ class BoundTeam:
 
 
 async def _close(policies: list[Policy]) -> list[Exception]:
-    """Close all of them, whatever one of them raises. Return what was raised."""
+    """Close all policies, also if one of them raises. Return the errors."""
     errors = []
     for policy in policies:
         try:

@@ -83,7 +83,7 @@ class Registry(Generic[T]):
         return cast(T, find(thing, self.package) if isinstance(thing, str) else thing)
 
     def unknown(self, name: str) -> UnknownName:
-        """Return the error for a name that nobody registered."""
+        """Return the error for a name that is not registered."""
         return UnknownName(f"unknown {self.kind} {name!r}: {nearest(name, self.names())}")
 
     def named(self, thing: T | str) -> T:

@@ -55,8 +55,8 @@ async def contained_async(work: Awaitable[T]) -> T:
 def ordinary(error: BaseException) -> Exception:
     """Return the error as one that ends only the work that raised it: of a policy, a tool, a workflow, a rule, an episode.
 
-    Somebody's code may raise `SystemExit`, or a cancellation that nobody asked for. Neither may stop the event loop, or look like a
-    stop of those who wait. A stop that was asked for is raised on.
+    A user's code may raise `SystemExit`, or a cancellation that was not requested. Neither may stop the event loop, or look
+    like a cancellation of the waiting code. A requested cancellation is raised again.
     """
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
         raise error

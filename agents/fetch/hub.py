@@ -104,9 +104,9 @@ def _download(repo: str, revision: str) -> Path:
 
 
 def unverified(repo: str, revision: str = "") -> str:
-    """Ask the hub whether it has a model that is not here, and download nothing. Return why nobody knows; empty if somebody does.
+    """Ask the hub whether it has a model, and download nothing. Return why this is unknown, or an empty text if it has it.
 
-    A model that the hub does not have, or does not give, is an error.
+    A model that the hub does not have, or refuses, is an error.
     """
     from huggingface_hub import HfApi, constants
 

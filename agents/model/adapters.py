@@ -1,7 +1,7 @@
 """Adapters of models that transformers computes, made, named and saved as peft does: LoRA and prefix tuning.
 
-peft makes the layers. Which adapter a row uses is told by the pass that runs (interface.py), not by a switch in the
-model: so one pass serves several adapters, and passes run side by side.
+peft makes the layers. The running pass decides which adapter a row uses (interface.py), and not a switch in the model.
+So one pass can use several adapters, and several passes can run at the same time.
 """
 
 from __future__ import annotations

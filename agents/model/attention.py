@@ -142,7 +142,7 @@ class Weighing:
     sinks: Tensor | None = None
     """A score [H] that each head gives to nothing at all."""
     sees: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Tells whether a query at a position sees a key at an earlier one (a window). None: it always does."""
+    """Function that tells whether a query at a position may attend to a key at an earlier one (a window). None: always."""
 
 
 PLAIN = Weighing()

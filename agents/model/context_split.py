@@ -64,9 +64,9 @@ class SplitRow:
         return own, self.place[rows[own]] - self.ranks.index * self.longest
 
     def joined(self, rows: Tensor, own: Tensor) -> Tensor:
-        """Return numbers for all of `rows`, from those of this rank's among them.
+        """Return numbers for all of `rows`, from the numbers of each rank's own rows.
 
-        Every rank goes on with the same numbers to the same loss, so the gradient of its own ones is the whole.
+        Every rank computes the same loss from the same numbers, so each rank has the whole gradient of its own ones.
         """
         parts = [(self.owner[rows] == index).nonzero().squeeze(1) for index in range(self.ranks.size)]
         most = max(len(part) for part in parts)

@@ -1,9 +1,9 @@
 """Our attention inside transformers' models: registered under the name "unitymas".
 
-A model of transformers asks two things of an attention implementation: a mask, made from a function of positions
-(causal, sliding window, chunks), and the attention itself. Here the mask stays that function, and whoever runs the
-model says which rows see which (`attention.PackedAttention`, or the engine's cache). So one packing serves our decoder
-and every model whose layers mix tokens by attention alone.
+A model of transformers needs two things of an attention implementation: a mask, made from a function of positions
+(causal, sliding window, chunks), and the attention itself. Here the mask stays that function, and the caller of the
+model defines which rows attend to which (`attention.PackedAttention`, or the engine's cache). So one packing works for
+our decoder, and for every model whose layers mix tokens by attention alone.
 
     with running(Pass(attention, route)):
         model(input_ids=row, position_ids=position, …)

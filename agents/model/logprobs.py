@@ -2,7 +2,7 @@
 
 Rows are taken a chunk at a time. A chunk has as many rows as keep it near a fixed number of scores, so memory does not
 grow with the vocabulary. The backward pass computes each chunk's scores again and multiplies them at once into the
-gradients of the hidden states and of the head. Scores are float32, whatever the type of the product.
+gradients of the hidden states and of the head. Scores are always float32.
 
 The distribution is the one that was sampled from: scores divided by the temperature, over the tokens that were
 allowed (`Support`: choices and top-k/top-p truncation). All other tokens have probability zero.

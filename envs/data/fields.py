@@ -83,7 +83,7 @@ def decoded(value: object) -> Any:
 
 
 def row_id(record: Record, *content: str) -> str:
-    """The record's own id, else one made of its content, the same whatever the order of the file."""
+    """Return the record's own id, or an id made of its content, which does not depend on the order of the file."""
     own = pick(record, "id", "_id", "uid", "query_id", "task_id", "problem_id", "question_id", "unique_id")
     if isinstance(own, str | int) and not isinstance(own, bool):
         return str(own)

@@ -1,7 +1,7 @@
-"""Preparing a data set: fetch, read, check every row, and put it in place whole.
+"""Preparation of a data set: fetch it, read it, check every row, and put the whole set in place.
 
-It is built aside, split by split, so a run that was interrupted goes on with the next split; it appears under its
-name only when complete. Nothing is ever downloaded unless ``prepare`` is called.
+It is built in another folder, split by split. So an interrupted run continues with the next split, and the data set
+gets its name only when it is complete. Nothing is ever downloaded unless ``prepare`` is called.
 """
 
 from __future__ import annotations

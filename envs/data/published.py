@@ -45,8 +45,8 @@ class Hub:
 class Wheel:
     """Files inside a wheel. Packages carry one published split only, so ``cut`` divides it by id hash.
 
-    Tasks that are also in ``held_out`` files go to test whatever their hash: nobody shall train on MATH-500.
-    ``fingerprints`` pins the rows of each split: whoever prepares the set has the same tasks.
+    Tasks that are also in ``held_out`` files always go to test, so that MATH-500 is never trained on.
+    ``fingerprints`` fixes the rows of each split, so all users have the same tasks.
     """
 
     requirement: str

@@ -108,7 +108,7 @@ class _Opener:
 
 
 class _Game:
-    """A game in play: one call steps it and tells what the next agent sees."""
+    """Running game: one call makes a step and returns the next agent's observation."""
 
     def __init__(self, env: AECEnv, describe: Describe | None, names: Mapping[str, str]) -> None:
         self.env, self.describe, self.names = env, describe, names

@@ -1,8 +1,7 @@
-"""A person at the table: what `unitymas play` shows at a terminal, and how it asks for a move.
+"""Human player: what `unitymas play` shows at a terminal, and how it asks for a move.
 
-What was shown once is not shown again: a system message, a conversation's beginning, a board that nobody changed. A
-typo is asked about, never spent as a move. Where choices are few and the terminal is a real one, a single key is enough.
-Ctrl-D leaves the table.
+Nothing is shown twice: a system message, the beginning of a conversation, an unchanged board. A typo is asked about,
+and costs no move. On a real terminal with few choices, a single key is enough. Ctrl-D ends the game.
 """
 
 from __future__ import annotations
