@@ -68,14 +68,25 @@ def tag_split(text: str, *names: str, most: int = 64) -> tuple[list[str], list[s
 
 def tagged(text: str, name: str) -> str | None:
     """Return the content of `<name>…</name>` where the text is that and nothing else; None if it is not."""
-    plain = _plain(name)(text)
-    if plain is not None:  # nearly always; the code below decides the other cases
-        content: str = plain[1]
-        return content.strip()
-    tags, around = tag_split(text, name, most=3)
-    if tags != [name, f"/{name}"] or around[0].strip() or around[2].strip():
-        return None
-    return around[1].strip()
+    return tag_reader(name)(text)
+
+
+@lru_cache(maxsize=512)
+def tag_reader(name: str) -> Callable[[str], str | None]:
+    """Make the reader that `tagged` uses for one name. A role that reads thousands of replies binds its own once."""
+    tag = re.escape(name)
+    plain = re.compile(rf"\s*<{tag}>([^<]*)</{tag}>\s*").fullmatch  # no tag in the content: nearly always
+
+    def read(text: str) -> str | None:
+        match = plain(text)
+        if match is not None:
+            return match[1].strip()
+        tags, around = tag_split(text, name, most=3)
+        if tags != [name, f"/{name}"] or around[0].strip() or around[2].strip():
+            return None
+        return around[1].strip()
+
+    return read
 
 
 def first_tagged(text: str, name: str, strip: bool = True) -> str | None:
@@ -105,13 +116,6 @@ def between(text: str, starts: tuple[str, ...], ends: tuple[str, ...]) -> str | 
 def tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     """Make a pattern for the tags of these names (regular expressions), opening or closing."""
     return re.compile(rf"<(/?(?:{'|'.join(names)}))>", re.IGNORECASE)
-
-
-@lru_cache(maxsize=512)
-def _plain(name: str) -> Callable[[str], re.Match[str] | None]:
-    """Match a text that is one tag pair around a content without tags."""
-    tag = re.escape(name)
-    return re.compile(rf"\s*<{tag}>([^<]*)</{tag}>\s*").fullmatch
 
 
 @lru_cache(maxsize=512)

@@ -19,8 +19,8 @@ from ...agents.basics.failures import Boundary, Ended, WorkflowError
 from ...agents.basics.frozen import freeze
 from ...agents.roles import Reply
 from ...agents.text.reply_readers import MAX_REPLY
-from .records import ANSWERED, PENDING, Node
-from .rounds import Budget, ReplayDivergence, Rounds, path_key
+from .records import ANSWERED, PENDING, Act, Budget, Node, path_key
+from .rounds import ReplayDivergence, Rounds
 from .tasks import Task
 from .workflow import Workflow
 
@@ -42,26 +42,37 @@ class Execution(Rounds):
         """Answer an act with `text`, which the act's format parses. After the round's last answer, `run` continues.
 
         `reply` is the result of `read` for this text, if a driver has already called it."""
-        if node.state != PENDING or node.kind != "act":
+        if node.state != PENDING or type(node) is not Act:
             raise WorkflowError(f"node {node.id} waits for no reply")
+        read = node.read
+        if (
+            meta is None
+            and reply is None
+            and read
+            and len(text) <= MAX_REPLY
+            and "think>" not in text.lower()
+        ):
+            reply = read(text, node.id)
+        else:
+            reply = self._examined(node, text, meta, reply)
+        node.reply = reply
+        if self._only is None:
+            self._settle(node)
+        else:
+            node.state = ANSWERED
+            self._advance()
+        return reply
+
+    def _examined(
+        self, node: Node, text: str, meta: ReplyMeta | Mapping[str, object] | None, reply: Reply | None
+    ) -> Reply:
+        """Read a reply with the slow path: something is known of it, or the format of its role does not decide alone."""
         if meta is not None and meta is not NOTHING_KNOWN:
             node.meta = ReplyMeta.of(meta)
             self.tokens += node.meta.tokens_used
         if len(text) > MAX_REPLY:
             node.meta = replace(node.meta, cut=len(text))
-        if reply is None:
-            meta, role = node.meta, self.roles[node.agent or ""]
-            if meta is NOTHING_KNOWN and node.format is role.reply and "think>" not in text.lower():  # type: ignore[attr-defined]
-                reply = role.read(text, node.id)  # the fast path; `read` handles the other cases
-            else:
-                reply = self.read(node, text, meta)
-        node.reply = reply
-        if len(self.pending) == 1:
-            node.state = ANSWERED
-            self._advance()
-        else:
-            self._settle(node)
-        return reply
+        return self.read(node, text, node.meta) if reply is None else reply
 
     def give(self, node: Node, result: object, private: object = None) -> None:
         """Answer a tool use with its result. `private` is for rewards and the trace, and is never shown to `run`."""
@@ -70,7 +81,11 @@ class Execution(Rounds):
         node.result = freeze(result)
         if private is not None:
             node.private = freeze(private)
-        self._settle(node)
+        if self._only is None:
+            self._settle(node)
+        else:
+            node.state = ANSWERED
+            self._advance()
 
     def fail(self, node: Node, message: str) -> None:
         """Answer a tool use with a failure. `run` gets a `ToolError` with this message."""

@@ -1,55 +1,50 @@
 """Tricks of speed: code of the core that is written for the machine, with what each gains.
 
-Each was taken out and put back in turn, in processes of its own, and the best of three runs of
-`python -m unitymas.benchmarks.speed.episode` compared (requests answered a second). A trick whose gain is not seen there
-has no place here.
+Each was taken out and put back in turn. Five processes of either form took turns on one core, other work beside them, and the
+means of their shortest slices are compared: an episode of M-ASK (`python -m unitymas.benchmarks.speed.episode`: 17 requests),
+and a fork of it. A trick whose gain is not seen there has no place here.
 
-    nodes are filled from outside, without a constructor     2–5%
-    `GOES_ON` is looked up once                              2–5%
-    prompts are filled by compiled code (agents/text/role_prompt.py)   6%, and 6% of a fork; where they choose, 5–7 × a fill
-    the only line of control is followed in one loop (`Rounds._follow`)    13% of a fork
-    a replay takes a prompt whose fields are the journal's from there (`Episode.act`)    8% of a fork
-    messages are one tuple, not a sum of two (`Episode.act`)           2%
-    the heap rests while episodes are played                 4% of a rollout's time, beside 400,000 objects
+                                                                                        an episode   a fork
+    the only line of control is followed in one loop (`Rounds._follow`)                        11%      34%
+    prompts are filled by compiled code (agents/text/role_prompt.py)                           21%
+    a replay takes a prompt whose fields are the journal's from there (`Episode.act`)                   13%
+    a node is filled where it is made, slot by slot (`Episode.act`)                             1%       2%
+    numbers that ids are made of are kept as text (`NUMBERS`)                                            3%
+    a reader of one tag is bound once (`tag_reader`)                                            1%
+    an act carries its role's reader (`Act.read`)                                             0.5%
+    messages are one tuple, not a sum of two (`Episode.act`)                                  0.5%
 
+`GOES_ON` is a name of its own: its gain is below what this measure shows. The heap rests while episodes are played: 4% of a
+rollout's time, beside 400,000 objects.
+
+What is often read is set in `__init__`, not left to a default of the class: Python 3.11 reads an attribute that the class has
+too by its slow path. A function in a field is bound to a local name before it is called, for the same reason.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...agents.answers import NOTHING_KNOWN
 from ...agents.basics.failures import Ended
 from ...agents.basics.frozen import FrozenDict
-from ...agents.roles import Format
-from .records import EMPTY, MADE, Act, Use
+from .records import MADE, Use
 
 GOES_ON = Ended.NO
 """Ending of an episode that is not over. Every request compares with it, and looking up a member of an enum is slow."""
 
-# calling a class runs `type.__call__` and `__init__`: two more frames for each request
+
+class _Numbers(dict[int, str]):
+    """Numbers as text. Those that are not kept are written anew."""
+
+    def __missing__(self, number: int) -> str:
+        return str(number)
 
 
-def new_act(
-    agent: str,
-    role: str,
-    messages: tuple[Mapping[str, object], ...],
-    format: Format,
-    turn: int | None = None,
-    max_tokens: int | None = None,
-    anchor: str | None = None,
-    fields: Mapping[str, object] = EMPTY,
-) -> Act:
-    """Make an act that is not awaited yet."""
-    node = Act()
-    node.state = MADE
-    node.agent, node.role, node.messages, node.format = agent, role, messages, format
-    node.turn, node.max_tokens, node.anchor, node.fields = turn, max_tokens, anchor, fields
-    node.reply = node.error = None
-    node.meta = NOTHING_KNOWN
-    return node
+NUMBERS = _Numbers((number, str(number)) for number in range(1000))
+"""Numbers of an episode's requests as text: ids are made of them."""
 
 
 def new_use(tool: str, args: FrozenDict) -> Use:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from ...agents.answers import ReplyMeta
@@ -48,6 +49,18 @@ def totals_by_node(credits: Iterable[Credit]) -> dict[str, float]:
     for node, _, amount in credits:
         totals[node] = totals.get(node, 0.0) + amount
     return totals
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of an episode. An episode that reaches one is truncated."""
+
+    requests: int = 1000
+    tokens: int | None = None
+    seconds: float | None = None  # the asynchronous driver checks this limit
+
+
+DEFAULT_BUDGET = Budget()
 
 
 class Node:
@@ -122,7 +135,7 @@ class Node:
 class Act(Node):
     """Request for a reply of a role."""
 
-    __slots__ = ("agent", "anchor", "fields", "format", "max_tokens", "messages", "role")
+    __slots__ = ("agent", "anchor", "fields", "format", "max_tokens", "messages", "read", "role")
     kind = "act"
     tool = args = result = private = None
 
@@ -132,6 +145,8 @@ class Act(Node):
 
     format: Format
     max_tokens: int | None
+    read: Callable[[str, str], Reply] | None
+    """Reader of texts without thinking, where nothing but the role's own format decides (`Role.read`)."""
     fields: Mapping[str, object]
     """Values that fill the prompt, if prompts come in sets. Experts read these instead of the prompt."""
 
@@ -144,3 +159,16 @@ class Use(Node):
     agent = role = anchor = None
     messages = ()
     fields = EMPTY
+
+
+def path_key(node: Node) -> tuple[int, ...]:
+    """Return the key that sorts node ids canonically. Requests of `grade` come last."""
+    graded = node.id.startswith("g")
+    return (int(graded), *map(int, node.id.lstrip("g").split(".")))
+
+
+def asked_of(node: Node) -> str:
+    """Request of a node in a few words, for an error."""
+    if node.kind == "use":
+        return f"tool {node.tool}({node.args!r:.200})"
+    return f"{node.agent}: {node.messages[-1]['content']!r:.200}"

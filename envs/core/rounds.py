@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from asyncio import _get_running_loop, _set_running_loop
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from ...agents.answers import NOTHING_KNOWN, ReplyMeta
 from ...agents.basics.failures import Boundary, Ended, ToolError, ToolFault, WorkflowError
@@ -20,9 +19,9 @@ from ...agents.roles import Format, Reply, Role, read_reply
 from ...agents.text.reply_readers import MAX_REPLY, split_thinking
 from ...own import defined, told
 from ..tools.tool import Session
-from .fast import GOES_ON
+from .fast import GOES_ON, NUMBERS
 from .lines import Line, OpenJoin, begun, close, place_of
-from .records import ANSWERED, PENDING, Act, Node, Use
+from .records import ANSWERED, DEFAULT_BUDGET, PENDING, Act, Budget, Node, Use, asked_of, path_key
 from .tasks import Task
 from .trace import Trace
 from .workflow import Episode, Join, Outcome, Workflow
@@ -32,25 +31,13 @@ class ReplayDivergence(WorkflowError):
     """Raised when a replayed workflow makes another request than the one in its journal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Limits of an episode. An episode that reaches one is truncated."""
-
-    requests: int = 1000
-    tokens: int | None = None
-    seconds: float | None = None  # the asynchronous driver checks this limit
-
-
 class Rounds:
     """The branches of one episode, and the requests that they wait for."""
 
-    round = 0
-    ended: Ended = Ended.NO
     reason = ""
     outcome: Outcome | None = None
     exception: BaseException | None = None
     grade: object = None
-    tokens = 0
     _joins = 0  # how many there were
     _trace: Trace | None = None
     _grading = False
@@ -61,13 +48,15 @@ class Rounds:
         task: Task,
         seed: int = 0,
         *,
-        budget: Budget = Budget(),
+        budget: Budget = DEFAULT_BUDGET,
         roles: Mapping[str, Role] | None = None,
         journal: Mapping[str, Node] | None = None,
         seeds: tuple[tuple[int, int], ...] | None = None,
         forced: Mapping[str, str] | None = None,
     ) -> None:
         self.workflow, self.task, self.budget = workflow, task, budget
+        self.round = self.tokens = 0
+        self.ended: Ended = GOES_ON
         self.roles = workflow.agents() if roles is None else roles
         self._most = budget.requests
         self.seeds = seeds or ((0, seed),)  # pairs (from this round on, this seed)
@@ -84,6 +73,7 @@ class Rounds:
         self._episode = Episode(task.view, self.seeds[0][1], self.roles, workflow.tools)
         self._root = Line(begun(workflow.run, self._episode), "", ())
         self._next = [self._root]  # branches that wait in this round, in path order
+        self._only: Line | None = None if self._watched else self._root  # see `_only_line`
         self._advance()
 
     @property
@@ -108,8 +98,6 @@ class Rounds:
         format: Format = node.format  # type: ignore[attr-defined]
         role = self.roles[node.agent]  # type: ignore[index]
         if len(text) <= MAX_REPLY and (meta is NOTHING_KNOWN or meta.cut is None and meta.thinking != "open"):
-            if format is role.reply and "think>" not in text.lower():  # nearly always
-                return role.read(text, node.id)
             return read_reply(format, text, node.id, role.lenient)
         blank = format.parse("", node.id)
         if meta.thinking == "open":  # its prompt had begun it
@@ -133,15 +121,21 @@ class Rounds:
             _set_running_loop(None)
         try:
             while True:
-                if len(self._next) == 1 and not self._watched:
-                    self._follow(self._next[0])
+                if self._only is not None:
+                    self._follow(self._only)
                 else:
                     self._resume()
+                    self._only = self._only_line()
                 if self.pending or self.ended is not GOES_ON:
                     return
         finally:
             if loop is not None:
                 _set_running_loop(loop)
+
+    def _only_line(self) -> Line | None:
+        """Return the branch that waits, if it is the only one, no join waits for it, and nothing is to do between rounds."""
+        only = not self._watched and len(self._next) == 1 and self._next[0].join is None
+        return self._next[0] if only else None
 
     def _resume(self) -> None:
         """Resume every branch of the finished round until its next request."""
@@ -168,38 +162,56 @@ class Rounds:
 
     def _follow(self, line: Line) -> None:
         """Play the only branch as long as the journal holds its answers (`fast.py` tells what this gains)."""
-        send, journal, nodes, episode = line.coroutine.send, self._journal, self.nodes, self._episode
-        node: Node = line.node
+        nodes, journal, turns = self.nodes, self._journal, self._turns
+        coroutine, node = line.coroutine, line.node
         while node.error is None:
-            self.round += 1
-            known = None
+            number = self.round = self.round + 1
+            count, known = line.count, None
+            id = line.prefix + NUMBERS[count]
             if journal:
-                known = episode._journalled = journal.get(line.prefix + str(line.count))
+                known = self._episode._journalled = journal.get(id)
             reply = node.reply
             try:
-                asked = send(node.result if reply is None else reply)
+                asked = coroutine.send(node.result if reply is None else reply)
             except StopIteration as stop:
-                self._next, self.pending = [], []
+                self._scatter()
                 self._finished(line, stop.value)
                 return
             except BaseException as raised:
-                self._next, self.pending = [], []
+                self._scatter()
                 self._failed(line, ordinary(raised))
                 return
-            request = type(asked) is Act or type(asked) is Use
-            if not request or len(nodes) >= self._most or line.join is not None:
-                self._next, self.pending = [], []
+            kind = type(asked)
+            if kind is not Act and kind is not Use or len(nodes) >= self._most:
+                self._scatter()
                 self._asked(line, asked)
                 return
-            self._place(line, asked)
-            line.node = node = asked if known is None else self._recall(asked, known)
+            asked.id, asked.parents, asked.round = id, line.tails, number
+            line.count, line.tails = count + 1, (id,)
+            if kind is Act:
+                agent = asked.agent
+                turn = turns[agent]
+                turns[agent] = turn + 1
+                if asked.turn is None:
+                    asked.turn = turn
+            if known is None:
+                line.node = asked
+                nodes.append(asked)
+                self.pending = [asked]
+                return
+            line.node = node = self._recall(asked, known)
             nodes.append(node)
             if node.state == PENDING:
                 self.pending = [node]
                 return
-            if known is not None and known.meta is not NOTHING_KNOWN:
+            if known.meta is not NOTHING_KNOWN:
                 self.tokens += known.meta.tokens_used
-        self._resume()
+        self._scatter(line)
+
+    def _scatter(self, *lines: Line) -> None:
+        """Leave the fast path: from here on these branches wait."""
+        self._only = None
+        self._next, self.pending = list(lines), []
 
     def _reseed(self) -> None:
         for start, seed in self._reseeds:
@@ -293,7 +305,7 @@ class Rounds:
         if self._forced is None:
             if not same:
                 raise ReplayDivergence(
-                    f"replay: node {asked.id} asked {_ask_of(asked)}, but the journal holds {_ask_of(known)}; "
+                    f"replay: node {asked.id} asked {asked_of(asked)}, but the journal holds {asked_of(known)}; "
                     "`run` must depend on nothing but the task, ep.rng and the replies"
                 )
             return known
@@ -423,7 +435,7 @@ class Rounds:
 
     def _end(self, ended: Ended, reason: str) -> None:
         self.ended, self.reason = ended, reason
-        self.pending = []
+        self.pending, self._only = [], None
         for branch in self._open_branches() if self._joins else (self._root,):
             close(branch.coroutine)
         self._next = []
@@ -436,15 +448,3 @@ class Rounds:
                 seen[id(at)] = at
                 at = at.join.parent if at.join is not None else None
         return seen.values()
-
-
-def path_key(node: Node) -> tuple[int, ...]:
-    """Return the key that sorts node ids canonically. Requests of `grade` come last."""
-    graded = node.id.startswith("g")
-    return (int(graded), *map(int, node.id.lstrip("g").split(".")))
-
-
-def _ask_of(node: Node) -> str:
-    if node.kind == "use":
-        return f"tool {node.tool}({node.args!r:.200})"
-    return f"{node.agent}: {node.messages[-1]['content']!r:.200}"

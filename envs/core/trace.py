@@ -17,8 +17,8 @@ from ...agents.basics.json_types import JsonObject, JsonView
 from ...agents.roles import Reply
 from ...own import find
 from ..untrusted import Refused, json_value, open_regular, packed_lines
-from .fast import new_act, new_use
-from .records import ANSWERED, Credit, Node, rewards_by_node
+from .fast import new_use
+from .records import ANSWERED, EMPTY, Act, Credit, Node, rewards_by_node
 
 SCHEMA = "unitymas.trace/1"
 SUBSTITUTE = f"{__package__.rpartition('.')[0]}.substitute:reward_of"
@@ -252,7 +252,14 @@ def _node_dict(node: Node, rewards: Mapping[str, float], volatile: bool) -> Node
 def _node_from(row: JsonView) -> Node:
     node: Node
     if row["kind"] == "act":
-        node = new_act(row["agent"], row["role"], tuple(row["messages"]), None)  # type: ignore[arg-type]
+        node = Act()
+        node.agent, node.role, node.messages, node.fields = (
+            row["agent"],
+            row["role"],
+            tuple(row["messages"]),
+            EMPTY,
+        )
+        node.format = node.read = node.max_tokens = node.error = None  # type: ignore[assignment]
         words, thinking = (
             row["reply"] or "",
             row.get("thinking", 0),

@@ -23,13 +23,14 @@ from collections.abc import Awaitable, Coroutine, Generator, Iterable, Mapping, 
 from dataclasses import replace
 from typing import Any
 
+from ...agents.answers import NOTHING_KNOWN
 from ...agents.basics.failures import ToolError as ToolError
 from ...agents.basics.failures import WorkflowError as WorkflowError
-from ...agents.basics.frozen import FrozenDict, View, freeze
+from ...agents.basics.frozen import FROZEN, FrozenDict, View, freeze
 from ...agents.basics.hints import nearest
 from ...agents.policies import Message
 from ...agents.roles import Format, Reply, Role, entry_of
-from .fast import new_act, new_use
+from .fast import new_use
 from .prompts import PromptSet, PromptSource, choose
 from .records import EMPTY, MADE, PENDING, Program
 from .records import Act as Act
@@ -46,7 +47,7 @@ class Outcome(FrozenDict):
     """Result of an episode, with named values: `Outcome(answer="Paris")`."""
 
     def __init__(self, **values: object) -> None:
-        super().__init__(freeze(values))
+        dict.__init__(self, values if FROZEN.issuperset(map(type, values.values())) else freeze(values))
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_outcome, (dict(self),))
@@ -138,34 +139,44 @@ class Episode:
             role = self._roles[agent]
         except KeyError:
             raise unknown("agent", agent, self._roles) from None
-        fields: Mapping[str, object] = EMPTY
+        fields: Mapping[str, object]
         messages: tuple[Message, ...]
-        opening = role.opening
-        if type(prompt) is str:
-            asked = {"role": "user", "content": prompt}
-            messages = (
-                (opening[0], asked) if opening else (asked,)
-            )  # adding two tuples takes three times as long
-        elif type(prompt) is dict:
+        if type(prompt) is dict:
             fields, known = prompt, self._journalled
             if known is not None and known.fields == prompt and known.agent == agent:
                 messages = known.messages  # a replay does not fill the same prompt again
             else:
-                wording = role.wording
+                wording, opening = role.wording, role.opening
                 if wording is None:
                     raise _unworded(agent, prompt)
                 try:
-                    asked = {"role": "user", "content": wording.ask(prompt)}
+                    ask = wording.ask
+                    asked = {"role": "user", "content": ask(prompt)}
                 except KeyError as error:
                     raise _unfilled(agent, prompt, error) from None
                 messages = (opening[0], asked) if opening else (asked,)
+        elif type(prompt) is str:
+            fields = EMPTY
+            messages = (*role.opening, {"role": "user", "content": prompt})
         else:
-            messages = _checked_messages(agent, prompt)
+            fields, messages = EMPTY, _checked_messages(agent, prompt)
             if messages[0]["role"] != "system":
-                messages = opening + messages
+                messages = role.opening + messages
         if anchor is not None:
             anchor = hashlib.blake2b(anchor.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        node = new_act(agent, role.name, messages, reply or role.reply, turn, max_tokens, anchor, fields)
+        node = Act()  # filled here line by line (see `fast.py`)
+        node.state = MADE
+        node.agent = agent
+        node.role = role.name
+        node.messages = messages
+        node.format = reply or role.reply
+        node.read = role.read if reply is None else None
+        node.turn = turn
+        node.max_tokens = max_tokens
+        node.anchor = anchor
+        node.fields = fields
+        node.reply = node.error = None
+        node.meta = NOTHING_KNOWN
         self._made.append(node)
         return node
 

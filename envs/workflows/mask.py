@@ -16,7 +16,7 @@ from typing import NamedTuple, TypedDict
 from ...agents.basics.frozen import FrozenDict
 from ...agents.policies import Call
 from ...agents.roles import Custom, FormatError, Role
-from ...agents.text.reply_readers import first_tagged, tag_split, tagged
+from ...agents.text.reply_readers import first_tagged, tag_reader, tag_split, tagged
 from ..core.workflow import Episode, Outcome, Workflow
 from .parts import ANSWER, PROMPTS, UNKNOWN, first_line, passages_text
 
@@ -32,6 +32,7 @@ class Step(NamedTuple):
 
 # rules and parsing: pure functions ---------------------------------------------------------------------
 
+_query, _evidence = tag_reader("search"), tag_reader("evidence")
 _END = re.compile(r"\s*<end\s*/?>(\s*</end>)?\s*", re.IGNORECASE)
 _FILED = re.compile(r"(?:(?:next )?step ?:? ?)?t?([0-9]{1,4})(?: ?[:.|].*)?", re.IGNORECASE)
 _PLAIN_FILING = re.compile(r"\s*<(update|add)>\s*t([0-9]{1,4})\s*</\1>\s*")
@@ -46,10 +47,9 @@ def read_plan(text: str) -> FrozenDict:
     plain = _PLAIN_PLAN.fullmatch(text)
     if plain is not None:  # nearly always; the code below decides the other cases
         *parts, last = [part.strip() for part in plain.groups() if part is not None]
-        asked = parts[::2]
-        if last and "" not in asked and len(set(asked)) == len(asked):
-            answers = [part or UNKNOWN for part in parts[1::2]]
-            return FrozenDict({"steps": tuple(map(Step, asked, answers)), "final": last})
+        pairs = {parts[n]: Step(parts[n], parts[n + 1] or UNKNOWN) for n in range(0, len(parts), 2)}
+        if last and "" not in pairs and 2 * len(pairs) == len(parts):
+            return FrozenDict({"steps": tuple(pairs.values()), "final": last})
     tags, around = tag_split(text, "[qa][0-9]", "final_answer")
     steps: list[Step] = []
     at, numbered = 0, True
@@ -78,7 +78,7 @@ def _pair(number: str) -> list[str]:
 
 def read_search(text: str) -> FrozenDict:
     """Read a search: <search>query</search> or <end>"""
-    query = tagged(text, "search")
+    query = _query(text)
     if query and "<" not in query:
         return FrozenDict({"search": query})
     if _END.fullmatch(text):
@@ -89,7 +89,7 @@ def read_search(text: str) -> FrozenDict:
 
 def read_evidence(text: str) -> str:
     """Read evidence: <evidence>at most 75 words</evidence> or No useful information"""
-    evidence = tagged(text, "evidence")
+    evidence = _evidence(text)
     if evidence and len(evidence.split()) <= 75:
         return evidence
     if text.strip().rstrip(".").casefold() == NOTHING.casefold():
@@ -149,11 +149,11 @@ def steps_in(text: str) -> list[Step]:
     return [Step(question, answer) for question, answer in _STEP.findall(text)]
 
 
-def filing(known: Mapping[str, str], steps: Sequence[Step], new: Step, prediction: str) -> dict[str, str]:
+def filing(question: str, known: str, steps: Sequence[Step], new: Step, prediction: str) -> dict[str, str]:
     """Fields of the updater's prompt: all that is known, the new piece, and its number as a step of its own."""
     return {
-        **known, "query": new.question, "evidence": new.answer, "next": str(len(steps) + 1),
-        "prediction": prediction,
+        "question": question, "steps": known, "query": new.question, "evidence": new.answer,
+        "next": str(len(steps) + 1), "prediction": prediction,
     }  # fmt: skip
 
 
@@ -195,22 +195,24 @@ class Mask(Workflow):
         question, queries = ep.task["question"], ""
         plan = (await ep.act("planner", {"question": question}, turn=0)).value
         steps = plan["steps"] or (Step(question, UNKNOWN),)
-        known = {"question": question, "steps": told(steps)}
-        answer = await ep.act("answerer", known, turn=0)
+        known = told(steps)
+        answer = (await ep.act("answerer", {"question": question, "steps": known}, turn=0)).value
         for t in range(1, self.max_turns + 1):
-            search = (await ep.act("searcher", {**known, "queries": queries}, turn=t)).value
+            seen = {"question": question, "steps": known, "queries": queries}
+            search = (await ep.act("searcher", seen, turn=t)).value
             if "end" in search:
-                return Outcome(answer=answer.value, turns=t, ended_by_searcher=True)
+                return Outcome(answer=answer, turns=t, ended_by_searcher=True)
             query = search["search"]
             queries += f"\n{t}. {query}" if queries else f"{t}. {query}"
             docs = await ep.use("retrieve", query=query, k=self.top_k)
             seen = {"passages": passages_text(docs), "query": query}
             new = Step(query, (await ep.act("summarizer", seen, turn=t)).value)
-            place = (await ep.act("updater", filing(known, steps, new, answer.value), turn=t)).value
+            seen = filing(question, known, steps, new, answer)
+            place = (await ep.act("updater", seen, turn=t)).value
             steps = filed(steps, place, new)
-            known = {"question": question, "steps": told(steps)}
-            answer = await ep.act("answerer", known, turn=t)
-        return Outcome(answer=answer.value, turns=self.max_turns, ended_by_searcher=False)
+            known = told(steps)
+            answer = (await ep.act("answerer", {"question": question, "steps": known}, turn=t)).value
+        return Outcome(answer=answer, turns=self.max_turns, ended_by_searcher=False)
 
 
 # the expert: plays every role right, from the same messages and the task's reference --------------------

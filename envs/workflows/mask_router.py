@@ -107,7 +107,7 @@ class MaskRouter(Workflow):
             desk.evidence = (await ep.act(who, seen, turn=turn)).value
         elif who == "updater":
             new = Step(desk.query, desk.evidence)
-            seen = filing(known, desk.steps, new, desk.answer or UNKNOWN)
+            seen = filing(desk.question, known["steps"], desk.steps, new, desk.answer or UNKNOWN)
             desk.steps = filed(desk.steps, (await ep.act(who, seen, turn=turn)).value, new)
             desk.query, desk.passages, desk.evidence = "", (), ""
         else:

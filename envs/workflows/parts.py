@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...agents.roles import Custom, FormatError
-from ...agents.text.reply_readers import first_tagged, tagged
+from ...agents.text.reply_readers import first_tagged, tag_reader
 
 UNKNOWN = "unknown"
 PROMPTS = Path(__file__).with_name("prompts")
 """Folder of the words of all roles, a file for each family."""
 _TAG = re.compile(r"</?\w+\s*/?>")
+_answer = tag_reader("final_answer")
 
 
 def first_line(text: str, most: int = 200) -> str:
@@ -23,7 +24,7 @@ def first_line(text: str, most: int = 200) -> str:
 
 def read_answer(text: str) -> str:
     """Read an answer: <final_answer>…</final_answer>"""
-    answer = tagged(text, "final_answer")
+    answer = _answer(text)
     if answer:
         return answer
     raise FormatError(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from unitymas import Choice, Outcome, Raw, Role, Tags, ToolError, Workflow
 from unitymas.envs.core.execution import Budget, Ended, Execution, ReplayDivergence
+from unitymas.envs.core.fast import NUMBERS
 from unitymas.envs.core.tasks import QA, Task
 from unitymas.envs.core.workflow import WorkflowError
 
@@ -488,3 +489,25 @@ def test_prompts_are_checked():
 
     assert "must be a string, or a list of" in str(of(run).exception)
     assert Raw().parse("  ").ok is False
+
+
+def test_a_late_answer_changes_nothing():
+    async def run(self, ep):
+        await ep.act("a", "one")
+        return Outcome(answer=(await ep.act("a", "two")).text)
+
+    execution = of(run)
+    node = execution.pending[0]
+    execution.truncate("enough")
+    execution.answer(node, "late")
+    assert (execution.ended, execution.reason, execution.pending) == (Ended.TRUNCATED, "enough", [])
+    assert len(execution.nodes) == 1
+
+
+def test_an_episode_may_be_longer_than_the_numbers_that_are_kept():
+    async def run(self, ep):
+        for _ in range(len(NUMBERS) + 3):
+            await ep.act("a", "again")
+
+    done = play(of(run, budget=Budget(requests=2000)), lambda n: "x")
+    assert [n.id for n in done.canonical()] == [str(i) for i in range(len(NUMBERS) + 3)]
