@@ -430,6 +430,28 @@ def test_an_engine_process_that_dies_is_a_lost_group(moment, model, tokenizer, m
     assert before or not sockets.exists()  # other engines of this module may still use it
 
 
+def test_an_engine_process_that_is_killed_while_it_starts_is_started_again(tokenizer, capfd):
+    before, killed = engine_processes(), []
+
+    def kill():
+        while not (new := engine_processes() - before):
+            time.sleep(0.05)
+        time.sleep(1)
+        killed.extend(new)
+        os.kill(killed[0], signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    made = VLLMEngine(
+        str(model_path("tiny")), context=256, dtype="float32", enforce_eager=True, max_num_seqs=4
+    )
+    try:
+        asked = made.agenerate(tokenizer.encode("Where was Bruno Eaton born?"), SamplingParams(max_tokens=2))
+        assert len(asyncio.run(asked).ids) == 2 and killed
+        assert "it is tried once more" in capfd.readouterr().err
+    finally:
+        made.close()
+
+
 def engine_processes():
     """Children of this process that compute for vLLM."""
     return {

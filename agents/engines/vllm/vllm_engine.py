@@ -45,7 +45,7 @@ from ..engine import Ability
 from ..generation import Generation, Versioned
 from ..sampling import SamplingParams, Tries, truncates, uniform
 from ..stopping import Stopper, closing_ids
-from .vllm_setup import Transfer, check_version, engine_arguments, lora_options, own_sockets
+from .vllm_setup import Transfer, check_version, engine_arguments, lora_options, own_sockets, started
 
 if TYPE_CHECKING:
     from vllm import CompletionOutput, RequestOutput
@@ -87,8 +87,6 @@ class VLLMEngine(Versioned):
             options = {**lora_options(adapters), **options}
         check_version()
         self._sockets = own_sockets(self)
-        from vllm.v1.engine.async_llm import AsyncLLM
-
         arguments = engine_arguments(
             transfer, {"model": model, "seed": seed, "max_model_len": context, **options}
         )
@@ -97,7 +95,7 @@ class VLLMEngine(Versioned):
         threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
 
         async def begin() -> AsyncLLM:
-            return AsyncLLM.from_engine_args(arguments)
+            return started(arguments)
 
         self.llm: AsyncLLM = self._there(begin()).result()
         # number of running requests by adapter (vLLM's number, 0 without), whether weights wait for their end, and

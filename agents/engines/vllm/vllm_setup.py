@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from ...basics.hints import nearest, say_once
 
 if TYPE_CHECKING:
     from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 OLDEST, NEWEST = (0, 32), (0, 32)
 """The first version whose weight transfer the engine knows, and the last one that the tests were run with."""
@@ -164,3 +166,17 @@ def engine_arguments(transfer: Transfer, options: Mapping[str, object]) -> Async
             hint = nearest(name, known, instead="take one of its engine arguments")
             raise ValueError(f"engine_options.{name}: vLLM has no such option; {hint}")
     return AsyncEngineArgs(**{**own, **options})
+
+
+def started(arguments: AsyncEngineArgs) -> AsyncLLM:
+    """Start vLLM's processes. If one of them ends meanwhile, start them once more.
+
+    vLLM raises the same error for a process that was killed and for one that cannot start. The second try tells them apart.
+    """
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        return AsyncLLM.from_engine_args(arguments)
+    except RuntimeError as error:
+        print(f"unitymas: vLLM did not start ({error}); it is tried once more", file=sys.stderr, flush=True)
+        return AsyncLLM.from_engine_args(arguments)
