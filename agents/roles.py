@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from .basics.frozen import FROZEN, FrozenDict, freeze
 from .text.attributed_text import Spoken
@@ -103,8 +103,9 @@ class _Base:
         reply = self._read(rest, node)
         return reply._replace(ok=reply.ok and closed, thinking=thinking)
 
-    def _read(self, text: str, node: str) -> Reply:
-        raise NotImplementedError
+    if TYPE_CHECKING:  # every format has its own
+
+        def _read(self, text: str, node: str) -> Reply: ...
 
     def within(self, text: str) -> str | None:
         """Return the part of a text that this format reads, without what stands around it; None where there
