@@ -150,6 +150,7 @@ def page(id: str) -> str:
             *prose(text),
             f"![{alt(first)}](../images/episodes/{first}.svg)",
             "",
+            *([] if first == id else [f"The picture shows `{first}`: the same team with other data.", ""]),
             "## An episode, step by step",
             "",
             *steps(id),
