@@ -24,6 +24,7 @@ from .render import clip, harmless, use_in_words
 ARROWS = {"\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left"}
 END = "\x04"  # Ctrl-D, as a terminal without line editing gives it
 MANY = 9  # more choices are typed
+SHOWN = 12  # more choices are not all listed
 _CLOSING = re.compile(r"</(\w+)>")
 
 
@@ -150,13 +151,13 @@ class EpisodeView:
                     return reply
                 self.say(("No move has this key; try again.", "yellow"))
                 continue
-            hint = f"one of: {', '.join(choices)}"
+            hint = f"one of: {some_of(choices)}"
             typed = self._line(agent, hint).strip().casefold()
             exact = [c for c in choices if c.casefold() == typed]
             near = exact or [c for c in choices if typed and c.casefold().startswith(typed)]
             if len(near) == 1:
                 return near[0]
-            why = f"That may be {' or '.join(near[:5])}" if near else f"{typed[:40]!r} is no move; {hint}"
+            why = f"That may be {some_of(near, ' or ')}" if near else f"{typed[:40]!r} is no move; {hint}"
             self.say((f"{why}. Try again.", "yellow"))
 
     def _offer(self, agent: str, keys: Mapping[str, str]) -> None:
@@ -167,24 +168,21 @@ class EpisodeView:
         self.say(*parts, end="")
 
     def _speak(self, agent: str, form: Format, lenient: bool | None) -> str:
-        hint = f"replies with {form_in_words(form)}"
+        hint, refused = f"replies with {form_in_words(form)}", None
         while True:
             typed = self._line(agent, hint)
+            if refused is not None and not typed.strip():
+                return refused
             reply = completed(form, typed, lenient)
             if reply is not None:
                 return reply
+            refused = typed
             self.say(
                 (
                     f"{agent} {hint}, and this is something else. Type it again, or press Enter to say it as it is.",
                     "yellow",
                 )
             )
-            again = self._line(agent, hint)
-            if not again.strip():
-                return typed
-            reply = completed(form, again, lenient)
-            if reply is not None:
-                return reply
 
     def _line(self, agent: str, hint: str) -> str:
         """A line; one that ends in a backslash goes on in the next."""
@@ -196,6 +194,13 @@ class EpisodeView:
             lines[-1] = lines[-1][:-1]
             lines.append(self.read("… "))
         return "\n".join(lines)[:MAX_REPLY]
+
+
+def some_of(choices: Sequence[str], between: str = ", ") -> str:
+    """Choices in words. Of many the first and the last ones, and how many there are."""
+    if len(choices) <= SHOWN:
+        return between.join(choices)
+    return f"{between.join(choices[:5])} … {choices[-1]} ({len(choices)} in all)"
 
 
 def completed(form: Format, typed: str, lenient: bool | None = None) -> str | None:

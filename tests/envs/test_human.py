@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -13,10 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import unitymas
 from unitymas.agents.roles import Choice, Json, Tags
-from unitymas.envs.faces.human import completed, keys_of
+from unitymas.envs.faces.human import EpisodeView, completed, keys_of
 from unitymas.envs.workflows.mask import ROLES
 
 SEED = 3
@@ -145,6 +147,24 @@ def test_keys() -> None:
     assert keys_of(["approve", "up", "down"]) == {"a": "approve", "u": "up", "d": "down"}
     assert keys_of(["1 1 1", "1 1 2"]) == {"1": "1 1 1", "2": "1 1 2"}
     assert keys_of([str(n) for n in range(10)]) == {}
+
+
+def test_every_typo_is_told_and_of_many_moves_some_are_shown() -> None:
+    """Words that are wrong a second time are told too; Enter sends the last ones."""
+    typed = ["the first one", "<update>one</update>", "three", ""]
+    told, out = io.StringIO(), iter(typed)
+    view = EpisodeView(Console(file=told, width=1000), read=lambda _: next(out))
+    reply = view._speak("updater", Tags("update", update=("1", "2")), None)
+    assert reply == "three" and told.getvalue().count("Type it again") == 3
+    moves = [f"{row} {column} {digit}" for row in "1234" for column in "1234" for digit in "1234"]
+    lines = iter(["9", "1", "4 4 4"])
+    view = EpisodeView(Console(file=told, width=1000), read=lambda _: next(lines))
+    assert view._choose("planner", tuple(moves)) == "4 4 4"
+    assert "'9' is no move; one of: 1 1 1, 1 1 2, 1 1 3, 1 1 4, 1 2 1 … 4 4 4 (64 in all)" in told.getvalue()
+    assert (
+        "That may be 1 1 1 or 1 1 2 or 1 1 3 or 1 1 4 or 1 2 1 … 1 4 4 (16 in all). Try again."
+        in told.getvalue()
+    )
 
 
 def test_the_only_tag_of_a_format_need_not_be_typed() -> None:
