@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from unitymas.agents.model.attention import pack
+from unitymas.agents.model.vocabulary_split import VocabularyRanks
 from unitymas.agents.model.weights import from_config, load_model, load_tokenizer, save_model
 from unitymas.agents.policies import Call
 from unitymas.benchmarks.speed.memory import config_of, counted
@@ -18,6 +23,7 @@ from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.config.group_settings import GroupSpec, Learning, PolicySpec, Sampling
 from unitymas.trainers.controller.statistics.table import Signal
 from unitymas.trainers.group.model_group import ModelGroup
+from unitymas.trainers.group.ranks.fsdp import cut
 from unitymas.trainers.group.ranks.group import RankedGroup
 from unitymas.trainers.group.runtime import start_groups, stop_groups
 
@@ -73,6 +79,24 @@ def test_what_half_a_billion_parameters_need_divides_by_the_ranks() -> None:
             assert max(rank[kind] for rank in ranks) == pytest.approx(size / len(ranks), rel=1e-3)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_no_rank_gathers_the_vocabulary(tied: bool) -> None:
+    """While a pass runs, the parameters of layers are whole; of embedding and head each rank has its rows."""
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, tie_word_embeddings=tied,
+    )  # fmt: skip
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)  # sends nothing
+    try:
+        model: Any = from_config(config)
+        cut(model, init_device_mesh("cpu", (2,)), None, False)
+        model.unshard()
+        assert type(model.norm.weight.data) is torch.Tensor and model.vocabulary == VocabularyRanks(2, 1, 49)
+        for matrix in (model.embed, model.head):
+            assert isinstance(matrix, DTensor) and matrix.to_local().shape == (48, 32)
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.timeout(600)
 def test_ranks_with_little_memory_learn_what_one_process_learns(tiny_llama: str, tmp_path: Path) -> None:
     async def run() -> None:
@@ -81,7 +105,11 @@ def test_ranks_with_little_memory_learn_what_one_process_learns(tiny_llama: str,
         many = await start_groups({"two": spec(tiny_llama, 2, **LEAN)})
         two = many["two"]
         try:
+            loading = two.ranks.call("watch", "team")  # type: ignore[attr-defined]
             alone, both = await step(one, 0), await step(two, 0)
+            peaks = two.ranks.call("watched")  # type: ignore[attr-defined]
+            assert all(rank["began"] <= rank["loaded"] <= rank["load"] for rank in loading)
+            assert all(0 < rank["after"] <= max(rank["backward"], rank["step"]) for rank in peaks)
             assert alone["loss"] == pytest.approx(both["loss"], abs=1e-2)
             learned = await weights(one, tmp_path / "one")
             assert learned.dtype == torch.bfloat16
