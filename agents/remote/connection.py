@@ -120,7 +120,7 @@ class Connection:
             began += await self._paced(tokens)  # waiting for our own limit does not count against the server
             began_waiting, (until, asked) = time.monotonic(), self._quiet
             if until - began >= self.deadline:
-                raise self._unavailable(self.deadline, attempt, asked)
+                raise self._put_off(until - began_waiting, asked)
             if until > began_waiting:
                 await asyncio.sleep(until - began_waiting + random.uniform(0, 0.05 * (until - began_waiting)))
             try:
@@ -131,9 +131,13 @@ class Connection:
                 else:
                     self._tokens.correct(-tokens)
                 pause, ends = self._pause(failure, attempt, began)
+                if failure.after is not None and failure.after >= self.deadline:
+                    raise self._put_off(failure.after, str(failure)) from None
                 if time.monotonic() + pause >= ends:
                     patience = ends - began if ends > began else time.monotonic() - began
                     raise self._unavailable(patience, attempt, str(failure)) from None
+                if attempt == 2:
+                    say_once(f"{self.url}: {failure}; it is tried again for up to {ends - began:.0f} s")
                 await asyncio.sleep(pause)
                 continue
             self._answered, self._silent = True, 0.0
@@ -168,6 +172,11 @@ class Connection:
             f"{self.url} gave no answer for {self.model!r} within {seconds if seconds < 2 else int(seconds):.3g} s; the last of {attempt} tries: {why}"
         )
 
+    def _put_off(self, seconds: float, why: str) -> RemoteUnavailable:
+        return RemoteUnavailable(
+            f"{self.url} asks to wait for {seconds:,.0f} s, and a request for {self.model!r} has {self.deadline:g} s: {why}"
+        )
+
     async def _once(self, client: httpx.AsyncClient, body: Mapping[str, object], left: float) -> Completion:
         """Send the request once."""
         body = {key: value for key, value in body.items() if key not in self._without}
@@ -178,8 +187,10 @@ class Connection:
             raise _Again("no whole answer in time") from None
         except TooLarge as error:
             raise RemoteError(f"{self.url} sent {error}") from None
-        except Unreadable as error:  # the server is there
-            raise _Again(self.told(str(error)), alive=True, pieces=error.pieces) from None
+        except (
+            Unreadable
+        ) as error:  # if it has answered others, the server is there; else it may never speak this protocol
+            raise _Again(self.told(str(error)), alive=self._answered, pieces=error.pieces) from None
         except (httpx.HTTPError, OSError, httpx.InvalidURL, httpx.StreamError) as error:
             raise _Again(self.told(cause_of(error))) from None
 

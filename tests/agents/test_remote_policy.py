@@ -140,6 +140,40 @@ def test_what_may_pass_is_tried_again(server):
     assert len(server.seen) == 5
 
 
+@pytest.mark.parametrize("answer", ["<html>", {"choices": []}, None])
+def test_an_endpoint_that_never_gave_a_completion_is_given_up_early(server, monkeypatch, answer):
+    """It may be no such endpoint at all. One that has answered before has the whole deadline."""
+    monkeypatch.setattr(OpenAIPolicy, "first_answer", 0.4)
+    server.script, began = [(200, answer, {})] * 50, time.monotonic()
+    with pytest.raises(RemoteUnavailable, match="no answer for 'm' within"):
+        ask(server)
+    assert time.monotonic() - began < 10  # not the 120 s of a request
+    server.script = [(200, said("yes"), {}), *[(200, answer, {})] * 2, (200, said("yes again"), {})]
+    policy = OpenAIPolicy("m", server.url, api_key="secret")
+    call = Call("solver", "solver", [{"role": "user", "content": "hi"}], seed=5)
+
+    async def twice():
+        return [(await policy.act(call)).text for _ in range(2)]
+
+    assert asyncio.run(twice()) == ["yes", "yes again"]
+
+
+def test_a_pause_beyond_the_deadline_is_not_waited_for(server):
+    server.script = [(429, {"error": "come back tomorrow"}, {"Retry-After": "86400"})]
+    with pytest.raises(
+        RemoteUnavailable, match=r"wait for 86,400 s.* has 120 s: HTTP 429 come back tomorrow"
+    ):
+        ask(server)
+    assert len(server.seen) == 1
+
+
+def test_what_is_tried_again_is_told(server, capsys):
+    server.script = [(429, {"error": "slow down"}, {"Retry-After": "0.01"})] * 3
+    assert ask(server).text == "hello"
+    told = capsys.readouterr().err
+    assert told.count("HTTP 429 slow down; it is tried again for up to 120 s") == 1
+
+
 def test_what_cannot_pass_is_told_at_once(server):
     server.script = [(404, {"error": "no model 'm'"}, {})]
     with pytest.raises(RemoteError, match=r"HTTP 404 .*no model 'm'"):
