@@ -195,8 +195,10 @@ def main() -> None:
         rest = f"{steady} {tail}" if name != "generate" else f"{'–':>16} {'–':>16}"
         print(f"{name:10} {whole} {rest}")
     mine, fed, other = best["collector"], best["engine"], best["generate"]
+    part = 1 if mine[1].clock else 0  # no more episodes than slots: nothing was steady
     print(
-        f"collector / engine, steady: {mine[1].clock / fed[1].clock:.2f} ({mine[1].processor / fed[1].processor:.2f});"
+        f"collector / engine, {'in all' if part == 0 else 'steady'}: {mine[part].clock / fed[part].clock:.2f}"
+        f" ({mine[part].processor / fed[part].processor:.2f});"
         f"   collector / generate, in all: {mine[0].clock / other[0].clock:.2f} ({mine[0].processor / other[0].processor:.2f})"
     )
 
