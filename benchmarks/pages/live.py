@@ -72,8 +72,10 @@ class LiveRun:
 
     def _report(self) -> str:
         try:
-            histories = [report.read_run(self.folder)]
-            body = report.body(histories, "episodes.html")
+            history = report.read_run(self.folder)
+            if history.ending == report.UNFINISHED:
+                history.ending = "running"  # the bar above says if there is no news of it
+            body = report.body([history], "episodes.html")
         except FileNotFoundError:
             body = f"<header id='head'><h1>{escape(self.folder.name)}</h1><p class='soft'>Nothing is here yet.</p></header>"
         return (

@@ -38,6 +38,10 @@ Rows = list[BookRow]
 Labelled = tuple[str, TraceJson]
 
 
+UNFINISHED = "still running, or killed"
+"""Ending of a run that wrote none."""
+
+
 @dataclass
 class History:
     """Contents of one run's directory."""
@@ -48,7 +52,7 @@ class History:
     validations: Rows = field(default_factory=list)
     losses: Rows = field(default_factory=list)
     """Deaths of groups that the run went on after."""
-    ending: str = "still running, or killed"
+    ending: str = UNFINISHED
 
     @property
     def headline(self) -> str:

@@ -63,6 +63,7 @@ def test_the_state_says_how_the_run_is_doing(run: Path, tmp_path: Path) -> None:
     before = shown.stamp()
     say(run, kind="step", step=1)
     assert shown.stamp() != before and shown.status()["words"] == "step 1 of 8"
+    assert b"running" in shown.page("report") and b"or killed" not in shown.page("report")
     long_ago = time.time() - 3600
     os.utime(run / "metrics.jsonl", (long_ago, long_ago))
     assert "no news for 60 min: it may have been killed" in shown.status()["words"]
