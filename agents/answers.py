@@ -15,7 +15,8 @@ from .basics.json_types import JsonObject, JsonView
 class DecisionId(str):
     """Name of one sampled decision: an episode and its node.
 
-    In files, messages and keys it is the text `episode/node`. Code uses the two fields, and never splits the text."""
+    In files, messages and keys it is the text `episode/node`. Code uses the two fields, and never splits the text.
+    """
 
     __slots__ = ("episode", "node")
     episode: str
@@ -47,7 +48,8 @@ class ReplyMeta(JsonView):
     """Record of how a reply was made. None: the value is not known.
 
     It can also be read as the mapping that files hold: `meta["tokens_out"]`, `meta.get("sample")` and `dict(meta)` have
-    the known fields, and `more`."""
+    the known fields, and `more`.
+    """
 
     policy: str | None = None
     """Name of the policy that answered."""

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 class LLMPolicy:
     """Policy that answers calls with an engine. Sampling settings belong to the policy. Stop strings, choices, seed and
-    limits belong to the call."""
+    limits belong to the call.
+    """
 
     def __init__(
         self,
@@ -112,7 +113,8 @@ class LLMPolicy:
         """Return the prompt of a call, and the number of characters that were cut from each field.
 
         A prompt that leaves no room for the reply is cut where its role allows it. The reply needs at most half of the
-        context."""
+        context.
+        """
         prompt, gone = self.chat.prompt(call), dict[str, int]()
         context = getattr(self.engine, "context", None)
         if context is None:
@@ -129,7 +131,8 @@ class LLMPolicy:
 
     def identity(self) -> dict[str, object]:
         """Describe the policy for the record of an evaluation: weights and template by their hashes, and the sampling
-        settings."""
+        settings.
+        """
         template = str(self.chat.tokenizer.chat_template)
         return {
             "model": self.name,
@@ -158,7 +161,8 @@ def params_for(call: Call, sampling: SamplingParams) -> SamplingParams:
 
 def load_policy(name: str, **how: Any) -> LLMPolicy | RunPolicy:
     """Load a policy by the name of a model (`names.py`). `vllm:NAME` loads it in vLLM, and `run:DIR` loads a run's
-    whole team."""
+    whole team.
+    """
     known = read_name(name)
     if known is not None and known.kind == "vllm":
         return load_vllm_policy(known.rest, name=name, **how)
@@ -179,7 +183,8 @@ def load_model_policy(
     **sampling: Any,
 ) -> LLMPolicy:
     """Load a model directory with an engine of its own, on a GPU if there is one. `sampling` holds fields of
-    `SamplingParams`."""
+    `SamplingParams`.
+    """
     import torch
 
     from .basics.machine import device_of, use_threads

@@ -129,7 +129,8 @@ def model_path(model: str | Path) -> Path:
 
 def prompts_of(name: str) -> object:
     """Return the prompt set that a model was made with: "short" for the tiny model, the set named in a directory or
-    run, else "full"."""
+    run, else "full".
+    """
     known = read_name(name)
     if known is None or known.kind not in ("tiny", "path", "run"):
         return "full"

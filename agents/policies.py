@@ -33,9 +33,8 @@ class Call:
     episode: str = ""
     node: str = ""
     task: Any = None  # the whole task, reference included, only for policies with `sees_reference`
-    fields: JsonView = field(
-        default_factory=dict
-    )  # with the task: the values that the prompt was filled with
+    # with the task: the values that the prompt was filled with
+    fields: JsonView = field(default_factory=dict)
     system: str = ""
     keep_tokens: str = ""  # "ids" or "text": put the reply's tokens and log-probs into the answer's record
 
@@ -117,7 +116,8 @@ class PolicyWrapper:
     """Policy that passes its calls on to other policies. Override `act`, and get their answers by `ask`.
 
     It passes on everything else: access to the reference, opening and closing, and all other attributes of the first
-    policy."""
+    policy.
+    """
 
     def __init__(self, policy: Policy, *others: Policy) -> None:
         self.policies = (policy, *others)

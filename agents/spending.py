@@ -89,7 +89,8 @@ class Spending:
 
     def may_end(self) -> bool:
         """Tell whether a step with twice the cost of the most expensive step could spend the rest. Call it once before
-        each step."""
+        each step.
+        """
         total = self.total
         for name in Bill.__slots__:
             step = getattr(total, name) - getattr(self._mark, name)

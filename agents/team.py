@@ -50,7 +50,8 @@ PLAYERS: Registry[type[Policy] | Policy | PlainPolicy] = Registry(
 
 def is_player(name: str) -> bool:
     """Tell whether a name is that of a player that is not a model: one of `PLAYERS`, package.module:name or
-    file.py:name."""
+    file.py:name.
+    """
     placed = is_place(name) and "." in name.rpartition(":")[0]
     return name in PLAYERS or placed and (".py:" in name or read_name(name) is None)
 
@@ -64,7 +65,8 @@ class Team:
 
     def __init__(self, seats: Mapping[str, Player] | Player, **settings: Any) -> None:
         """Make a team. `settings` (`temperature`, `device` …: `ModelSettings`) apply to all models that are given by
-        name."""
+        name.
+        """
         self.seats: dict[str, Player] = dict(seats) if isinstance(seats, Mapping) else {"*": seats}
         if not self.seats:
             raise TeamError('an empty team; give at least {"*": …}')
@@ -94,7 +96,8 @@ class Team:
     @property
     def prompts(self) -> object:
         """Return the prompt set that the team's models were made with. None if they differ, or if no player needs a
-        set."""
+        set.
+        """
         wanted = [one for player in self.seats.values() if (one := _prompts_of(player)) is not None]
         return wanted[0] if wanted and all(one == wanted[0] for one in wanted) else None
 

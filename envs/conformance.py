@@ -1,7 +1,8 @@
 """Conformance suite of the package: `unitymas.check_env(id_or_env)`.
 
 Each check is one function of a `Bench`, which makes the environment and a player with right, malformed and hostile
-replies. The first check that fails raises `ConformanceError` with its name and what it saw."""
+replies. The first check that fails raises `ConformanceError` with its name and what it saw.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +141,8 @@ def whole_episodes_repeat(bench: Bench) -> None:
 
 def forks_equal_replays(bench: Bench) -> None:
     """Check that a fork has the same state at any moment, continues in the same way, and does not change the
-    original."""
+    original.
+    """
     env = bench.env()
     env.reset(seed=1)
     while env.execution.ended is Ended.NO:
@@ -196,7 +198,8 @@ def rewards_add_up(bench: Bench) -> None:
 
 def references_stay_hidden(bench: Bench) -> None:
     """Check that no role gets any part of the reference: the reference is replaced by a canary text, which no prompt
-    may hold."""
+    may hold.
+    """
     arena, canary = bench.arena, "canary7Zq"
     blind = Player(None)
     for task_id in list(arena.task_ids)[:4]:
@@ -235,7 +238,8 @@ def survives_pickling(bench: Bench) -> None:
 
 def bad_input_is_refused(bench: Bench) -> None:
     """Check that wrong actions, unknown tasks and steps after the end are errors, and that malformed replies are
-    not."""
+    not.
+    """
     env = bench.env()
     env.reset(seed=0)
     _raises(lambda: env.step(b"bytes"), TypeError)  # type: ignore[arg-type]

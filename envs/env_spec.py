@@ -1,7 +1,8 @@
 """Specs of environments: facts that are known before an environment is made.
 
 A spec holds places (`"package.module:attribute"`), as in Gymnasium's registry. So listing loads nothing, and `envs`
-never imports `rewards`."""
+never imports `rewards`.
+"""
 
 from __future__ import annotations
 

@@ -183,7 +183,8 @@ def _data(
 
 def _prepared(known: EnvSpec, name: str, named: str | None) -> DataSet:
     """Load a real data set. If no split is named and the default split is missing, take its first split (many data sets
-    have only a test split)."""
+    have only a test split).
+    """
     from .data import sets
 
     there = sets.splits(name)
@@ -223,7 +224,8 @@ def _tools(
 
 def _made(tool: object, data: DataSet) -> object:
     """Return a tool, or make the tool of a name or place. A registered function that takes the data set makes the
-    tool."""
+    tool.
+    """
     if not isinstance(tool, str):
         return tool
     thing = TOOLS.find(tool)

@@ -62,7 +62,8 @@ def list_envs() -> list[str]:
 def spec(id: str) -> EnvSpec:
     """Return the spec of an id. The error for an unknown id names the nearest ones.
 
-    `my_pkg.my_mod:my-env` and `my_team.py:my-env` first import the module or file that registers the id."""
+    `my_pkg.my_mod:my-env` and `my_team.py:my-env` first import the module or file that registers the id.
+    """
     _load_plugins()
     where, colon, id = id.rpartition(":")
     if colon:

@@ -49,7 +49,8 @@ def rows(
 
     `roles` names the roles to learn from. `component` is the reward that becomes `credit` (default: the sum of all).
     `min_credit` and `keep(row)` leave rows out. `weight` is the credit, the `"advantage"` (credit minus the mean of the
-    agent's credits on that task) or `weight(row)`. Episodes that ended in an error are left out."""
+    agent's credits on that task) or `weight(row)`. Episodes that ended in an error are left out.
+    """
     finished = [t for t in traces if str(t.ended) != "error"]
     names = {roles} if isinstance(roles, str) else None if roles is None else set(roles)
     if names is not None and (odd := names - {n.role for t in finished for n in t.acts()}):
@@ -75,7 +76,8 @@ def rows(
 
 def to_hf_dataset(traces: Iterable[Trace], kind: Kind = "prompt-completion", **which: Any) -> Dataset:
     """Return the rows as a `datasets.Dataset`. `which` are the arguments of `rows`: roles, min_credit, keep,
-    weight …"""
+    weight …
+    """
     from datasets import Dataset
 
     return Dataset.from_list(rows(traces, kind, **which))

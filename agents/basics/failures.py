@@ -2,7 +2,8 @@
 
 A mistake of a role (a reply that does not parse, a wrongly used tool) is an outcome of the episode, and is rewarded. A
 failure that nobody in the team caused (a server that is down) ends the episode, never trains, and may be tried again.
-The two differ in their type, never in the text of a message."""
+The two differ in their type, never in the text of a message.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class WorkflowError(Failure):
 class ToolError(Failure):
     """Raised when a tool cannot do what was requested. `run` may catch it, and a replay raises it again.
 
-    If it is not caught, it ends the episode, which is rewarded: the role that used the tool must learn from it."""
+    If it is not caught, it ends the episode, which is rewarded: the role that used the tool must learn from it.
+    """
 
     boundary = Boundary.TOOL
 
@@ -65,7 +67,8 @@ class ToolError(Failure):
 class ToolFault(ToolError):
     """Raised when a tool itself fails: its code raised another error, or its server did not answer in time.
 
-    If it is not caught, the episode ends in an error, which never trains."""
+    If it is not caught, the episode ends in an error, which never trains.
+    """
 
     told_as = "ToolError"  # traces have always had this name
 
@@ -97,7 +100,8 @@ class GroupEnded(RuntimeError):
 
 class GroupLost(Outage, GroupEnded):
     """Raised when a model group has died: its process, its node or the connection. The run can continue from its newest
-    checkpoint."""
+    checkpoint.
+    """
 
 
 class ReplicaLost(GroupLost):

@@ -21,7 +21,8 @@ def nearest(
 ) -> str:
     """Name the known value that was probably meant, or the `most` likely ones.
 
-    If none is near, list all after the words `otherwise`, or return `instead`."""
+    If none is near, list all after the words `otherwise`, or return `instead`.
+    """
     known = list(known)
     near = get_close_matches(name, known, most, alike)
     if near:

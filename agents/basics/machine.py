@@ -58,7 +58,8 @@ def use_threads(wanted: int | None, parameters: int) -> None:
     """Set the threads for a loaded model: the given number, else one for small models, and torch's number after a large
     one.
 
-    More threads make the short products of a small model slower, tenfold while other programs run."""
+    More threads make the short products of a small model slower, tenfold while other programs run.
+    """
     global _chosen
     _chosen = wanted or max(_chosen, 1 if parameters < SMALL else _ALL)
     torch.set_num_threads(_chosen)

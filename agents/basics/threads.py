@@ -2,7 +2,8 @@
 
 A future cannot carry every exception. `StopIteration` leaves its waiter waiting for ever. A cancellation looks like the
 waiter's own. `SystemExit` ends the event loop that it reaches. Work that runs through this module raises `ThreadError`
-in their place, with the original as its cause."""
+in their place, with the original as its cause.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def _carried(error: BaseException) -> ThreadError:
 class Background:
     """Event loop in a thread of its own. It starts at first use, and again in a forked process.
 
-    Callers from other loops, from several loops or from none can use it."""
+    Callers from other loops, from several loops or from none can use it.
+    """
 
     def __init__(self, name: str) -> None:
         self.name, self._lock = name, threading.Lock()
@@ -101,7 +103,8 @@ async def in_thread(pool: Executor | None, work: Callable[[], T]) -> T:
     """Run `work` in a thread of `pool`, and raise its error here.
 
     A thread cannot be stopped. A cancelled waiter continues when the thread has ended, and the error of the thread is
-    printed."""
+    printed.
+    """
     task = asyncio.get_running_loop().run_in_executor(pool, contained(work))
     try:
         return await asyncio.shield(task)

@@ -28,7 +28,8 @@ class Generation:
     @property
     def switches(self) -> tuple[tuple[int, int], ...]:
         """Return the numbers of tokens from which newer weights sampled, each with the version. Empty if one version
-        sampled all."""
+        sampled all.
+        """
         pairs = enumerate(zip(self.versions, self.versions[1:], strict=False), 1)
         return tuple((token, after) for token, (before, after) in pairs if before != after)
 
@@ -64,7 +65,8 @@ class Request:
     @property
     def tokens(self) -> list[int]:
         """Return the tokens that prefill computes when the request gets a slot: the prompt, and earlier sampled
-        tokens."""
+        tokens.
+        """
         return self.prompt + self.ids if self.ids else self.prompt
 
     @property

@@ -104,7 +104,8 @@ class Tries:
 @dataclass(slots=True)
 class Draw:
     """Sampled tokens, one for each row: ids, log-probs, and the allowed tokens of rows in which not all were
-    allowed."""
+    allowed.
+    """
 
     ids: list[int]
     logprobs: list[float]

@@ -38,7 +38,8 @@ class Stopper:
     """Detector of stop strings in one reply. Stop strings inside of thinking do not count.
 
     Decoding at every token would cost more than a small model's step. A stop string can only be complete at a token
-    that begins with an end of the string, or that holds all of it. So the end of the reply is decoded only there."""
+    that begins with an end of the string, or that holds all of it. So the end of the reply is decoded only there.
+    """
 
     __slots__ = ("closers", "opened", "stop", "tail", "tokenizer")
 

@@ -1,7 +1,8 @@
 """Parser of a chat completion, whole or as a stream, from a server that may send anything.
 
 An incomplete answer is never accepted: JSON must be complete, and a stream must report why it ends
-(`finish_reason`)."""
+(`finish_reason`).
+"""
 
 from __future__ import annotations
 

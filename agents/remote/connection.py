@@ -99,7 +99,8 @@ class Connection:
         self, body: Mapping[str, object], tokens: int, wasted: Callable[[int], None]
     ) -> Completion:
         """Answer one request. `tokens` is an estimate of its tokens. `wasted` is called with the tokens of failed
-        attempts."""
+        attempts.
+        """
         client, turn = self._client()
         async with turn:
             self._running += 1
@@ -187,9 +188,8 @@ class Connection:
             raise _Again("no whole answer in time") from None
         except TooLarge as error:
             raise RemoteError(f"{self.url} sent {error}") from None
-        except (
-            Unreadable
-        ) as error:  # if it has answered others, the server is there; else it may never speak this protocol
+        except Unreadable as error:
+            # if it has answered others, the server is there; else it may never speak this protocol
             raise _Again(self.told(str(error)), alive=self._answered, pieces=error.pieces) from None
         except (httpx.HTTPError, OSError, httpx.InvalidURL, httpx.StreamError) as error:
             raise _Again(self.told(cause_of(error))) from None

@@ -66,7 +66,8 @@ class OpenAIPolicy:
         `deadline` is the longest time of one call in seconds, retries included, without the time in the queue. `price`
         is dollars for a million tokens in and out. `spending` counts them, and may be shared by several policies.
         `choices="guided"` lets a vLLM server allow only the choices; "parse" lists them in the prompt and reads the
-        reply."""
+        reply.
+        """
         if choices not in ("parse", "guided"):
             raise ValueError(f'choices must be "parse" or "guided", not {choices!r}')
         self.model, self.url = model, checked_url(url)
@@ -218,7 +219,8 @@ class OpenAIPolicy:
 
 def checked_url(url: str) -> str:
     """Return the URL without a slash at its end. A URL with a secret is refused, because traces and logs hold the
-    URL."""
+    URL.
+    """
     parts = urlsplit(url)
     if parts.username or parts.password or any(SECRETS.search(name) for name, _ in parse_qsl(parts.query)):
         host = parts.hostname or ""
@@ -244,7 +246,8 @@ def key_for(url: str) -> str:
 
 def checked_key(key: str, name: str) -> str:
     """Return the key without blanks around it. A key that no header can carry is an error that does not show the
-    key."""
+    key.
+    """
     key = key.strip()
     if not all("!" <= letter <= "~" for letter in key):
         raise ValueError(f"{name} holds characters that no key has (a blank, a line break, an accent)")
@@ -253,14 +256,16 @@ def checked_key(key: str, name: str) -> str:
 
 def _plain(message: Message) -> JsonObject:
     """Convert a message to the protocol's form. A message of role `"tool"` would need an id, so it gets the role
-    user."""
+    user.
+    """
     plain = {k: str(v) if isinstance(v, str) else v for k, v in message.items() if k != "node"}
     return {**plain, "role": "user"} if plain["role"] == "tool" else plain
 
 
 def stopped_thinking(completion: Completion) -> bool:
     """Tell whether a stop string ended a reply inside of its thinking: the thinking is open, or there is nothing
-    else."""
+    else.
+    """
     thinking, text, closed = split_thinking(completion.text)
     alone = bool(completion.thinking or thinking) and not text.strip()
     return completion.reason == "stop" and (not closed or alone)
@@ -279,7 +284,8 @@ def _closed(text: str, stop: tuple[str, ...]) -> str:
 
 def _chosen(text: str, choices: tuple[str, ...]) -> str:
     """Return the choice that a reply names, if it names exactly one. Otherwise return the reply, for the format to
-    judge."""
+    judge.
+    """
     reply = text.strip()
     exact = [c for c in choices if c.strip().lower() == reply.lower().strip(" .!\"'")]
     return exact[0] if len(exact) == 1 else text

@@ -83,7 +83,8 @@ class Plain:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Encode a text. Its only control tokens are those that `show` renamed. Half a surrogate pair, of which no tokenizer knows,
-        is encoded as the replacement character: a role says one by `"\\ud800"` in JSON."""
+        is encoded as the replacement character: a role says one by `"\\ud800"` in JSON.
+        """
         whole = _HALF.sub("\ufffd", text)
         ids: list[int] = self._tokenizer.encode(whole, add_special_tokens=add_special_tokens).ids
         return ids

@@ -37,7 +37,8 @@ class Store:
 
     def write(self, trace: Trace, key: str) -> TraceJson:
         """Append one episode; when this returns, a kill no longer loses it. Gives the dict that was
-        written."""
+        written.
+        """
         import zstandard
 
         trace.tags["key"] = key

@@ -82,13 +82,15 @@ class RoleEffect:
 
 def ablate(env: EnvLike, team: TeamLike, baseline: TeamLike, **how: object) -> list[RoleEffect]:
     """Role ablation: the team with one role at a time played by the baseline. A large loss: that role
-    carries."""
+    carries.
+    """
     return _exchange(env, team, baseline, "ablate", how)
 
 
 def swap(env: EnvLike, team: TeamLike, baseline: TeamLike, **how: object) -> list[RoleEffect]:
     """Role swap: the baseline with one role at a time played by the team. A large gain: that role is worth
-    having."""
+    having.
+    """
     return _exchange(env, baseline, team, "swap", how)
 
 

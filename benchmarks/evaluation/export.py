@@ -30,7 +30,8 @@ Labelled = Iterable[tuple[str, TraceJson]]
 
 def acts(episodes: Labelled) -> Iterator[dict[str, object]]:
     """One row per act. Structured values (messages, value, rewards) stay JSON text: their shape differs by
-    role, and columns of tables may not."""
+    role, and columns of tables may not.
+    """
     for label, episode in episodes:
         for node in episode["nodes"]:
             if node["kind"] != "act":
@@ -71,7 +72,8 @@ def to_frame(episodes: Iterable[Trace | TraceJson]) -> DataFrame:
 
 def to_dataset(episodes: Iterable[Trace | TraceJson]) -> Dataset:
     """A `datasets.Dataset` of acts, ready for `push_to_hub`, `map` or TRL (with `messages` parsed: a column
-    of chats)."""
+    of chats).
+    """
     import datasets
 
     rows = [

@@ -50,7 +50,8 @@ def digest(value: object, length: int = 16) -> str:
 
 def who(policy: object, label: str) -> Seat:
     """The identity of a player. Models say it themselves through ``identity()`` (weights hash, template,
-    sampling); functions and scripted players are identified by name and source."""
+    sampling); functions and scripted players are identified by name and source.
+    """
     inner = getattr(policy, "fn", policy)
     kind = _code_of(inner)
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -152,7 +153,8 @@ def _code_of(callable_: object) -> Any:
 
 def _source_hash(kind: Any) -> str:
     """A hash of a function's or class's source, the same under every Python; of a function also what it has caught
-    from around it. Only lambdas, of which two may stand on one line, are told apart by their bytecode."""
+    from around it. Only lambdas, of which two may stand on one line, are told apart by their bytecode.
+    """
     try:
         source = inspect.getsource(kind)
     except (OSError, TypeError):  # made at a prompt, or built in
@@ -189,7 +191,8 @@ def _version(name: str) -> str | None:
 
 def _git() -> Checkout | None:
     """The commit of the checkout the package runs from, and whether it was changed; None for an installed
-    package."""
+    package.
+    """
     here = Path(__file__).resolve().parent
     try:
         commit = subprocess.run(

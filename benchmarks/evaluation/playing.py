@@ -175,7 +175,8 @@ class Evaluation:
 
     def plan(self) -> EvaluationPlan:
         """Plan of what a run would do; the cost is extrapolated from the finished episodes, and unknown without
-        any."""
+        any.
+        """
         done = list(self.rows.values())
         owed = len(self.owed)
         cost = sum(row.cost for row in done) / len(done) * owed if done else None
@@ -277,7 +278,8 @@ class Evaluation:
 
 def arena_and_measure(env: EnvLike, make: JsonView) -> tuple[Arena, Measure]:
     """The arena to play in and what to measure; of an arena or environment that is already made, as it
-    stands."""
+    stands.
+    """
     if isinstance(env, str):
         return _measured(make_arena(env, **make))
     if make:

@@ -106,7 +106,8 @@ class EpisodeRow:
 
 def episode_row(trace: TraceJson, measure: Measure, price: tuple[float, float] = (0.0, 0.0)) -> EpisodeRow:
     """The row of one trace dict. ``price`` is dollars per million tokens in and out, where a policy reports
-    no cost."""
+    no cost.
+    """
     roles: dict[str, RoleSum] = {}
     tools: dict[str, tuple[int, int]] = {}
     cost = 0.0

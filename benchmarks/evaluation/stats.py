@@ -40,7 +40,8 @@ _ALIKE = "exact (every task alike): Clopper-Pearson"
 @dataclass(frozen=True, slots=True)
 class Success:
     """Rule for when a score is a success: ``Success()`` is ``score >= 1``, ``Success(">", 0)`` is "better than
-    nothing"."""
+    nothing".
+    """
 
     relation: str = ">="
     threshold: float = 1.0
@@ -98,7 +99,8 @@ def average(
     scores: Rows, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL, share: bool = True
 ) -> Estimate:
     """avg@k: the mean over tasks of each task's mean over its samples. ``share``: scores lie between 0 and
-    1."""
+    1.
+    """
     means = np.array([np.mean(row) for row in scores if len(row)], dtype=np.float64)
     k = max((len(row) for row in scores), default=0)
     return _estimate(means, f"avg@{k}", seed, resamples, level, share)
@@ -159,7 +161,8 @@ def bootstrap_interval(
 
 def sign_flip_p(gaps: Floats, *, seed: int = 0, flips: int = 20_000) -> float:
     """Two-sided p-value of a mean difference of zero: how often do random signs give a mean as far from
-    zero?"""
+    zero?
+    """
     moved = np.abs(gaps[gaps != 0.0])
     n = len(moved)
     if n == 0:
@@ -231,7 +234,8 @@ def _resampled_means(values: Floats, resamples: int, rng: np.random.Generator) -
 
 def student_quantile(tail: float, df: int) -> float:
     """The (negative) quantile of Student's t: exact for df 1 and 2, else Cornish-Fisher (error below 1%
-    from df 3)."""
+    from df 3).
+    """
     if df == 1:
         return -1 / math.tan(math.pi * tail)
     if df == 2:

@@ -49,7 +49,8 @@ class Suite:
 @dataclass(frozen=True)
 class SuiteResult:
     """One result by environment, and their tables. There is no average over environments: it would mean
-    nothing."""
+    nothing.
+    """
 
     suite: Suite
     results: dict[str, EvaluationResult] = field(repr=False)
@@ -169,7 +170,8 @@ def check_pin(chosen: Suite, env: str, data: DataSet) -> None:
 
 def settings(chosen: Suite, env: str) -> JsonObject:
     """The arguments of `make` for one environment of a suite: its test split, and the suite's data where it
-    has any."""
+    has any.
+    """
     own = spec(env).tasks is not None
     return {"split": "test"} if own or chosen.data is None else {"split": "test", "data": chosen.data}
 

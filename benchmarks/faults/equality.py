@@ -46,7 +46,8 @@ def weights(run: Path, whole: Path) -> Iterator[str]:
 
 def state(run: Path, whole: Path) -> Iterator[str]:
     """Compare the last checkpoint byte for byte: optimisers, samples, chance, recipe; of the controller's file all but
-    its place in the book, which tells times."""
+    its place in the book, which tells times.
+    """
     mine, theirs = (checkpoint.finished(place / "checkpoints") for place in (run, whole))
     if [path.name for path in mine] != [path.name for path in theirs]:
         yield f"checkpoints are {[p.name for p in mine]}, not {[p.name for p in theirs]}"

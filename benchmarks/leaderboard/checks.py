@@ -62,7 +62,8 @@ _DEEPEST = {"results.json": 32, "metadata.yaml": 8}
 @dataclass
 class Inspection:
     """Result of checking: `problems` reject an entry, `unverified` says why nobody could play it again here,
-    `notes` is what a reader should know of one that passed."""
+    `notes` is what a reader should know of one that passed.
+    """
 
     problems: list[str] = field(default_factory=list)
     unverified: list[str] = field(default_factory=list)

@@ -153,7 +153,8 @@ class SeatedTeam:
 
     def remember(self, trace: TraceJson) -> None:
         """Keep what players said, to look for copies; blanks and cases do not make another reply, nor, between
-        entries, points and quotes."""
+        entries, points and quotes.
+        """
         acts = [n for n in trace["nodes"] if n["kind"] == "act"]
         plain = {n["id"]: " ".join(str(n["reply"]).split()).casefold() for n in acts}
         letters = [[id, "".join(filter(str.isalnum, text)) or text] for id, text in sorted(plain.items())]

@@ -43,7 +43,8 @@ def pack(
     parameters: str = "",
 ) -> Path:
     """Pack an evaluation's folder into a submission. The figures are computed afresh from exactly the
-    packed traces."""
+    packed traces.
+    """
     run, out = Path(run), Path(out)
     plain = saved_results(run)
     if not plain["complete"]:
@@ -80,7 +81,8 @@ def pack(
 
 def check(folder: str | Path, *, verify: bool = False) -> list[str]:
     """Every problem of a submission; an empty list means that all its figures follow from its traces, and with
-    `verify` that the environment here tells the same story."""
+    `verify` that the environment here tells the same story.
+    """
     verdict = inspect(folder, verify=verify)
     return verdict.problems + verdict.unverified
 

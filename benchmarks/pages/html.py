@@ -27,7 +27,8 @@ _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u
 
 def printable(text: object, limit: int | None = None) -> str:
     """Text that is safe in a terminal and a file: control characters, direction overrides and lone surrogates
-    are shown as ``⟨1B⟩`` instead of being obeyed; newlines and tabs stay."""
+    are shown as ``⟨1B⟩`` instead of being obeyed; newlines and tabs stay.
+    """
     shown = str(text)
     if limit is not None and len(shown) > limit:
         shown = f"{shown[:limit]}… ({counted(len(shown) - limit, 'more character')})"
@@ -65,7 +66,8 @@ def page(
     live: bool = False,
 ) -> str:
     """A whole page up to ``</body>``, which the caller adds: data blocks may follow the script. A live one may ask
-    the server that it came from."""
+    the server that it came from.
+    """
     look = asset("theme.css") + asset(style)
     code = "".join(map(asset, ("common.js", *scripts))) if scripts else ""
     policy = (

@@ -144,7 +144,8 @@ def body(histories: Sequence[History], episodes: str, pairs: Sequence[Labelled] 
 
 def over_seeds(name: str, tables: Sequence[Rows], key: str, **how: Any) -> Series:
     """The mean over runs of a figure at each step that all of them have, with its 95% t interval where they
-    are several."""
+    are several.
+    """
     columns = [
         {int(r["step"]): float(r[key]) for r in rows if isinstance(r.get(key), (int, float))}
         for rows in tables
@@ -375,7 +376,8 @@ def _episodes(headline: str, pairs: Sequence[Labelled], address: str) -> str:
 
 def kept(folder: Path) -> Iterator[Labelled]:
     """Kept episodes with the file they are from, validations last; of more than `MOST_EPISODES` the newest
-    files."""
+    files.
+    """
     if not any((folder / "traces").glob("*.jsonl*")):
         return
     files = sorted(trace_files(folder), key=lambda f: (f.name.startswith("validation"), f.name))

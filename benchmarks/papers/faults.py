@@ -33,7 +33,8 @@ def groups_of(code: Ints) -> Groups:
 class MixedPrompts(GRPO):
     """Fault of PettingLLMs: the group key divides an index that already belongs to a problem.
 
-    So `mixed` problems share a group."""
+    So `mixed` problems share a group.
+    """
 
     name = "fault_mixed_prompts"
     mixed: int = 8

@@ -44,7 +44,8 @@ Figures = JsonObject
 class Claim:
     """Claim that condition `better` has a higher `metric` than `worse` (a lower one if `less`), compared seed by seed.
 
-    If `worse` is empty, the metric of `better` is itself a difference, and the claim is that it is above 0."""
+    If `worse` is empty, the metric of `better` is itself a difference, and the claim is that it is above 0.
+    """
 
     says: str
     better: str
@@ -254,7 +255,8 @@ def page(paper: Paper, cells: Mapping[str, Figures]) -> str:
 def plot(paper: Paper, cells: Mapping[str, Figures], path: Path) -> bool:
     """Draw the mean curve of every condition, with a band from the lowest to the highest seed.
 
-    Return False if matplotlib is not installed."""
+    Return False if matplotlib is not installed.
+    """
     try:
         import matplotlib
 

@@ -140,7 +140,8 @@ def micro_model(
 
 class Pupil:
     """Acts as its teacher does, and now and then at random; what it said are the lessons, slips included, so that who
-    learns from them still tries things."""
+    learns from them still tries things.
+    """
 
     sees_reference = True
 
@@ -232,7 +233,8 @@ def learn(id: str, model: str, seed: int, folder: Path, metric: str, **fields: A
 
 def held_out(env: str, players: Mapping[str, Player | Path], tasks: int, **how: Any) -> dict[str, float]:
     """The environment's metrics on test tasks, each played once, greedily. `players`: seat -> model directory, or
-    the name of a fixed player."""
+    the name of a fixed player.
+    """
     seats: dict[str, Player] = {}
     loaded: dict[str, Policy] = {}
     for seat, player in players.items():

@@ -57,7 +57,8 @@ class VerifierCost(CallCost):
 
 def in_order(call: Call) -> str:
     """M-ASK's fixed order as a router's moves: plan, answer, then search, retrieve, summarise, file and answer until
-    the searcher says that nothing is missing."""
+    the searcher says that nothing is missing.
+    """
     seen = call.messages[-1]["content"]  # the short prompt's words
     last = next(line for line in seen.splitlines() if line.startswith("Last: ")).removeprefix("Last: ")
     after = {"none": "planner", "planner": "answerer", "answerer": "searcher", "searcher": "retrieve"}

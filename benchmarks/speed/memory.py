@@ -223,9 +223,8 @@ def measure(model: Path, ranks: int, tokens: int, learning: Learning) -> list[di
     processes = RankProcesses(spec)
     try:
         processes.call("update", "team", make_algorithm("grpo"), signals, [samples])
-        loading: list[dict[str, int]] = processes.call(
-            "watch", "team"
-        )  # the next has its optimizer from the beginning
+        # the next has its optimizer from the beginning
+        loading: list[dict[str, int]] = processes.call("watch", "team")
         processes.call("update", "team", make_algorithm("grpo"), signals, [samples])
         phases: list[dict[str, int]] = processes.call("watched")
         held: list[dict[str, int]] = processes.call("memory")

@@ -49,7 +49,8 @@ class DrawnRound:
 
     def content(self) -> Hashable:
         """Return everything in the replies that workflows and rules can depend on. Equal content has equal
-        consequences."""
+        consequences.
+        """
         return tuple(_content(self.answers[node]) for node in self.names)
 
 
@@ -67,7 +68,8 @@ def _content(answer: str | Answer) -> Hashable:
 
 class Branch:
     """Execution with its ledger, team and forks. `label` distinguishes the samples of one branch from those of its
-    siblings."""
+    siblings.
+    """
 
     def __init__(
         self, arena: Arena, team: BoundTeam, play: Execution, scorer: Scorer, episode: str = "",
@@ -85,7 +87,8 @@ class Branch:
 
     def fork(self, label: str = "", at: str | None = None, seed: int | None = None) -> Branch:
         """Fork the branch in its present state, or in the state before node `at`. The calls of the fork have the label
-        `label`."""
+        `label`.
+        """
         play = self.play.fork(at, seed)
         scorer = self.scorer.fork() if at is None else self.arena.scorer(self.play.task)
         if at is not None:
@@ -136,7 +139,8 @@ class Branch:
 
     async def draws(self, labels: Sequence[str]) -> list[DrawnRound]:
         """Sample one reply to each open act for each label, as a fork with that label samples it. The branch does not
-        change."""
+        change.
+        """
         calls = {node.id: self._call(node) for node in self.asked}  # told once for all of them
         return await asyncio.gather(*(self._drawn(label, calls) for label in labels))
 
@@ -220,7 +224,8 @@ class Branch:
 
     def _as_sampled(self, call: Call) -> Sequence[Message]:
         """Return a call in which the agent's earlier replies have the names of their samples, so that their tokens are
-        used again."""
+        used again.
+        """
         return tuple(
             {**m, "content": Spoken(words, self.names[words.node])}
             if isinstance(words := m["content"], Spoken)
@@ -264,7 +269,8 @@ STATELESS = (
 def check_anchors(arena: Arena, what: str) -> None:
     """Refuse an environment whose code names no states. One episode is played without a model to check it.
 
-    If the code uses `anchor=`, other paths may name states. Then the check is left to training."""
+    If the code uses `anchor=`, other paths may name states. Then the check is left to training.
+    """
     team = Team({"*": "scripted" if arena.expert else "random"}).bind(arena.roles, arena.expert)
     try:
         trace = play(arena.start(arena.task(arena.task_ids[0]), 0), team, arena)

@@ -1,7 +1,8 @@
 """The two drivers: one episode at a time, and thousands at once.
 
 Both answer the pending requests of an `Execution` until it has ended. `rollout` is the public function of the
-asynchronous driver."""
+asynchronous driver.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def take(execution: Execution, node: Node, answer: str | Answer, reply: Reply | 
 
 def play(execution: Execution, team: BoundTeam, arena: Arena, episode: str = "") -> Trace:
     """Play one episode to its end, and block. An error in `run` is recorded in the trace. An error of a policy is
-    raised."""
+    raised.
+    """
     scorer = arena.scorer(execution.task)
     while execution.pending:  # after the end no request is open
         for node in execution.pending:
@@ -181,7 +183,8 @@ async def _answer(execution: Execution, node: Node, team: BoundTeam, arena: Aren
 async def ask(execution: Execution, node: Node, team: BoundTeam, call: Call) -> None:
     """Send a call to the team, and give its reply to the execution. A policy that fails ends the episode.
 
-    A failure that all other calls would have, too, raises `Outage`."""
+    A failure that all other calls would have, too, raises `Outage`.
+    """
     try:
         answer = await answer_of(team, call)
     except BaseException as raised:  # the policy failed, not the workflow
@@ -211,9 +214,8 @@ async def accept(execution: Execution, node: Node, answer: str | Answer) -> None
     """Give a reply to the execution, unless the episode has ended meanwhile."""
     text = answer if isinstance(answer, str) else answer.text
     reply = None
-    if (
-        isinstance(text, str) and len(text) > LONG_REPLY
-    ):  # parsing takes up to 0.25 s, so other episodes continue meanwhile
+    # parsing takes up to 0.25 s, so other episodes continue meanwhile
+    if isinstance(text, str) and len(text) > LONG_REPLY:
         reply = await asyncio.to_thread(
             contained(execution.read),
             node,
@@ -292,7 +294,8 @@ async def arollout(
     run at the same time change nothing. `on_trace` is called with each trace when its episode ends.
 
     `keep_tokens="ids"` keeps the tokens of local models in `node.meta["tokens"]`: `prompt_ids`, `ids` (the closing
-    token included) and their `logprobs`. `keep_tokens="text"` keeps the tokens as text, for the viewer."""
+    token included) and their `logprobs`. `keep_tokens="text"` keeps the tokens as text, for the viewer.
+    """
     if keep_tokens not in (None, "ids", "text"):
         raise ValueError(f"keep_tokens={keep_tokens!r}: use 'ids', 'text' or None")
     if k < 1 or concurrency < 1:
@@ -326,14 +329,16 @@ async def arollout(
 
 def rollout(env: EnvLike, team: TeamLike, **how: Any) -> list[Trace]:
     """Run `arollout` from synchronous code (also inside a notebook's running event loop). The arguments are the
-    same."""
+    same.
+    """
     return run_sync(arollout(env, team, **how))
 
 
 def run_sync(work: Coroutine[object, object, T], interrupted: Callable[[], None] | None = None) -> T:
     """Run a coroutine to its end: in this thread, or in another thread if an event loop is already running here.
 
-    A Ctrl-C while that thread runs calls `interrupted`, which must make the work end."""
+    A Ctrl-C while that thread runs calls `interrupted`, which must make the work end.
+    """
     if asyncio._get_running_loop() is None:
         return asyncio.run(work)
     results: list[T] = []

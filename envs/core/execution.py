@@ -6,7 +6,8 @@ round begins. So an episode is a function of its replies alone: the one-at-a-tim
 shuffled arrivals give the same trace.
 
 The journal is the list of answered nodes. The state is config + task + seeds + journal. `fork` and `replay` give the
-journal to a new coroutine, and pickling does the same."""
+journal to a new coroutine, and pickling does the same.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Execution(Rounds):
     ) -> Reply:
         """Answer an act with `text`, which the act's format parses. After the round's last answer, `run` continues.
 
-        `reply` is the result of `read` for this text, if a driver has already called it."""
+        `reply` is the result of `read` for this text, if a driver has already called it.
+        """
         if node.state != PENDING or type(node) is not Act:
             raise WorkflowError(f"node {node.id} waits for no reply")
         read = node.read
@@ -96,7 +98,8 @@ class Execution(Rounds):
 
     def truncate(self, reason: str) -> None:
         """Truncate the episode here (a budget is spent, a deadline is past). `run` is closed without an exception that
-        it can catch."""
+        it can catch.
+        """
         if self.ended is Ended.NO:
             self._end(Ended.TRUNCATED, reason)
 
@@ -116,7 +119,8 @@ class Execution(Rounds):
     def fork(self, at: str | None = None, seed: int | None = None) -> Execution:
         """Fork the episode in its present state, or in the state before node `at`.
 
-        The fork has the same random numbers, unless `seed` changes those of the rest."""
+        The fork has the same random numbers, unless `seed` changes those of the rest.
+        """
         if at is None:
             journal = {n.id: n for n in self.nodes if n.state == ANSWERED}
             start = self.round
@@ -135,7 +139,8 @@ class Execution(Rounds):
         """Replay the episode with some replies replaced and all later ones forced.
 
         A node whose prompt changes by this gets `meta["changed"]`. If the control flow changes, requests that the
-        journal does not hold stay pending."""
+        journal does not hold stay pending.
+        """
         for name in substitute:
             if self.node(name).kind != "act":
                 raise WorkflowError(f"replay: node {name} is a tool's; only replies can be substituted")

@@ -65,7 +65,8 @@ def heap_at_rest() -> Iterator[None]:
     """Exclude the objects that exist already (models, indices, data) from garbage collection while episodes are played.
 
     Thousands of new objects start collections of the whole heap, which take 4% of the time of a rollout. A heap that
-    was frozen before is left unchanged."""
+    was frozen before is left unchanged.
+    """
     global _resting
     if not _resting:
         if gc.get_freeze_count():

@@ -3,7 +3,8 @@
 A *rule* is a pure function of the episode. `on_node(trace, node, task)` returns credits after each round, and
 `on_end(trace, task)` when the episode is over. A plain function is an `on_end`. The `Scorer` applies rules round by
 round, to the trace at the end of each round. So the AEC interface, a collector, a fork and a rescored trace book the
-same credits, for any order of the branches of an `ep.all` and of their answers."""
+same credits, for any order of the branches of an `ep.all` and of their answers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Rule(Protocol):
 
     A rule may also have `metrics(trace, task) -> dict[str, float]`: figures that are reported and not rewarded. A rule
     without it has one metric with its own name: the mean reward of an act, averaged over the agents that it
-    rewarded."""
+    rewarded.
+    """
 
     name: str
 
@@ -42,7 +44,8 @@ class Rule(Protocol):
 class FunctionRule(Rule):
     """Rule made of a plain function `(trace, task)`.
 
-    The function may return credits, a mapping from node id (or agent) to amount, or one number for every act."""
+    The function may return credits, a mapping from node id (or agent) to amount, or one number for every act.
+    """
 
     def __init__(self, fn: Callable[[Trace, Task], object], name: str | None = None) -> None:
         self.fn = fn
@@ -130,7 +133,8 @@ class Scorer:
     def advance(self, trace: Trace, asking: int | None = None) -> list[Credit]:
         """Book the rounds that were completed since the last call. Return only their credits.
 
-        `asking` is the round whose requests are still open. An episode that failed earns nothing more."""
+        `asking` is the round whose requests are still open. An episode that failed earns nothing more.
+        """
         self.show(trace)
         ended = str(trace.ended)
         if ended == "error" or self.ended:
@@ -214,7 +218,8 @@ def _at(rule: object) -> str:
 
 def _per_agent(trace: Trace, paid: Iterable[Credit]) -> float:
     """Return the mean reward of an act: first the mean over each agent's acts, then the mean over the rewarded
-    agents."""
+    agents.
+    """
     totals = totals_by_node(paid)
     by_agent: dict[str | None, list[float]] = {}
     for node in trace.nodes:

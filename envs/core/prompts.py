@@ -74,7 +74,8 @@ class PromptSet:
 
 def choose(workflow: WithPrompts, prompts: object = None) -> PromptSet | None:
     """Return the named prompt set, or the user's own texts over it. None if the workflow has no sets and none is
-    requested."""
+    requested.
+    """
     name = type(workflow).__name__
     if workflow.prompts is None:
         if prompts is not None:

@@ -2,7 +2,8 @@
 
 A row is a plain dict of one of the schemas (QA, code, math) or of the user's own. The fields named as reference (gold
 answers, hidden tests) are removed when a `Task` is made. So a workflow's `run` cannot read them: it gets `task.view`
-only."""
+only.
+"""
 
 from __future__ import annotations
 

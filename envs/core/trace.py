@@ -100,9 +100,8 @@ class Trace:
     metrics: dict[str, float] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     credits: list[Credit] = field(default_factory=list)
-    tags: dict[str, object] = field(
-        default_factory=dict
-    )  # timings, team, versions: two traces are compared without them
+    # timings, team, versions: two traces are compared without them
+    tags: dict[str, object] = field(default_factory=dict)
     origin: Any = field(default=None, repr=False, compare=False)
     """Arena, team and task of a trace that was played in this process. They are not stored."""
 
@@ -151,12 +150,14 @@ class Trace:
         A list of texts gives a list of rewards. `team` plays the rest (default: the team of this trace), in `env`
         (default: the environment of this trace). `of="role"` counts all acts of the node's role, and `of="team"` all
         acts of the team. `component` counts one component alone. The random numbers are those of the episode, so that
-        texts are compared fairly."""
+        texts are compared fairly.
+        """
         return find(SUBSTITUTE)(self, node, text, **how)
 
     def to_dict(self, *, volatile: bool = True) -> TraceDict:
         """Return plain JSON. Without `volatile`, it holds only the values that are equal in two runs of the same
-        episode."""
+        episode.
+        """
         rewards = rewards_by_node(self.credits)
         plain: TraceDict = {
             "schema": SCHEMA,
@@ -182,7 +183,8 @@ class Trace:
     @classmethod
     def from_dict(cls, plain: Mapping[str, object]) -> Trace:
         """Read the result of `to_dict`. An unknown schema is an error, and so is a field that is missing or has a wrong
-        type."""
+        type.
+        """
         if plain.get("schema") != SCHEMA:
             raise ValueError(
                 f"this is no trace of schema {SCHEMA!r}: its schema is {plain.get('schema')!r:.60}"
@@ -260,10 +262,11 @@ def _node_from(row: JsonView) -> Node:
             EMPTY,
         )
         node.format = node.read = node.max_tokens = node.error = None  # type: ignore[assignment]
+        # number of characters of the reply
         words, thinking = (
             row["reply"] or "",
             row.get("thinking", 0),
-        )  # number of characters of the reply
+        )
         node.reply = Reply(words[thinking:], row["ok"], row["value"], row["id"], words[:thinking])
         node.turn, node.anchor = row["turn"], row.get("anchor")
     else:
@@ -326,7 +329,8 @@ def compressor() -> Callable[[bytes], bytes]:
 
 def read(path: str | Path) -> Iterator[Trace]:
     """Read the traces of a file, in order. A torn last line (its writer was killed) is left out. Other damage is an
-    error."""
+    error.
+    """
     for number, row in enumerate(read_dicts(path), 1):
         try:
             trace = Trace.from_dict(row)
@@ -339,7 +343,8 @@ def read(path: str | Path) -> Iterator[Trace]:
 
 def read_dicts(path: str | Path) -> Iterator[JsonObject]:
     """Read the traces of a file as plain dicts. A line that is longer or deeper than `untrusted` allows is an error
-    with the number of the line."""
+    with the number of the line.
+    """
     path = Path(path)
     with open_regular(path, links=True) as file:
         for number, line in enumerate(packed_lines(file, path.name, whole=False), start=1):

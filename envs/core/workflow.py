@@ -216,12 +216,14 @@ class Episode:
 
     def memory(self, agent: str, system: str = "") -> Memory:
         """Return a conversation of this agent, which each of its acts continues. `system` replaces the role's system
-        message."""
+        message.
+        """
         return Memory(self, agent, system)
 
     def _forgotten(self, asked: int) -> Node | Join | None:
         """Return a request that was made but never awaited, if there is one. `asked` is the number of awaited
-        requests."""
+        requests.
+        """
         if len(self._made) == asked:
             return None
         return next((request for request in self._made if request.state == MADE), None)
@@ -264,7 +266,8 @@ class Memory:
 class Workflow:
     """A team's program: declare `roles` (and `tools`, `schema`), and write `run`.
 
-    `__init__` takes the configuration. When an environment is made of a workflow, the workflow is frozen."""
+    `__init__` takes the configuration. When an environment is made of a workflow, the workflow is frozen.
+    """
 
     roles: tuple[Role, ...] = ()
     tools: tuple[str, ...] = ()

@@ -96,7 +96,8 @@ def __dir__() -> list[str]:
 def _join_registries() -> None:
     """Load our registry if Gymnasium or PettingZoo is loaded already, so that their `make` knows our names.
 
-    Otherwise they learn our names at the first use of our registry, because importing this package must be fast."""
+    Otherwise they learn our names at the first use of our registry, because importing this package must be fast.
+    """
     if "gymnasium" in sys.modules or "pettingzoo" in sys.modules:
         importlib.import_module(".envs.registry", __name__).list_envs()
 

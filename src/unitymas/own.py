@@ -33,7 +33,8 @@ class BrokenPlugin(OwnCodeError, ModuleNotFoundError):
 
 def load(target: str, package: str | None = None) -> ModuleType:
     """Import a module by its name (`my_pkg.my_mod`, also from the current directory), or a file by its path
-    (`my_team.py`)."""
+    (`my_team.py`).
+    """
     try:
         if target.endswith(".py"):
             return _file(Path(target))
@@ -93,7 +94,8 @@ def load_plugin(point: EntryPoint) -> Any:
 
 def _file(path: Path) -> ModuleType:
     """Return the module of a file. If the file's name is free, it is the module's name, so that its objects can be
-    pickled."""
+    pickled.
+    """
     path = path.resolve()
     if not path.is_file():
         raise OwnCodeError(f"there is no file {path}")
@@ -131,7 +133,8 @@ def place(error: BaseException, own: bool = False) -> str:
     """Return the file and line of an error: the innermost frame outside of this package, the standard library and
     site-packages.
 
-    If there is no such frame, return the innermost one outside of the standard library, or nothing with `own`."""
+    If there is no such frame, return the innermost one outside of the standard library, or nothing with `own`.
+    """
     where: str = getattr(error, "where", "")
     if where:
         return where

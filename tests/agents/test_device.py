@@ -1,5 +1,6 @@
 """Models on another device than samples and losses. There is no GPU here: torch's `meta` device stands for it, whose
-tensors have shapes and no numbers, and every operation that would mix the two devices is an error, as on a GPU."""
+tensors have shapes and no numbers, and every operation that would mix the two devices is an error, as on a GPU.
+"""
 
 import os
 import platform

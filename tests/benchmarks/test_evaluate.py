@@ -1,5 +1,6 @@
 """Evaluations: right figures, nothing generated twice, nothing lost to a kill, nothing obeyed from a
-reply."""
+reply.
+"""
 
 from __future__ import annotations
 
@@ -414,7 +415,8 @@ def test_inside_a_running_loop() -> None:
 
 def test_the_pins_are_those_of_this_release() -> None:
     """When environments or test data changed on purpose: raise the suite's version, then print the pins anew:
-    `python -m unitymas.benchmarks.evaluation.suites > suites.json`, and put that into `benchmarks/pages/assets`."""
+    `python -m unitymas.benchmarks.evaluation.suites > suites.json`, and put that into `benchmarks/pages/assets`.
+    """
     registry.unregister("two-minds")
     try:
         assert suites.pins() == suites.compose()

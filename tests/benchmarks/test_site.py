@@ -1,5 +1,6 @@
 """The leaderboard site: only checked entries, only comparable ones side by side, harmless, and used in a
-browser."""
+browser.
+"""
 
 from __future__ import annotations
 

@@ -110,9 +110,8 @@ def test_an_error_of_an_episode_ends_that_episode(place, error):
 )
 @pytest.mark.parametrize("place", ENDS_ALL)
 def test_an_error_of_what_all_episodes_share_is_raised(place, error):
-    with pytest.raises(
-        RuntimeError, match=type(error).__name__
-    ) as caught:  # StopIteration in a task is Python's RuntimeError
+    # StopIteration in a task is Python's RuntimeError
+    with pytest.raises(RuntimeError, match=type(error).__name__) as caught:
         played(place, error)
     assert isinstance(caught.value, ThreadError) or isinstance(error, StopIteration)
 

@@ -101,7 +101,8 @@ def test_writing_again_replaces(tmp_path: Path) -> None:
 
 def die_at(moment: int, root: Path) -> int:
     """In a fork, replace checkpoint 1 and die at the n-th system call that matters, as a kill does it:
-    nothing is cleaned up, nothing is flushed. Says how the fork ended."""
+    nothing is cleaned up, nothing is flushed. Says how the fork ended.
+    """
     process = os.fork()
     if process:
         return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])

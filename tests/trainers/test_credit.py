@@ -103,7 +103,8 @@ def path(potentials: tuple[float, ...]) -> Table:
 @pytest.mark.parametrize("gamma", [0.5, 0.99, 1.0])
 def test_no_cycle_pays(gamma: float) -> None:
     """Every cycle of up to five steps through four states, as an agent that then stops would walk it: the shaping
-    that was collected when a state is met again, discounted or not, is never positive."""
+    that was collected when a state is met again, discounted or not, is never positive.
+    """
     for length in range(1, 6):
         for cycle in itertools.product([0.0, 0.5, 1.0, 3.0], repeat=length):
             potential = np.array([*cycle, cycle[0]])

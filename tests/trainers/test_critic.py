@@ -152,7 +152,8 @@ def walk(model: str, folder: Any, policy: dict[str, Any], **fields: Any) -> Run:
 @pytest.mark.parametrize("beta", [1.0, 0.5])
 def test_siblings_are_ranked_by_values_that_were_trained(tiny_llama: str, tmp_path: Any, beta: float) -> None:
     """After a first step the critic expects what it brings later, late credits and their weights included; after the
-    last one the episode is over, and it learns 0 there."""
+    last one the episode is over, and it learns 0 there.
+    """
     policy = {
         "algorithm": {"name": "at_grpo", "tree": 3, "tree_score": "value", "continuation": "random"},
         "learning": {"lr": 1e-8},

@@ -23,7 +23,8 @@ def flat(
     play: Any, gamma: float, lam: float, horizon: str = "chain", unseen: Any = ()
 ) -> dict[str, list[float]]:
     """GAE over each chain's tokens in one go. What no critic saw (`unseen`) takes no step: its reward is laid on the
-    last token that one saw. A chain ends with its episode, whatever ended it."""
+    last token that one saw. A chain ends with its episode, whatever ended it.
+    """
     chains = defaultdict(list)
     for row in play.rows:
         chains[row.id if horizon == "act" else row.chain].append(row)

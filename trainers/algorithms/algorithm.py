@@ -95,7 +95,8 @@ class Needs:
 @dataclass(frozen=True, slots=True)
 class Tree:
     """Tree sampling: several candidates at every act, from the same state. The episode continues with one of them, or
-    with all."""
+    with all.
+    """
 
     width: int
     score: Literal["step", "rollout", "value"] = "step"

@@ -61,7 +61,8 @@ class RunPlan:
 
     def reads_prompts(self, step: int) -> bool:
         """Tell whether the prompts of a step's episodes are needed: for files of the run, or for a critic of whole
-        traces."""
+        traces.
+        """
         every = self.config.log.traces_every
         written = every > 0 and step % every == 0
         return written or any(algorithm.needs.values == "trace" for algorithm in self.algorithms.values())
@@ -301,7 +302,8 @@ def placed(planned: RunPlan, folder: Path) -> dict[str, GroupSpec]:
 
 def check_gpus(specs: Mapping[str, GroupSpec], there: int, turns: Collection[str] = ()) -> None:
     """Check that every rank and every replica has a GPU of its own. Groups of one process may share a GPU if their
-    device is auto."""
+    device is auto.
+    """
     taken: dict[int, str] = {}
     for name, group in specs.items():
         if not group.device.startswith("cuda"):

@@ -240,7 +240,8 @@ def has_gpu() -> bool:
 
 def settings(name: str, given: Tree) -> Tree:
     """Return the settings of a preset that the user's settings do not replace. Another algorithm has its own
-    settings."""
+    settings.
+    """
     env = (given.get("env") or {}).get("id", "mask-hotpotqa")
     name, paper = parts(name)
     policies = [policy or {} for policy in (given.get("policies") or {}).values()]

@@ -47,7 +47,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         """Return the keys and values of a mapping. Equal keys are an error, because PyYAML silently takes the last
-        one."""
+        one.
+        """
         keys: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in keys:

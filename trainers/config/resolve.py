@@ -49,9 +49,8 @@ def resolve(
 def asked(id: str | None, file: str | Path | None, overrides: Sequence[str], **fields: object) -> Tree:
     """Return only the user's settings, as a tree."""
     tree = override(merge(read_yaml(file) if file else {}, fields), list(overrides))
-    for text in (
-        overrides
-    ):  # a command line may replace a file's environment, but two on the command line are an error
+    # a command line may replace a file's environment, but two on the command line are an error
+    for text in overrides:
         if id is not None and text.partition("=")[0].strip() == "env.id" and tree["env"]["id"] != id:
             raise ConfigError(f"env.id: {tree['env']['id']!r} is given beside {id!r}: name one environment")
     tree = tree if id is None else merge(tree, {"env": {"id": id}})

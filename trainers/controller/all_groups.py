@@ -130,7 +130,8 @@ class HostedGroups:
 
     async def foresee(self, wanted: Mapping[str, list[DecisionId]]) -> dict[DecisionId, float]:
         """Return what critics expect after these decisions (by policy). Trees choose candidates by it, and learn from
-        it."""
+        it.
+        """
         judged = await together(*(self.values(policy, ids) for policy, ids in wanted.items()))
         return {id: value.after for values in judged for id, value in values.items()}
 

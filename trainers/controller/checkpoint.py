@@ -68,7 +68,8 @@ def writing(target: str | Path) -> Iterator[Path]:
 
 def verify(folder: str | Path) -> Path:
     """Return the folder if it has everything that its manifest lists. Otherwise raise a CheckpointError with the
-    file."""
+    file.
+    """
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
         raise CheckpointError(f"{folder} is no finished checkpoint: it has no {MANIFEST}")
@@ -111,7 +112,8 @@ def _plain(folder: Path) -> bool:
 def latest(root: str | Path) -> Path | None:
     """Return the newest undamaged checkpoint under `root`, or None if none was finished.
 
-    Newer checkpoints that are damaged are named, and renamed. If all checkpoints are damaged, that is an error."""
+    Newer checkpoints that are damaged are named, and renamed. If all checkpoints are damaged, that is an error.
+    """
     root, errors = Path(root), list[CheckpointError]()
     folders = finished(root)  # and folders that lost their manifest:
     if root.is_dir():
@@ -139,9 +141,8 @@ def prune(root: str | Path, keep: int, best: Collection[str] = ()) -> None:
     for folder in folders[: max(0, len(folders) - keep)]:
         if folder.name in best:
             continue
-        folder.rename(
-            folder.with_name(folder.name + _UNFINISHED)
-        )  # the rename comes first, so that a half-removed folder is no checkpoint
+        # the rename comes first, so that a half-removed folder is no checkpoint
+        folder.rename(folder.with_name(folder.name + _UNFINISHED))
     for folder in Path(root).glob(f"*{_UNFINISHED}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -175,7 +176,8 @@ def write_tensors(path: Path, value: object) -> None:
 
 def read_tensors(path: Path) -> Any:
     """Read the result of `write_tensors`: tensors and plain data. A file with anything else is refused, and no code in
-    it runs."""
+    it runs.
+    """
     import torch
 
     try:

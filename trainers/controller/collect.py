@@ -61,7 +61,8 @@ def seated(
     guest: Callable[[str], Policy],
 ) -> BoundTeam:
     """Return the player of every agent. `players`: agent -> policy or fixed player. A policy that plays several agents
-    is one player."""
+    is one player.
+    """
     seats = {name: seat(name) for name in dict.fromkeys(players.values()) if name in policies}
     return BoundTeam({agent: seats.get(name) or guest(name) for agent, name in players.items()}, players)
 
@@ -78,16 +79,15 @@ class Harvest:
     failures: Counter[str] = field(default_factory=Counter)  # by boundary and error
     seconds: float = 0.0
     stale: int = 0  # number of episodes discarded as too old
-    drawn: Counter[str] = field(
-        default_factory=Counter
-    )  # by environment: all episodes that were begun (played, failed or left out)
-    sums: dict[tuple[str, str], float] = field(
-        default_factory=dict
-    )  # (environment, metric): sums over all played episodes
+    # by environment: all episodes that were begun (played, failed or left out)
+    drawn: Counter[str] = field(default_factory=Counter)
+    # (environment, metric): sums over all played episodes
+    sums: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def means(self) -> dict[str, float]:
         """Return the mean of every metric over the episodes of its environments. An episode that failed or has no such
-        figure counts 0."""
+        figure counts 0.
+        """
         figures: dict[str, float] = {}
         for metric in dict.fromkeys(metric for _, metric in self.sums):
             homes = [env for env, name in self.sums if name == metric]
@@ -115,7 +115,8 @@ class Harvest:
     def add(self, more: Harvest, tasks: Container[tuple[str, str]] | None = None) -> list[str]:
         """Add another harvest's episodes of these (env_id, task); None: all. Return the names of the others.
 
-        Episodes that are left out still count in the means: the means describe the policies, and not the choice."""
+        Episodes that are left out still count in the means: the means describe the policies, and not the choice.
+        """
         kept: set[str] = set()
         others: list[str] = []
         for name, trace in zip(more.episodes, more.traces, strict=True):
@@ -218,7 +219,8 @@ class Collector:
 
         `first` is the number of the first task under its label. `attempts` plays only these samples, each from that
         attempt on. `thin`: prompts and tool results of the traces are not needed, and controllers in other processes
-        may leave them out."""
+        may leave them out.
+        """
         harvest = Harvest()
         began = time.perf_counter()
         samples = range(k) if attempts is None else attempts
@@ -231,9 +233,8 @@ class Collector:
             begun = 0 if attempts is None else attempts[job[1]]
             name, trace, rows = await self._episode(job, seed, label, harvest, on_trace, grow, begun)
             if keep and trace is not None:
-                await self._seal(
-                    name, rows
-                )  # while other episodes are played, and without taking a place among them
+                # while other episodes are played, and without taking a place among them
+                await self._seal(name, rows)
             self.progress.ended(sum(n.meta.tokens_out or 0 for n in trace.acts()) if trace else 0)
             return name, trace, rows
 
@@ -316,7 +317,8 @@ def minibatches_of(rows: list[Decision], count: int) -> list[list[DecisionId]]:
     """Cut decision ids into mini-batches by task, so that every policy makes equally many optimizer steps.
 
     Tasks are distributed by their tokens, the largest first, so the batches have about the same size. A unit lies
-    within a task and is never split."""
+    within a task and is never split.
+    """
     by_task: dict[str, list[Decision]] = {}
     for row in rows:
         by_task.setdefault(f"{row.env_id}/{row.task}", []).append(row)

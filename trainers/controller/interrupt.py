@@ -1,6 +1,7 @@
 """Ctrl-C in a training run: the first finishes the step and writes a checkpoint, the second stops at once.
 
-Before the run has begun (while models load or Ray starts), there is nothing to save. Then the first one stops it."""
+Before the run has begun (while models load or Ray starts), there is nothing to save. Then the first one stops it.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class Interrupts:
         """Handle the signal during the block. In a thread (of a notebook) the waiting thread calls this object.
 
         The second interrupt calls `at_once` and ends this process with all its threads. A resume can continue from the
-        files."""
+        files.
+        """
         loop, self.begun = asyncio.get_running_loop(), True
         try:
             loop.add_signal_handler(signal.SIGINT, self)

@@ -134,7 +134,8 @@ def newest(directory: str | Path) -> Path:
 def way_on(directory: str | Path, verified: bool = True) -> str:
     """Return how far an interrupted run came, and the command that continues it or begins it again.
 
-    Without `verified` no checkpoint is read, because that takes long for large models."""
+    Without `verified` no checkpoint is read, because that takes long for large models.
+    """
     where = Path(directory)
     if not (where / "metrics.jsonl").exists():
         return "nothing had begun and nothing is left behind; the same command begins the run"

@@ -72,9 +72,8 @@ class Run:
         self.arena, self.validation = make_arenas(config)
         self.plan = plan(config, self.arena)
         self.step = 0
-        self.state: dict[str, State] = defaultdict(
-            dict
-        )  # state of the algorithms, which is part of checkpoints
+        # state of the algorithms, which is part of checkpoints
+        self.state: dict[str, State] = defaultdict(dict)
         self.cursor = Cursor(list(self.arena.task_ids), config.seed)
         self.on_trace: Callable[[Trace], None] | None = None
         self.watch, self.watchdog, self.progress = Watch(), Watchdog(config.watchdog), Progress()
@@ -256,7 +255,8 @@ class Run:
 
     async def validate(self) -> dict[str, float]:
         """Play held-out tasks greedily. Each task has the same weight, and a failure counts 0. The seeds are the same
-        at every validation."""
+        at every validation.
+        """
         settings = self.config.eval
         ids = list(self.validation.task_ids)[: settings.tasks]
         harvest = await self.evaluator.collect(ids, settings.k, self.config.seed, "eval", keep=False)

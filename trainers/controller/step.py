@@ -1,7 +1,8 @@
 """One step of training: collect -> table -> values -> advantages -> update -> publish.
 
 A *recipe* defines the parts of a step. `Default` reads top to bottom. Others override `step`, or one of its parts
-(`trains`, `team`, `plan`), and are registered by name (recipes/)."""
+(`trains`, `team`, `plan`), and are registered by name (recipes/).
+"""
 
 from __future__ import annotations
 
@@ -173,15 +174,15 @@ class Default:
 
     def advantages(self, run: Stage, table: Table, metrics: Metrics) -> dict[str, list[Signal]]:
         """Return the signals of each policy. A trained role that cannot learn stops the run, and the message tells
-        why."""
+        why.
+        """
         signals: dict[str, list[Signal]] = {}
         for policy in self.trains(run):
             algorithm, mine = run.algorithms[policy], table.mine(policy)
             if not len(mine):
                 continue
-            if (
-                not algorithm.needs.tree
-            ):  # rows of a tree do not have the later rewards of the continued branch
+            # rows of a tree do not have the later rewards of the continued branch
+            if not algorithm.needs.tree:
                 run.stops.missing(
                     f"policies.{policy}.credit", unearned(table, run.plan.credits.get(policy, {}))
                 )

@@ -1,5 +1,6 @@
 """Rules by which a run stops itself: steps without samples, roles that cannot learn, settings whose component never
-occurs."""
+occurs.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +24,8 @@ class StopRules:
         self.patience = min(config.patience, config.steps)  # a short run must also learn something
         self.cause = ""  # cause of the last step without usable samples
         self._empty = 0
-        self._times: dict[str, int] = defaultdict(
-            int
-        )  # counts by policy or key; -1: the missing thing has been seen
+        # counts by policy or key; -1: the missing thing has been seen
+        self._times: dict[str, int] = defaultdict(int)
 
     def stepped(self, metrics: Mapping[str, float]) -> None:
         """Count a step. `patience` steps in a row without a usable sample stop the run."""

@@ -178,7 +178,8 @@ class TreeSampler:
 
     async def _candidates(self, line: Branch) -> list[_Candidate]:
         """Return K branches that are one round further: forks, and the branch itself, whose earlier state is not needed
-        again."""
+        again.
+        """
         asked, own = [node.id for node in line.asked], line.label
         at = f"{own}-" if own else ""
         labels = [f"{at}{line.play.round}.{i}" for i in range(self.tree.width)]
@@ -213,7 +214,8 @@ class TreeSampler:
     def _shares(self) -> bool:
         """Tell whether candidates with equal text may share one fork.
 
-        They may not if each is played to its end, or scored by the values of its own tokens."""
+        They may not if each is played to its end, or scored by the values of its own tokens.
+        """
         return self.tree.score == "step" and self.tree.continuation != "all"
 
     # which one ---------------------------------------------------------------------------------------------
@@ -310,7 +312,8 @@ class TreeSampler:
     def _rows(self, c: _Candidate, asked: dict[str, _Place] | None = None) -> list[Decision]:
         """Return the decisions of a candidate's round, without their chains.
 
-        `asked` holds the place of each node. The first candidate of a set fills it."""
+        `asked` holds the place of each node. The first candidate of a set fills it.
+        """
         asked = {} if asked is None else asked
         branch, rows = c.branch, []
         for id, node in c.nodes.items():

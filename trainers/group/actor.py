@@ -113,7 +113,8 @@ def settle(answer: asyncio.Future[object], packed: bytes) -> None:
 @dataclass(frozen=True, slots=True)
 class ActorPeer:
     """Connection from one group's actor to another's. Samples travel between the two, and never through the
-    controller."""
+    controller.
+    """
 
     actor: ActorHandle
     name: str
@@ -132,7 +133,8 @@ class ActorPeer:
 
 class ActorCaller:
     """Caller of an actor, over the link of the running event loop. If the actor is gone, the error is a lost group with
-    its name."""
+    its name.
+    """
 
     def __init__(self, name: str, actor: ActorHandle) -> None:
         self.name, self.actor = name, actor

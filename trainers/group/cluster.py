@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 def connect(settings: RayConfig) -> None:
     """Join the cluster at `address`, at RAY_ADDRESS, or on this machine (`ray start --head`). Otherwise, and with the
-    address "local", start a Ray here."""
+    address "local", start a Ray here.
+    """
     import ray
 
     if ray.is_initialized():
@@ -67,7 +68,8 @@ def connect(settings: RayConfig) -> None:
 
 def runs_here() -> bool:
     """Tell whether a Ray runs on this machine. A killed one leaves its address, and Ray would wait for minutes for
-    it."""
+    it.
+    """
     file = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
     try:
         check_answers(file.read_text().strip())

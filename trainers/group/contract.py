@@ -2,7 +2,8 @@
 the star.
 
 A group in the controller's process (`ModelGroup`), one in a Ray actor (`RayGroup`) and one of many ranks have the same
-methods. Only thin records cross: calls and answers, ids, signals, summaries, metrics. Tensors never do."""
+methods. Only thin records cross: calls and answers, ids, signals, summaries, metrics. Tensors never do.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Group(Protocol):
         self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
     ) -> Answer:
         """Answer a call as a policy. The sample is stored until it is sealed or dropped, unless `keep` is off
-        (validation). `temperature` replaces the policy's own."""
+        (validation). `temperature` replaces the policy's own.
+        """
         ...
 
     async def cancel(self, episode: str, node: str | None = None) -> int:
@@ -74,7 +76,8 @@ class Group(Protocol):
 
     async def send(self, ids: Sequence[DecisionId], peer: Peer, news: bool = False) -> None:
         """Send sealed samples directly to another group: what a critic needs, or (`news`) only the values that were
-        computed for samples which that group has."""
+        computed for samples which that group has.
+        """
         ...
 
     async def records(
@@ -89,7 +92,8 @@ class Group(Protocol):
 
     async def phase(self, name: str) -> dict[str, int]:
         """Set the phase. In "collect" calls are answered. In "learn" new calls wait. Return the bytes that the group
-        holds on its device, by kind."""
+        holds on its device, by kind.
+        """
         ...
 
     async def values(
@@ -115,12 +119,14 @@ class Group(Protocol):
         minibatches: Sequence[Sequence[DecisionId]],
     ) -> dict[str, float]:
         """Make the optimizer steps of one policy. A failed step changes nothing, and ends the update
-        (docs/update-path.md)."""
+        (docs/update-path.md).
+        """
         ...
 
     async def publish(self, policy: str | None = None) -> dict[str, int]:
         """Publish new weights to the engine of a policy (None: of every updated policy). Return the version of every
-        policy."""
+        policy.
+        """
         ...
 
     async def save(self, path: str | Path) -> None:

@@ -90,7 +90,8 @@ class Hosted:
 
 def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Tokenizer]:
     """Load the base and build every policy of a group. Return the policies by name, and the tokenizer that they share.
-    Without `learn` their learners are in other processes."""
+    Without `learn` their learners are in other processes.
+    """
     if not spec.policies:
         raise ValueError(f"group {spec.name!r} has no policies: map a role to one, or leave the group out")
     models = _Models(spec)
@@ -116,9 +117,8 @@ def host(spec: GroupSpec, learn: bool = True) -> tuple[dict[str, Hosted], Tokeni
             if id(model) not in engines:
                 engines[id(model)] = _engine(spec, policy, tokenizer)
             policy.speaker = _speaker(policy, engines[id(model)], tokenizer)
-    torch.manual_seed(
-        spec.seed
-    )  # checkpoints hold this generator's state, so an actor must begin with the same state as the controller's process
+    # checkpoints hold this generator's state, so an actor must begin with the same state as the controller's process
+    torch.manual_seed(spec.seed)
     return hosted, tokenizer
 
 
@@ -145,9 +145,8 @@ def learning_parameters(spec: GroupSpec, names: Sequence[str]) -> list[Parameter
         if spec.policies[name].reference:
             chosen.append(models.reference(name, spec.policies[name]))
     for own in chosen:
-        if (
-            own.model.unpackable
-        ):  # ranks would call its layers a different number of times, and wait for each other
+        # ranks would call its layers a different number of times, and wait for each other
+        if own.model.unpackable:
             raise ValueError(
                 f"groups.{spec.name}.ranks: a model whose rows cannot be packed cannot be sharded "
                 f"({own.model.unpackable}); set ranks: 1, and no policies.*.learning.offload"
@@ -229,7 +228,8 @@ def _device(spec: GroupSpec) -> torch.device:
 
 def _check_memory(spec: GroupSpec, device: torch.device, engines: bool) -> None:
     """Refuse a group whose weights, gradients and optimizers cannot fit, before anything large is read. For ranks, only
-    the loaded models count, because the ranks count the rest."""
+    the loaded models count, because the ranks count the rest.
+    """
     path = model_path(spec.model)
     try:
         count = count_parameters(path)

@@ -130,7 +130,8 @@ def accepted(batch: Batch, geometric: tuple[float, float] | None = None, veto: f
 
     geometric: the geometric mean of proximal / behaviour over the decision must lie within these two bounds.
 
-    veto: no token of the decision may have a ratio below this; 0: off."""
+    veto: no token of the decision may have a ratio below this; 0: off.
+    """
     difference = log_ratio(batch.proximal, batch.behaviour).detach()
     counts = torch.ones_like(difference, dtype=torch.bool)
     if geometric is not None:

@@ -29,7 +29,8 @@ SHARE = 16
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Packed samples, and the rows from which tokens are predicted. `T` trained tokens, flat, in the order of
-    samples."""
+    samples.
+    """
 
     packed: Packed
     places: Tensor
@@ -51,7 +52,8 @@ def micro_batches(
     """Cut samples into lists of indices, each with at most `budget` computed tokens. A longer sample is alone in its
     list.
 
-    Samples of a role in `apart` are never with samples of other roles."""
+    Samples of a role in `apart` are never with samples of other roles.
+    """
     # sorted by token ids, a sample shares its longest prefix with one of its neighbours
     whole = [tokens(sample, critic) for sample in samples]
     cut: list[list[int]] = []
@@ -72,7 +74,8 @@ def micro_batches(
 
 def _fitting(micro: list[int], whole: list[list[int]], budget: int) -> list[list[int]]:
     """Halve a micro-batch until it fits. The costs of neighbours are nearly exact: a prefix of all samples may be too
-    short to share."""
+    short to share.
+    """
     if len(micro) == 1 or max(_costs([whole[i] for i in micro])) <= budget:
         return [micro]
     half = len(micro) // 2

@@ -36,7 +36,8 @@ async def start_groups(
     specs: Mapping[str, GroupSpec], runtime: Runtime = "local", settings: RayConfig | None = None
 ) -> dict[str, Group]:
     """Start all groups. `settings` name a Ray cluster and the placement on it. By default a running Ray is joined, or a
-    new one is started."""
+    new one is started.
+    """
     if runtime == "local":
         return _start_local(specs)
     if runtime != "ray":

@@ -139,9 +139,8 @@ class SampleStore:
         self._closed: dict[
             str, frozenset[str]
         ] = {}  # episode -> nodes with which it was sealed (empty: dropped)
-        self._over: set[str] = (
-            set()
-        )  # the dropped and retired episodes among these: remembered only for late replies
+        # the dropped and retired episodes among these: remembered only for late replies
+        self._over: set[str] = set()
         self._guests: dict[
             str, dict[str, Sample]
         ] = {}  # samples of other groups, whose episodes are open in those groups
@@ -169,7 +168,8 @@ class SampleStore:
 
     def seal(self, episode: str, keep: Collection[str]) -> list[DecisionId]:
         """Close an episode. The nodes in `keep` may be trained on, and the others are discarded. Return the ids of the
-        kept ones, in order."""
+        kept ones, in order.
+        """
         trainable = frozenset(keep)
         if episode in self._closed:
             if self._closed[episode] != trainable:
@@ -214,7 +214,8 @@ class SampleStore:
 
     def retire(self, episodes: Iterable[str], expected: Collection[str] = ()) -> None:
         """Remove the samples of these episodes, because their step is over. Taken samples count as trained, others do
-        not. Episodes with `expected` replies are remembered until all replies have come."""
+        not. Episodes with `expected` replies are remembered until all replies have come.
+        """
         for episode in episodes:
             own, guests = self._samples.pop(episode, {}), self._guests.pop(episode, {})
             for sample in (*own.values(), *guests.values()):

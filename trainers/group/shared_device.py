@@ -1,7 +1,8 @@
 """Memory of groups that share a device in turn (`groups.*.pool`): what a group frees while another one works.
 
 Engines sleep while any group of the pool learns. A policy's optimizer state is on the device only during the policy's
-own update. Otherwise it is in the CPU's memory. Its gradients are freed after the update. Its weights stay."""
+own update. Otherwise it is in the CPU's memory. Its gradients are freed after the update. Its weights stay.
+"""
 
 from __future__ import annotations
 

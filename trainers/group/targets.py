@@ -68,7 +68,8 @@ def targets(
 
 def moved(signals: Mapping[DecisionId, Signal], samples: Sequence[Sample]) -> list[int]:
     """Return the places of samples whose advantage is not 0. If there is none, return the shortest sample, because an
-    optimizer step needs one."""
+    optimizer step needs one.
+    """
     places = [
         i for i, sample in enumerate(samples) if sample.id not in signals or not signals[sample.id].still
     ]  # samples without a signal are refused where targets are made

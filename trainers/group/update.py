@@ -180,7 +180,8 @@ class Learner:
 
     def _dealt(self, samples: Sequence[Sample], critic: bool = False) -> Iterator[tuple[list[int], bool]]:
         """Yield this rank's micro-batches. All ranks must take part in a pass. So a rank without one repeats the
-        shortest sample of the others with weight 0."""
+        shortest sample of the others with weight 0.
+        """
         apart = self.parameters.roles
         for parts in deal(samples, self.settings.micro_tokens, self.peers.size, critic, apart):
             own = parts[self.peers.index]
@@ -326,7 +327,8 @@ class Learner:
 
     def _fault(self, number: Tensor, batch: Batch | None, what: str) -> str:
         """Return what is wrong with a number that is not finite, after saving its micro-batch. Return "" for a finite
-        number."""
+        number.
+        """
         if math.isfinite(number.item()):
             return ""
         where = "nowhere (the group has no folder)"
@@ -412,7 +414,8 @@ def _returns(sample: Sample, target: Target) -> NDArray[np.float32]:
 def _explained(samples: Sequence[Sample], goals: Sequence[Target]) -> float:
     """Return the share of the variance of the returns over tokens that the critic's values explain.
 
-    1: all of it. 0: no better than the mean of the returns. Below 0: worse than the mean."""
+    1: all of it. 0: no better than the mean of the returns. Below 0: worse than the mean.
+    """
     returns = np.concatenate([_returns(s, t) for s, t in zip(samples, goals, strict=True)])
     missed = returns - np.concatenate([_known(sample, "values")[:-1] for sample in samples])
     spread = float(returns.var())

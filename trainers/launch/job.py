@@ -76,7 +76,8 @@ def ray_command(words: tuple[str, ...]) -> tuple[str, ...]:
 
 def check_word(option: str, word: str) -> str:
     """Check that a word needs no quotes, and return it. Other words are refused, because their readers have other rules
-    of quoting."""
+    of quoting.
+    """
     if not WORD.fullmatch(word):
         raise ValueError(f"{option} {word!r}: only letters, digits and _.,:=@%+/- may stand there")
     return word

@@ -115,7 +115,8 @@ def examples(
     lessons: Sequence[Lesson], tokenizer: Tokenizer, rng: random.Random, context: float
 ) -> list[Example]:
     """Lessons that begin alike. Of what others say a quarter is learned, at four times the weight of `context`:
-    the same on average, and the scores of the rest need not be computed. A shared beginning counts once."""
+    the same on average, and the scores of the rest need not be computed. A shared beginning counts once.
+    """
     made: list[Example] = []
     for lesson in lessons:
         ids, learned = encode(lesson, tokenizer)

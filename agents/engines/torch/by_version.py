@@ -2,7 +2,8 @@
 
 In the original run, new weights came in the middle of replies. Here all these versions exist already. So the parts of a
 reply are generated one after the other, each by an engine with the weights of its version. In deterministic mode a
-reply depends on nothing else. So it equals the original bit for bit."""
+reply depends on nothing else. So it equals the original bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class ReplayEngine(TorchEngine):
         begun: Generation | None = None,
     ) -> Generation:
         """Answer one prompt, part by part. Requests that the original run did not log (validation) use the newest
-        weights."""
+        weights.
+        """
         name = "/".join(key or ())
         parts = self.drawn.versions.get(name)
         if parts is None:

@@ -77,9 +77,8 @@ class Driven(ABC):
             self._driver = loop.create_task(self._steps())
 
     async def _steps(self) -> None:
-        await asyncio.sleep(
-            0
-        )  # tasks that are ready to submit a request do so first, and share the forward pass
+        # tasks that are ready to submit a request do so first, and share the forward pass
+        await asyncio.sleep(0)
         while self.busy:
             before = len(self.running) + len(self.waiting)
             try:

@@ -47,7 +47,8 @@ class DecodeGraphs:
     @classmethod
     def of(cls, model: Decoder) -> DecodeGraphs | None:
         """Return graphs for our own decoder on a GPU, or None elsewhere (layers of other models may synchronise with
-        the GPU)."""
+        the GPU).
+        """
         return cls(model) if isinstance(model, Llama) and model.embed.device.type == "cuda" else None
 
     def decode(self, requests: Sequence[Request], cache: Cache) -> Tensor:

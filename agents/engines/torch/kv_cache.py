@@ -54,7 +54,8 @@ class Cache:
         """Allocate at least `slots` slots with room for `length` tokens each. No request needs more than `promised`.
 
         There are never more than `most` slots. If the memory allows it, the size doubles, so that the cache grows
-        rarely."""
+        rarely.
+        """
         had, width = self.size
         if slots <= had and length <= width:
             return
@@ -94,7 +95,8 @@ class Cache:
 
 class Prefixes:
     """Pool of blocks. The least recently used block is removed first. It grows to `most` blocks if the memory allows
-    it."""
+    it.
+    """
 
     share = 0.25  # of the free memory
 
@@ -166,7 +168,8 @@ class Prefixes:
 
     def _place(self, keep: int) -> int | None:
         """Return a free place, or that of the oldest block, but never one of the `keep` most recent (the prompt's
-        own)."""
+        own).
+        """
         if self.free or self._grow():
             return self.free.pop()
         if len(self.known) <= keep:
@@ -229,9 +232,8 @@ class Reading:
         out = self.buckets.attend(q, seen, how)
         if len(q) == self.n:
             return out
-        return torch.cat(
-            (out, out.new_zeros(len(q) - self.n, *out.shape[1:]))
-        )  # rows that only fill up a fixed shape
+        # rows that only fill up a fixed shape
+        return torch.cat((out, out.new_zeros(len(q) - self.n, *out.shape[1:])))
 
 
 class Speaking:

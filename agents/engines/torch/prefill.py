@@ -31,7 +31,8 @@ def cut(
     """Cut prompts after their `known` tokens into pieces of at most `most` tokens. A piece that others continue comes
     before them.
 
-    Only slots of one `family` share pieces. Their prompts part at whole blocks of `block` tokens."""
+    Only slots of one `family` share pieces. Their prompts part at whole blocks of `block` tokens.
+    """
 
     def beginning(slot: int) -> tuple[tuple[int, str], int, list[int]]:
         return family[slot], known[slot], prompts[slot][: known[slot]]

@@ -1,5 +1,6 @@
 """Sleep of the torch engine: it frees keys and values, and moves its weights off the GPU, while policies learn
-there."""
+there.
+"""
 
 from __future__ import annotations
 

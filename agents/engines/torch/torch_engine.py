@@ -162,7 +162,8 @@ class TorchEngine(Driven, Napping, Versioned):
     ) -> Request:
         """Queue a request. `key` is the caller's own name for it; `adapter` names an adapter of the model.
 
-        `begun` is the beginning of its reply, which other weights sampled."""
+        `begun` is the beginning of its reply, which other weights sampled.
+        """
         if not prompt:
             raise ValueError("a prompt needs at least one token")
         if not 0 <= min(prompt) <= max(prompt) < self.model.shape.vocab:
@@ -312,9 +313,8 @@ class TorchEngine(Driven, Napping, Versioned):
         adapters = [r.adapter for r in speakers] + [None] * spare
         # a few widths instead of one for every length: the longest request, rounded up to 32
         width = min(self.context, (max(position, default=0) // 32 + 1) * 32)
-        ends = list(
-            range(rows)
-        )  # rows whose states are returned: all of decode, then the last row of each piece
+        # rows whose states are returned: all of decode, then the last row of each piece
+        ends = list(range(rows))
         for piece in pieces:
             request = self.running[piece.slots[0]]
             ids += request.tokens[piece.start : piece.start + piece.n]

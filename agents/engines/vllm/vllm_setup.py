@@ -132,9 +132,8 @@ def own_sockets(engine: object) -> Callable[[], object]:
     global _sockets
     with _starting:
         if not _engines:
-            _sockets = TemporaryDirectory(
-                prefix="vllm-"
-            )  # short: the path of a socket has at most 107 characters
+            # short: the path of a socket has at most 107 characters
+            _sockets = TemporaryDirectory(prefix="vllm-")
             os.environ["VLLM_RPC_BASE_PATH"] = _sockets.name
         _engines.add(number := next(_numbers))
     return weakref.finalize(engine, _leave, number)  # an engine that failed to start leaves, too

@@ -32,7 +32,8 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse mixed arguments. If the shell asks for completion, answer it before the positional arguments are
-        removed."""
+        removed.
+        """
         if ASKED in os.environ:
             answer(self)
         return super().parse_known_intermixed_args(args, namespace)
@@ -101,7 +102,8 @@ _SEAT = re.compile(r"([a-z][a-z0-9_]*|\*)=(.+)", re.S)
 def parse_team(text: str) -> str | dict[str, str]:
     """Read the value of `--team`: a player such as `tiny`, or pairs such as `planner=openai:gpt@https://…,*=tiny`.
 
-    A comma or an equals sign in the query of a URL belongs to the URL."""
+    A comma or an equals sign in the query of a URL belongs to the URL.
+    """
     seats: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         match = _SEAT.fullmatch(part.strip())

@@ -174,7 +174,8 @@ def play_episode(env: WorkflowEnv, team: TeamLike, task: str | None, seed: int, 
 
 def validate_main(argv: Sequence[str]) -> int:
     """Check environments: the expert gets full marks on every mini task, and the fool neither crashes one nor
-    scores."""
+    scores.
+    """
     parser = Parser("unitymas validate", description=validate_main.__doc__)
     parser.add_argument("id", help="an environment, or all")
     parser.add_argument("--tasks", type=COUNT, default=64, help="number of tasks (default 64)")

@@ -40,14 +40,14 @@ def prices(text: str) -> dict[str, tuple[float, float]]:
 
 def _team(text: str, given: argparse.Namespace, strict: bool = True) -> Team:
     """Make a team with the settings of the command line. Without `strict`, settings that its models do not have are
-    left out."""
+    left out.
+    """
     seats = parse_team(text)
     names = [seats] if isinstance(seats, str) else list(seats.values())
     settings = settings_of(given)  # a price for all models also holds for local ones
     settings = replace(settings, price=settings.price or None)
-    if (
-        given.deterministic
-    ):  # the number of slots fixes an engine's shapes, so it must be the same in every run
+    # the number of slots fixes an engine's shapes, so it must be the same in every run
+    if given.deterministic:
         settings = replace(settings, concurrency=None)
     taken = {key for name in names for key in settings.of(name)}
     asked = {

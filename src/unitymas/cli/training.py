@@ -154,9 +154,8 @@ def _begin(
         return
     if about:
         print(about, flush=True)
-    if (
-        any(args.warm.values()) and not (args.dir / "metrics.jsonl").exists()
-    ):  # the message below tells that a run exists there
+    # the message below tells that a run exists there
+    if any(args.warm.values()) and not (args.dir / "metrics.jsonl").exists():
         told = (tree.get("env") or {}).get("prompts")
         warm = warmed(config, args.warm, args.dir / "warm-start", told)
         how["overrides"] = [*how["overrides"], f"groups.*.model={warm}"]
@@ -181,7 +180,8 @@ def doubts(config: RunConfig) -> Iterator[str]:
 
 def warmed(config: RunConfig, amount: Mapping[str, float], folder: Path, prompts: object = None) -> Path:
     """Fine-tune the run's model on the expert's traces of the run's environment. `amount` is `epochs` or `draws` of its
-    settings."""
+    settings.
+    """
     from ..trainers.warmstart import warmstart
 
     models = {group.model for group in config.groups.values()}

@@ -1,2 +1,3 @@
 """Overlap: episodes are collected during the update. A log records all that happens, and a run can be replayed
-from it."""
+from it.
+"""

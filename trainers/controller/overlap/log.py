@@ -38,7 +38,8 @@ class Log:
 
     def begin(self, mark: LogMark | None, **fields: object) -> None:
         """Open the log. A resumed run removes the lines after its checkpoint's `mark`, because those steps are
-        repeated."""
+        repeated.
+        """
         if mark is None:
             self.path.unlink(missing_ok=True)
         else:

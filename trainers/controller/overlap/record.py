@@ -1,5 +1,6 @@
 """Record of a draw in the log: the successful attempt of each sample, the version of each token, and a checksum of the
-episode."""
+episode.
+"""
 
 from __future__ import annotations
 

@@ -57,9 +57,8 @@ class Stream:
     def room(self) -> int:
         """Number of draws that may be admitted now."""
         config = self.run.config
-        steps = min(
-            self.run.step + 1 + config.staleness, config.steps
-        )  # steps after the last one need no draws
+        # steps after the last one need no draws
+        steps = min(self.run.step + 1 + config.staleness, config.steps)
         return steps * self.size - (self.admitted - self.discarded)
 
     def begin(self, team: BoundTeam, trained: Collection[str]) -> None:

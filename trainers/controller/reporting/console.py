@@ -1,5 +1,6 @@
 """Console output of a run: curves, a row per role, speed, failures. If the output is not a terminal, a line per
-step."""
+step.
+"""
 
 from __future__ import annotations
 

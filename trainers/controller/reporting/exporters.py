@@ -25,9 +25,8 @@ class Prometheus:
         except ImportError as error:
             raise ImportError("log.prometheus: pip install prometheus_client first") from error
         self.run = directory.name
-        registry = (
-            CollectorRegistry()
-        )  # a registry of this run's own, because a process may have several runs
+        # a registry of this run's own, because a process may have several runs
+        registry = CollectorRegistry()
         self.step = Gauge("unitymas_step", "Steps done.", ["run"], registry=registry)
         self.figure = Gauge("unitymas_figure", "Newest figure.", ["run", "kind", "name"], registry=registry)
         try:

@@ -66,7 +66,8 @@ class Logbook:
 
     def begin(self, step: int = 0, mark: BookMark | None = None) -> None:
         """Open `metrics.jsonl`. A resumed run removes the rows after its checkpoint's `mark`, because those steps are
-        repeated."""
+        repeated.
+        """
         losses: list[BookRow] = []  # rows of deaths stay, also when their steps are repeated
         if mark is None:
             with suppress(Damaged, OSError):
@@ -152,7 +153,8 @@ class Logbook:
 
 def rows_of(path: Path) -> list[BookRow]:
     """Return the rows of a `metrics.jsonl`. A torn last line is left out. Other damage is an error with the number of
-    the line."""
+    the line.
+    """
     rows: list[BookRow] = []
     for number, line in enumerate(path.read_text(errors="replace").splitlines(keepends=True), 1):
         if not line.endswith("\n"):

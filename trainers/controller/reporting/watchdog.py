@@ -1,7 +1,8 @@
 """The watchdog: if nothing ends for a long time, it reports what each part of a run waits for.
 
 Every call to a model group is on a list while it waits, and every episode while it is played. A thread beside the event
-loop looks at both. It only reads and prints, so it does not affect training."""
+loop looks at both. It only reads and prints, so it does not affect training.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ NO_POLICY = ("play", "save", "load", "seal", "drop", "cancel", "phase")
 
 class Watchdog:
     """Reporter of everything that waits if nothing has ended for `seconds` (0: never), and again after the same
-    time."""
+    time.
+    """
 
     def __init__(self, seconds: float, tell: Callable[[str], None] | None = None) -> None:
         self.seconds, self.tell = seconds, tell or _print

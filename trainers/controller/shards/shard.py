@@ -100,7 +100,8 @@ class Shard:
 
     def collector(self, seating: Seating) -> Collector:
         """Return the collector of a seating. Equal settings share one collector, and with it one limit of episodes in
-        flight."""
+        flight.
+        """
         for known, collector in self.collectors:
             if known == seating:
                 return collector

@@ -112,7 +112,8 @@ class Shards:
 
     def place(self, position: int, count: int) -> int:
         """Return the shard that plays the draw at a position among `count` draws: one of equal ranges. If there are
-        fewer draws than shards, return the shard with the fewest draws."""
+        fewer draws than shards, return the shard with the fewest draws.
+        """
         if count >= len(self.members):
             return position * len(self.members) // count
         return min(self.open_draws, key=lambda number: (self.open_draws[number], number))

@@ -34,7 +34,8 @@ class ByteCode:
 
     def write(self, numbers: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
         """Return codes and scales of numbers [R, C]. `chance` in [0, 1) decides the rounding, so that the mean error is
-        0."""
+        0.
+        """
         columns = numbers.shape[1]
         padded = F.pad(numbers, (0, -columns % BLOCK)).unflatten(1, (-1, BLOCK))
         scale = padded.abs().amax(2)

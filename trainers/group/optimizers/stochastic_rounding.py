@@ -2,7 +2,8 @@
 0.
 
 The random bits of an element follow from a key and from its place in the whole tensor. There is no generator and no
-state: a resumed run draws the same bits, and any number of ranks draws the same bits as one."""
+state: a resumed run draws the same bits, and any number of ranks draws the same bits as one.
+"""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ class RankProcesses:
         """Call a method on every rank. Return the result of each.
 
         An error that all ranks report is raised unchanged, and the group continues. After any other error, all ranks
-        end."""
+        end.
+        """
         with self.lock:
             if self.ended:
                 raise (RankLost if self.lost else RankError)(self.ended)
@@ -245,7 +246,8 @@ def _end_with(link: int) -> None:
 def supervise(folder: str, links: Sequence[int]) -> int:
     """Fork a rank for each link, and wait for them. If one ends badly, end the others, and print which one and how.
 
-    The folder is removed at the end, because a killed group cannot remove it."""
+    The folder is removed at the end, because a killed group cannot remove it.
+    """
     # torch comes in here, and what reads the configurations of models: once for all ranks
     from transformers import AutoConfig, LlamaConfig  # noqa: F401
 

@@ -60,7 +60,8 @@ def spread(
     whole: Sequence[Parameters] | None, mesh: DeviceMesh, dtype: torch.dtype | None, offload: bool
 ) -> list[Parameters]:
     """Shard policies over the ranks. Rank 0 passes them as `whole`, the others pass None. Every rank gets all policies,
-    with its part of every tensor. `dtype` is that of the computation; masters keep their own."""
+    with its part of every tensor. `dtype` is that of the computation; masters keep their own.
+    """
     box: list[list[Parameters] | None] = [None if whole is None else hollow(whole)]
     dist.broadcast_object_list(box, src=0)
     parts = box[0]

@@ -193,7 +193,8 @@ class RankedGroup(ModelGroup):
 
     def _export(self, hosted: Hosted, path: Path, tokenizer: Tokenizer) -> Path:
         """Write a policy. The first rank writes the tensors of our own decoder one at a time, and no process holds the
-        whole model. A model that transformers writes, or with adapters by role, is gathered here."""
+        whole model. A model that transformers writes, or with adapters by role, is gathered here.
+        """
         learner = hosted.learner
         if not isinstance(learner, RemoteLearner):
             return super()._export(hosted, path, tokenizer)

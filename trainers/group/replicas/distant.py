@@ -212,7 +212,8 @@ class DistantEngine(Versioned):
 
 def _begun(actors: list[ActorHandle]) -> list[dict[str, str]]:
     """Wait until the replicas have started. Return the versions of their libraries, or raise the error of one that
-    could not start."""
+    could not start.
+    """
     import ray
     from ray.exceptions import RayTaskError
 
@@ -235,9 +236,8 @@ def start(spec: GroupSpec, order: EngineOrder) -> list[DistantEngine]:
         max_concurrency=CALLS_AT_ONCE,
         runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
     )
-    model = (
-        order.model if device == "cpu" else copy.deepcopy(order.model).to("cpu")
-    )  # if it is a learner's model, it stays on its device
+    # if it is a learner's model, it stays on its device
+    model = order.model if device == "cpu" else copy.deepcopy(order.model).to("cpu")
     shared = ray.put(replace(order, model=model))
     actors = [made.remote(EngineHost, spec.engine, shared, device, threads) for _ in range(1, spec.replicas)]
     try:

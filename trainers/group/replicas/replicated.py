@@ -44,7 +44,8 @@ class ReplicatedEngine(Versioned):
         pack: Callable[[Decoder, str | None], ObjectRef] | None = None,
     ) -> None:
         """Make the engine. `room` is the number of prompt tokens that one replica stores. `pack` converts a model once
-        into the form that replicas in other processes receive."""
+        into the form that replicas in other processes receive.
+        """
         super().__init__()
         self.name, self.members, self.pack = name, list(members), pack
         self.router = Router(len(members), room)
@@ -97,7 +98,8 @@ class ReplicatedEngine(Versioned):
 
     def publish(self, model: Decoder, version: int, adapter: str | None = None) -> None:
         """Publish a model's weights, or those of one adapter alone, to all replicas. All have them when this
-        returns."""
+        returns.
+        """
         self.router.clear()
         packed = None if self.pack is None else self.pack(model, adapter)
 

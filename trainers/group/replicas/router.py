@@ -26,7 +26,8 @@ class Router:
 
     def __init__(self, replicas: int, room: int = 1 << 20) -> None:
         """Make a router. `room` is the number of prompt tokens that one replica stores. The router forgets older
-        prompts, as the replica does."""
+        prompts, as the replica does.
+        """
         self.blocks = max(1, room // self.size)
         self.open = dict.fromkeys(range(replicas), 0)
         """Number of open requests of each living replica."""
@@ -77,9 +78,8 @@ class Router:
 
     def _hold(self, replica: int, blocks: Sequence[int]) -> None:
         held = self.held[replica]
-        for block in reversed(
-            blocks
-        ):  # the beginning of a prompt is marked as newest: it is shared most, and removed last
+        # the beginning of a prompt is marked as newest: it is shared most, and removed last
+        for block in reversed(blocks):
             held[block] = None
             held.move_to_end(block)
         while len(held) > self.blocks:

@@ -224,7 +224,8 @@ class Bm25Index(Index):
 
     def _skip(self, lists: list[_List], k: int) -> list[tuple[int, int]]:
         """Sum the lists from the highest bound down, only until no passage outside them can reach the best k;
-        then finish the passages already met by looking them up in the lists that remain."""
+        then finish the passages already met by looking them up in the lists that remain.
+        """
         rest = [0]  # rest[i]: the most that all lists from i on can add
         for item in reversed(lists):
             rest.insert(0, rest[0] + item.bound)

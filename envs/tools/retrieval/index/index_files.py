@@ -51,7 +51,8 @@ class Draft:
 
     def array(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """A writable array in file `name`. Its disk space is reserved now: a full disk is an error here,
-        not a bus error at some later write into the map."""
+        not a bus error at some later write into the map.
+        """
         path, kind = self.directory / name, np.dtype(dtype)
         size = int(np.prod(shape)) * kind.itemsize
         with open(path, "wb") as file:
