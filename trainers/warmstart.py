@@ -16,7 +16,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import commonprefix
 from pathlib import Path
@@ -28,6 +28,7 @@ import yaml
 from ..agents.basics.frozen import thaw
 from ..agents.basics.hints import counted
 from ..agents.basics.json_types import JsonObject, JsonView
+from ..agents.engines.stopping import closing_ids
 from ..agents.fetch.packaged import PACKAGES
 from ..agents.names import PROMPTS_FILE, model_path, prompts_of
 from ..agents.text.chat import Chat
@@ -181,19 +182,19 @@ def fine_tune(
     return model.merged(parameters.adapter), losses
 
 
-def samples_of(traces: Iterable[Trace], tokenizer: Tokenizer) -> list[Sample]:
-    """The acts of traces as samples to be learned. A reply ends with the token that ends a turn, as sampled ones do."""
+def samples_of(traces: Iterable[Trace], tokenizer: Tokenizer, closing: Collection[int] = ()) -> list[Sample]:
+    """Return the acts of traces as samples to be learned. A reply ends with the first of the tokens that end a turn (default: the
+    tokenizer's own), as sampled ones do.
+    """
     from .group.sample_store import Sample
+
+    closing = closing or closing_ids(tokenizer)
 
     samples = []
     data = rows(traces)
     for number_, (row, tokens) in enumerate(zip(data, tokenized(data, tokenizer, "sft"), strict=True)):
         ids, begin = tokens["input_ids"], tokens["completion_mask"].index(1)
-        end = (
-            ids.index(tokenizer.eos_token_id, begin) + 1
-            if tokenizer.eos_token_id in ids[begin:]
-            else len(ids)
-        )
+        end = next((i + 1 for i in range(begin, len(ids)) if ids[i] in closing), len(ids))
         reply = np.array(ids[begin:end], np.int64)
         samples.append(
             Sample(
@@ -229,7 +230,8 @@ def warmstart(
     traces = expert_traces(id, tasks, data, prompts=told, **(args or {}))
     path = model_path(model)  # what is wrong with the environment is known before anything is fetched
     tokenizer = load_tokenizer(path)
-    samples = samples_of(traces, tokenizer)
+    decoder = load_decoder(path)
+    samples = samples_of(traces, tokenizer, closing_ids(decoder.hf_config, decoder.generation, tokenizer))
     count = sum(len(s.prompt) + len(s.reply) for s in samples)
     record = WarmStartRecord(str(model), len(traces), len(samples), count)
     print(
@@ -249,7 +251,7 @@ def warmstart(
                 flush=True,
             )
 
-    learned, record.losses = fine_tune(load_decoder(path), samples, how, say)
+    learned, record.losses = fine_tune(decoder, samples, how, say)
     record.seconds = round(time.monotonic() - began, 1)
     out = save_model(learned, out, tokenizer)
     if told is not None:

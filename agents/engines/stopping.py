@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..text.reply_readers import reply_end
 from ..text.tokenizing import Tokenizer
@@ -79,9 +79,13 @@ class Stopper:
 
 
 def closing_ids(*owners: object) -> set[int]:
-    """Return the tokens that end a reply, according to a model's configuration or a tokenizer."""
+    """Return the tokens that end a reply, according to a model's configurations (the one of generation is a mapping) and its
+    tokenizer.
+    """
     closing: set[int] = set()
     for owner in owners:
-        ids = getattr(owner, "eos_token_id", None)
+        ids = (
+            owner.get("eos_token_id") if isinstance(owner, Mapping) else getattr(owner, "eos_token_id", None)
+        )
         closing.update([ids] if isinstance(ids, int) else ids or [])
     return closing

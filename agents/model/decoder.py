@@ -12,11 +12,13 @@ import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ..basics.json_types import JsonView
 from ..text.tokenizing import Tokenizer
 from .attention import PLAIN, Packed, PackedAttention, Weighing
 from .shape import Dimensions
@@ -49,6 +51,8 @@ class Decoder(nn.Module):
     shape: Dimensions
     hf_config: PretrainedConfig
     """Configuration of transformers, with which the model saves as it loaded."""
+    generation: JsonView = MappingProxyType({})
+    """Content of the model's `generation_config.json`: with it go tokens that end a reply and that `hf_config` may lack."""
     embed: Tensor
     """The input embedding [V, d]. Its device and type are the model's."""
     unpackable = ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..basics.json_types import JsonObject
 from ..basics.manifest import MANIFEST, Damaged, check
 from ..text.chat import require_template
 from ..text.tokenizing import Tokenizer
@@ -33,6 +34,7 @@ _LAYER = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
+GENERATION = "generation_config.json"
 _TOP = {
     "embed": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -51,7 +53,9 @@ def load_decoder(path: str | Path, auto: bool = False, speaks: bool = False) -> 
     if auto or not computes(config):
         from .auto import load_auto
 
-        return load_auto(path, config, **where)
+        decoder: Decoder = load_auto(path, config, **where)
+        decoder.generation = _generation(path)
+        return decoder
     return load_model(path, where.get("gguf_file"))
 
 
@@ -80,6 +84,7 @@ def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtyp
     shape = shape_of(config)  # refuses an unsupported model before anything large is read
     name_class(config)
     model = Llama(shape, config)
+    model.generation = _generation(path)
     # assigned, not copied: a model is in memory once, not twice
     model.load_state_dict(from_hf(_read(path, where.get("gguf_file")), shape), strict=True, assign=True)
     return model.to(dtype)
@@ -167,14 +172,34 @@ def save_model(model: Decoder, path: str | Path, tokenizer: Tokenizer | None = N
     path.mkdir(parents=True, exist_ok=True)
     if isinstance(model, OwnFiles):
         model.save(path, tokenizer)
+        save_settings(model, path)
         return path
     assert isinstance(model, Llama)
-    model.hf_config.save_pretrained(path)
+    save_settings(model, path)
     own = model.state_dict()
     save_tensors(model, (own[name] for name, _, _ in hf_names(model)), path)
     if tokenizer is not None:
         tokenizer.save_pretrained(path)
     return path
+
+
+def save_settings(model: Decoder, path: Path) -> None:
+    """Write a model's configuration, and that of generation as it was loaded."""
+    model.hf_config.save_pretrained(path)
+    if model.generation:
+        (path / GENERATION).write_text(json.dumps(dict(model.generation), indent=2), encoding="utf-8")
+
+
+def _generation(path: Path) -> JsonObject:
+    """Read what a model's directory says about generation; {} where it says nothing."""
+    file = path / GENERATION
+    if not file.is_file():
+        return {}
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise Damaged(f"{file} is no JSON: {error}") from error
+    return settings if isinstance(settings, dict) else {}
 
 
 def save_tensors(

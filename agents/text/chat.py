@@ -91,7 +91,7 @@ class Chat:
 
     def conversation(self, messages: Iterable[Message], *, ready: bool) -> list[int]:
         """Tokens of a whole conversation: `ready` for a reply, or closed (a training example)."""
-        return self._encode(self._text(tuple(map(_turn, self._with_tools(messages))), ready))
+        return self._encode(self._text(tuple(map(_turn, self._as_known(messages))), ready))
 
     def remember(self, call: Call, prompt: Prompt, ids: Sequence[int], text: str) -> None:
         """Keep what a node sampled, for a conversation that may continue from it."""
@@ -110,25 +110,48 @@ class Chat:
 
     def _with_system(self, call: Call) -> list[Message]:
         system = self.system.get(call.agent) or self.system.get(call.role) or call.system
-        messages = self._with_tools(call.messages)
-        if not system:
-            return messages
-        if messages and messages[0]["role"] == "system":
-            return [{"role": "system", "content": f"{system}\n\n{messages[0]['content']}"}, *messages[1:]]
-        return [{"role": "system", "content": system}, *messages]
+        messages = list(call.messages)
+        if system and messages and messages[0]["role"] == "system":
+            messages[0] = {"role": "system", "content": f"{system}\n\n{messages[0]['content']}"}
+        elif system:
+            messages = [{"role": "system", "content": system}, *messages]
+        return self._as_known(messages)
 
-    def _with_tools(self, messages: Iterable[Message]) -> list[Message]:
-        if self._knows_tools:
-            return list(messages)
-        return [{**m, "role": "user"} if m["role"] == "tool" else m for m in messages]
+    def _as_known(self, messages: Iterable[Message]) -> list[Message]:
+        """Return messages of roles that the template shows, in an order that it takes. Others become the user's words."""
+        known: list[Message] = []
+        joins = False  # the next words of the user belong to the last message
+        for message in messages:
+            refused = (message["role"] == "tool" and not self._knows_tools) or (
+                message["role"] == "system" and not self._knows_system
+            )
+            now = {**message, "role": "user"} if refused else message
+            if known and now["role"] == known[-1]["role"] == "user" and (joins or not self._knows_repeats):
+                now = {"role": "user", "content": f"{known.pop()['content']}\n\n{now['content']}"}
+            joins = refused and message["role"] == "system"
+            known.append(now)
+        return known
 
     @cached_property
     def _knows_tools(self) -> bool:
-        """Tell whether the template shows messages of role "tool". If not, the user says them."""
-        lines = [("user", "q"), ("assistant", "a"), ("tool", "what the tool gave")]
+        """Tell whether the template shows messages of role "tool"."""
+        return self._shows(("user", "q"), ("assistant", "a"), ("tool", "what the tool gave"))
+
+    @cached_property
+    def _knows_system(self) -> bool:
+        """Tell whether the template shows a system message. Some refuse it, and some leave it out in silence."""
+        return self._shows(("system", "what the system says"), ("user", "q"), which=0)
+
+    @cached_property
+    def _knows_repeats(self) -> bool:
+        """Tell whether the template takes two messages of the user in a row. Some demand that roles alternate."""
+        return self._shows(("user", "q"), ("user", "what the user adds"))
+
+    def _shows(self, *lines: tuple[str, str], which: int = -1) -> bool:
+        """Tell whether the template shows one of these lines (default: the last)."""
         turns = tuple((("role", role), ("content", content)) for role, content in lines)
         try:
-            return lines[-1][1] in self._text(turns)
+            return lines[which][1] in self._text(turns)
         except ValueError:
             return False
 

@@ -1,20 +1,24 @@
 """Models of transformers as decoders: packed rows against transformers' own forward pass, sequence by sequence."""
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from unitymas.agents.basics.manifest import Damaged
 from unitymas.agents.engines.sampling import SamplingParams
+from unitymas.agents.engines.torch.torch_engine import TorchEngine
 from unitymas.agents.engines.torch.whole_engine import WholeEngine
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.auto import AutoDecoder
 from unitymas.agents.model.logprobs import Support
-from unitymas.agents.model.weights import save_adapter, save_model
+from unitymas.agents.model.weights import load_decoder, load_tokenizer, save_adapter, save_model
 
-from ..any_models import KINDS, WHOLE, network
+from ..any_models import KINDS, WHOLE, folder, network
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -81,6 +85,21 @@ def test_log_probs_and_gradients_are_those_of_transformers(kind, monkeypatch):
                 if gradients[name] is not None:
                     size = gradients[name].abs().max()
                     assert (parameter.grad - gradients[name]).abs().max() <= 2e-5 * size + 2e-6, (name, how)
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3"])
+def test_what_ends_a_reply_stands_in_the_generation_config_too(kind, tmp_path):
+    """Gemma 2 and Phi-3 name their end of a turn nowhere else. An export keeps the file as it was."""
+    path = Path(folder(kind, tmp_path / "hub"))
+    settings = {"eos_token_id": [2, 7, 9], "temperature": 0.6, "top_p": 0.9, "pad_token_id": 0}
+    (path / "generation_config.json").write_text(json.dumps(settings))
+    decoder, tokenizer = load_decoder(path), load_tokenizer(path)
+    assert TorchEngine(decoder, tokenizer, slots=1).stop_ids == {2, 7, 9}
+    out = save_model(decoder.merged(), tmp_path / "out", tokenizer)
+    assert json.loads((out / "generation_config.json").read_text()) == settings
+    (path / "generation_config.json").write_text('{"eos_tok')
+    with pytest.raises(Damaged, match="generation_config.json is no JSON"):
+        load_decoder(path)
 
 
 TARGETS = {"gpt2": ["c_attn"], "deepseek_v3": ["q_b_proj", "o_proj"]}

@@ -63,6 +63,47 @@ def test_a_plain_conversation_is_what_the_template_says(tokenizer):
     assert prompt.continued is None
 
 
+ALTERNATING = (
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SILENT = TEMPLATE.replace("%}<|{{", "%}{% if m['role'] != 'system' %}<|{{").replace(
+    "<|end|>{%", "<|end|>{% endif %}{%"
+)
+
+
+@pytest.mark.parametrize("template", [ALTERNATING, SILENT], ids=["refuses", "leaves out in silence"])
+def test_a_template_without_system_messages_shows_their_words_to_the_user(tokenizer, template):
+    """As Gemma's and Mistral's, which refuse them, and some, which drop them: a role must see its instructions."""
+    tokenizer.chat_template = template
+    chat = chat_of(tokenizer, system={"solver": "be brief"})
+    asked = "<|user|>be brief\n\nwhy?<|end|>"
+    assert tokenizer.decode(chat.prompt(call(user("why?"))).ids) == f"{asked}<|assistant|>"
+    turns = [{"role": "system", "content": "be brief"}, user("why?"), {"role": "assistant", "content": "so"}]
+    assert tokenizer.decode(chat.conversation(turns, ready=False)) == f"{asked}<|assistant|>so<|end|>"
+
+
+def test_messages_in_a_row_are_joined_where_roles_must_alternate(tokenizer):
+    tokenizer.chat_template = ALTERNATING
+    messages = [user("a"), {"role": "assistant", "content": "b"}, {"role": "tool", "content": "c"}, user("d")]
+    text = tokenizer.decode(chat_of(tokenizer).prompt(call(*messages)).ids)
+    assert text == "<|user|>a<|end|><|assistant|>b<|end|><|user|>c\n\nd<|end|><|assistant|>"
+
+
+def test_a_reply_that_goes_on_is_found_behind_joined_words(tokenizer):
+    """What was sampled is not tokenised again, although the system's words stand in the user's message."""
+    tokenizer.chat_template = ALTERNATING
+    chat = chat_of(tokenizer, system={"solver": "be brief"})
+    first = call(user("why?"))
+    prompt = chat.prompt(first)
+    chat.remember(
+        first, prompt, [*tokenizer.encode("a"), *tokenizer.encode("bc"), tokenizer.eos_token_id], "abc"
+    )
+    later = chat.prompt(call(user("why?"), spoken("abc", "0"), user("and?"), node="1"))
+    assert later.continued == "0" and later.ids[: len(prompt.ids)] == prompt.ids
+
+
 def test_each_role_has_its_system_prompt(tokenizer):
     chat = chat_of(tokenizer, system={"solver": "Solve."})
     text = tokenizer.decode(chat.prompt(call(user("x"))).ids)

@@ -10,7 +10,7 @@ from unitymas.benchmarks import demo
 from unitymas.cli import main
 from unitymas.trainers.config import presets
 from unitymas.trainers.config.plan import make_arenas, plan
-from unitymas.trainers.config.presets import PRESETS, TINY
+from unitymas.trainers.config.presets import PAPERS, PRESETS, TINY
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.config.schema import ConfigError, dump, merge
 from unitymas.trainers.controller.resume import resumed
@@ -92,6 +92,44 @@ def test_another_algorithm_brings_its_own_settings():
     config = resolve(ENV, preset_name="shared", overrides=["policies.*.algorithm.name=grpo"])
     assert config.policies["team"].algorithm == {"name": "grpo"} and not config.policies["team"].reference
     assert config.policies["team"].learning.lr == 1.5e-4
+
+
+LEARNING = [(name, model) for model in ("tiny", "smollm2") for name in PRESETS]
+
+
+@pytest.mark.parametrize(("name", "model"), [*LEARNING, *((f"{paper},separate", "tiny") for paper in PAPERS)])
+def test_an_option_alone_keeps_the_algorithm(name, model):
+    """Everything else of the algorithm, its name and its reference stay; by name of a policy, for this policy alone."""
+    hub = f"groups.*.model={model}"
+    own = resolve(ENV, preset_name=name, overrides=[hub]).policies
+    changed = resolve(ENV, preset_name=name, overrides=[hub, "policies.*.algorithm.gamma=0.5"]).policies
+    for policy in own:
+        assert changed[policy] == replace(own[policy], algorithm={**own[policy].algorithm, "gamma": 0.5})
+    first = next(iter(own))
+    one = resolve(ENV, preset_name=name, overrides=[hub, f"policies.{first}.algorithm.gamma=0.5"]).policies
+    assert one == {**own, first: changed[first]}
+
+
+@pytest.mark.parametrize("how", ["policies.*.algorithm=rloo", "policies.*.algorithm.name=rloo"])
+def test_the_presets_own_algorithm_may_be_named(how):
+    hub = "groups.*.model=smollm2"
+    assert resolve(ENV, preset_name="lora", overrides=[hub, how]) == resolve(
+        ENV, preset_name="lora", overrides=[hub]
+    )
+
+
+@pytest.mark.parametrize("how", ["policies.planner.algorithm", "policies.planner.algorithm.name"])
+def test_another_algorithm_of_one_policy_leaves_the_others_theirs(how):
+    own = resolve(ENV, preset_name="separate").policies
+    mixed = resolve(ENV, preset_name="separate", overrides=[f"{how}=gspo"]).policies
+    assert mixed == {**own, "planner": replace(own["planner"], algorithm={"name": "gspo"}, reference=False)}
+
+
+def test_a_name_for_all_policies_stays_beside_an_option_of_one():
+    overrides = ["policies.*.algorithm=grpo", "policies.searcher.algorithm.clip_low=0.1"]
+    policies = resolve(ENV, preset_name="separate", overrides=overrides).policies
+    assert policies["searcher"].algorithm == {"name": "grpo", "clip_low": 0.1}
+    assert policies["planner"].algorithm == {"name": "grpo"}
 
 
 def test_other_models_get_a_usual_beginning(capsys, monkeypatch):

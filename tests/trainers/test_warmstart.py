@@ -71,6 +71,11 @@ def test_a_sample_ends_with_the_token_that_ends_a_turn():
     for sample, act in zip(samples, acts, strict=True):
         *words, last = sample.reply.tolist()
         assert tokenizer.decode(words) == act.text and last == tokenizer.eos_token_id
+    second = samples[0].reply[1]
+    (cut, *_) = samples_of(
+        traces, tokenizer, {int(second)}
+    )  # a template may end a turn with another token than eos
+    assert cut.reply.tolist() == samples[0].reply[:2].tolist()
 
 
 @pytest.mark.parametrize("rank", [0, 4])

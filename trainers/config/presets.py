@@ -15,7 +15,7 @@ carries those of the demo (`tiny_settings`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -239,31 +239,42 @@ def has_gpu() -> bool:
 
 
 def settings(name: str, given: Tree) -> Tree:
-    """Return the settings of a preset that the user's settings do not replace. Another algorithm has its own
-    settings.
-    """
-    env = (given.get("env") or {}).get("id", "mask-hotpotqa")
+    """Return the settings of a preset, its algorithm among them, for the models and the environment of the user's tree."""
     name, paper = parts(name)
-    policies = [policy or {} for policy in (given.get("policies") or {}).values()]
+    env = (given.get("env") or {}).get("id", "mask-hotpotqa")
     if paper:
-        own = paper_settings(paper, env, name)
-        mine = own["policies"]["*"]["algorithm"]["name"]
-        return without_algorithm(own) if any(_another(p.get("algorithm"), mine) for p in policies) else own
-    if not learns_tiny(given) and not learns_small(given):
-        return hub_settings(given, name)
-    own = tiny_settings(env, name) if learns_tiny(given) else small_settings(name)
-    return without_algorithm(own) if any("algorithm" in p for p in policies) else own
+        return paper_settings(paper, env, name)
+    if learns_tiny(given):
+        return tiny_settings(env, name)
+    return small_settings(name) if learns_small(given) else hub_settings(given, name)
 
 
-def without_algorithm(own: Tree) -> Tree:
-    """Return settings without those of their algorithm."""
-    everyone = {k: v for k, v in own["policies"]["*"].items() if k not in ("algorithm", "reference")}
-    return {**own, "policies": {"*": everyone}}
+def laid_under(own: Tree, given: Tree, names: Iterable[str]) -> Tree:
+    """Lay the user's tree over a preset's settings, for policies of these names.
+
+    An option of the algorithm changes this option alone. Where the user names another algorithm for a policy, the policy gets
+    nothing of the preset's: neither options nor reference.
+    """
+    everyone = dict((own.get("policies") or {}).get("*") or {})
+    bound = {key: everyone.pop(key) for key in ("algorithm", "reference") if key in everyone}
+    tree = merge({**own, "policies": {"*": everyone}}, given)
+    policies = given.get("policies") or {}
+    if not bound or not isinstance(policies, Mapping):
+        return tree
+    common = algorithm_named(policies.get("*") or {})
+    for name in names:
+        mine = merge(common, algorithm_named(policies.get(name) or {}))
+        if (mine.get("algorithm") or {}).get("name", bound["algorithm"]["name"]) == bound["algorithm"][
+            "name"
+        ]:
+            tree["policies"] = {**tree["policies"], name: merge(bound, mine)}
+    return tree
 
 
-def _another(algorithm: object, mine: str) -> bool:
-    """Tell whether the user's value of `algorithm` names another one."""
-    return (algorithm.get("name", mine) if isinstance(algorithm, Mapping) else algorithm or mine) != mine
+def algorithm_named(policy: Tree) -> Tree:
+    """Return a policy's tree with the short form `algorithm: grpo` written as `algorithm: {name: grpo}`."""
+    name = policy.get("algorithm") if isinstance(policy, Mapping) else None
+    return {**policy, "algorithm": {"name": name}} if isinstance(name, str) else policy
 
 
 def note(name: str, given: Tree) -> str:

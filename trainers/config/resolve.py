@@ -25,7 +25,7 @@ from ..controller.statistics.credit import Shaping, credit_from_config
 from ..recipes import make_recipe
 from .choices import hints_of
 from .group_settings import Learning
-from .presets import preset, settings
+from .presets import algorithm_named, laid_under, preset, settings
 from .reader import GIVEN, Tree, as_meant, leaves, read
 from .schema import ConfigError, EnvConfig, GroupConfig, RunConfig, build, merge, override, read_yaml, to_dict
 
@@ -77,10 +77,12 @@ def load_imports(tree: Tree) -> None:
 
 def settled(tree: Tree) -> RunConfig:
     """Check a whole tree, and return it as a config that can run."""
+    if isinstance(
+        policies := tree.get("policies"), Mapping
+    ):  # before "*" is merged: a name alone would replace options
+        tree = {**tree, "policies": {name: algorithm_named(policy) for name, policy in policies.items()}}
     for section, alone in (("groups", "main"), ("policies", "team")):
         tree = spread(tree, section, alone)
-    if isinstance(policies := tree.get("policies"), Mapping):
-        tree = {**tree, "policies": {name: algorithm_named(policy) for name, policy in policies.items()}}
     config = with_prompts(with_horizons(meant(build(RunConfig, tree))))
     check(config)
     return config
@@ -95,13 +97,6 @@ def meant(config: RunConfig) -> RunConfig:
         for name, policy in config.policies.items()
     }
     return replace(config, policies=policies, env=replace(config.env, args=workflow_arguments(config.env)))
-
-
-def algorithm_named(policy: object) -> object:
-    """Return a policy's tree with the short form `algorithm: grpo` written as `algorithm: {name: grpo}`."""
-    if isinstance(policy, Mapping) and isinstance(policy.get("algorithm"), str):
-        return {**policy, "algorithm": {"name": policy["algorithm"]}}
-    return policy
 
 
 def algorithm_settings(policy: str, given: Mapping[str, object]) -> Tree:
@@ -171,10 +166,12 @@ def with_horizons(config: RunConfig) -> RunConfig:
 
 def over_preset(name: str, given: Tree) -> Tree:
     """Return the preset for the roles of the environment, with its training settings, under the user's settings."""
-    given = merge(settings(name, given), given)
-    env = build(EnvConfig, given.get("env") or {}, "env")
+    own = settings(name, given)
+    env = build(EnvConfig, merge(own.get("env") or {}, given.get("env") or {}), "env")
     workflow = spec(env.id).make_workflow(**workflow_arguments(env))
-    return merge(preset(name, [role.name for role in workflow.roles]), given)
+    mapped = preset(name, [role.name for role in workflow.roles])
+    named = merge(mapped["policies"], given.get("policies") or {})
+    return merge(mapped, laid_under(own, given, [policy for policy in named if policy != "*"]))
 
 
 def spread(tree: Tree, section: str, alone: str) -> Tree:

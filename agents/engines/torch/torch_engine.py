@@ -73,7 +73,7 @@ class TorchEngine(Driven, Napping, Versioned):
         self.deterministic = deterministic
         self.dtype = dtype or model.embed.dtype
         self.stop_ids = frozenset(
-            stop_ids if stop_ids is not None else closing_ids(model.hf_config, tokenizer)
+            stop_ids if stop_ids is not None else closing_ids(model.hf_config, model.generation, tokenizer)
         )
         super().__init__()
         self._turn = threading.RLock()  # held for a step, and while weights change

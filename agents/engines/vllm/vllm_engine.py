@@ -104,7 +104,8 @@ class VLLMEngine(Versioned):
         self._arriving, self._turn = False, asyncio.Condition()
         self.context: int = self.llm.model_config.max_model_len
         self.tokenizer = tokenizer if tokenizer is not None else load_tokenizer(model)
-        own = closing_ids(self.llm.model_config.hf_config, self.tokenizer)
+        settings = self.llm.model_config
+        own = closing_ids(settings.hf_config, settings.try_get_generation_config(), self.tokenizer)
         self.stop_ids = frozenset(own if stop_ids is None else stop_ids)
         self.untracked_truncation, self.transfer = untracked_truncation, transfer
         self.masks = bool(options.get("return_sampling_mask"))

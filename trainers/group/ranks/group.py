@@ -20,7 +20,7 @@ from ....agents.answers import DecisionId
 from ....agents.model import tensor_files
 from ....agents.model.decoder import Decoder
 from ....agents.model.llama import Llama
-from ....agents.model.weights import save_adapter
+from ....agents.model.weights import save_adapter, save_settings
 from ....agents.text.tokenizing import Tokenizer
 from ...algorithms.algorithm import Algorithm
 from ...config.group_settings import GroupSpec
@@ -206,7 +206,7 @@ class RankedGroup(ModelGroup):
             if adapter is not None:
                 own = dict(learner.weights(list(model.learnable(adapter))))
                 save_adapter(filled(model, own), adapter, folder / "adapter")
-            model.hf_config.save_pretrained(folder)
+            save_settings(model, folder)
             tokenizer.save_pretrained(folder)
             if failure := self.ranks.call("export", hosted.name, folder, self.largest_file)[0]:
                 raise failure
