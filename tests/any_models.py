@@ -35,6 +35,16 @@ WHOLE: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 8},
     "rwkv": {"attention_hidden_size": 32},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8},
+    "falcon_h1": {
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+        "mamba_chunk_size": 16,
+        "head_dim": 8,
+        "lm_head_multiplier": 0.5,
+    },
     "recurrent_gemma": {
         "lru_width": 32,
         "attention_window_size": 8,

@@ -210,7 +210,7 @@ class AutoDecoder(OwnFiles):
     def scores(self, hidden: Tensor) -> Tensor:
         """Scores [T, V] as the architecture makes them (scaled, capped, with a bias), from states [T, d]."""
         head = copy.copy(self.net)
-        head.__dict__["_modules"] = {**self.net._modules, self.body: _Given()}
+        head.__dict__["_modules"] = {**self.net._modules, self.body: _Given(getattr(self.net, self.body))}
         with self._computed_in(hidden.dtype):
             return head(inputs_embeds=hidden[None]).logits[0]  # type: ignore[no-any-return]
 
@@ -288,7 +288,11 @@ class AutoDecoder(OwnFiles):
     def save(self, path: Path, tokenizer: Tokenizer | None = None) -> None:
         """Write a Hugging Face directory. Adapters are left out."""
         plain = self.merged() if self.adapters else self
+        told = self.hf_config.dtype
         plain.net.save_pretrained(path)
+        self.hf_config.dtype = (
+            told  # transformers writes that of the tensors, which are float32 while a model learns
+        )
         if tokenizer is not None:
             tokenizer.save_pretrained(path)
 
@@ -337,7 +341,16 @@ class _States(dict[str | int, Tensor]):
 
 
 class _Given(nn.Module):
-    """Stands where the layers stood, when scores are made from states that are known."""
+    """Stands where the layers stood, when scores are made from states that are known. It answers for their other attributes,
+    because some models keep a factor of their scores there.
+    """
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["body"] = body
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        return getattr(self.__dict__["body"], name)  # type: ignore[no-any-return]
 
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> _States:
         return _States(last_hidden_state=inputs_embeds)
@@ -394,7 +407,9 @@ def load_auto(
     """Load a model that transformers computes, in float32."""
     from transformers import AutoModelForCausalLM
 
+    told, name = config.dtype, config._name_or_path
     net = AutoModelForCausalLM.from_pretrained(
         path, config=config, dtype=torch.float32, local_files_only=True, **where
     )
+    net.config.dtype, net.config._name_or_path = told, name
     return AutoDecoder(net)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..basics.json_types import JsonObject
 from ..basics.manifest import MANIFEST, Damaged, check
+from ..fetch.hub import called
 from ..text.chat import require_template
 from ..text.tokenizing import Tokenizer
 from . import tensor_files
@@ -119,6 +120,7 @@ def _opened(path: str | Path, gguf_file: str | None) -> tuple[Path, dict[str, st
         config = AutoConfig.from_pretrained(path, local_files_only=True, **where)
     except (ValueError, KeyError) as error:
         raise UnsupportedArchitecture(_unknown(path, error)) from error
+    config._name_or_path = called(path)  # an adapter's file names its base by it
     return path, where, config
 
 

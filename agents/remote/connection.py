@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
@@ -26,8 +27,12 @@ from .completion import Completion, TooLarge, Unreadable, read_completion, sente
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529)
 HOPELESS = (401, 402, 403, 404)  # wrong key, account, model or path: no other request would succeed either
 WORDS_SECONDS = 5.0  # for the words of an error
-OPTIONAL = ("stream_options", "stream", "logprobs")
+HASTY = 3
+"""Attempts after which a pause has about a second at least, even if the server asks for less."""
+OPTIONAL = ("stream_options", "stream", "logprobs", "seed", "stop")
 """Optional fields of a request. If a server does not know one, it is left out."""
+LENGTH, ITS_NEW_NAME = "max_tokens", "max_completion_tokens"
+"""The longest reply, and its name for servers that refuse the older one, as OpenAI's for reasoning models."""
 
 
 class RemoteError(ModelFailure):
@@ -91,7 +96,9 @@ class Connection:
         self._answered = False
         self._silent = 0.0  # time since which no request was answered; 0: one was answered
         self._quiet: tuple[float, str] = (0.0, "")  # no request before this time, with the server's message
-        self._without: set[str] = set()  # of OPTIONAL
+        self.without: set[str] = set()
+        """Fields of OPTIONAL that the server does not know."""
+        self._names: dict[str, str] = {}  # fields that this server calls otherwise
         self._open: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient, asyncio.Semaphore] | None = None
         self._running = 0
 
@@ -162,11 +169,14 @@ class Connection:
         ends = began + self.deadline
         if self._silent:  # for any caller: later callers do not wait as long again
             ends = min(ends, self._silent + patience)
+        grown = min(30.0, 0.5 * 2 ** min(attempt - 1, 10)) * random.uniform(0.5, 1)
         if failure.after is None:
-            return min(30.0, 0.5 * 2 ** min(attempt - 1, 10)) * random.uniform(0.5, 1), ends
+            return grown, ends
         if now + failure.after > self._quiet[0]:
             self._quiet = (now + failure.after, str(failure))
-        return failure.after + random.uniform(0, 0.05 * min(failure.after, 20.0)), ends
+        asked = failure.after + random.uniform(0, 0.05 * min(failure.after, 20.0))
+        # a server may ask for no pause at all (0, a date of the past) again and again
+        return (asked if attempt <= HASTY else max(asked, min(grown, 1.0))), ends
 
     def _unavailable(self, seconds: float, attempt: int, why: str) -> RemoteUnavailable:
         return RemoteUnavailable(
@@ -180,7 +190,7 @@ class Connection:
 
     async def _once(self, client: httpx.AsyncClient, body: Mapping[str, object], left: float) -> Completion:
         """Send the request once."""
-        body = {key: value for key, value in body.items() if key not in self._without}
+        body = {self._names.get(key, key): value for key, value in body.items() if key not in self.without}
         try:
             with anyio.fail_after(max(left, 0.1)):
                 return await self._sent(client, body)
@@ -211,11 +221,14 @@ class Connection:
     async def _refused(self, reply: httpx.Response, body: Mapping[str, object]) -> Exception:
         """Make the error for a status that is not a success."""
         status, words = reply.status_code, await self._words(reply)
-        unknown = [name for name in OPTIONAL if name in body and name in words]
+        unknown = [name for name in OPTIONAL if name in body and _names(words, name)]
+        if status in (400, 422) and LENGTH in body and ITS_NEW_NAME in words:
+            self._names[LENGTH] = ITS_NEW_NAME
+            return _Again(f"HTTP {status} {self.told(words):.200}", after=0.0, alive=True)
         if status in (400, 422) and unknown:
-            self._without.add(unknown[0])
+            self.without.add(unknown[0])
             if unknown[0] == "stream":
-                self._without.add("stream_options")
+                self.without.add("stream_options")
             say_once(f"{self.url} does not know {unknown[0]!r}: it is asked without")
             return _Again(f"HTTP {status} {self.told(words):.200}", after=0.0, alive=True)
         if status in TRANSIENT and "insufficient_quota" not in words:
@@ -273,6 +286,11 @@ class Connection:
         if self._open is not None and not self._running and self._open[0] is asyncio.get_running_loop():
             client, self._open = self._open[1], None
             await client.aclose()
+
+
+def _names(words: str, field: str) -> bool:
+    """Tell whether an error names a field of the request. Short names may be parts of other words, so they count in quotes."""
+    return re.search(rf"[\"'`]{field}[\"'`]" if field in ("seed", "stop") else field, words) is not None
 
 
 def _sentence(words: str) -> str:

@@ -114,15 +114,21 @@ class OpenAIPolicy:
     async def _act(self, call: Call) -> Answer:
         body = self._body(call)
         completion, dollars = await self._paid(call.role, body)
-        if "stop" in body and stopped_thinking(completion):
+        if "stop" in self._connection.without:  # the server does not know it, so the reply is cut here
+            self._cut(completion, call)
+        elif "stop" in body and stopped_thinking(completion):
             # the server cannot continue the reply, so the whole reply is requested and cut here
             del body["stop"]
             completion, more = await self._paid(call.role, body)
             dollars += more
-            end = reply_end(completion.text, call.stop)
-            if end is not None:
-                completion.text, completion.reason = completion.text[:end], "stop"
+            self._cut(completion, call)
         return self._answer(call, completion, dollars)
+
+    def _cut(self, completion: Completion, call: Call) -> None:
+        """Cut a reply after its first stop string outside of thinking."""
+        end = reply_end(completion.text, call.stop)
+        if end is not None:
+            completion.text, completion.reason = completion.text[:end], "stop"
 
     async def _paid(self, role: str, body: JsonObject) -> tuple[Completion, float]:
         """Request one completion, within the budget. Return it with its dollars, failed attempts included."""

@@ -183,14 +183,15 @@ def _read_yaml(path: Path) -> Any:
         raise PromptError(f"prompts: {path}: {error.strerror}") from None
 
 
-def _plain(value: object) -> object:
+def _plain(value: object, place: str = "") -> object:
+    """Return a set of plain values. An error names the place of a value that is no text."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _plain(v, f"{place}.{k}".lstrip(".")) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [_plain(v, f"{place}[{i}]") for i, v in enumerate(value, 1)]
     if isinstance(value, str):
         return str(value)
-    raise PromptError(f"prompts 'own': {value!r:.60} is no text; write it in quotes")
+    raise PromptError(f"prompts 'own': {place}: {value!r:.60} is no text; write it in quotes")
 
 
 def _texts(value: object) -> list[str]:

@@ -25,7 +25,14 @@ from unitymas.agents.fetch.home import home
 from unitymas.agents.llm import load_policy
 from unitymas.agents.model.attention import pack
 from unitymas.agents.model.onnx import convert
-from unitymas.agents.model.weights import from_config, load_model, load_tokenizer, save_model
+from unitymas.agents.model.weights import (
+    from_config,
+    load_decoder,
+    load_model,
+    load_tokenizer,
+    save_adapter,
+    save_model,
+)
 from unitymas.agents.model_settings import ModelSettings
 from unitymas.agents.names import ModelName, read_name
 from unitymas.agents.policies import Call
@@ -149,6 +156,17 @@ def test_a_cached_model_of_the_hub_is_used_without_a_network(cache):
     assert policy.name == "org/small" and policy.identity()["weights"]
     traces = unitymas.rollout("rag-nq", unitymas.Team("hf:org/small@v1", max_tokens=3), tasks=1)
     assert traces[0].ended != "error"
+
+
+@pytest.mark.parametrize("auto", [False, True])
+def test_an_adapter_names_its_base_as_the_hub_does(cache, tmp_path, auto):
+    """Not by a path of this machine's cache: peft finds the base anywhere."""
+    put(cache, "a" * 40)
+    decoder = load_decoder(model_path("org/small"), auto)
+    decoder.add_adapter("a", 2)
+    save_adapter(decoder, "a", tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "org/small"
 
 
 def test_a_model_that_is_not_whole_is_not_used(cache):

@@ -325,6 +325,14 @@ def test_retry_after_may_be_a_date_milliseconds_or_nonsense(wire):
         assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize("asked", ["0", "Mon, 01 Jan 2001 00:00:00 GMT"])
+def test_a_server_that_asks_for_no_pause_is_not_hammered(wire, asked):
+    wire.script = [status(429, b"{}", Retry_After=asked)] * 2000
+    with pytest.raises(RemoteUnavailable, match="HTTP 429"):
+        ask(wire, deadline=0.5)
+    assert len(wire.seen) < 10
+
+
 def test_a_storm_of_429_passes_and_an_empty_account_does_not(wire):
     wire.script = [status(429)] * 12
     policy = OpenAIPolicy("m", wire.url, concurrency=4)
@@ -362,6 +370,32 @@ def test_what_a_server_does_not_know_is_left_out(wire):
     assert not {"stream", "stream_options", "logprobs"} & set(wire.seen[-1][1])
     asyncio.run(policy.act(HI))
     assert "stream" not in wire.seen[-1][1] and len(wire.seen) == 5
+
+
+def test_a_server_of_reasoning_models_gets_the_length_by_its_new_name(wire):
+    told = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    wire.script = [status(400, json.dumps({"error": {"message": told}}).encode())]
+    policy = OpenAIPolicy("m", wire.url)
+    call = Call("s", "s", [{"role": "user", "content": "hi"}], max_tokens=7)
+    assert [asyncio.run(policy.act(call)).text for _ in range(2)] == ["hello"] * 2
+    assert [(b.get("max_tokens"), b.get("max_completion_tokens")) for _, b in wire.seen] == [
+        (7, None),
+        (None, 7),
+        (None, 7),
+    ]
+
+
+def test_a_server_without_seed_and_stop_plays_and_its_reply_is_cut_here(wire):
+    wire.script = [
+        status(422, b'{"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"]}]}'),
+        status(400, b'{"error": "Unsupported parameter: \'stop\' is not supported with this model."}'),
+        whole("<a>x</a> and more"),
+    ]
+    assert ask(wire).text == "<a>x</a>"
+    assert not {"seed", "stop"} & set(wire.seen[-1][1])
+    wire.script = [status(400, b'{"error": "the unstoppable seeds stopped"}')]
+    with pytest.raises(RemoteError, match="unstoppable"):
+        ask(wire)
 
 
 def test_log_probs_are_kept_where_they_are_given(wire):

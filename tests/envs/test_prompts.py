@@ -224,7 +224,7 @@ def test_an_own_set_by_role_as_mapping_yaml_and_python(tmp_path: Path) -> None:
         ({"answerr": {"system": "x"}}, "no role 'answerr'; did you mean 'answerer'"),
         ({"answerer": {"systme": "x"}}, "answerer has no 'systme'; did you mean 'system'"),
         ({"answerer": "x"}, "answerer must be a table"),
-        ({"answerer": {"system": 3}}, "is no text"),
+        ({"answerer": {"system": 3}}, "answerer.system: 3 is no text"),
         ({"answerer": {"prompt": "{qestion} {found}"}}, r"answerer.prompt: there is no field {qestion}; did you mean 'question'"),
         ({"answerer": {"system": "Look at {found}"}}, r"answerer.system: there is no field {found}"),
         ({"answerer": {"prompt": "Just answer. {found}"}}, r"never shows {question}"),

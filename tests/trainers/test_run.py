@@ -235,7 +235,9 @@ def test_a_falling_rate_falls_over_the_whole_run_unless_told_otherwise():
     assert {p.learning.horizon for p in config.policies.values()} == {180}
     told = resolve("pair-test", overrides=[*falling, "policies.*.learning.horizon=7"])
     assert {p.learning.horizon for p in told.policies.values()} == {7}
-    with pytest.raises(ConfigError, match=r"horizon > warmup \(180 <= 200\)"):
+    with pytest.raises(
+        ConfigError, match=r"learning.warmup: .* 200 optimizer steps, and the run has 180; set 179"
+    ):
         resolve("pair-test", overrides=[*falling, "policies.*.learning.warmup=200"])
 
 

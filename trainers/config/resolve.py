@@ -149,10 +149,12 @@ def with_horizons(config: RunConfig) -> RunConfig:
     def told(learning: Learning, name: str) -> Learning:
         if learning.schedule == "constant" or learning.horizon:
             return learning
-        try:
-            return replace(learning, horizon=updates)
-        except ValueError as error:
-            raise ConfigError(f"policies.{name}: {error}") from error
+        if learning.warmup >= updates:
+            raise ConfigError(
+                f"policies.{name}.learning.warmup: the rate rises over {learning.warmup} optimizer steps, and the run has {updates}; "
+                f"set {max(0, updates - 1)} or less, more steps, or learning.schedule=constant"
+            )
+        return replace(learning, horizon=updates)
 
     policies = {}
     for name, policy in config.policies.items():
