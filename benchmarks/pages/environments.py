@@ -19,6 +19,7 @@ from ...envs.core.drivers import rollout
 from ...envs.core.trace import Trace
 from ...envs.faces.render import clip, use_in_words
 from ...envs.registry import PACKAGE, list_envs, make, resolve, spec
+from .curve import curves_page, training
 from .episode_picture import MOST, ending, picture
 from .html import escape
 from .settings import settings_page
@@ -52,6 +53,7 @@ def main(argv: Sequence[str]) -> int:
 def pages() -> dict[str, str]:
     """Return the path of each generated file under ``docs/``, and its text."""
     texts = {"environments.md": contents(), "gallery.md": gallery(), "settings.md": settings_page()}
+    texts["curves.md"] = curves_page()
     texts |= {f"environments/{id}.md": page(id) for id in ours()}
     return texts | {f"images/episodes/{first}.svg": drawn(first) for first in families()}
 
@@ -145,7 +147,9 @@ def page(id: str) -> str:
             "",
             f"{known.description[:1].upper()}{known.description[1:]}. [All environments](../environments.md).",
             "",
-            f"`unitymas play {id} --team scripted` plays it, `unitymas train {id} --preset shared` trains it.",
+            f"`unitymas play {id} --team scripted` plays it.",
+            "",
+            training(id),
             "",
             *prose(text),
             f"![{alt(first)}](../images/episodes/{first}.svg)",

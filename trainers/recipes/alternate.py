@@ -1,6 +1,6 @@
 """Alternating freezes: one policy learns at a time, `every` steps each, against teammates that stand still.
 
-unitymas train math --preset separate recipe=alternate recipe_args.every=5
+unitymas train ID --preset separate recipe=alternate recipe_args.every=5
 """
 
 from __future__ import annotations

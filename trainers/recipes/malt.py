@@ -1,6 +1,6 @@
 """MALT: search trees of generate, verify, refine become data for supervised and preference learning.
 
-    unitymas train math-deepscaler --preset separate recipe=malt recipe_args.width=3
+    unitymas train ID --preset separate recipe=malt recipe_args.width=3
 
 In every step each task grows a full tree, `width` replies at every act. A reply is worth the mean score of the leaves
 below it. What is worth more than `threshold` is imitated (SFT); where siblings lie on both sides of it, the better is

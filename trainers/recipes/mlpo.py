@@ -1,6 +1,6 @@
 """Leader-only training with frozen peers (MLPO: the leader learns to use what its peers say, and they stay).
 
-    unitymas train math --preset separate recipe=mlpo recipe_args.leader=solver
+    unitymas train ID --preset separate recipe=mlpo recipe_args.leader=solver
 
 The peers play with the weights they have; only the policy behind the leader's role is updated.
 """

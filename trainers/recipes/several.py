@@ -1,6 +1,6 @@
 """Several environments in one run: every step plays tasks of each, and all of them are one update.
 
-    unitymas train mask-nq --preset shared recipe=several recipe_args.beside='[{id: math-deepscaler, data: mini}]' \\
+    unitymas train ID --preset shared recipe=several recipe_args.beside='[{id: OTHER, data: mini}]' \\
         policies.team.algorithm.name=grpo policies.team.algorithm.task_wise=true
 
 Tasks of different environments are never compared with each other; `task_wise` besides whitens the advantages of each,
