@@ -57,6 +57,8 @@ class Decoder(nn.Module):
     """The input embedding [V, d]. Its device and type are the model's."""
     unpackable = ""
     unfixed = ""
+    fixed = False
+    """Flag: only adapters learn, so copies in the same precision share all other parameters."""
 
     @abstractmethod
     def forward(

@@ -236,9 +236,14 @@ class Llama(Decoder):
         return mixed
 
     def copied(self, dtype: torch.dtype) -> Llama:
-        """Return a copy in another precision: cast tensor by tensor, so there is no second copy in the old one."""
+        """Return a copy in another precision: cast tensor by tensor, so there is no second copy in the old one. What is `fixed`
+        and in this precision already is shared.
+        """
         memo: dict[int, object] = {
-            id(p): nn.Parameter(p.detach().to(dtype, copy=True)) for p in self.parameters()
+            id(p): p
+            if self.fixed and p.dtype == dtype and ".adapters." not in name
+            else nn.Parameter(p.detach().to(dtype, copy=True))
+            for name, p in self.named_parameters()
         }
         return copy.deepcopy(self, memo).to(dtype)
 
@@ -246,6 +251,8 @@ class Llama(Decoder):
     def merged(self, adapter: str | None = None) -> Llama:
         """Return a copy without adapters; one of them may be added into the matrices."""
         plain = copy.deepcopy(self)
+        if self.fixed:  # a sum with an adapter's small change needs more digits than the base
+            plain, plain.fixed = plain.float(), False
         for module in plain.modules():
             if isinstance(module, Linear):
                 if adapter is not None:

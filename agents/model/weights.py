@@ -43,9 +43,11 @@ _TOP = {
 }
 
 
-def load_decoder(path: str | Path, auto: bool = False, speaks: bool = False) -> Decoder:
-    """Load a model: by our decoder where it can compute it and `auto` is off, else as transformers does. One that `speaks`
-    needs a chat template; without it, it is refused before its weights are read.
+def load_decoder(
+    path: str | Path, auto: bool = False, speaks: bool = False, dtype: torch.dtype = torch.float32
+) -> Decoder:
+    """Load a model: by our decoder where it can compute it and `auto` is off, else as transformers does, in float32. One that
+    `speaks` needs a chat template; without it, it is refused before its weights are read.
     """
     source = path
     path, where, config = _opened(path, None)
@@ -57,7 +59,7 @@ def load_decoder(path: str | Path, auto: bool = False, speaks: bool = False) -> 
         decoder: Decoder = load_auto(path, config, **where)
         decoder.generation = _generation(path)
         return decoder
-    return load_model(path, where.get("gguf_file"))
+    return load_model(path, where.get("gguf_file"), dtype)
 
 
 def count_parameters(path: Path) -> int:
@@ -69,6 +71,22 @@ def count_parameters(path: Path) -> int:
         with safe_open(file, framework="pt") as tensors:
             count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
     return count
+
+
+def is_ours(path: Path) -> bool:
+    """Tell whether our own decoder computes a model. Nothing large is read."""
+    return computes(_opened(path, None)[2])
+
+
+def precisions(path: Path) -> set[str]:
+    """Return the types of the numbers in a model's safetensors files, such as BF16; none where there are no such files."""
+    from safetensors import safe_open
+
+    kinds: set[str] = set()
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else ():
+        with safe_open(file, framework="pt") as tensors:
+            kinds |= {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+    return kinds
 
 
 def learned_prefix(path: Path) -> Path | None:
@@ -87,8 +105,9 @@ def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtyp
     model = Llama(shape, config)
     model.generation = _generation(path)
     # assigned, not copied: a model is in memory once, not twice
-    model.load_state_dict(from_hf(_read(path, where.get("gguf_file")), shape), strict=True, assign=True)
-    return model.to(dtype)
+    state = from_hf(_read(path, where.get("gguf_file")), shape, dtype)
+    model.load_state_dict(state, strict=True, assign=True)
+    return model
 
 
 def name_class(config: PretrainedConfig) -> None:
@@ -277,7 +296,9 @@ def hf_names(model: Llama) -> Iterator[tuple[str, list[str], list[int]]]:
                 yield f"{ours}.{kind}", [f"{name}.{kind}" for name in names], sizes
 
 
-def from_hf(state: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
+def from_hf(
+    state: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     """Build our parameters from Hugging Face names. An error names what is missing."""
     sources = {ours: [name] for ours, name in _TOP.items() if ours != "untied_head" or not shape.tied}
     for ours, names, _ in _layer_names(shape):
@@ -289,7 +310,7 @@ def from_hf(state: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
         raise ValueError(
             f"the model file lacks {len(missing)} tensors, among them {missing[0]}; it is not complete"
         )
-    return {ours: torch.cat([state[n].float() for n in names]) for ours, names in sources.items()}
+    return {ours: torch.cat([state[n].to(dtype) for n in names]) for ours, names in sources.items()}
 
 
 def _layer_names(shape: Shape) -> Iterator[tuple[str, list[str], list[int]]]:

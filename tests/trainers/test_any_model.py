@@ -1,12 +1,18 @@
 """A model group on any architecture: it speaks, learns, saves and exports as one on our own decoder does."""
 
 import asyncio
+import contextlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from unitymas.agents.llm import load_model_policy, load_policy
 from unitymas.agents.model.auto import AutoDecoder
@@ -17,7 +23,9 @@ from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.algorithms.algorithm import Needs
 from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
 from unitymas.trainers.controller.statistics.table import Signal
+from unitymas.trainers.group import model_group, shared_device
 from unitymas.trainers.group.model_group import ModelGroup
+from unitymas.trainers.group.update import Learner
 
 from ..any_models import folder
 
@@ -210,6 +218,71 @@ def test_a_group_that_cannot_fit_is_refused_before_it_is_read(
     with pytest.raises(MemoryError, match=r"groups\.main: .* need .* GiB .*policies\.\*\.adapter"):
         ModelGroup(spec(path, {"team": policy()}))
     ModelGroup(spec(path, {"team": policy(adapter=Adapter(rank=2))}))
+
+
+def test_a_bfloat16_base_of_adapters_is_held_once_and_no_bit_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Learners, reference, critic and engine share it. Replies, metrics and exports are those of a float32 base and a copy."""
+    path = folder("qwen3", tmp_path / "model")
+    AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(path)
+    learning = replace(LEARNING, precision="bfloat16")
+    policies = {
+        "one": policy(adapter=Adapter(rank=2), reference=True, learning=learning),
+        "two": policy(adapter=Adapter(rank=3), learning=learning),
+        "judge": policy(adapter=Adapter(rank=2), critic=True, learning=learning),
+    }
+
+    async def run(where: Path) -> tuple[object, ...]:
+        group = ModelGroup(spec(path, policies, precision="bfloat16"))
+        base, engine = (model.layers[0].qkv.weight for model in (group.hosted["one"].parameters.model, group.hosted["two"].engine.model))  # fmt: skip
+        ids = await play(group, "one")
+        values = await group.values("one", ids, Needs(values=True, reference=True), "judge")
+        told = await group.update("one", make_algorithm("grpo", kl_loss=0.1), signals(ids), [ids])
+        judged = [Signal(id, 1.0, target=1.0) for id in ids]
+        critic = await group.update("judge", make_algorithm("ppo"), judged, [ids])
+        await group.publish()
+        reply = await greedy(group, "one")
+        await group.export("one", where)
+        figures = [{k: v for k, v in m.items() if not k.startswith("time/")} for m in (told, critic)]
+        alone = base.dtype == torch.bfloat16 and base.data_ptr() == engine.data_ptr()
+        return alone, (values, figures, reply, bits(group), load_file(where / "model.safetensors"))
+
+    shared, mine = asyncio.run(run(tmp_path / "mine"))
+    monkeypatch.setattr("unitymas.trainers.group.hosting._halved", lambda spec: False)
+    apart, theirs = asyncio.run(run(tmp_path / "theirs"))
+    assert shared and not apart
+    assert mine[:3] == theirs[:3]
+    torch.testing.assert_close(mine[3:], theirs[3:], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_updates_on_a_gpu_run_one_after_the_other(
+    gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The activations of all adapters at once would need as many times the memory. Cores of a processor work side by side."""
+    if gpu:
+        monkeypatch.setattr(shared_device, "SIDE_BY_SIDE", set())
+    inside, most, both = [0], [0], threading.Barrier(2)
+
+    def slow(learner: Learner, *arguments: Any) -> dict[str, float]:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2 if gpu else 60)  # for the other update, which comes only if it may
+        inside[0] -= 1
+        return {}
+
+    monkeypatch.setattr(Learner, "update", slow)
+    monkeypatch.setattr(model_group, "HEAVY", ThreadPoolExecutor(2))
+
+    async def run() -> None:
+        policies = {name: policy(adapter=Adapter(rank=2)) for name in ("one", "two")}
+        group = ModelGroup(spec(folder("qwen3", tmp_path / "model"), policies))
+        await asyncio.gather(*(group.update(name, make_algorithm("grpo"), [], [[]]) for name in policies))
+
+    asyncio.run(run())
+    assert most[0] == (1 if gpu else 2)
 
 
 def test_an_unknown_architecture_and_a_missing_template_are_named(tmp_path: Path) -> None:

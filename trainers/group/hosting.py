@@ -28,11 +28,20 @@ from ...agents.engines.engine import Engine, EngineOrder
 from ...agents.engines.generation import Generation
 from ...agents.engines.sampling import SamplingParams
 from ...agents.engines.torch.memory import available
+from ...agents.engines.torch.sleeping import Napping
 from ...agents.llm import LLMPolicy
 from ...agents.model.decoder import Decoder
 from ...agents.model.llama import Llama
 from ...agents.model.shape import UnsupportedArchitecture
-from ...agents.model.weights import count_parameters, load_decoder, load_tokenizer, save_adapter, save_model
+from ...agents.model.weights import (
+    count_parameters,
+    is_ours,
+    load_decoder,
+    load_tokenizer,
+    precisions,
+    save_adapter,
+    save_model,
+)
 from ...agents.policies import Call
 from ...agents.text.tokenizing import Tokenizer
 from ..config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, sharded
@@ -72,6 +81,11 @@ class Hosted:
         if self.speaker is None:
             raise ValueError(f"policy {self.name!r} is a critic: it has no engine and generates no text")
         return self.speaker
+
+    def free_cache(self) -> None:
+        """Let an engine of this process free keys and values for an update: its weights change afterwards in any case."""
+        if isinstance(self.engine, Napping):
+            self.engine.free_cache()
 
     def publish(self) -> None:
         """Publish the present parameters to the engine."""
@@ -173,7 +187,10 @@ class _Models:
         self.auto = any(adapter.targets or adapter.tokens for adapter in adapters)
         _check_memory(spec, self.device, engines)
         speaks = engines and not all(policy.critic for policy in policies)
-        base = _load(f"groups.{spec.name}.model", spec.model, self.auto, speaks)
+        half = _halved(spec)
+        dtype = torch.bfloat16 if half else torch.float32
+        base = _load(f"groups.{spec.name}.model", spec.model, self.auto, speaks, dtype)
+        base.fixed = half
         self.base = base.requires_grad_(False).to(self.device)
         self.frozen: dict[str, Decoder] = {}
         self.for_one = False
@@ -232,14 +249,21 @@ def _check_memory(spec: GroupSpec, device: torch.device, engines: bool) -> None:
     """
     path = model_path(spec.model)
     try:
-        count = count_parameters(path)
+        count, half = count_parameters(path), _halved(spec)
     except Exception:  # a damaged file is reported when it is loaded
         return
     full = [policy for policy in spec.policies.values() if policy.adapter is None]
     ranks = sharded(spec)
     replicas = engines * (1 if spec.rank_actors else spec.replicas)  # in this process
-    copies = 1 + sum(
-        (1 if ranks else _bytes(p.learning) / 4) + replicas * (not p.critic) + p.reference for p in full
+    shared = 0.0  # the engine's copy of a base that only adapters learn on
+    if engines and not full and not half and spec.engine == "torch":
+        shared = replicas / (2 if spec.precision == "bfloat16" else 1)
+    copies = (
+        (0.5 if half else 1)
+        + shared
+        + sum(
+            (1 if ranks else _bytes(p.learning) / 4) + replicas * (not p.critic) + p.reference for p in full
+        )
     )
     needed, free = 4 * count * copies / 2**30, available(device) / 2**30
     if needed > free:
@@ -250,6 +274,29 @@ def _check_memory(spec: GroupSpec, device: torch.device, engines: bool) -> None:
         )
 
 
+def _halved(spec: GroupSpec) -> bool:
+    """Tell whether a base is held once, in bfloat16, by learners and engine alike.
+
+    This changes no bit: its files hold bfloat16, it computes in nothing else, and only adapters learn on it.
+    """
+    policies = spec.policies.values()
+    return (
+        all(policy.adapter is not None for policy in policies)
+        and all(policy.learning is None or policy.learning.precision == "bfloat16" for policy in policies)
+        and (spec.engine, spec.precision, spec.replicas, spec.pool) == ("torch", "bfloat16", 1, "")
+        and not sharded(spec)
+        and not any(a.targets or a.tokens for policy in policies if (a := policy.adapter))
+        and _is_ours_in_bfloat16(model_path(spec.model))
+    )
+
+
+def _is_ours_in_bfloat16(path: Path) -> bool:
+    try:
+        return path.is_dir() and precisions(path) == {"BF16"} and is_ours(path)
+    except Exception:  # what is wrong with the files is told where they are loaded
+        return False
+
+
 def _bytes(learning: Learning | None) -> int:
     """Return bytes of a number of a policy: itself, its gradient and its moments."""
     if learning is None:
@@ -257,10 +304,12 @@ def _bytes(learning: Learning | None) -> int:
     return 2 * (2 if learning.parameters == "bfloat16" else 4) + (2 if learning.moments == "8bit" else 8)
 
 
-def _load(key: str, model: str, auto: bool = False, speaks: bool = False) -> Decoder:
+def _load(
+    key: str, model: str, auto: bool = False, speaks: bool = False, dtype: torch.dtype = torch.float32
+) -> Decoder:
     """Load the model that a key of the config names. An error names the key."""
     try:
-        return load_decoder(model_path(model), auto, speaks)
+        return load_decoder(model_path(model), auto, speaks, dtype)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{key}: {error}") from error
     except UnsupportedArchitecture as error:

@@ -267,8 +267,9 @@ class ModelGroup:
     ) -> dict[str, float]:
         hosted = self._policy(policy)
         learner = hosted.learning()
+        hosted.free_cache()
         taken = [self.store.take(sorted(ids)) for ids in minibatches]
-        with shared_device.present(learner, pooled=bool(self.spec.pool)):
+        with shared_device.turn(self.device), shared_device.present(learner, pooled=bool(self.spec.pool)):
             metrics = learner.update(algorithm, {signal.id: signal for signal in signals}, taken)
         if hosted.spec.critic:
             hosted.version += 1  # a critic has no engine, so its version needs no publishing
@@ -287,6 +288,7 @@ class ModelGroup:
             if hosted.dirty:
                 hosted.version += 1
                 hosted.publish()
+        give_back()
         return {name: hosted.version for name, hosted in self.hosted.items()}
 
     async def close(self) -> None:

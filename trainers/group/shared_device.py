@@ -1,4 +1,6 @@
-"""Memory of groups that share a device in turn (`groups.*.pool`): what a group frees while another one works.
+"""A device that several policies, or several groups, use: whose turn it is, and what a group frees while another one works.
+
+On a GPU the updates of a process run one after the other (`turn`). Groups may share a device in turn (`groups.*.pool`).
 
 Engines sleep while any group of the pool learns. A policy's optimizer state is on the device only during the policy's
 own update. Otherwise it is in the CPU's memory. Its gradients are freed after the update. Its weights stay.
@@ -6,6 +8,7 @@ own update. Otherwise it is in the CPU's memory. Its gradients are freed after t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -15,6 +18,22 @@ from ...agents.engines.engine import Engine
 from .contract import PolicyLearner
 from .hosting import Hosted
 from .update import Learner
+
+SIDE_BY_SIDE = {"cpu"}
+"""Types of devices whose cores compute several updates at once."""
+_TURNS: dict[torch.device, threading.Lock] = {}
+
+
+@contextmanager
+def turn(device: torch.device) -> Iterator[None]:
+    """Wait until no other update of this process runs on a GPU. Side by side, updates would be no faster, and would hold the
+    activations of all policies at once.
+    """
+    if device.type in SIDE_BY_SIDE:
+        yield
+        return
+    with _TURNS.setdefault(device, threading.Lock()):
+        yield
 
 
 @contextmanager

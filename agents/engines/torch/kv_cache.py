@@ -40,6 +40,7 @@ class Cache:
         self.token = (
             2 * shape.layers * shape.kv_heads * shape.head_width * self.both.element_size()
         )  # bytes of one token
+        self.last = (0, 0)  # size before `free`
 
     @property
     def size(self) -> tuple[int, int]:
@@ -59,12 +60,19 @@ class Cache:
         had, width = self.size
         if slots <= had and length <= width:
             return
-        if length > width:
+        if not had and slots <= self.last[0] and length <= self.last[1]:
+            had, width = self.last  # as large as it was, at once
+        elif length > width:
             width = self.round(min(promised, max(length, 2 * width)))
         had = had if slots <= had else min(most, max(slots, 2 * had))
         if had * width > self.limit():
             had, width = slots, self.round(promised)
         self.lay_out(had, width)
+
+    def free(self) -> None:
+        """Free the slots. The next request gets them back, as many and as long as they were."""
+        self.last = max(self.size, self.last)
+        self.lay_out(0, 0)
 
     def lay_out(self, slots: int, width: int) -> None:
         """Allocate this many slots of this width, and copy the old contents."""

@@ -4,6 +4,7 @@ there.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 
 import torch
@@ -19,9 +20,11 @@ class Napping(ABC):
     sleeps = False
     """Flag: the engine's group lets it sleep while policies learn."""
     _asleep = False
+    deterministic: bool
     model: Decoder
     prefixes: Prefixes
     device: torch.device
+    _turn: threading.RLock
     graphs: DecodeGraphs | None
 
     def sleep(self) -> None:
@@ -31,11 +34,20 @@ class Napping(ABC):
         if self.busy:
             raise RuntimeError("an engine cannot sleep while requests run or wait")
         self._asleep = True
+        self._free()
+        self._move("cpu")
+
+    def free_cache(self) -> None:
+        """Free keys and values if no request needs them and their shape is not fixed. They grow again with use."""
+        with self._turn:
+            if not (self.busy or self._asleep or self.deterministic):
+                self._free()
+
+    def _free(self) -> None:
         cache: Cache | None = getattr(self, "cache", None)
         if cache is not None:
-            cache.lay_out(0, 0)
+            cache.free()
             self.prefixes = Prefixes(cache, self.prefixes.most, self.prefixes.size)
-        self._move("cpu")
 
     def wake(self) -> None:
         """Take the memory back."""
