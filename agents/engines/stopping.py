@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
+from ..text.chat import turn_end
 from ..text.reply_readers import reply_end
 from ..text.tokenizing import Tokenizer
 from .token_text import UNFINISHED, opens_thinking
@@ -79,8 +81,8 @@ class Stopper:
 
 
 def closing_ids(*owners: object) -> set[int]:
-    """Return the tokens that end a reply, according to a model's configurations (the one of generation is a mapping) and its
-    tokenizer.
+    """Return the tokens that end a reply, according to a model's configurations (the one of generation is a mapping), its
+    tokenizer, and the tokenizer's chat template. A base model's configuration often does not know the template's end of a turn.
     """
     closing: set[int] = set()
     for owner in owners:
@@ -88,4 +90,7 @@ def closing_ids(*owners: object) -> set[int]:
             owner.get("eos_token_id") if isinstance(owner, Mapping) else getattr(owner, "eos_token_id", None)
         )
         closing.update([ids] if isinstance(ids, int) else ids or [])
+        if getattr(owner, "chat_template", None):
+            end = turn_end(cast(Tokenizer, owner))
+            closing.update([] if end is None else [end])
     return closing

@@ -57,6 +57,19 @@ def require_template(tokenizer: object) -> None:
         )
 
 
+def turn_end(tokenizer: Tokenizer) -> int | None:
+    """Return the control token with which the chat template ends a reply; None if it writes none."""
+    reply = "what the role replies"
+    try:
+        chat = Chat(tokenizer)
+        text = chat._text(
+            ((("role", "user"), ("content", "q")), (("role", "assistant"), ("content", reply))), ready=False
+        )
+    except (ValueError, TypeError):  # told where a conversation is rendered
+        return None
+    return next((id for id in chat._encode(text.rpartition(reply)[2]) if id in chat.plain.ids), None)
+
+
 class Chat:
     """Chats of one tokenizer, with a system prompt for each role that has one."""
 

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from unitymas.agents.engines.sampling import SamplingParams
+from unitymas.agents.engines.stopping import closing_ids
 from unitymas.agents.engines.torch.torch_engine import Engine
 from unitymas.agents.llm import LLMPolicy, RunPolicy, load_policy
 from unitymas.agents.model.weights import from_config, save_model
@@ -82,6 +83,17 @@ def test_a_template_without_system_messages_shows_their_words_to_the_user(tokeni
     assert tokenizer.decode(chat.prompt(call(user("why?"))).ids) == f"{asked}<|assistant|>"
     turns = [{"role": "system", "content": "be brief"}, user("why?"), {"role": "assistant", "content": "so"}]
     assert tokenizer.decode(chat.conversation(turns, ready=False)) == f"{asked}<|assistant|>so<|end|>"
+
+
+def test_the_templates_end_of_a_turn_ends_a_reply_whatever_the_configuration_says(tokenizer):
+    """A base model names the end of a document as eos; its template ends turns otherwise, and so would replies never end."""
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    tokenizer.add_special_tokens({"eos_token": "<|document|>"})
+    assert closing_ids(tokenizer) == {end, tokenizer.convert_tokens_to_ids("<|document|>")}
+    tokenizer.chat_template = TEMPLATE.replace("<|end|>", " ")
+    assert closing_ids(tokenizer) == {tokenizer.eos_token_id}
+    tokenizer.chat_template = None
+    assert closing_ids(tokenizer) == {tokenizer.eos_token_id}
 
 
 def test_messages_in_a_row_are_joined_where_roles_must_alternate(tokenizer):
