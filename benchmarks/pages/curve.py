@@ -73,7 +73,8 @@ step and after the last, greedily; *between* are the validations between them. T
 not hold the chance of another seed: seeds and controls are on the page of [the demo](demo.md). If no other model is named, the
 [embedded tiny model](tiny-model.md) is trained, on generated data of the [mini world](mini-world.md). Minutes are those of the
 steps by the clock, without validations, on two cores beside other work, so they are no measure of speed. `--watch` and `--dir`
-change nothing of a run and are left out.
+change nothing of a run and are left out. So are commands with `--dry-run`, which train nothing, and commands with a placeholder, such
+as `ID` or `PATH`, which show how something is written. What was not run on GPUs and clusters stands on the pages about them.
 
 ![Held-out score over the steps of each command](images/curves.png)
 """

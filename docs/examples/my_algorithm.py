@@ -4,7 +4,7 @@ Within a group, a sample's advantage is its rank, spread evenly over -1 … 1; t
 need no scale: a role that earns 0.01 learns as fast as one that earns 100.
 
     import my_algorithm, unitymas                          # the import registers it
-    unitymas.train("mask-hotpotqa", preset="shared", overrides=["policies.team.algorithm.name=rank"])
+    unitymas.train("rag-nq", preset="shared", steps=8, overrides=["policies.team.algorithm.name=rank"])
 """
 
 from collections.abc import MutableMapping

@@ -1,6 +1,6 @@
 """A training run, from config to report.
 
-    run = unitymas.train("mask-hotpotqa", preset="shared", steps=60)        # what `unitymas train` calls
+    run = unitymas.train("rag-nq", preset="shared")        # what `unitymas train` calls
 
 A run lives in a directory: `config.yaml` (resolved), `metrics.jsonl`, `traces/`, `checkpoints/`, `report.html`. Each is written so that a
 kill at any moment leaves it readable; `resume=True` goes on from the newest whole checkpoint. The controller is one asyncio loop.
