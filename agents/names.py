@@ -71,9 +71,11 @@ def model_name(name: str) -> ModelName:
     """Parse the name of a model that can be loaded. The error for any other name lists what can be loaded."""
     known = read_name(name)
     if known is None:
-        hint = nearest(name, ["tiny", *packaged.PACKAGES], "give one of")
+        hint = nearest(
+            name, ["tiny", *packaged.PACKAGES], instead=f"give tiny, {', '.join(packaged.PACKAGES)}."
+        )
         raise ValueError(
-            f"no model is called {name!r}; {hint}; or {', '.join(FORMS[:4])} (a folder here is ./{name})"
+            f"no model is called {name!r}; {hint} Others are written {', '.join(FORMS[:4])} (a folder here is ./{name})"
         )
     if known.kind == "vllm":
         raise ValueError(
@@ -110,6 +112,18 @@ def unverified(model: str, elsewhere: bool = False) -> str:
     if elsewhere:
         return f"there is no {name.rest} on this machine"
     raise FileNotFoundError(f"no model at {name.rest}: there is no such folder or file")
+
+
+def not_here(player: str) -> bool:
+    """Tell whether playing with this name would download a model first."""
+    name = read_name(player)
+    if name is None:
+        return False
+    if name.kind == "vllm":
+        return not_here(name.rest)
+    if name.kind == "hub":
+        return not _impossible(name.rest) and hub.cached(name.rest, name.revision) is None
+    return name.kind == "package" and not packaged.here(name.rest)
 
 
 def model_path(model: str | Path) -> Path:

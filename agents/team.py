@@ -73,6 +73,9 @@ class Team:
         self._loaded: dict[str, Policy] = {}
         for seat, policy in self.seats.items():
             _check_seat(seat, policy)
+        for key in settings:
+            if key not in ModelSettings.__slots__:
+                raise TypeError(f"Team takes no setting {key!r}; {nearest(key, ModelSettings.__slots__)}")
         self.settings = ModelSettings(**settings)
         self.spending = Spending(self.settings.budget_dollars, self.settings.budget_tokens)
         names = [policy for policy in self.seats.values() if isinstance(policy, str)]

@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 from ..agents.basics.failures import RewardError
 from ..agents.basics.hints import nearest, say_once
 from ..agents.basics.json_types import JsonView
-from ..agents.basics.named_parts import Registry
+from ..agents.basics.named_parts import Registry, UnknownName, is_place
 from ..own import at, defined
 from .core.arena import Arena
 from .core.execution import Budget
 from .core.prompts import OWN
-from .core.tasks import SCHEMAS, DataSet, fingerprint
+from .core.tasks import SCHEMAS, DataSet, Task, fingerprint
 from .core.workflow import Workflow
 from .env_spec import EnvSpec, resolve
 from .tools.tool import Tool
@@ -100,6 +100,8 @@ def arena_of_spec(
 
 def make_rule(rule: object) -> object:
     """Make a reward rule of a rule, a plain function, a class of rules, or the name or place of one."""
+    if isinstance(rule, str) and not is_place(rule) and rule not in REWARDS:
+        raise UnknownName(f"unknown reward {rule!r}: {nearest(rule, ['default', *REWARDS])}")
     thing = REWARDS.named(rule)
     if not isinstance(thing, type):
         return thing
@@ -140,7 +142,12 @@ def _own(tasks: object, workflow: Workflow) -> DataSet:
         raise TypeError(
             f"tasks must be a list of dicts with {', '.join(workflow.schema.required)}; got {tasks!r:.80}"
         )
-    return DataSet("own", "own", [dict(t) for t in tasks], fingerprint(tasks))
+    rows = [dict(t) for t in tasks]
+    for row in rows[
+        :1
+    ]:  # a field that is wrong is mostly wrong in all of them; each is read when it is played
+        Task.of(row, workflow.schema)
+    return DataSet("own", "own", rows, fingerprint(tasks))
 
 
 def _data(

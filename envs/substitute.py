@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from ..agents.basics.failures import Ended, WorkflowError
+from ..agents.basics.hints import nearest, say_once
 from ..agents.team import BoundTeam, Team, TeamLike
 from .core.arena import Arena
 from .core.branch import Branch
@@ -64,6 +65,12 @@ async def areward_of(
         if branch.play.ended is Ended.ERROR:
             raise WorkflowError(f"after {text!r:.60} at node {node} the episode failed: {branch.trace.error}")
         paid = [c for c in branch.scorer.booked if component is None or c.component == component]
+        if component is not None and not paid:
+            names = dict.fromkeys(c.component for c in (*trace.credits, *branch.scorer.booked))
+            if component not in names:  # perhaps it is rare, so the caller's work goes on
+                say_once(
+                    f"reward_of(component={component!r}): no such reward was paid; {nearest(component, names, 'paid were')}"
+                )
         return float(sum(c.amount for c in paid if _counts(c, asked, branch.trace, of)))
 
     async with bound:
@@ -75,14 +82,15 @@ def _where(trace: Trace, env: EnvLike | None) -> Arena:
         return arena_of(env)
     if trace.origin is None:
         raise ValueError(
-            f"this trace of {trace.env_id} was not played in this process; say where: reward_of(…, env=…, team=…)"
+            f"this trace of {trace.env_id} does not tell where it was played, for it was read, or played in another process; "
+            "say where: reward_of(…, env=…, team=…)"
         )
     arena: Arena = trace.origin[0]
     return arena
 
 
 def _who(trace: Trace, team: TeamLike | None) -> Team:
-    if team is None and trace.origin is None:
+    if team is None and (trace.origin is None or trace.origin[1] is None):  # a step at a time, by the user
         raise ValueError("say who plays on after the substitute: reward_of(…, team=…)")
     return Team.of(trace.origin[1] if team is None else team)
 

@@ -111,7 +111,7 @@ MISTAKES = {
     "train mask-hotpotqa --preset lroa": "unitymas train: unknown preset 'lroa'; did you mean 'lora'?",
     "train mask-hotpotqa --steps 2": "unitymas train: unknown option '--steps'; settings are written a.b=c, such as steps=40 (see unitymas train --help)",
     "train mask-hotpotqa --anew": "unitymas train: --anew goes with --resume DIR (see unitymas train --help)",
-    "eval mask-hotpotqa --team scripted --task 2 --taskz 2": "unitymas eval: unknown option '--taskz'; did you mean '--tasks'?; the environment is configured by name=value (see unitymas eval --help)",
+    "eval mask-hotpotqa --team scripted --tasks 2 --taskz 2": "unitymas eval: unknown option '--taskz'; did you mean '--tasks'?; the environment is configured by name=value (see unitymas eval --help)",
     "eval suite:mini --team scripted --baseline fool": "unitymas eval: --baseline compares on one environment; name one instead of a suite (see unitymas eval --help)",
     f"eval mask-hotpotqa {MINI} --team scripted --baseline foool": "unitymas eval: seat '*': unknown policy 'foool'; did you mean 'fool'?",
     "export text.jsonl --to parqet": "unitymas export: --to: unknown 'parqet'; did you mean 'parquet'? (see unitymas export --help)",

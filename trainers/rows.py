@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..agents.basics.hints import nearest
 from ..agents.basics.json_types import JsonObject
 from ..envs.core.trace import Trace, jsonable
 from ..envs.core.workflow import Node
@@ -51,7 +52,12 @@ def rows(
     `min_credit` and `keep(row)` leave rows out. `weight` is the credit, the `"advantage"` (credit minus the mean of the
     agent's credits on that task) or `weight(row)`. Episodes that ended in an error are left out.
     """
-    finished = [t for t in traces if str(t.ended) != "error"]
+    finished = _finished(traces)
+    paid = dict.fromkeys(credit.component for t in finished for credit in t.credits)
+    if component is not None and paid and component not in paid:
+        raise ValueError(
+            f"component={component!r}: no such reward was paid; {nearest(component, paid, 'paid were')}"
+        )
     names = {roles} if isinstance(roles, str) else None if roles is None else set(roles)
     if names is not None and (odd := names - {n.role for t in finished for n in t.acts()}):
         raise ValueError(f"no act of role {min(odd)!r} in these traces")
@@ -72,6 +78,17 @@ def rows(
         for row in made
         if (min_credit is None or row["credit"] >= min_credit) and (keep is None or keep(row))
     ]
+
+
+def _finished(traces: Iterable[Trace]) -> list[Trace]:
+    """Return the traces that did not end in an error."""
+    given = list(traces) if not isinstance(traces, Trace) else [traces]
+    for trace in given:
+        if not isinstance(trace, Trace):
+            raise TypeError(
+                f"rows are made of traces, got {type(trace).__name__}; unitymas.Trace.from_dict reads the plain form"
+            )
+    return [trace for trace in given if str(trace.ended) != "error"]
 
 
 def to_hf_dataset(traces: Iterable[Trace], kind: Kind = "prompt-completion", **which: Any) -> Dataset:

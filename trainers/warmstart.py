@@ -298,12 +298,12 @@ def warmstart_main(argv: Sequence[str]) -> int:
         description=warmstart_main.__doc__,
         hint="the environment is configured by name=value",
     )
-    parser.add_argument("id", help="an environment with a scripted expert")
+    parser.add_argument("id", nargs="?", default="", help="an environment with a scripted expert")
     parser.add_argument(
         "args", nargs="*", metavar="name=value", help="arguments of the workflow, such as top_k=3"
     )
     parser.add_argument("--model", default="tiny", help="a model by name (default: tiny; `unitymas models`)")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the fine-tuned model")
+    parser.add_argument("--out", type=Path, help="folder for the fine-tuned model")
     parser.add_argument("--tasks", type=COUNT, default=None, help="only the first so many tasks")
     parser.add_argument("--data", default=None, help="'mini', or a prepared data set")
     parser.add_argument(
@@ -337,6 +337,12 @@ def warmstart_main(argv: Sequence[str]) -> int:
         "--seed", type=int, default=0, help="seed of the order of the replies and of an adapter (default 0)"
     )
     options = parser.parse_intermixed_args(argv)
+    if "=" in options.id:  # no environment, but one of its arguments
+        options.id = ""
+    missing = [] if options.id else ["an environment (ID, such as mask-hotpotqa)"]
+    missing += [] if options.out else ["the folder of the new model (--out DIR)"]
+    if missing:
+        parser.error(f"name {' and '.join(missing)}")
     if not options.epochs and not options.replies:
         parser.error("--epochs 0 learns nothing; give --epochs or --replies")
     config = _arguments(parser, options.args)

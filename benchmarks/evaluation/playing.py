@@ -18,6 +18,7 @@ from ...envs.core.drivers import (
     TaskChoice,
     aplay,
     arena_of,
+    check_count,
     derive,
     run_sync,
     select_tasks,
@@ -131,8 +132,11 @@ class Evaluation:
 
         `deterministic`: local models give the same bits whatever else is played at the same time; slower.
         """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
+        check_count("k", k)
+        if not isinstance(price, Sequence) or len(price) != 2:
+            raise ValueError(
+                f"price must be two numbers, dollars for a million tokens in and out, got {price!r:.60}"
+            )
         if isinstance(env, str):
             make, tasks = (
                 ({**make, "tasks": tasks}, None) if _own_rows(tasks) else ({"split": "test", **make}, tasks)

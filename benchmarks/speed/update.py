@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import re
 import resource
 import statistics
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ...agents.basics.hints import counted
 from ...agents.model.llama import Llama
 from ...agents.model.weights import from_config, load_model
 from ...agents.names import model_path
@@ -179,6 +181,16 @@ def memory(vocabularies: list[int], n: int) -> None:
         print(json.dumps(row), flush=True)
 
 
+def crowded(threads: int, load: float, processors: int) -> str:
+    """Return what makes the figures doubtful: other work that takes the processors which the threads need."""
+    if threads == 1 or load + threads <= processors + 0.5:
+        return ""
+    return (
+        f"other work runs here (load {load:.1f}, {counted(processors, 'processor')}): {threads} threads that wait for each other "
+        "spend up to ten times the processor time, on either side; give --threads 1"
+    )
+
+
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=COUNT, default=3, help="timed optimizer steps of each TRL setting")
@@ -194,6 +206,8 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    if doubt := crowded(arguments.threads, os.getloadavg()[0], len(os.sched_getaffinity(0))):
+        print(doubt, flush=True)
     if arguments.memory:
         memory([1024, 8192, 32768, 131072], arguments.samples)
     else:

@@ -298,8 +298,8 @@ async def arollout(
     """
     if keep_tokens not in (None, "ids", "text"):
         raise ValueError(f"keep_tokens={keep_tokens!r}: use 'ids', 'text' or None")
-    if k < 1 or concurrency < 1:
-        raise ValueError(f"k and concurrency must be at least 1, got k={k}, concurrency={concurrency}")
+    check_count("k", k)
+    check_count("concurrency", concurrency)
     whole = Team.of(team)
     arena = told_to(arena_of(env, **make), whole)
     bound = whole.bind(arena.roles, expert=arena.expert)
@@ -325,6 +325,12 @@ async def arollout(
         await side_by_side(one(i * k + s, t, s) for i, t in enumerate(chosen) for s in range(k))
     failures.say()
     return [t for t in traces if t is not None]
+
+
+def check_count(name: str, count: object) -> None:
+    """Refuse what is no whole number from 1 on."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"{name} must be a whole number, at least 1, got {count!r:.60}")
 
 
 def rollout(env: EnvLike, team: TeamLike, **how: Any) -> list[Trace]:
@@ -393,6 +399,11 @@ def arena_of(env: EnvLike, **make_args: Any) -> Arena:
         return make(env, **make_args).arena
     if make_args:
         raise TypeError(f"{', '.join(make_args)}: these are arguments of make, and env is already made")
+    if inspect.isclass(env) or not hasattr(env, "unwrapped"):
+        raise TypeError(
+            f"{env!r:.80} is no environment: give an id, or what unitymas.make returned. A workflow of your own gets an id by "
+            "unitymas.register(ID, workflow=…, tasks=…, reward=…)"
+        )
     layer: Any = env
     while not hasattr(layer, "arena") or layer is not layer.unwrapped:
         if not getattr(type(layer), "keeps_ledger", False):

@@ -169,7 +169,9 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         """The graph trajectory of the current episode."""
         if self._play is None:
             raise WorkflowError("there is no episode yet; call reset() first")
-        return self.arena.label(self._scorer.show(self._play.trace))
+        trace = self.arena.label(self._scorer.show(self._play.trace))
+        trace.origin = self.arena, None, self._play.task  # who steps it is not known here
+        return trace
 
     @property
     def execution(self) -> Execution:

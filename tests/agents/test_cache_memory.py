@@ -124,8 +124,12 @@ def test_what_can_never_fit_is_an_error_with_the_figures_and_the_keys(monkeypatc
         "groups.*.slots (16)",
         "max_tokens",
         "cpu has",
+        "precision=bfloat16",
+        "--dtype bfloat16",
     ):
         assert part in str(second), part
+    halved = Engine(from_config(NARROW), slots=16, dtype=torch.bfloat16)._too_large("it", 500)
+    assert "bfloat16" not in str(halved) and "--max-tokens)" in str(halved)
     with pytest.raises(MemoryError, match=r"16 slots of 1024 tokens need .* GiB.*groups\.\*\.slots"):
         Engine(from_config(NARROW), slots=16, deterministic=True)
 

@@ -282,6 +282,41 @@ def test_a_dry_run_asks_whether_the_hub_has_a_model(cache, monkeypatch, capsys):
     assert rc == 0 and "./nowhere is unverified: there is no ./nowhere on this machine" in said
 
 
+def test_a_dry_run_of_an_evaluation_downloads_nothing(cache, monkeypatch, capsys, tmp_path):
+    def dry_run(*team):
+        words = [
+            "eval",
+            "rag-nq",
+            "--data=mini",
+            "--tasks=3",
+            "-k=2",
+            f"--out={tmp_path}",
+            "--dry-run",
+            *team,
+        ]
+        rc = main(words)
+        said = capsys.readouterr()
+        assert rc or "3 tasks × 2 = 6 episodes, 0 finished, 6 to play" in said.out
+        assert len(said.err.splitlines()) == 1
+        return rc, said.err
+
+    monkeypatch.setattr(hub, "_download", None)
+    monkeypatch.setattr(packaged, "_make", None)
+    rc, said = dry_run("--team=hf:org/there", "--temperature=0.5")
+    told = "hf:org/there is not on this machine, and playing downloads it first (not whole in the cache"
+    assert rc == 0 and told in said and "HF_HUB_OFFLINE forbids to ask the hub" in said
+    monkeypatch.setenv("UNITYMAS_HOME", str(tmp_path))
+    for model in ("minimind2", "answerer=vllm:org/there,*=scripted"):
+        assert dry_run("--team", model)[0] == 0
+    assert dry_run("--team=scripted", "--baseline=org/there")[0] == 0
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with serving(Hub) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        assert dry_run("--team=org/there")[1].endswith("downloads it first\n")
+        rc, said = dry_run("--team=org/none")
+        assert rc == 1 and "no model at hf:org/none" in said
+
+
 @pytest.mark.parametrize(
     "name", ["org/a--b", "org/-a", "org/a.git", "org/a..b", "hf:org/a.", "org/" + "a" * 97]
 )

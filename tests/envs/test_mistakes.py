@@ -206,3 +206,47 @@ def test_rules_are_not_called_on_failed_episodes():
     env = unitymas.make("rag-nq", data="mini", reward=Watching())
     assert env.arena.rescore(trace) is trace and called == []
     json.dumps(trace.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        (
+            lambda: unitymas.make("rag-nq", tasks=[{"id": "a", "quesion": "q"}]),
+            "task 'a' lacks question, answers; a qa task needs id, question, answers",
+        ),
+        (
+            lambda: unitymas.make("rag-nq", data="mini", reward="defualt"),
+            "unknown reward 'defualt': did you mean 'default'?",
+        ),
+        (
+            lambda: unitymas.rollout("rag-nq", "scripted", k="4"),
+            "k must be a whole number, at least 1, got '4'",
+        ),
+        (
+            lambda: unitymas.rollout("rag-nq", "scripted", concurrency=0.5),
+            "concurrency must be a whole number",
+        ),
+        (
+            lambda: unitymas.evaluate("rag-nq", "scripted", k=True),
+            "k must be a whole number, at least 1, got True",
+        ),
+        (
+            lambda: unitymas.evaluate("rag-nq", "scripted", price=3),
+            "price must be two numbers, dollars for a million tokens in and out, got 3",
+        ),
+        (
+            lambda: unitymas.rollout(unitymas.Workflow, "scripted"),
+            "<class 'unitymas.envs.core.workflow.Workflow'> is no environment: give an id, or what unitymas.make returned",
+        ),
+        (lambda: unitymas.train(unitymas.Workflow), "is no environment: give an id"),
+        (
+            lambda: unitymas.Team("tiny", temprature=0),
+            "Team takes no setting 'temprature'; did you mean 'temperature'?",
+        ),
+    ],
+)
+def test_a_mistake_in_a_call_is_one_precise_line(mistake, says):
+    with pytest.raises((TypeError, ValueError)) as error:
+        mistake()
+    assert says in str(error.value) and "\n" not in str(error.value)

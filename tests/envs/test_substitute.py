@@ -67,13 +67,36 @@ def test_a_trace_from_a_file_is_told_where_it_was_played(tmp_path):
     last = trace.acts("answerer")[-1]
     env = unitymas.make("mask-hotpotqa", data="mini")
     assert trace.reward_of(last.id, last.text, env=env, team="scripted") == 1.0
-    with pytest.raises(ValueError, match="was not played in this process"):
+    with pytest.raises(ValueError, match="does not tell where it was played"):
         trace.reward_of(last.id, last.text, team="scripted")
     with pytest.raises(ValueError, match="who plays on"):
         trace.reward_of(last.id, last.text, env=env)
     other = unitymas.make("rag-hotpotqa", data="mini")
     with pytest.raises(WorkflowError, match="does not ask node 0 as the trace"):
         trace.reward_of(last.id, last.text, env=other, team="scripted")
+
+
+def test_an_episode_that_was_stepped_by_hand_knows_where_it_was_played():
+    env = unitymas.make("math-gsm8k", data="mini")
+    env.reset(seed=0)
+    first = env.agent_selection
+    for agent in env.agent_iter():
+        env.step(None if env.terminations[agent] or env.truncations[agent] else "no")
+    node = env.unwrapped.trace.acts()[0]
+    assert node.agent == first
+    paid = sum(env.unwrapped.trace.rewards(node.id).values())
+    assert env.unwrapped.trace.reward_of(node.id, "no", team={"*": lambda agent, messages: "no"}) == paid
+    with pytest.raises(ValueError, match="who plays on"):
+        env.unwrapped.trace.reward_of(node.id, "no")
+
+
+def test_a_reward_that_is_never_paid_is_told_once(capsys):
+    trace = MASK[0]
+    for _ in range(2):
+        assert trace.reward_of("0", trace.acts("planner")[0].text, component="plam") == 0.0
+    assert capsys.readouterr().err == (
+        "unitymas: reward_of(component='plam'): no such reward was paid; did you mean 'plan'?\n"
+    )
 
 
 def test_what_cannot_be_substituted_is_refused():

@@ -1,6 +1,7 @@
 """What a terminal shows of a run: all that moves where somebody watches, few lines where nobody does."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console as Rich
@@ -9,8 +10,9 @@ import unitymas
 from unitymas import Choice, Outcome, Role, Workflow
 from unitymas.envs.registry import unregister
 from unitymas.trainers.config.schema import RunConfig
+from unitymas.trainers.controller.reporting import progress
 from unitymas.trainers.controller.reporting.console import Console
-from unitymas.trainers.controller.reporting.progress import Progress
+from unitymas.trainers.controller.reporting.progress import Pace, Progress
 from unitymas.trainers.controller.run import train
 
 
@@ -42,6 +44,31 @@ def config(model, **more):
         "groups": {"main": {"model": model, "slots": 4, "threads": 1}},
     }  # fmt: skip
     return {**common, **more}
+
+
+def test_a_pace_counts_the_time_in_which_anything_runs_once(monkeypatch):
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    pace = Pace()
+    with pace.running():  # at 0
+        pace.tokens += 5
+        with pace.running():  # at 10; both end at 20 and 30
+            pace.tokens += 7
+    assert pace.taken() == 12 / 30
+    assert pace.taken() == 0.0  # nothing ran
+    with pace.running():
+        pace.tokens += 3
+        assert pace.taken() == 3 / 10  # still running
+        pace.tokens += 4
+    assert pace.taken() == 4 / 10
+
+
+def test_with_overlap_the_speed_is_that_of_all_draws_together(tiny_llama, tmp_path, monkeypatch):
+    """Draws run side by side: the sum of their times says nothing of the speed."""
+    monkeypatch.setattr(Pace, "taken", lambda self: 1000.0 + self.tokens)
+    run = train("one-of-console", directory=tmp_path / "run", **config(tiny_llama, overlap="wait"))
+    rates = [row["time/rollout_tokens_per_second"] for row in run.history if row["kind"] == "step"]
+    assert len(rates) == 2 and 1000 < rates[0] < rates[1] <= 1000 + 2 * 2 * 2 * 2
 
 
 def test_a_run_says_where_it_is_and_what_it_trains(tiny_llama, tmp_path, capsys):

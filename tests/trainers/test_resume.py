@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -287,6 +288,40 @@ def test_changed_settings_take_effect_and_are_said(finished, tmp_path, capsys):
 def test_what_cannot_change_is_refused_before_anything_is_loaded(how, says, finished):
     with pytest.raises(ConfigError, match=says):
         train(directory=finished, resume=True, **how)
+
+
+@pytest.fixture(scope="module")
+def judged(tiny_llama, tmp_path_factory, environment):
+    """A run that was interrupted after two of five steps; its policy has a critic."""
+    where = tmp_path_factory.mktemp("judged") / "run"
+    policy = {**tree(tiny_llama)["policies"]["team"], "algorithm": {"name": "ppo"}, "critic": "auto"}
+    pressed = {"recipe": "pressed-of-resume", "eval": {"every": 0, "tasks": 1}}
+    with pytest.raises(KeyboardInterrupt):
+        train(ID, directory=where, **tree(tiny_llama, steps=5, policies={"team": policy}, **pressed))
+    return where
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        (
+            "policies.team.frozen=true",
+            "groups.main: its checkpoint holds team, team-critic, and with policies.team.frozen False → True it would hold "
+            "team: a run that goes on keeps its policies and their critics",
+        ),
+        (
+            "overlap=wait",
+            "overlap=wait: this run was synchronous so far, and cannot begin to play ahead; leave",
+        ),
+        ("steps=1", "has done 2 steps, and steps=1 is fewer; give more than 2, or leave it out"),
+    ],
+)
+def test_what_the_checkpoint_does_not_allow_is_refused_before_a_model_is_loaded(
+    override, says, judged, monkeypatch
+):
+    monkeypatch.setattr(Run, "_start", None)  # where models are loaded
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        train(directory=judged, resume=True, overrides=[override])
 
 
 def test_other_tasks_are_refused(finished, tmp_path):

@@ -38,6 +38,11 @@ def test_rows_are_chosen_by_role_credit_and_function(traces):
     assert [r["credit"] for r in plan] == [json.loads(r["rewards"])["plan"] for r in plan]
     with pytest.raises(ValueError, match="no act of role 'planer'"):
         rows(traces, roles="planer")
+    with pytest.raises(ValueError, match="component='plam': no such reward was paid; did you mean 'plan'"):
+        rows(traces, component="plam")
+    assert rows(traces[0]) == rows(traces[:1])
+    with pytest.raises(TypeError, match="rows are made of traces, got dict; unitymas.Trace.from_dict reads"):
+        rows([traces[0].to_dict()])
     with pytest.raises(ValueError, match="weight='best'"):
         rows(traces, weight="best")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -90,6 +90,40 @@ def going_on(
     return config, changes
 
 
+def check_continues(
+    directory: str | Path,
+    overlap: str,
+    hosted: Mapping[str, Collection[str]],
+    changes: Sequence[str] = (),
+) -> None:
+    """Refuse a config with which the newest checkpoint could not be loaded, before a model is. `hosted` are the
+    policies and critics of each group.
+    """
+    marks = checkpoint.finished(Path(directory) / "checkpoints")
+    if not marks:
+        return
+    if (marks[-1] / "overlap.json").exists() and overlap == "off":
+        raise ConfigError(
+            "overlap=off: this run plays ahead of its updates, and has episodes that wait for their step; leave overlap "
+            "out, or begin a new run"
+        )
+    if not (marks[-1] / "overlap.json").exists() and overlap != "off":
+        raise ConfigError(
+            f"overlap={overlap}: this run was synchronous so far, and cannot begin to play ahead; leave overlap out, or begin "
+            "a new run"
+        )
+    for group, policies in hosted.items():
+        about = marks[-1] / group / "group.json"
+        held = checkpoint.read_json(about)["policies"] if about.exists() else []
+        if sorted(held) != sorted(policies):
+            because = f"with {', '.join(changes)} " if changes else "by this config "
+            raise ConfigError(
+                f"groups.{group}: its checkpoint holds {', '.join(held) or 'nothing'}, and {because}it would hold "
+                f"{', '.join(sorted(policies))}: a run that goes on keeps its policies and their critics; leave the change out, or "
+                "begin a new run"
+            )
+
+
 def read_config(directory: str | Path) -> RunConfig:
     """Read the resolved config that a run wrote. A damaged one is refused, and never filled with defaults."""
     path = Path(directory) / "config.yaml"
@@ -148,9 +182,14 @@ def way_on(directory: str | Path, verified: bool = True) -> str:
 
 
 def check_unfinished(directory: str | Path, mark: Path, steps: int) -> None:
-    """Refuse to resume a run that has done all of its steps."""
+    """Refuse to resume a run that has done all of its steps, or more."""
+    done = checkpoint.step_of(mark)
+    if steps < done:
+        raise ConfigError(
+            f"steps: {directory} has done {done} steps, and steps={steps} is fewer; give more than {done}, or leave it out"
+        )
     book = Path(directory) / "metrics.jsonl"
     rows = rows_of(book) if book.exists() else []
-    if checkpoint.step_of(mark) >= steps and rows and rows[-1].get("ending") == "done":
+    if done == steps and rows and rows[-1].get("ending") == "done":
         more = shlex.join(["unitymas", "train", "--resume", str(directory), "steps=N"])
         raise ConfigError(f"{directory} has done all of its {steps} steps; for more of them: {more}")

@@ -45,7 +45,7 @@ from .reporting.loggers import BookMark, BookRow, Logbook, rows_of
 from .reporting.progress import Progress
 from .reporting.timeline import Timeline
 from .reporting.watchdog import Watchdog
-from .resume import NothingToResume, going_on, newest, way_on
+from .resume import NothingToResume, check_continues, going_on, newest, way_on
 from .shards.crossing import check_controllers
 from .statistics.table import Signal, Table
 from .step import Default
@@ -82,6 +82,9 @@ class Run:
         self.hosts = HostedGroups(self.plan, self.watchdog, self.progress)
         self.recipe: Default = make_recipe(config.recipe, config.recipe_args)
         self._resume, self._saved = resume, -1
+        if resume:
+            hosted = {name: group.policies for name, group in self.plan.specs.items()}
+            check_continues(directory, config.overlap, hosted, changes)
         self.spending = self.plan.guests.spending
         try:
             self.recipe.check(self)
@@ -234,6 +237,7 @@ class Run:
         self.step += 1
         metrics |= {"time/step": time.perf_counter() - started, **self.hosts.idle.figures()}
         if self.stream is not None:
+            metrics["time/rollout_tokens_per_second"] = self.stream.pace.taken()
             self.stream.stepped(metrics)
         metrics |= self.spending.figures() | self.hosts.figures
         self._note_spending()
@@ -345,14 +349,8 @@ class Run:
         with checkpoint.reading(folder / "recipe.json") as state:
             self.recipe.load_state_dict(state)
         if self.stream is not None:
-            if not (folder / "overlap.json").exists():
-                raise ConfigError(
-                    "overlap: the run was synchronous so far; leave overlap=off to go on with it"
-                )
             with checkpoint.reading(folder / "overlap.json") as state:
                 self.stream.load_state_dict(state)
-        elif (folder / "overlap.json").exists():
-            raise ConfigError("overlap: the run has episodes on their way; it cannot go on with overlap=off")
         await self.hosts.load(folder)
         changed = f"; changed: {', '.join(self.changes)}" if self.changes else ""
         print(f"unitymas: resumed from {folder}{changed}", file=sys.stderr, flush=True)

@@ -105,10 +105,15 @@ class TorchEngine(Driven, Napping, Versioned):
     def _too_large(self, what: str, tokens: int) -> MemoryError:
         """Return the error text: which memory is needed and free, and which settings change it."""
         needed, most = (n * self.cache.token / 2**30 for n in (tokens, self.cache.limit()))
+        half, dtype = (
+            (", or set groups.*.precision=bfloat16", ", --dtype bfloat16")
+            if self.dtype.itemsize > 2
+            else ("", "")
+        )
         return MemoryError(
             f"{what} need {needed:.3g} GiB for keys and values, and {self.device} has {most:.3g} GiB for them (half of "
             f"what is free); lower groups.*.context ({self.context}), groups.*.slots ({self.slots}) or "
-            f"policies.*.sampling.max_tokens, or set groups.*.precision=bfloat16 ({self.dtype} now)"
+            f"policies.*.sampling.max_tokens{half} (in a command with a team: --concurrency, --max-tokens{dtype})"
         )
 
     def fix_shapes(self) -> None:

@@ -14,11 +14,19 @@ from .completion import ASKED, answer
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser whose errors are one line. `hint` names another way to pass an unknown argument."""
+    """Argument parser whose errors are one line. `hint` names another way to pass an unknown argument.
+
+    Options are written out: a beginning of one (`--mod`) would mean another option, or none, in a later version.
+    """
 
     def __init__(self, *args: Any, hint: str = "", **how: Any) -> None:
-        super().__init__(*args, **how)
-        self.hint = hint
+        super().__init__(*args, **{"allow_abbrev": False, **how})
+        self.hint, self.words = hint, list[str]()
+
+    @property
+    def options(self) -> Sequence[str]:
+        """Return the options that the command has, such as `--team` and `-k`."""
+        return list(self._option_string_actions)
 
     def parse_known_args(  # type: ignore[override]  # its overloads are for namespaces of one's own
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -26,6 +34,7 @@ class Parser(argparse.ArgumentParser):
         """Parse the arguments. If the shell asks for completion, answer it instead."""
         if ASKED in os.environ:
             answer(self)
+        self.words = self.words or list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
     def parse_known_intermixed_args(  # type: ignore[override]  # its overloads are for namespaces of one's own
@@ -41,19 +50,46 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the error without the usage, and exit with status 2."""
         unknown = message.removeprefix("unrecognized arguments: ")
+        missing = message.removeprefix("the following arguments are required: ")
         if unknown != message:
             message = self.unknown(unknown.split()[0])
+        elif stray := self._stray():  # its value was taken for another argument, which the message is about
+            message = self.unknown(stray)
+        elif missing != message:
+            message = f"missing: {', '.join(self._explained(name) for name in missing.split(', '))}"
         print(f"{self.prog}: {message.removeprefix('argument ')} (see {self.prog} --help)", file=sys.stderr)
         sys.exit(2)
+
+    def _stray(self) -> str:
+        """Return the first option that the command does not have. Commands with parts leave their options to them."""
+        if any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
+            return ""
+        known = set(self._option_string_actions)
+        words = self.words[: self.words.index("--")] if "--" in self.words else self.words
+        return next((w for w in words if w.startswith("--") and w.partition("=")[0] not in known), "")
+
+    def _explained(self, name: str) -> str:
+        """Return the name of an argument with its help."""
+        for action in self._actions:
+            if name in (action.metavar, action.dest, "/".join(action.option_strings)):
+                parts = action.choices if isinstance(action, argparse._SubParsersAction) else None
+                told = ", ".join(parts) if parts else action.help
+                return f"{name} ({told})" if told else name
+        return name
 
     def unknown(self, word: str) -> str:
         """Return the message for an argument that the command does not have."""
         if not word.startswith("-"):
             return f"{word!r} is one argument too many"
-        hints = [
-            nearest(word.partition("=")[0], self._option_string_actions, alike=0.7, instead=""),
-            self.hint,
-        ]
+        option, known = word.partition("=")[0], [*self.options]
+        for action in self._actions:  # the part of the command that was chosen has options of its own
+            if isinstance(action, argparse._SubParsersAction):
+                known += [
+                    o for part in self.words if part in action.choices for o in action.choices[part].options
+                ]
+        begun = [name for name in known if name.startswith(option) and len(option) > 2]
+        near = nearest(option, begun or known, alike=0.0 if begun else 0.7, instead="")
+        hints = [near, self.hint]
         return "; ".join([f"unknown option {word!r}", *filter(None, hints)])
 
     def _check_value(self, action: argparse.Action, value: object) -> None:

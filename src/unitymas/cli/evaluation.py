@@ -15,6 +15,7 @@ import yaml
 from ..agents.basics.hints import counted
 from ..agents.basics.json_types import JsonObject
 from ..agents.model_settings import add_arguments, settings_of
+from ..agents.names import not_here, unverified
 from ..agents.spending import BudgetSpent
 from ..agents.team import Team
 from ..benchmarks.evaluation import identity, tables
@@ -157,9 +158,9 @@ def eval_main(argv: list[str] | None = None) -> int:
     how: JsonObject = {"k": given.k, "tasks": given.tasks, "seed": given.seed, "price": price, **make}
     how |= {name: value for name in ("split", "data") if (value := getattr(given, name)) is not None}
     how |= {"retry_errors": given.retry_errors, "tokens": given.tokens, "deterministic": given.deterministic}
-    played = _evaluations(given, team, out, how)
     if given.dry_run:
-        return _say_plans(played, out)
+        return _foretell(given, team, rival, out, how)
+    played = _evaluations(given, team, out, how)
     try:
         result = _run(given, played)
     except KeyboardInterrupt:
@@ -181,7 +182,9 @@ def eval_main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _evaluations(given: argparse.Namespace, team: Team, out: Path, how: JsonObject) -> dict[str, Evaluation]:
+def _evaluations(
+    given: argparse.Namespace, team: Team, out: Path | None, how: JsonObject
+) -> dict[str, Evaluation]:
     if given.env.startswith("suite:"):
         return evaluations(given.env, team, out=out, **how)
     return {given.env: Evaluation(given.env, team, out=out, **how)}
@@ -202,8 +205,22 @@ def _run(given: argparse.Namespace, played: dict[str, Evaluation]) -> Evaluation
     return SuiteResult(suite(given.env), results) if given.env.startswith("suite:") else results[given.env]
 
 
-def _say_plans(played: dict[str, Evaluation], out: Path) -> int:
-    for plan in (evaluation.plan() for evaluation in played.values()):
+def _foretell(given: argparse.Namespace, team: Team, rival: Team | None, out: Path, how: JsonObject) -> int:
+    """Print what would be played. No model is downloaded: random players stand in for a team with one that is not
+    here, and none of its episodes are finished.
+    """
+    kept: Path | None = out
+    for whole in [team] if rival is None else [team, rival]:
+        absent = [name for name in whole.seats.values() if isinstance(name, str) and not_here(name)]
+        for name in dict.fromkeys(absent):
+            doubt = unverified(
+                name.removeprefix("vllm:")
+            )  # asks the hub; a model that it does not have is an error
+            told = f"{name} is not on this machine, and playing downloads it first"
+            print(f"unitymas eval: {told}{f' ({doubt})' if doubt else ''}", file=sys.stderr)
+        if absent and whole is team:
+            team, kept = Team(dict.fromkeys(team.seats, "random")), None
+    for plan in (evaluation.plan() for evaluation in _evaluations(given, team, kept, how).values()):
         cost = (
             "cost unknown until an episode has been played"
             if plan["cost"] is None

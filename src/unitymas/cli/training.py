@@ -103,6 +103,12 @@ def train_main(
         reader.error(reader.unknown(rest[0]))
     if args.id is not None and "=" in args.id:
         args.overrides, args.id = [args.id, *args.overrides], None
+    for word in args.overrides:
+        key, _, value = word.partition("=")
+        if f"--{key}" in reader.options:
+            reader.error(
+                f"{key} is an option, and no key of the config: --{key} {shlex.quote(value)}".rstrip()
+            )
     args.preset = ",".join(args.preset) if args.preset else None
     if args.model is not None:
         args.overrides = [f"groups.*.model={args.model}", *args.overrides]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class Progress:
@@ -37,3 +38,36 @@ class Progress:
         if 0 < self.done < self.total:
             parts.append(f"{seconds / self.done * (self.total - self.done):.0f} s left")
         return "  ".join(parts)
+
+
+class Pace:
+    """Speed of work that runs side by side: tokens per second of the time in which any of it runs."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._seconds, self._since, self._running = 0.0, 0.0, 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time of the block, once for all blocks that run at the same time."""
+        self._lap()
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._lap()
+            self._running -= 1
+
+    def taken(self) -> float:
+        """Return the tokens per second since the last call. Without a token, it is 0."""
+        self._lap()
+        pace = self.tokens / self._seconds if self._seconds else 0.0
+        self.tokens, self._seconds = 0, 0.0
+        return pace
+
+    def _lap(self) -> None:
+        """Count the time since the last lap, if anything ran."""
+        now = time.perf_counter()
+        if self._running:
+            self._seconds += now - self._since
+        self._since = now
