@@ -61,6 +61,10 @@ def rows(
     names = {roles} if isinstance(roles, str) else None if roles is None else set(roles)
     if names is not None and (odd := names - {n.role for t in finished for n in t.acts()}):
         raise ValueError(f"no act of role {min(odd)!r} in these traces")
+    if kind == "dpo" and (min_credit is not None or keep is not None or weight != "credit"):
+        raise ValueError(
+            "min_credit, keep and weight choose single replies, and dpo makes pairs; filter the pairs by their `margin`"
+        )
     if kind == "dpo":
         return [row for row in _pairs(finished, component) if names is None or row["role"] in names]
     makers = {"sft": _sft, "prompt-completion": _completion, "steps": _step}

@@ -170,6 +170,24 @@ def test_an_address_without_a_ray_is_told_at_once(
             cluster_module.connect(RayConfig(address=f"127.0.0.1:{port}"))
 
 
+@pytest.mark.parametrize("address", ["10.0.0.1", "head:port", " ", "http://10.0.0.1:8265"])
+@pytest.mark.parametrize("key", ["ray.address", "RAY_ADDRESS"])
+def test_what_is_no_address_is_refused_by_its_key(
+    address: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", address if key == "RAY_ADDRESS" else "127.0.0.1:1")
+    with pytest.raises(ConfigError, match=f"^{key}: '{address}' is no address of a cluster; write HOST:PORT"):
+        cluster_module.connect(RayConfig(address="" if key == "RAY_ADDRESS" else address))
+
+
+def test_options_that_ray_does_not_have_are_refused_by_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    for options in ({"num_cpuz": 1}, {"object_store_memory": 7}):
+        with pytest.raises(ConfigError, match=f"^ray.options: .*{next(iter(options))}|^ray.options: .*bytes"):
+            cluster_module.connect(RayConfig(address="local", options=options))
+
+
 def greet(server: socket.socket, answer: bytes) -> None:
     """Answer whoever comes."""
     link, _ = server.accept()

@@ -40,6 +40,10 @@ def test_rows_are_chosen_by_role_credit_and_function(traces):
         rows(traces, roles="planer")
     with pytest.raises(ValueError, match="component='plam': no such reward was paid; did you mean 'plan'"):
         rows(traces, component="plam")
+    with pytest.raises(
+        ValueError, match="min_credit, keep and weight choose single replies, and dpo makes pairs"
+    ):
+        rows(traces, "dpo", min_credit=0.5)
     assert rows(traces[0]) == rows(traces[:1])
     with pytest.raises(TypeError, match="rows are made of traces, got dict; unitymas.Trace.from_dict reads"):
         rows([traces[0].to_dict()])

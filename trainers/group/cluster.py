@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from ..config.schema import ConfigError, RayConfig
 CALLS_AT_ONCE = 10_000
 OBJECT_STORE = 256 * 2**20
 """Bytes of shared memory for a Ray that is started here. Few are enough, because only thin records cross."""
+ADDRESS = re.compile(r"(?!https?://)([a-z]\w*://.+|(\[[0-9a-fA-F:.]+\]|[^\s:/]+):\d+)")
+"""Address of a cluster: HOST:PORT, or with the scheme of a client (`ray://`)."""
 ANSWER = 15.0
 """Seconds in which a cluster's address must answer."""
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -36,6 +39,11 @@ def connect(settings: RayConfig) -> None:
     if ray.is_initialized():
         return
     address = settings.address or os.environ.get("RAY_ADDRESS", "")
+    if address not in ("", "auto", "local") and not ADDRESS.fullmatch(address):
+        raise ConfigError(
+            f"{'ray.address' if settings.address else 'RAY_ADDRESS'}: {address!r} is no address of a cluster; write HOST:PORT "
+            "(that `ray start --head` prints), ray://HOST:PORT, auto (the cluster of this machine) or local (a new Ray)"
+        )
     options = {"log_to_driver": False, **settings.options}
     here: dict[str, object] = {
         "include_dashboard": False,
@@ -56,9 +64,11 @@ def connect(settings: RayConfig) -> None:
             f"runtime=ray: no cluster answers at {address} ({error}). Start it (`ray start --head`), or correct ray.address or "
             "RAY_ADDRESS (both empty, a Ray is started on this machine)"
         ) from error
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"ray.options: {error}") from error
     except RuntimeError as error:
+        if "Unknown keyword" in str(error):
+            raise ConfigError(f"ray.options: {error}") from error
         if "ersion mismatch" not in str(error):
             raise
         ray.shutdown()  # it has joined already
