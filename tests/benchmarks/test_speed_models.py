@@ -91,3 +91,13 @@ def test_torch_takes_the_place_of_the_kernel_of_trl() -> None:
 def test_eval_takes_a_model_by_either_name() -> None:
     assert parser().parse_args(["rag-nq", "--model", "smollm2"]).team == "smollm2"
     assert parser().parse_args(["rag-nq", "--team", "smollm2"]).team == "smollm2"
+
+
+@pytest.mark.parametrize(
+    ("threads", "load", "processors", "told"),
+    [(2, 0.3, 2, False), (2, 6.1, 2, True), (1, 6.1, 2, False), (2, 6.1, 16, False), (8, 9.0, 16, True)],
+)
+def test_an_update_is_not_timed_beside_other_work_in_silence(
+    threads: int, load: float, processors: int, told: bool
+) -> None:
+    assert ("give --threads 1" in update.crowded(threads, load, processors)) == told
