@@ -86,13 +86,13 @@ def rows(
 
 def _finished(traces: Iterable[Trace]) -> list[Trace]:
     """Return the traces that did not end in an error."""
-    given = list(traces) if not isinstance(traces, Trace) else [traces]
-    for trace in given:
+    every = list(traces) if not isinstance(traces, Trace) else [traces]
+    for trace in every:
         if not isinstance(trace, Trace):
             raise TypeError(
                 f"rows are made of traces, got {type(trace).__name__}; unitymas.Trace.from_dict reads the plain form"
             )
-    return [trace for trace in given if str(trace.ended) != "error"]
+    return [trace for trace in every if str(trace.ended) != "error"]
 
 
 def to_hf_dataset(traces: Iterable[Trace], kind: Kind = "prompt-completion", **which: Any) -> Dataset:

@@ -9,6 +9,7 @@ policies: packed, with shared prefixes, in bfloat16 where it is faster, as a who
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import random
@@ -291,6 +292,17 @@ def _arguments(parser: Parser, words: Sequence[str]) -> dict[str, object]:
     return config
 
 
+def _check_named(parser: Parser, options: argparse.Namespace) -> None:
+    """Refuse a command that does not name its environment or its folder."""
+    missing = []
+    if not options.id or "=" in options.id:  # none, or an argument of one
+        missing.append("an environment (ID, such as mask-hotpotqa)")
+    if options.out is None:
+        missing.append("the folder of the new model (--out DIR)")
+    if missing:
+        parser.error(f"name {' and '.join(missing)}")
+
+
 def warmstart_main(argv: Sequence[str]) -> int:
     """Fine-tune a model on the scripted expert's traces."""
     parser = Parser(
@@ -337,12 +349,7 @@ def warmstart_main(argv: Sequence[str]) -> int:
         "--seed", type=int, default=0, help="seed of the order of the replies and of an adapter (default 0)"
     )
     options = parser.parse_intermixed_args(argv)
-    if "=" in options.id:  # no environment, but one of its arguments
-        options.id = ""
-    missing = [] if options.id else ["an environment (ID, such as mask-hotpotqa)"]
-    missing += [] if options.out else ["the folder of the new model (--out DIR)"]
-    if missing:
-        parser.error(f"name {' and '.join(missing)}")
+    _check_named(parser, options)
     if not options.epochs and not options.replies:
         parser.error("--epochs 0 learns nothing; give --epochs or --replies")
     config = _arguments(parser, options.args)

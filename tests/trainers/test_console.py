@@ -12,7 +12,7 @@ from unitymas.envs.registry import unregister
 from unitymas.trainers.config.schema import RunConfig
 from unitymas.trainers.controller.reporting import progress
 from unitymas.trainers.controller.reporting.console import Console
-from unitymas.trainers.controller.reporting.progress import Pace, Progress
+from unitymas.trainers.controller.reporting.progress import Progress, Speed
 from unitymas.trainers.controller.run import train
 
 
@@ -49,7 +49,7 @@ def config(model, **more):
 def test_a_pace_counts_the_time_in_which_anything_runs_once(monkeypatch):
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    pace = Pace()
+    pace = Speed()
     with pace.running():  # at 0
         pace.tokens += 5
         with pace.running():  # at 10; both end at 20 and 30
@@ -65,7 +65,7 @@ def test_a_pace_counts_the_time_in_which_anything_runs_once(monkeypatch):
 
 def test_with_overlap_the_speed_is_that_of_all_draws_together(tiny_llama, tmp_path, monkeypatch):
     """Draws run side by side: the sum of their times says nothing of the speed."""
-    monkeypatch.setattr(Pace, "taken", lambda self: 1000.0 + self.tokens)
+    monkeypatch.setattr(Speed, "taken", lambda self: 1000.0 + self.tokens)
     run = train("one-of-console", directory=tmp_path / "run", **config(tiny_llama, overlap="wait"))
     rates = [row["time/rollout_tokens_per_second"] for row in run.history if row["kind"] == "step"]
     assert len(rates) == 2 and 1000 < rates[0] < rates[1] <= 1000 + 2 * 2 * 2 * 2

@@ -237,7 +237,7 @@ class Run:
         self.step += 1
         metrics |= {"time/step": time.perf_counter() - started, **self.hosts.idle.figures()}
         if self.stream is not None:
-            metrics["time/rollout_tokens_per_second"] = self.stream.pace.taken()
+            metrics["time/rollout_tokens_per_second"] = self.stream.speed.taken()
             self.stream.stepped(metrics)
         metrics |= self.spending.figures() | self.hosts.figures
         self._note_spending()

@@ -29,7 +29,7 @@ from ....envs.core.trace import Trace
 from ...config.reader import leaves, to_dict, written
 from ..checkpoint import Saved
 from ..collect import Harvest, too_old
-from ..reporting.progress import Pace, Progress
+from ..reporting.progress import Progress, Speed
 from ..statistics.table import Decision
 from .log import NAME, Log, LogMark
 from .record import record_of
@@ -50,7 +50,7 @@ class Stream:
         self.flying: dict[int, asyncio.Task[None]] = {}
         self.arrived: dict[int, Harvest] = {}  # in the order of arrival
         self.paused = False
-        self.pace = Pace()
+        self.speed = Speed()
         self._mark: LogMark | None = None
         self.progress, run.collector.progress = run.collector.progress, Progress()
 
@@ -89,11 +89,11 @@ class Stream:
     async def play(self, number: int, task: str, attempts: Mapping[int, int] | None = None) -> Harvest:
         """Play a draw, and seal it. `attempts` is explained at `Collector.collect`."""
         config, (label, index) = self.run.config, divmod(number, self.size)
-        with self.pace.running():
+        with self.speed.running():
             harvest = await self.run.collector.collect(
                 [task], config.k, config.seed, str(label), self.run.on_trace, first=index, attempts=attempts
             )
-        self.pace.tokens += sum(n.meta.tokens_out or 0 for trace in harvest.traces for n in trace.acts())
+        self.speed.tokens += sum(n.meta.tokens_out or 0 for trace in harvest.traces for n in trace.acts())
         return harvest
 
     async def batch(self) -> Harvest:

@@ -40,7 +40,7 @@ class Progress:
         return "  ".join(parts)
 
 
-class Pace:
+class Speed:
     """Speed of work that runs side by side: tokens per second of the time in which any of it runs."""
 
     def __init__(self) -> None:
