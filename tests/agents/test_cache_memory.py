@@ -8,6 +8,7 @@ from transformers import LlamaConfig, Qwen2Config
 
 from unitymas.agents.engines.sampling import SamplingParams
 from unitymas.agents.engines.torch import kv_cache as cache
+from unitymas.agents.engines.torch import memory
 from unitymas.agents.engines.torch.memory import available
 from unitymas.agents.engines.torch.torch_engine import Engine
 from unitymas.agents.model.weights import from_config
@@ -146,6 +147,31 @@ def test_a_pool_of_prefixes_that_cannot_grow_makes_room_for_the_newest(monkeypat
     again = engine.submit(prompt(40, 3), SamplingParams(max_tokens=1))
     run(engine, [again])
     assert again.result.cached >= 36
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_free_memory_is_no_more_than_any_control_group_leaves(version, tmp_path, monkeypatch):
+    """Of the groups around this process the one with the least left counts; caches of files are free in it."""
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }
+    most, used, file = names[version]
+    (tmp_path / "own").write_text("0::/jobs/mine\n" if version == 2 else "9:cpu:/\n4:memory:/jobs/mine\n")
+    root = tmp_path if version == 2 else tmp_path / "memory"
+    limits = {"": "max", "jobs": f"{80 * MIB}", "jobs/mine": f"{90 * MIB}"}
+    for group, limit in limits.items():
+        (root / group).mkdir(exist_ok=True)
+        (root / group / most).write_text(f"{limit}\n")
+        (root / group / used).write_text(f"{30 * MIB}\n")
+        (root / group / "memory.stat").write_text(f"anon 5\n{file} {10 * MIB}\n")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "OWN", tmp_path / "own")
+    assert available(torch.device("cpu")) == (80 - 30 + 10) * MIB
+    (root / "jobs" / most).write_text("max\n")
+    assert available(torch.device("cpu")) == (90 - 30 + 10) * MIB
+    (root / "jobs/mine" / used).write_text(f"{200 * MIB}\n")
+    assert available(torch.device("cpu")) == 0
 
 
 def test_free_memory_is_what_machine_and_containers_leave():

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 CGROUPS = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+"""File that names the control groups of this process."""
 
 
 def available(device: torch.device) -> int:
@@ -33,7 +35,7 @@ def _machine() -> int:
 def _container() -> Iterator[int]:
     """Bytes that the control groups around this process leave. Caches of files count as free."""
     try:
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
+        groups = OWN.read_text().splitlines()
     except OSError:
         return
     for line in groups:
