@@ -235,6 +235,11 @@ def test_a_scripted_seat_may_cross_too(tiny_llama, tmp_path):
     assert not again.failures and len(again.traces) == 8
     assert (opens.opened, opens.closed) == (1, 1) and seen and set(seen) == {None}
     outer = MixedSeat(MixedSeat(opens, [ExpertPolicy(expert)], 0.5), [], 0.5)
+    (
+        asyncio.run(outer.open()),
+        asyncio.run(outer.close()),
+    )  # a wrapper that is opened by itself opens what it holds
+    assert (opens.opened, opens.closed) == (2, 2)
     assert outer.sees_reference and outer.colour == "red" and not hasattr(outer, "blue")
     assert pickle.loads(pickle.dumps(MixedSeat(FoolPolicy(), [RandomPolicy()], 0.5))).huge == FoolPolicy.huge
 
