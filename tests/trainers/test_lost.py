@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,6 +169,23 @@ def test_an_address_without_a_ray_is_told_at_once(
             threading.Thread(target=greet, args=(server, answer), daemon=True).start()
         with pytest.raises(ConnectionError, match=rf"no cluster answers at 127.0.0.1:{port} .*ray.address"):
             cluster_module.connect(RayConfig(address=f"127.0.0.1:{port}"))
+
+
+def test_what_an_actor_raises_in_its_beginning_is_told_and_not_tried_again() -> None:
+    """An import that fails on a node, for example: a lost group would be started again, and fail alike."""
+    from ray.exceptions import ActorDiedError, RayTaskError
+
+    trace = "ray::GroupActor.__init__()\n  File \"x.py\", line 1\nImportError: cannot import name 'called'"
+    died = ActorDiedError(RayTaskError("GroupActor.__init__", trace, ImportError("x"), actor_id="ab"))
+
+    async def raises() -> None:
+        raise died
+
+    actor_of = SimpleNamespace(begin=SimpleNamespace(remote=raises))
+    with pytest.raises(
+        RuntimeError, match=r"^group 'a' cannot start on its node: ImportError: .* 'called'; all"
+    ):
+        asyncio.run(actor.ActorCaller("group 'a'", actor_of).begin())
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "head:port", " ", "http://10.0.0.1:8265"])

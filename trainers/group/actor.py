@@ -154,8 +154,12 @@ class ActorCaller:
         try:
             there = await self.actor.begin.remote()
         except RayActorError as error:
-            cause = str(error).strip().splitlines()[0]
-            raise GroupLost(f"{self.name} is gone while it starts: {cause}") from error
+            lines = str(error).strip().splitlines()
+            if getattr(error, "actor_init_failed", False):  # its own code raised, and would do so again
+                raise RuntimeError(
+                    f"{self.name} cannot start on its node: {lines[-1]}; all nodes need the same packages and files"
+                ) from error
+            raise GroupLost(f"{self.name} is gone while it starts: {lines[0]}") from error
         except RayTaskError as error:
             raise error.cause from error
         check_versions(self.name, there)
