@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +80,9 @@ class PeftAdapters(nn.Module):
         from peft.tuners.lora import Linear
 
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
-        inject_adapter_in_model(config, net, adapter_name=name)
+        with warnings.catch_warnings():  # several adapters are meant
+            warnings.filterwarnings("ignore", "Already found a `peft_config`")
+            inject_adapter_in_model(config, net, adapter_name=name)
         for module in _layers(net):
             if type(module) is Linear:
                 module.__class__ = _routed()
@@ -171,8 +174,10 @@ class PeftAdapters(nn.Module):
             encoder: PrefixEncoder = self.prefixes[name]
             state: dict[str, Tensor] = {"prompt_embeddings": encoder.embedding.weight}
         else:
+            # only behind these names: an adapter may be called as a part of the model is
+            (a, plain_a), (b, plain_b) = ((f".lora_{kind}.{name}.", f".lora_{kind}.") for kind in "AB")
             state = {
-                f"base_model.model.{place.replace(f'.{name}.', '.')}": p
+                f"base_model.model.{place.replace(a, plain_a).replace(b, plain_b)}": p
                 for place, p in net.named_parameters()
                 if self.owns(name, place)
             }

@@ -140,6 +140,23 @@ def test_an_adapter_is_what_peft_makes_of_its_files(kind, options, tmp_path):
         torch.testing.assert_close(merged, mine, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["model", "self_attn"])
+def test_an_adapter_may_be_called_as_a_part_of_the_model(name, tmp_path):
+    """The names in its file are those of peft, which reads it whole."""
+    decoder = AutoDecoder(network("phi3"))
+    with torch.no_grad():
+        for parameter in decoder.add_adapter(name, rank=2):
+            parameter.normal_(std=0.5)
+    save_model(decoder, tmp_path / "base")
+    save_adapter(decoder, name, tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
+    expected, _ = theirs(
+        PeftModel.from_pretrained(base, tmp_path / "adapter").eval(), ragged()[:2], 1.0, None
+    )
+    mine, _ = ours(decoder, ragged()[:2], 1.0, None, adapter=name)
+    torch.testing.assert_close(mine.float(), expected, atol=2e-4, rtol=1e-4)
+
+
 def test_a_matrix_that_no_layer_calls_is_no_target():
     """Jamba reads the weights of `dt_proj` by itself: an adapter there would act only once it is merged."""
     decoder = AutoDecoder(network("jamba"))
