@@ -157,6 +157,7 @@ def fine_tune(
     """Teach a model (agents.model) these replies. Return it, with an adapter merged, and the loss of each step."""
     import torch
 
+    from ..agents.basics import machine
     from .config.group_settings import Learning, faster_precision
     from .group.parameters import Parameters
     from .group.update import Learner
@@ -165,7 +166,9 @@ def fine_tune(
     steps = max(1, math.ceil((how.draws or how.epochs * len(samples)) / how.batch))
     precision = how.precision or faster_precision()
     learning = Learning(
-        lr=how.rate, schedule="linear", warmup=min(max(1, steps // 20), steps - 1), horizon=steps, precision=precision
+        lr=how.rate, schedule="linear", warmup=min(max(1, steps // 20), steps - 1), horizon=steps, precision=precision,
+        # the replies of a step are one micro-batch: its activations would hold gigabytes. No bit changes
+        checkpointing=sum(p.numel() for p in model.parameters()) >= machine.SMALL,
     )  # fmt: skip
     model.requires_grad_(False)
     if how.lora:
@@ -180,7 +183,10 @@ def fine_tune(
         batch, left = [samples[i] for i in dict.fromkeys(left[: how.batch])], left[how.batch :]
         losses.append(learner.update(Imitation(), signals, [batch])["loss"])
         say(step + 1, steps, losses[-1])
-    return model.merged(parameters.adapter), losses
+    learned = model.merged(parameters.adapter)
+    del learner, parameters
+    machine.give_back()  # the run that begins with this model is often in the same process
+    return learned, losses
 
 
 def samples_of(traces: Iterable[Trace], tokenizer: Tokenizer, closing: Collection[int] = ()) -> list[Sample]:

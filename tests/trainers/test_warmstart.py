@@ -20,6 +20,7 @@ from unitymas.envs.registry import make_arena, register, unregister
 from unitymas.trainers.config.group_settings import has_bfloat16
 from unitymas.trainers.config.presets import origin_of, small_settings
 from unitymas.trainers.config.resolve import resolve
+from unitymas.trainers.group.parameters import Parameters
 from unitymas.trainers.warmstart import WarmStart, expert_traces, fine_tune, samples_of, tokenized, warmstart
 
 TINY = Path(unitymas.agents.__file__).parent / "tiny"
@@ -89,6 +90,28 @@ def test_the_loss_is_the_likelihood_of_replies_and_falls(rank, tmp_path):
     assert len(losses) == 6 and losses[0] == pytest.approx(before, abs=1e-4)
     assert nll(save_model(learned, tmp_path), samples) < losses[-1] < before
     assert not any(".adapters." in name for name, _ in learned.named_parameters())
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_large_model_computes_activations_again_and_no_bit_changes(rank, monkeypatch):
+    samples = samples_of(
+        expert_traces("rag-nq", 4, "mini", prompts="short"), AutoTokenizer.from_pretrained(TINY)
+    )
+    how = WarmStart(epochs=2, batch=4, lora=rank, precision="bfloat16")
+    asked, logprobs = [], Parameters.logprobs
+
+    def noted(self, rows, dtype, checkpointing=False):
+        asked.append(checkpointing)
+        return logprobs(self, rows, dtype, checkpointing)
+
+    monkeypatch.setattr(Parameters, "logprobs", noted)
+    plain, losses = fine_tune(load_model(TINY), samples, how, lambda *_: None)
+    assert not any(asked)
+    monkeypatch.setattr("unitymas.agents.basics.machine.SMALL", 0)
+    again, same = fine_tune(load_model(TINY), samples, how, lambda *_: None)
+    assert any(asked) and same == losses
+    for mine, own in zip(plain.parameters(), again.parameters(), strict=True):
+        assert torch.equal(mine, own)
 
 
 def test_the_same_seed_gives_the_same_model_and_parts_of_a_pass_count():
