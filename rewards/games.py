@@ -1,19 +1,22 @@
 """Rewards of planning games: those of PettingLLMs, without the parts that could be exploited.
 
-A turn is the acts since the world last moved. Each of its acts earns `alpha` times what the turn earned the team,
-and loses for the steps that its own moves would have wasted:
+A turn consists of the acts since the previous move of the world. Each of its acts earns `alpha` times the reward of
+the team, and pays for the steps that its own proposal would have wasted:
 
-    step       each move made, a refused one too (and a turn without any)
-    invalid    a refused move
-    shaping    Φ(after) − Φ(before), Φ = −(work left) × weight
-    goal       solved; `shortest` besides, where it took no step too many
-    fail       out of steps
-    own        −(steps that the act's own moves lose against a shortest solution) × weight
+    step       for each move, refused moves included; a turn without a move counts as one step
+    invalid    for a refused move
+    shaping    Φ(after) − Φ(before), where Φ = −(work left) × weight
+    goal       for a solved game
+    shortest   for a game solved in the smallest number of steps
+    fail       for a game that ran out of steps
+    own        for each step that the act's own proposal loses against a shortest solution
 
-No loop can pay. `shaping` sums to zero along any cycle (the published γΦ' − Φ with γ = 0.99 and Φ < 0 pays
-(1 − γ)|Φ| a step for staying in place). A box that is pushed off its goal gives back what it earned. `step` is
-negative, and `own` never positive. The published reward pays a proposal for the progress that it *would* have made.
-This could be exploited too: propose well, and let the partner walk back.
+No loop pays. `shaping` sums to zero along any cycle, so a box that is pushed off its goal gives back what it earned.
+`step` is negative, and `own` is never positive.
+
+The published reward can be exploited in two ways. Its shaping is γΦ' − Φ with γ = 0.99 and Φ < 0, which pays
+(1 − γ)|Φ| for each step in place. And it pays a proposal for the progress that it *would* have made: one role
+proposes well, and its partner walks back.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from ..envs.workflows.games.simulator import walk
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Amounts of one game."""
+    """Amounts of one game, by component."""
 
     step: float = -0.01
     invalid: float = -0.1
@@ -42,8 +45,9 @@ class Scale:
     shortest: float = 0.5
     fail: float = -1.0
     own: float = -0.1
-    """Amount for each wasted step, of which `most` count."""
+    """Amount for each wasted step."""
     most: int = 5
+    """Largest number of wasted steps that count."""
 
 
 SCALES = {
@@ -56,7 +60,7 @@ SCALES = {
 
 
 class GameCredit(Rule):
-    """Team rewards by turn, each act's own waste, and the metrics `solved`, `steps` and `optimal_ratio`."""
+    """Rule with the rewards of the module's docstring, and the metrics `solved`, `steps` and `optimal_ratio`."""
 
     name = "game"
 
@@ -65,22 +69,22 @@ class GameCredit(Rule):
         replace(Scale(), **amounts)  # type: ignore[arg-type]  # an unknown name is an error at once
 
     def scale(self, game: str) -> Scale:
-        """Amounts of the game, replaced by this rule's own."""
+        """Return the amounts of a game, with those that this rule sets itself."""
         return replace(SCALES[game], **self.amounts)  # type: ignore[arg-type]
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known once the node's round is answered."""
+        """Return the credits that are known once the round of this node is answered."""
         if node.kind != "use" or node.tool != "world" or node.error is not None:
             return
         args = node.args or EMPTY
-        went = node.result
+        move = node.result
         game, scale = GAMES[args["game"]], self.scale(args["game"])
         before = game.state(args["state"])
-        team = dense(scale, game, before, game.state(went["state"]), went["steps"], bool(went["refused"]))
-        if went["solved"]:
+        team = dense(scale, game, before, game.state(move["state"]), move["steps"], bool(move["refused"]))
+        if move["solved"]:
             team["goal"] = scale.goal
-            taken = sum(use.result["steps"] for use in trace.uses("world") if use.round <= node.round)
-            team["shortest"] = scale.shortest if taken <= optimum(task) else 0.0
+            steps = sum(use.result["steps"] for use in trace.uses("world") if use.round <= node.round)
+            team["shortest"] = scale.shortest if steps <= optimum(task) else 0.0
         for act in turn_of(trace, node):
             for component, amount in team.items():
                 if amount:
@@ -90,18 +94,18 @@ class GameCredit(Rule):
                 yield Credit(act.id, "own", scale.own * lost)
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known when the episode is over."""
-        made = trace.uses("world")
-        if str(trace.ended) == "terminal" and made and not made[-1].result["solved"]:
+        """Return the credits that are known when the episode is over."""
+        moves = trace.uses("world")
+        if str(trace.ended) == "terminal" and moves and not moves[-1].result["solved"]:
             fail = self.scale(task.view["game"]).fail
-            return [Credit(act.id, "fail", self.alpha * fail) for act in turn_of(trace, made[-1])]
+            return [Credit(act.id, "fail", self.alpha * fail) for act in turn_of(trace, moves[-1])]
         return ()
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
         """Return the figures to report."""
-        made = [use for use in trace.uses("world") if use.error is None]
-        solved = bool(made) and bool(made[-1].result["solved"])
-        steps = sum(use.result["steps"] for use in made)
+        moves = [use for use in trace.uses("world") if use.error is None]
+        solved = bool(moves) and bool(moves[-1].result["solved"])
+        steps = sum(use.result["steps"] for use in moves)
         return {
             "solved": float(solved),
             "steps": float(steps),
@@ -112,7 +116,7 @@ class GameCredit(Rule):
 def dense(
     scale: Scale, game: AnyGame, before: Hashable, after: Hashable, steps: int, refused: bool
 ) -> dict[str, float]:
-    """Amount that a turn earns the team, whether or not it ends the game."""
+    """Return the amounts that every turn earns the team, also the turns that do not end the game."""
     return {
         "step": scale.step * steps,
         "invalid": scale.invalid * refused,
@@ -121,25 +125,28 @@ def dense(
 
 
 def waste(game: AnyGame, state: Hashable, moves: Sequence[str], most: int) -> int:
-    """Number of steps that these moves lose against a shortest solution; `most` where they lose the game."""
+    """Return how many steps these moves lose against a shortest solution, at most `most`.
+
+    Moves after which the game cannot be solved lose `most` steps.
+    """
     best = game.best(state)
     if best is None:
-        return 0  # the game was lost before
+        return 0  # the game could not be solved before these moves
     after, steps, _ = walk(game, state, moves)
     rest = game.best(after)
     return most if rest is None else min(most, steps + len(rest) - len(best))
 
 
 def turn_of(trace: Trace, world: Node) -> list[Node]:
-    """Acts since the world last moved."""
+    """Return the acts between the previous move of the world and this one (`world`)."""
     before = max((use.round for use in trace.uses("world") if use.round < world.round), default=-1)
     return [act for act in trace.acts() if before < act.round < world.round]
 
 
 def optimum(task: Task) -> int:
-    """Length of a shortest solution, as the task gives it, or computed."""
-    known = task.reference
-    if known.get("solution"):
-        return len(known["solution"])
+    """Return the length of a shortest solution: from the task's reference, or else computed."""
+    reference = task.reference
+    if reference.get("solution"):
+        return len(reference["solution"])
     game = GAMES[task.view["game"]]
     return len(game.best(game.state(task.view["start"])) or ())

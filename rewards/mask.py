@@ -1,11 +1,11 @@
-"""M-ASK's published allocation: absolute F1 for the plan and the answers, gains of F1 for the acts between.
+"""Rewards of M-ASK as published: F1 for the plan and the answers, and the gain of F1 for the acts between them.
 
     planner    F1 of its own final answer
     answer_t   F1(a_t)
     search_t, summary_t, update_t    F1(a_t) − F1(a_{t−1})
 
-A search that ends the episode earns nothing. A turn without an answer assigns nothing. Format is a component of its own
-(`FormatReward`).
+Acts of a turn without an answer earn nothing, such as a search act that ends the episode. The reward of the format is a
+separate component (`FormatReward`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .metrics import exact_match, f1
 
 
 class MaskCredit(Rule):
-    """Rule with the allocation of the module's docstring. It pays as soon as each answer is known."""
+    """Rule with the rewards of the module's docstring. Credits are given as soon as an answer is known."""
 
     name = "mask"
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known once the node's round is answered."""
+        """Return the credits that are known once the round of this node is answered."""
         gold, turn = task.reference["answers"], node.turn
         if node.role == "planner":
             return [Credit(node.id, "plan", f1(node.value["final"], gold))]
@@ -48,15 +48,15 @@ class MaskCredit(Rule):
         scores = [f1(n.value, gold) for n in trace.acts("answerer")]
         plans = [f1(n.value["final"], gold) for n in trace.acts("planner")]
         final = str((trace.outcome or {}).get("answer") or "")
-        reached = f1(final, gold)
+        final_f1 = f1(final, gold)
         gains = [b - a for a, b in pairwise(scores)]
         filings = [n.value["kind"] for n in trace.acts("updater")]
         return {
-            "f1": reached,
+            "f1": final_f1,
             "em": exact_match(final, gold),
             "plan_f1": plans[0] if plans else 0.0,
             "answer0_f1": scores[0] if scores else 0.0,
-            "gain_over_plan": reached - (plans[0] if plans else 0.0),
+            "gain_over_plan": final_f1 - (plans[0] if plans else 0.0),
             "gain_per_turn": sum(gains) / len(gains) if gains else 0.0,
             "searches": float(len(trace.uses("retrieve"))),
             "ended_by_searcher": float(bool((trace.outcome or {}).get("ended_by_searcher"))),

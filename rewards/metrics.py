@@ -1,13 +1,14 @@
 """Text metrics of question answering: exact match and token F1, as SQuAD and HotpotQA define them.
 
     exact_match("The Eiffel Tower!", ["eiffel tower"])      # 1.0
-    f1("tower of Paris", ["Eiffel tower", "Paris"])         # 0.5: the best of the references counts
+    f1("tower of Paris", ["Eiffel tower", "Paris"])         # 0.5: the best match among the references
 
-Both compare *normalised* text: lower case, no ASCII punctuation, no articles, single spaces. HotpotQA's rule
-is kept: "yes", "no" and "noanswer" are all or nothing, so "no" earns nothing from a reference "no idea".
-Two texts that normalise to nothing are equal. Nothing against something is 0. Without references all is 0.
+Both metrics compare *normalised* text: lower case, no ASCII punctuation, no English articles, single spaces.
+HotpotQA's rule holds: "yes", "no" and "noanswer" match only as a whole, so "no" scores 0 against "no idea".
+Two texts that are empty after normalisation are equal. An empty text against any other scores 0. Without references
+the score is 0.
 
-Rewards call these millions of times on the same few strings, so normalised forms are remembered.
+Rewards compare the same few strings millions of times, so normalised forms are cached.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from functools import lru_cache
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ALL_OR_NOTHING = frozenset({("yes",), ("no",), ("noanswer",)})
-_REMEMBERED_LENGTH = 2_000  # longer texts are seldom seen twice, and would pin memory
+_REMEMBERED_LENGTH = 2_000  # longer texts rarely come twice, and would fill the memory
 
 
 def normalise(text: str) -> str:
@@ -32,7 +33,7 @@ def normalise(text: str) -> str:
 def exact_match(prediction: str | None, golds: str | Iterable[str]) -> float:
     """Return 1.0 if the normalised prediction equals one of the normalised references, else 0.0.
 
-    ``None`` (a role that gave no answer) is never right. A single string counts as one reference.
+    ``None``, for a role that gave no answer, scores 0. A single string counts as one reference.
     """
     if prediction is None:
         return 0.0
@@ -41,7 +42,7 @@ def exact_match(prediction: str | None, golds: str | Iterable[str]) -> float:
 
 
 def f1(prediction: str | None, golds: str | Iterable[str]) -> float:
-    """Harmonic mean of token precision and recall, against the reference that fits the prediction best."""
+    """Return the harmonic mean of token precision and recall, against the reference that matches best."""
     if prediction is None:
         return 0.0
     guess = _tokens(prediction)
@@ -65,9 +66,7 @@ def _overlap(guess: tuple[str, ...], gold: tuple[str, ...]) -> float:
 
 
 def _common_short(guess: tuple[str, ...], gold: tuple[str, ...]) -> int:
-    """Size of the multiset intersection. For answers of a few words a list is three times faster than a
-    Counter.
-    """
+    """Return the size of the multiset intersection. For a few words, a list is faster than a Counter."""
     left = list(gold)
     for token in guess:
         if token in left:

@@ -1,4 +1,4 @@
-"""Monitors: signs that the reward rises while the team gets worse, each with its threshold.
+"""Monitors of a run: each reports one sign that the team gets worse while its reward rises.
 
     watch = Watch(headline="f1")
     for step …:
@@ -6,13 +6,14 @@
         for alarm in watch.see(figures):
             print(alarm)
 
-    length drift      episodes grow or shrink against the first steps
-    tool spike        suddenly many more tool calls than in the steps before
-    entropy collapse  a role replies the same whatever it is asked
-    format only       credit rises by format alone, the task's own components do not
-    held-out drop     the held-out score falls while the training score does not
+    length drift      episodes are longer or shorter than in the first steps
+    tool spike        many more tool calls than in the steps before
+    entropy collapse  a role gives nearly the same reply to every prompt
+    format only       the credit for format rises, and the other credit does not
+    held-out drop     the held-out score falls, and the training score does not
 
-A monitor only reports; it never changes a reward. An alarm is given when a condition begins, not at every step of it.
+A monitor never changes a reward. An alarm is raised at the step where its condition begins, and not again while the
+condition lasts.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Alarm of a monitor: its step, value and threshold, and a sentence."""
+    """Alarm of a monitor: step, value, threshold, and a sentence for the user."""
 
     step: int
     monitor: str
@@ -45,16 +46,14 @@ class Alarm:
 
 
 class Monitor(Protocol):
-    """Interface of a monitor. It reads the figures of all steps so far; a finding is (value, threshold,
-    words).
-    """
+    """Interface of a monitor, which reads the figures of all steps so far."""
 
     @property
     def name(self) -> str:
         """Name of the monitor."""
 
     def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
-        """Return the figure, its threshold and a message where the monitor fires, else None."""
+        """Return the value, its threshold and a message if the latest step raises an alarm, else None."""
 
 
 def measure(traces: Iterable[Trace]) -> dict[str, float]:
@@ -78,10 +77,10 @@ def measure(traces: Iterable[Trace]) -> dict[str, float]:
 
 
 def message_entropy(traces: Iterable[Trace]) -> float:
-    """Variety of replies, from 0 (always the same words) to 1 (never the same).
+    """Return the variety of replies, from 0 (all replies are equal) to 1 (no two are equal).
 
-    It is the entropy of the distribution of whole replies, divided by the largest that it could be, by role. The role
-    with the least variety counts, because one such role is enough.
+    The entropy of a role's distribution of whole replies is divided by its maximum. The smallest value of any role is
+    returned, because one role that repeats itself is enough for an alarm.
     """
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for trace in traces:
@@ -97,7 +96,7 @@ def _evenness(counts: Counter[str]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LengthDrift:
-    """Monitor of acts per episode: mean of the last `window` steps against the mean of the first `warmup`."""
+    """Monitor of acts per episode: mean of the last `window` steps against mean of the first `warmup` steps."""
 
     factor: float = 1.5
     warmup: int = 5
@@ -106,7 +105,7 @@ class LengthDrift:
     name: str = "length drift"
 
     def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
-        """Return the figure, its threshold and a message where the monitor fires, else None."""
+        """Return the value, its threshold and a message if the latest step raises an alarm, else None."""
         before, now = _early_and_late(history, self.key, self.warmup, self.window)
         if before is None or now is None or before <= 0:
             return None
@@ -132,7 +131,7 @@ class ToolSpike:
     name: str = "tool spike"
 
     def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
-        """Return the figure, its threshold and a message where the monitor fires, else None."""
+        """Return the value, its threshold and a message if the latest step raises an alarm, else None."""
         uses = [row["tool_uses"] for row in history if "tool_uses" in row]
         if len(uses) < 4 or "tool_uses" not in history[-1]:
             return None
@@ -149,9 +148,7 @@ class ToolSpike:
 
 @dataclass(frozen=True, slots=True)
 class EntropyCollapse:
-    """Monitor of the variety of replies, against the first steps. There is no alarm while it is above
-    `floor`.
-    """
+    """Monitor of the variety of replies: the last steps against the first. A variety of `floor` or more never alarms."""
 
     share: float = 0.5
     floor: float = 0.5
@@ -160,7 +157,7 @@ class EntropyCollapse:
     name: str = "entropy collapse"
 
     def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
-        """Return the figure, its threshold and a message where the monitor fires, else None."""
+        """Return the value, its threshold and a message if the latest step raises an alarm, else None."""
         before, now = _early_and_late(history, "message_entropy", self.warmup, self.window)
         if before is None or now is None:
             return None
@@ -176,9 +173,7 @@ class EntropyCollapse:
 
 @dataclass(frozen=True, slots=True)
 class FormatOnly:
-    """Monitor of credit per episode against the first steps: the part called format rose, the task's part did
-    not.
-    """
+    """Monitor of credit per episode, against the first steps: the credit for format rose, the other credit did not."""
 
     least: float = 0.1
     share: float = 0.1
@@ -187,7 +182,7 @@ class FormatOnly:
     name: str = "format only"
 
     def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
-        """Return the figure, its threshold and a message where the monitor fires, else None."""
+        """Return the value, its threshold and a message if the latest step raises an alarm, else None."""
         form = _early_and_late(history, "format_credit", self.warmup, self.window)
         task = _early_and_late(history, "task_credit", self.warmup, self.window)
         if form[0] is None or form[1] is None or task[0] is None or task[1] is None:
@@ -207,25 +202,25 @@ class FormatOnly:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutDrop:
-    """Monitor of the held-out score against its best, while training is at least where it was then."""
+    """Monitor of the held-out score against its best, while the training score is not below its value at that step."""
 
     drop: float = 0.05
     name: str = "held-out drop"
 
     def look(self, history: Sequence[Figures]) -> tuple[float, float, str] | None:
-        """Return the figure, its threshold and a message where the monitor fires, else None."""
-        seen = [row for row in history if "held_out" in row]
-        if len(seen) < 2:
+        """Return the value, its threshold and a message if the latest step raises an alarm, else None."""
+        rows = [row for row in history if "held_out" in row]
+        if len(rows) < 2:
             return None
-        best = max(seen, key=lambda row: row["held_out"])
-        fall = best["held_out"] - seen[-1]["held_out"]
-        if fall <= self.drop or seen[-1].get("train", math.inf) < best.get("train", -math.inf):
+        best = max(rows, key=lambda row: row["held_out"])
+        fall = best["held_out"] - rows[-1]["held_out"]
+        if fall <= self.drop or rows[-1].get("train", math.inf) < best.get("train", -math.inf):
             return None
         return (
             fall,
             self.drop,
             (
-                f"held-out score {seen[-1]['held_out']:.3f}, it was {best['held_out']:.3f} at step {int(best['step'])} "
+                f"held-out score {rows[-1]['held_out']:.3f}, it was {best['held_out']:.3f} at step {int(best['step'])} "
                 f"(− {fall:.3f}, threshold {self.drop:.3f}), while the training score did not fall"
             ),
         )
@@ -236,7 +231,7 @@ DEFAULT: tuple[Monitor, ...] = (LengthDrift(), ToolSpike(), EntropyCollapse(), F
 
 @dataclass
 class Watch:
-    """Monitors of one run. They see its steps in order."""
+    """Monitors of one run, which are shown its steps in order."""
 
     monitors: Sequence[Monitor] = DEFAULT
     history: list[Figures] = field(default_factory=list)
@@ -244,7 +239,7 @@ class Watch:
     _firing: set[str] = field(default_factory=set)
 
     def see(self, figures: Mapping[str, object]) -> list[Alarm]:
-        """Add one step (it needs the key ``step``), and return the alarms that begin with it."""
+        """Add the figures of one step, and return the alarms that begin there. `figures` has the key ``step``."""
         self.history.append(
             {k: float(v) for k, v in figures.items() if isinstance(v, (int, float)) and math.isfinite(v)}
         )
@@ -260,12 +255,12 @@ class Watch:
         return fresh
 
     def state_dict(self) -> dict[str, object]:
-        """State of the monitors, as plain data for a run's checkpoints."""
+        """Return the state of the monitors, as plain data for a run's checkpoints."""
         alarms = [asdict(alarm) for alarm in self.alarms]
         return {"history": list(self.history), "alarms": alarms, "firing": sorted(self._firing)}
 
     def load_state_dict(self, state: JsonView) -> None:
-        """Take up the state that `state_dict` gave."""
+        """Restore a state that `state_dict` returned."""
         self.history, self.alarms = list(state["history"]), [Alarm(**alarm) for alarm in state["alarms"]]
         self._firing = set(state["firing"])
 
@@ -273,7 +268,7 @@ class Watch:
 def _early_and_late(
     history: Sequence[Figures], key: str, warmup: int, window: int
 ) -> tuple[float | None, float | None]:
-    """Means over the first and the last steps; None until there are enough of both."""
+    """Return the means over the first and the last steps; None for both while there are too few steps."""
     values = [row[key] for row in history if key in row]
     if len(values) < warmup + window:
         return None, None

@@ -1,6 +1,4 @@
-"""Outcome rewards of the published teams: F1 of the answer for RAG, accuracy for math, pass-rate deltas for
-code.
-"""
+"""Outcome rewards of the published teams: F1 of the answer (RAG), accuracy (math), gains of the pass rate (code)."""
 
 from __future__ import annotations
 
@@ -16,23 +14,23 @@ from .rules import FormatReward, TrajectoryReward, TurnReward
 
 
 def answer_of(trace: Trace, name: str = "answer") -> str:
-    """Field of the outcome as text; empty where the episode ended without an outcome."""
+    """Return a field of the outcome as text; empty if the episode ended without an outcome."""
     value = (trace.outcome or {}).get(name)
     return "" if value is None else str(value)
 
 
 def answer_f1(trace: Trace, task: Task) -> float:
-    """F1 of the outcome's answer."""
+    """Return the F1 of the outcome's answer."""
     return f1(answer_of(trace), task.reference["answers"])
 
 
 def answer_em(trace: Trace, task: Task) -> float:
-    """Exact match of the outcome's answer."""
+    """Return the exact match of the outcome's answer: 1 or 0."""
     return exact_match(answer_of(trace), task.reference["answers"])
 
 
 def answer_right(trace: Trace, task: Task) -> float:
-    """Return 1 where the outcome's answer equals the task's, mathematically."""
+    """Return 1 if the outcome's answer and the task's answer are mathematically equal, else 0."""
     return float(_equals(answer_of(trace), task))
 
 
@@ -42,7 +40,7 @@ def _equals(answer: str, task: Task) -> bool:
 
 
 class AnswerF1(TrajectoryReward):
-    """F1 of the final answer, in full to every act (the published default of RAG)."""
+    """Reward of the final answer's F1, paid in full to every act (the published default of RAG)."""
 
     def __init__(self) -> None:
         super().__init__(answer_f1, name="outcome")
@@ -54,7 +52,7 @@ class AnswerF1(TrajectoryReward):
 
 
 class Accuracy(TrajectoryReward):
-    """0 or 1 for the final answer, in full to every act (the published default of math)."""
+    """Reward of 1 for a right final answer, paid in full to every act (the published default of math)."""
 
     def __init__(self) -> None:
         super().__init__(answer_right, name="outcome")
@@ -65,7 +63,7 @@ class Accuracy(TrajectoryReward):
 
 
 class AnswerEM(TrajectoryReward):
-    """Exact match of the final answer, in full to every act (Dr. MAS's search team)."""
+    """Reward of the final answer's exact match, paid in full to every act (Dr. MAS's search team)."""
 
     def __init__(self) -> None:
         super().__init__(answer_em, name="outcome")
@@ -77,7 +75,7 @@ class AnswerEM(TrajectoryReward):
 
 
 class OwnAccuracy(TurnReward):
-    """Accuracy of each act: 1 where its own boxed answer is right (MARTI's debate and chain)."""
+    """Reward of 1 for each act whose own boxed answer is right (MARTI's debate and chain)."""
 
     def __init__(self) -> None:
         super().__init__(_own_right, name="own")
@@ -106,16 +104,16 @@ class SearchFormat(FormatReward):
 
 
 class CodeCredit(Rule):
-    """Reflective code's allocation, on the share R_t of *hidden* tests passed at turn t.
+    """Rule of the reflective code team, from R_t: the share of *hidden* tests that the program of turn t passes.
 
-    planner_t, coder_t    R_0 at first, then R_t − R_{t−1}
-    reflector_t           R_{t+1} − R_t, once the next program is verified.
+    planner_t, coder_t    R_0 in the first turn, then R_t − R_{t−1}
+    reflector_t           R_{t+1} − R_t, paid when the next program is verified.
     """
 
     name = "code"
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known once the node's round is answered."""
+        """Return the credits that are known once the round of this node is answered."""
         if node.kind != "use" or node.tool != "verify":
             return
         rates = [pass_rate(n) for n in trace.uses("verify")]
@@ -123,8 +121,10 @@ class CodeCredit(Rule):
         t = len(rates) - 1
         gain = rates[t] - (rates[t - 1] if t else 0.0)
         for other in trace.nodes:
-            paid = t - 1 if other.role == "reflector" else t  # its advice shows in the next program
-            if other.kind == "act" and other.turn == paid:
+            turn = (
+                t - 1 if other.role == "reflector" else t
+            )  # the next program shows what its advice was worth
+            if other.kind == "act" and other.turn == turn:
                 yield Credit(other.id, "progress", gain)
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
@@ -141,20 +141,21 @@ class CodeCredit(Rule):
 
 
 def pass_rate(node: Node) -> float:
-    """Share of hidden tests that a verified program passed; 0 where the verifier failed."""
+    """Return the share of hidden tests that the program passed; 0 if the verifier itself failed."""
     return float((node.private or {}).get("pass_rate", 0.0))
 
 
 class CoderTesterCredit(CodeCredit):
-    """Rewards of Stronger-MAS: the coder earns 2 × its pass rate; the tester its golden rate plus the coder's pass rate.
+    """Rule of Stronger-MAS's code team, for each turn whose program is verified.
 
-    The golden rate is the share of the tester's tests that the task's own solution passes (where there is one).
+    The coder earns 2 × the pass rate. The tester earns the golden rate plus the pass rate. The golden rate is the share of
+    the tester's tests that the task's reference solution passes. It is 0 for a task without a reference solution.
     """
 
     name = "coder_tester"
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known once the node's round is answered."""
+        """Return the credits that are known once the round of this node is answered."""
         if node.kind != "use" or node.tool != "verify":
             return
         turn = trace.uses("verify").index(node)

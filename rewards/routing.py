@@ -1,8 +1,8 @@
 """Rewards of learned orchestration: the quality of the answer, less the cost of the calls that led to it.
 
-Both are placed so that a router's reward-to-go is what its choice can still change. The outcome is paid to its last
-act alone, because paid to every act, the sum over an episode would grow with its length. The cost of each call is
-paid to the act that chose it.
+A router's reward-to-go contains only what its choice can still change. The cost of a call is charged to the router's act
+that chose it. The reward of the outcome is paid to the router's last act alone: if every act received it, the sum over an
+episode would grow with the number of acts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .outcome import answer_of
 
 
 class RoutedF1(Rule):
-    """F1 of the answer: paid to the router's last act, and in full to every act of the other roles."""
+    """Reward of the answer's F1, paid to the router's last act and, in full, to every act of the other roles."""
 
     name = "outcome"
 
@@ -26,7 +26,7 @@ class RoutedF1(Rule):
         self.role = role
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known when the episode is over."""
+        """Return the credits that are known when the episode is over."""
         score = f1(answer_of(trace), task.reference["answers"])
         paid = [act for act in trace.acts() if act.role != self.role] + trace.acts(self.role)[-1:]
         return [Credit(act.id, self.name, score) for act in paid]
@@ -38,9 +38,10 @@ class RoutedF1(Rule):
 
 
 class CallCost(Rule):
-    """Cost of calls, paid to the router's act before the call: `each` for a call of another role or a tool, `own` for its own.
+    """Cost of calls: `own` for each act of the router, `each` for each act of another role and each tool call.
 
-    Metrics: `calls` are those of other roles and of tools, `router_calls` the router's.
+    The router's latest act before a call pays for that call. The metric `calls` counts acts of other roles and tool calls,
+    `router_calls` the router's acts.
     """
 
     name = "calls"
@@ -51,7 +52,7 @@ class CallCost(Rule):
         self.role, self.each, self.own = role, each, own
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known once the node's round is answered."""
+        """Return the credits that are known once the round of this node is answered."""
         if node.role == self.role:
             yield Credit(node.id, self.name, -self.own)
             return

@@ -1,6 +1,6 @@
 """Reward rules for any workflow: format, trajectory, role and turn rewards.
 
-A rule gives `Credit(node, component, amount)`s. The environment's ledger keeps them apart, by component and node.
+A rule returns credits: `Credit(node, component, amount)`. The environment's ledger keeps them by component and node.
 Each rule here can also wrap an environment (`rewards.wrappers`).
 """
 
@@ -17,16 +17,20 @@ from ..envs.core.workflow import Node
 
 
 def weight_of(weight: float | Mapping[str, float], role: str | None, otherwise: float) -> float:
-    """Return the weight of a role: one for all, or the role's own, else that of `"*"`, else `otherwise`."""
+    """Return the weight of a role. A number is the weight of every role.
+
+    In a mapping, the role's entry is used, or else the entry `"*"`, or else `otherwise`.
+    """
     if not isinstance(weight, Mapping):
         return weight
-    own = entry_of(weight, role or "*")
-    return otherwise if own is None else own
+    entry = entry_of(weight, role or "*")
+    return otherwise if entry is None else entry
 
 
 class FormatReward(Rule):
-    """Reward of the format: 0 for a legal reply, −1 × weight for a malformed one. The weight may differ by
-    role.
+    """Reward of the format: `weight` × `legal` for a legal reply, `weight` × `illegal` for a malformed one.
+
+    The weight may differ by role. A role without a weight gets 0.
     """
 
     name = "format"
@@ -37,7 +41,7 @@ class FormatReward(Rule):
         self.weight, self.legal, self.illegal = weight, legal, illegal
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known once the node's round is answered."""
+        """Return the credits that are known once the round of this node is answered."""
         if node.kind != "act":
             return ()
         weight = weight_of(self.weight, node.role, 0.0)
@@ -50,9 +54,10 @@ class FormatReward(Rule):
 
 
 class TrajectoryReward(Rule):
-    """One number for the whole episode, paid to every act in full, or split among them.
+    """Reward of the whole episode: one number, paid to every act.
 
-    `share="full"` pays each act the whole number; `"split"` divides it by the number of acts. `roles` restricts it.
+    With `share="full"` each act gets the whole number, with `"split"` an equal part of it. `roles` names the roles whose
+    acts are paid; None pays all.
     """
 
     def __init__(
@@ -68,7 +73,7 @@ class TrajectoryReward(Rule):
         self.score, self.name, self.share, self.weight, self.roles = score, name, share, weight, roles
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known when the episode is over."""
+        """Return the credits that are known when the episode is over."""
         acts = [n for n in trace.acts() if self.roles is None or n.role in self.roles]
         amount = self.weight * self.score(trace, task)
         part = amount / len(acts) if self.share == "split" and acts else amount
@@ -76,13 +81,13 @@ class TrajectoryReward(Rule):
 
 
 class RoleReward(Rule):
-    """A score per role: `{"planner": score, …}`, each given to every act of its role at the end."""
+    """Reward by role: `{"planner": score, …}`. Each score is computed at the end and paid to every act of its role."""
 
     def __init__(self, scores: Mapping[str, Callable[[Trace, Task], float]], name: str = "role") -> None:
         self.scores, self.name = dict(scores), name
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known when the episode is over."""
+        """Return the credits that are known when the episode is over."""
         credits = []
         for role, score in self.scores.items():
             acts = trace.acts(role)
@@ -93,7 +98,7 @@ class RoleReward(Rule):
 
 
 class TurnReward(Rule):
-    """Score of each act as soon as its reply is known: `score(trace, node, task)`. None gives nothing."""
+    """Reward of each act, `score(trace, node, task)`, paid once its round is answered. A score of None pays nothing."""
 
     def __init__(
         self,
@@ -104,7 +109,7 @@ class TurnReward(Rule):
         self.score, self.name, self.roles = score, name, roles
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known once the node's round is answered."""
+        """Return the credits that are known once the round of this node is answered."""
         if node.kind != "act" or (self.roles is not None and node.role not in self.roles):
             return ()
         amount = self.score(trace, node, task)

@@ -1,6 +1,4 @@
-"""Rules made of other rules: mixing of team and local rewards, turn deltas, influence, propagation along the
-graph.
-"""
+"""Rules that shape scores: turn deltas, team and local rewards mixed, influence, propagation along the graph."""
 
 from __future__ import annotations
 
@@ -30,40 +28,45 @@ X = TypeVar("X", float, "NDArray[np.float64]")
 
 
 def influence(own: X, earlier: X, kind: InfluenceKind = INFLUENCE_KIND) -> X:
-    """Measure what an act changed, from its score R and the mean score Q of the acts before it, both in 0 … 1.
+    """Return how much an act changed, from its score R (`own`) and the mean score Q of the acts before it (`earlier`).
 
-    `margin`: R − Q. `quality`: QR − (1−Q)(1−R), which is positive where both were right (MAPoRL, MARTI).
+    Both scores lie between 0 and 1. `margin` is R − Q. `quality` is QR − (1−Q)(1−R), which is positive if Q + R > 1
+    (MAPoRL, MARTI).
     """
     return own - earlier if kind == "margin" else earlier * own - (1.0 - earlier) * (1.0 - own)
 
 
 class TurnDelta(Rule):
-    """Change of a score from turn to turn: `score(trace, node, task)` of the measuring acts, as differences.
+    """Reward of the change of a score from turn to turn.
 
-    `measure` is the role whose acts are scored. The difference to its previous act (for the first act: its score
-    itself) is paid to every act of `roles` since then. With several instances, each is compared with its own previous
-    act. An instance without one is compared with the mean of those that measured last.
+    The acts of the role `measure` are scored with `score(trace, node, task)`. The difference between an act's score and
+    that of the agent's previous act is paid to every act of `roles` since then. The first act of all is compared with 0.
+    If the role has several instances, an instance that acts for the first time is compared with the mean score of the
+    latest acts of the others.
     """
 
     def __init__(self, score: NodeScore, measure: str, roles: tuple[str, ...], name: str = "delta") -> None:
         self.score, self.measure, self.roles, self.name = score, measure, roles, name
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known once the node's round is answered."""
+        """Return the credits that are known once the round of this node is answered."""
         if node.kind != "act" or node.role != self.measure:
             return
         earlier = [n for n in trace.acts(self.measure) if n.round < node.round]
         earlier = [n for n in earlier if n.agent == node.agent] or earlier
         since = max((n.round for n in earlier), default=-1)
-        reached = [self.score(trace, n, task) or 0.0 for n in earlier if n.round == since]
-        change = (self.score(trace, node, task) or 0.0) - (sum(reached) / len(reached) if reached else 0.0)
+        scores = [self.score(trace, n, task) or 0.0 for n in earlier if n.round == since]
+        change = (self.score(trace, node, task) or 0.0) - (sum(scores) / len(scores) if scores else 0.0)
         for other in trace.acts():
             if other.role in self.roles and since < other.round <= node.round:
                 yield Credit(other.id, self.name, change)
 
 
 class Mixed(Rule):
-    """α × team + β × local, per role: `Mixed(team, local, alpha={"planner": 1.0}, beta=1.0)`."""
+    """Reward of α × team score + β × the act's own score: `Mixed(team, local, alpha={"planner": 1.0}, beta=1.0)`.
+
+    α and β may differ by role. A role that a mapping does not name has the weight 1.
+    """
 
     def __init__(
         self,
@@ -76,24 +79,25 @@ class Mixed(Rule):
         self.team, self.local, self.alpha, self.beta, self.name = team, local, alpha, beta, name
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known once the node's round is answered."""
-        own = self.local(trace, node, task) if node.kind == "act" else None
-        if own is not None:
-            yield Credit(node.id, f"{self.name}/local", weight_of(self.beta, node.role, 1.0) * own)
+        """Return the credits that are known once the round of this node is answered."""
+        score = self.local(trace, node, task) if node.kind == "act" else None
+        if score is not None:
+            yield Credit(node.id, f"{self.name}/local", weight_of(self.beta, node.role, 1.0) * score)
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known when the episode is over."""
-        shared = self.team(trace, task)
+        """Return the credits that are known when the episode is over."""
+        score = self.team(trace, task)
         return [
-            Credit(n.id, f"{self.name}/team", weight_of(self.alpha, n.role, 1.0) * shared)
+            Credit(n.id, f"{self.name}/team", weight_of(self.alpha, n.role, 1.0) * score)
             for n in trace.acts()
         ]
 
 
 class Influence(Rule):
-    """Shaping as in MAPoRL: `influence` of an act's own score, against the mean of the earlier acts (of `roles`).
+    """Reward shaping as in MAPoRL: `alpha` × `influence` of each act.
 
-    It is paid times `alpha`. An act without earlier acts gets nothing.
+    An act's score is compared with the mean score of the earlier acts. `roles` names the roles whose acts count and are
+    paid; None means all roles. An act without earlier acts gets nothing.
     """
 
     def __init__(
@@ -109,15 +113,15 @@ class Influence(Rule):
         self.score, self.kind, self.alpha, self.roles, self.name = score, kind, alpha, roles, name
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known once the node's round is answered."""
+        """Return the credits that are known once the round of this node is answered."""
         if node.kind != "act" or not self._counts(node):
             return
-        own = self.score(trace, node, task)
+        score = self.score(trace, node, task)
         earlier = [n for n in trace.acts() if n.round < node.round and self._counts(n)]
         scores = [s for s in (self.score(trace, n, task) for n in earlier) if s is not None]
-        if own is None or not scores:
+        if score is None or not scores:
             return
-        yield Credit(node.id, self.name, self.alpha * influence(own, sum(scores) / len(scores), self.kind))
+        yield Credit(node.id, self.name, self.alpha * influence(score, sum(scores) / len(scores), self.kind))
 
     def _counts(self, node: Node) -> bool:
         return self.roles is None or node.role in self.roles
@@ -126,8 +130,8 @@ class Influence(Rule):
 class Propagated(Rule):
     """Propagation of a rule's credits backwards along the graph's edges, with a discount.
 
-    A node's amount is shared among its parents (tools are passed through). Each gets `discount` × amount / number of
-    parents, and so on to the roots. The node itself keeps its own.
+    Each parent of an act gets `discount` × the act's amount / number of parents, and so on to the roots. A tool call
+    passes its amount to its parents without a discount. The act itself keeps its full amount.
     """
 
     def __init__(
@@ -138,15 +142,15 @@ class Propagated(Rule):
         self.rule, self.discount, self.name = as_rule(rule), discount, name
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
-        """Give the credits that are known when the episode is over."""
+        """Return the credits that are known when the episode is over."""
         early = (self.rule.on_node(trace.until(node.round), node, task) for node in trace.nodes)
         amount = totals_by_node(chain(chain.from_iterable(early), self.rule.on_end(trace, task)))
         kinds = {n.id: n.kind for n in trace.nodes}
         for node in sorted(trace.nodes, key=lambda n: -n.round):
-            have, parents = amount.get(node.id, 0.0), [p for p in node.parents if p in kinds]
-            passed = have if node.kind == "use" else self.discount * have
+            total, parents = amount.get(node.id, 0.0), [p for p in node.parents if p in kinds]
+            share = total if node.kind == "use" else self.discount * total
             for parent in parents:
-                amount[parent] = amount.get(parent, 0.0) + passed / len(parents)
+                amount[parent] = amount.get(parent, 0.0) + share / len(parents)
         return [
             Credit(id, self.name, value) for id, value in amount.items() if kinds.get(id) == "act" and value
         ]

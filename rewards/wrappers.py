@@ -2,8 +2,8 @@
 
     env = TrajectoryReward(unitymas.make("mask-hotpotqa", reward=None), my_score)
 
-A wrapper attaches its rule to the ledger of the base environment, and otherwise passes everything through. So
-`unwrapped`, forks, pickles, `rollout` and `train` all carry the rule. The same component name twice is an error.
+A wrapper attaches its rule to the ledger of the base environment, and passes all calls through. So `unwrapped`, forks,
+pickles, `rollout` and `train` all use the rule. Two rules with the same component name are an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RewardWrapper(BaseWrapper):  # type: ignore[misc]
-    """Wrapper that attaches one rule to the environment's ledger. Give it any rule, or use a subclass below."""
+    """Wrapper that attaches one rule, of any kind, to the environment's ledger."""
 
     keeps_ledger = True  # rollout and train accept it
 
