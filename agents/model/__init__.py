@@ -1,1 +1,1 @@
-"""The decoder of the Llama family: its shape, weights, attention and log-probs."""
+"""Decoders: shapes, weights, attention, log-probs and adapters."""

@@ -1,7 +1,7 @@
-"""Adapters of models that transformers computes, made, named and saved as peft does: LoRA and prefix tuning.
+"""Adapters of models that transformers computes: LoRA and prefix tuning, with the layers, names and files of peft.
 
-peft makes the layers. The running pass decides which adapter a row uses (interface.py), and not a switch in the model.
-So one pass can use several adapters, and several passes can run at the same time.
+The running pass decides which adapter each row uses (interface.py). There is no switch in the model. So one pass can use
+several adapters, and several passes can run at the same time.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class PeftAdapters(nn.Module):
-    """The adapters of one model: low-rank changes stand in its layers, prefixes stand here."""
+    """Adapters of one model. Low-rank matrices are part of the model's layers; prefixes are stored here."""
 
     def __init__(self, net: PreTrainedModel) -> None:
         super().__init__()
         self.configs: dict[str, PeftConfig] = {}
         self.prefixes = nn.ModuleDict()
         self.matrices: list[str] = []
-        """Names of the matrices that change by default."""
+        """Names of the matrices that a low-rank adapter changes by default."""
 
     def __bool__(self) -> bool:
         return bool(self.configs)
@@ -62,16 +62,19 @@ class PeftAdapters(nn.Module):
         for parameter in net.parameters():  # peft freezes all others
             parameter.requires_grad_(learned.get(id(parameter), True))
         self.configs[name].base_model_name_or_path = getattr(net.config, "_name_or_path", "")
-        own = [*net.named_parameters(), *self.named_parameters()]
-        return [parameter for place, parameter in own if self.owns(name, place)]
+        parameters = [*net.named_parameters(), *self.named_parameters()]
+        return [parameter for place, parameter in parameters if self.owns(name, place)]
 
     def _chosen(self, targets: Sequence[str]) -> list[str]:
-        """Targets by name, or all. One that no layer calls would change nothing until it is merged: an error."""
-        known = {name.rpartition(".")[2] for name in self.matrices}
+        """Return the target matrices; all by default. A matrix that no layer calls is an error.
+
+        An adapter of such a matrix would change nothing until it is merged.
+        """
+        names = {name.rpartition(".")[2] for name in self.matrices}
         for target in targets:
-            if target.rpartition(".")[2] not in known:
+            if target.rpartition(".")[2] not in names:
                 raise ValueError(
-                    f"no layer calls a matrix {target!r}; {nearest(target, sorted(known), 'it has')}"
+                    f"no layer calls a matrix {target!r}; {nearest(target, sorted(names), 'it has')}"
                 )
         return list(targets) or self.matrices
 
@@ -102,11 +105,13 @@ class PeftAdapters(nn.Module):
             num_transformer_submodules=1,
         )  # fmt: skip
         encoder: PrefixEncoder = PrefixEncoder(config).to(next(net.parameters()).device)
-        nn.init.zeros_(encoder.embedding.weight)  # it begins as a little more to look away at, and no noise
+        nn.init.zeros_(
+            encoder.embedding.weight
+        )  # a new prefix takes some attention weight, but adds no noise
         self.prefixes[name], self.configs[name] = encoder, config
 
     def owns(self, adapter: str | None, parameter: str) -> bool:
-        """Tell whether a parameter is this adapter's, or (None) any adapter's."""
+        """Tell whether a parameter belongs to this adapter. None: to any adapter."""
         parts = parameter.split(".")
         for kind in ("lora_A", "lora_B", "prefixes"):
             if kind in parts[:-1]:
@@ -114,13 +119,13 @@ class PeftAdapters(nn.Module):
         return False
 
     def tokens(self, adapter: str | None) -> int:
-        """Number of virtual tokens of an adapter."""
+        """Return the number of virtual tokens of an adapter; 0 for one without a prefix."""
         if adapter is None or adapter not in self.prefixes:
             return 0
         return int(self.configs[adapter].num_virtual_tokens)
 
     def before(self, attention: Attention, position: Tensor, route: Route) -> Attention:
-        """The attention in which the first keys and values of rows are their adapter's prefix."""
+        """Return an attention in which the first keys and values of each row come from the prefix of its adapter."""
         prefixed = [(name, rows) for name, rows in route if name in self.prefixes]
         return (
             _Prefixed(attention, position, [(self._keys(n), r) for n, r in prefixed])
@@ -129,7 +134,7 @@ class PeftAdapters(nn.Module):
         )
 
     def _keys(self, name: str) -> Tensor:
-        """Keys and values of a prefix: [P, layers, 2, K, D]."""
+        """Return the keys and values of a prefix of P tokens: [P, layers, 2, K, D]."""
         config = self.configs[name]
         encoder: PrefixEncoder = self.prefixes[name]
         weight = encoder.embedding.weight
@@ -140,7 +145,7 @@ class PeftAdapters(nn.Module):
     def take(
         self, net: PreTrainedModel, other: PreTrainedModel, theirs: PeftAdapters, name: str, like: Tensor
     ) -> None:
-        """Put a copy of another model's adapter in place of ours."""
+        """Replace our adapter of this name by a copy of another model's."""
         if name in self.prefixes:
             self.prefixes[name] = copy.deepcopy(theirs.prefixes[name]).to(like).requires_grad_(False)
         for place, module in other.named_modules():
@@ -151,14 +156,14 @@ class PeftAdapters(nn.Module):
                     getattr(ours, kind)[name] = low.to(like).requires_grad_(False)
 
     def merge(self, net: PreTrainedModel, adapter: str | None) -> None:
-        """Add one adapter into the matrices, and remove all. A prefix is no part of any matrix."""
+        """Add one low-rank adapter into the matrices, and remove all adapters. A prefix cannot be merged and is lost."""
         for place, module in list(net.named_modules()):
             if hasattr(module, "lora_A") and hasattr(module, "get_base_layer"):
                 if adapter is not None and adapter in module.lora_A:
                     module.merge(adapter_names=[adapter])
-                parent, _, own = place.rpartition(".")
+                parent, _, name = place.rpartition(".")
                 plain: Linear = module
-                setattr(net.get_submodule(parent), own, plain.get_base_layer())
+                setattr(net.get_submodule(parent), name, plain.get_base_layer())
         self.configs.clear()
         self.prefixes.clear()
         if hasattr(net, "peft_config"):
@@ -187,7 +192,7 @@ class PeftAdapters(nn.Module):
 
 
 def read_prefix(path: Path) -> tuple[int, Tensor]:
-    """Number of tokens and weights of a prefix that was saved."""
+    """Return the number of tokens and the weights of a saved prefix."""
     from safetensors.torch import load_file
 
     tokens = json.loads((path / "adapter_config.json").read_text())["num_virtual_tokens"]
@@ -195,7 +200,7 @@ def read_prefix(path: Path) -> tuple[int, Tensor]:
 
 
 class _Prefixed:
-    """Attention whose keys and values are a learned prefix, at the first positions of the rows that use it."""
+    """Attention with learned prefixes: they replace keys and values at the first positions of the rows that use them."""
 
     def __init__(
         self, attention: Attention, position: Tensor, prefixes: Sequence[tuple[Tensor, Tensor | None]]
@@ -209,14 +214,17 @@ class _Prefixed:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
         for prefix, row, token in self.places:
-            own = prefix[token, layer].to(k.dtype)  # [rows, 2, K, D]
-            k, v = k.index_copy(0, row, own[:, 0]), v.index_copy(0, row, own[:, 1])
+            both = prefix[token, layer].to(k.dtype)  # [rows, 2, K, D]
+            k, v = k.index_copy(0, row, both[:, 0]), v.index_copy(0, row, both[:, 1])
         return self.attention(layer, q, k, v, how)
 
 
 @contextmanager
 def noted(net: PreTrainedModel) -> Iterator[set[str]]:
-    """Note the names of the matrices that the model calls. A layer may also read a matrix's weights by itself."""
+    """Record the names of the matrices that the model calls while the context is open.
+
+    A layer that reads the weights of a matrix without calling it is not recorded.
+    """
     called: set[str] = set()
     hooks = [
         module.register_forward_hook(lambda *_, name=name: called.add(name))
@@ -231,8 +239,9 @@ def noted(net: PreTrainedModel) -> Iterator[set[str]]:
 
 
 def matrices(net: PreTrainedModel, called: set[str]) -> list[str]:
-    """Names of matrices as peft's targets: those that are called, but for the head's, a router's and the experts' own.
-    They are short where that means the same.
+    """Return the matrices that peft can target: those that are called, without head, routers and experts.
+
+    The names are short ("q_proj") if the short names stand for the same matrices.
     """
     head, kinds = net.get_output_embeddings(), (nn.Linear, Conv1D)
     every = {name: m for name, m in net.named_modules() if isinstance(m, kinds) and m is not head}
@@ -240,36 +249,36 @@ def matrices(net: PreTrainedModel, called: set[str]) -> list[str]:
     if any(name.rpartition(".")[2] == "experts" for name, _ in net.named_modules()):
         wanted = [name for name in wanted if name.rpartition(".")[2] not in AS_EXPERTS]
     short = {name.rpartition(".")[2] for name in wanted}
-    meant = [name for name in every if name.rpartition(".")[2] in short]
-    return sorted(short if len(meant) == len(wanted) else wanted)
+    matches = [name for name in every if name.rpartition(".")[2] in short]
+    return sorted(short if len(matches) == len(wanted) else wanted)
 
 
 def _layers(net: PreTrainedModel) -> list[nn.Module]:
-    """The layers that peft put in place of matrices."""
+    """Return the layers that peft put in place of matrices."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return [module for module in net.modules() if isinstance(module, BaseTunerLayer)]
 
 
 AS_EXPERTS = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
-"""Names that peft takes for the experts' own tensors in a model that has experts, also where a plain layer has them."""
+"""Names that peft reads as tensors of experts in any model with experts, even if they belong to ordinary layers."""
 
 _ROUTED: list[type[Linear]] = []
 
 
 def _empty() -> nn.Module:
-    """Return a routed layer that waits for its state, in another process."""
+    """Return a routed layer without state, for unpickling in another process."""
     made: type[nn.Module] = _routed()
     return made.__new__(made)
 
 
 def _routed() -> type[Linear]:
-    """The class of peft's linear layers here; made at first use, because peft is imported with it."""
+    """Return our subclass of peft's linear layer. It is made at first use, because importing peft takes time."""
     if not _ROUTED:
         from peft.tuners.lora import Linear
 
         class Routed(Linear):  # type: ignore[misc]
-            """A linear layer of peft in which each row uses the adapter that the pass gives it."""
+            """Linear layer of peft in which each row uses the adapter that the pass assigns to it."""
 
             def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
                 return _empty, (), self.__dict__

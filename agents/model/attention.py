@@ -1,9 +1,9 @@
-"""Attention over packed sequences: no padding, and exact prefixes computed once.
+"""Attention over packed sequences: no padding, and shared prefixes are computed once.
 
-`pack` lays many sequences in one row of tokens. Sequences that begin alike (the samples of one prompt, the turns of one
-conversation, prompts under one system text) share those tokens. For this the row is cut into *segments*, each the child
-of the segment that it continues. A token sees the earlier tokens of its own segment, and all ancestors of the segment.
-So values and gradients are those of the sequences taken one by one, at a fraction of the work.
+`pack` puts many sequences into one row of tokens. Sequences with a common prefix share its tokens: the samples of one
+prompt, the turns of one conversation, prompts with the same system text. The row is cut into *segments*. Each segment is
+the child of the segment that it continues. A token attends to the earlier tokens of its own segment and to all tokens of
+the segment's ancestors. So values and gradients equal those of the sequences computed one by one, with much less work.
 
 Shapes: T packed tokens, B segments of a bucket, Q queries and S keys of its longest, H heads, K key heads, D width.
 """
@@ -23,19 +23,19 @@ from torch.nn.utils.rnn import pad_sequence
 
 @dataclass(frozen=True, slots=True)
 class LastQueries:
-    """Causality without a tensor of Q x S: the queries are the last of the keys, and each sees all up to its own place."""
+    """Causal mask without a tensor of Q x S: the queries stand at the last keys, and each attends up to its own place."""
 
     queries: int
     keys: int
 
 
 Mask = Tensor | LastQueries
-"""The keys that each query may see: additive [B, Q, S], or all up to its own place."""
+"""Mask of attention: an additive tensor [B, Q, S], or causality alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens `start:stop` of the packed row. They continue the segment `parent`; -1: they begin a sequence."""
+    """Tokens `start:stop` of the packed row, which continue the segment `parent`. A parent of -1: a sequence begins here."""
 
     start: int
     stop: int
@@ -44,7 +44,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Sequences as one row of tokens. `rows[i]` are the places of sequence i's tokens in that row."""
+    """Sequences as one row of T tokens: `ids` [T] and `position` [T]. `rows[i]` holds the places of sequence i's tokens."""
 
     ids: Tensor
     position: Tensor
@@ -56,9 +56,7 @@ class Packed:
 
 
 def pack(sequences: Sequence[Sequence[int]], share: int | None = 16) -> Packed:
-    """Pack sequences of token ids. Prefixes of at least `share` tokens are laid once (None: nothing is
-    shared).
-    """
+    """Pack sequences of token ids. Common prefixes of at least `share` tokens are stored once. None: nothing is shared."""
     row = _laid(sequences, share)
     return Packed(
         ids=torch.tensor(row.ids, dtype=torch.long),
@@ -69,7 +67,7 @@ def pack(sequences: Sequence[Sequence[int]], share: int | None = 16) -> Packed:
 
 
 def packed_length(sequences: Sequence[Sequence[int]], share: int | None = 16) -> int:
-    """Count the tokens that `pack` would lay."""
+    """Return the number of tokens of the row that `pack` would return."""
     return len(_laid(sequences, share).ids)
 
 
@@ -87,7 +85,7 @@ def _laid(sequences: Sequence[Sequence[int]], share: int | None) -> _Row:
 
 
 class _Row:
-    """The row while it is built."""
+    """Packed row that is being built."""
 
     def __init__(self, share: int | None) -> None:
         self.share = share
@@ -104,18 +102,21 @@ class _Row:
         return len(self.segments) - 1
 
     def grow(self, whole: list[list[int]], members: list[int], start: int, depth: int, parent: int) -> None:
-        """Lay sorted `members`, which are equal up to `depth` and laid up to `start` (in segment `parent`)."""
-        # members are sorted, so what the first and the last share is shared by all
+        """Append the sorted sequences `members`.
+
+        They are equal up to `depth`, and the row already holds them up to `start` (in the segment `parent`).
+        """
+        # members are sorted, so a common prefix of the first and the last is common to all
         first, last = whole[members[0]], whole[members[-1]]
         end = depth + len(os.path.commonprefix([first[depth:], last[depth:]]))
         if end > start and (len(members) == 1 or first == last or end - start >= (self.share or 0)):
             parent, start = self.lay(first[start:end], start, parent), end
-        # a prefix too short to share is not laid here: `start` stays, and each branch lays it again
+        # a prefix that is too short to share is not appended here: `start` stays, and each branch appends it
         for token, branch in groupby(members, key=lambda i: whole[i][end] if len(whole[i]) > end else -1):
             if token >= 0:
                 self.grow(whole, list(branch), start, end, parent)
                 continue
-            for i in branch:  # this sequence ends here, while others go on
+            for i in branch:  # this sequence ends here, while others continue
                 self.last[i] = parent if start == end else self.lay(whole[i][start:], start, parent)
 
     def places(self, i: int) -> Tensor:
@@ -124,7 +125,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Queries `start : start + n` of a row of tokens. They stand after `context` keys of their own sequence."""
+    """Queries `start : start + n` of a row of tokens. `context` keys of their sequence come before them."""
 
     start: int
     n: int
@@ -133,41 +134,41 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """Weights that one layer gives to the tokens before a token. The default: softmax(q k' / sqrt(D)) over all of them."""
+    """Parameters of one layer's attention weights. The default is softmax(q k' / sqrt(D)) over all earlier tokens."""
 
     scale: float | None = None
     """Factor of the scores. None: 1 / sqrt(D)."""
     softcap: float | None = None
-    """Bound of the scores, which are squeezed into it by tanh."""
+    """Bound of the scores, applied with tanh. None: no bound."""
     sinks: Tensor | None = None
-    """A score [H] that each head gives to nothing at all."""
+    """Score [H] of an additional key without a value, for each head."""
     sees: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Function that tells whether a query at a position may attend to a key at an earlier one (a window). None: always."""
+    """Function of query and key positions that tells whether the query may attend to the key. None: to every earlier key."""
 
 
 PLAIN = Weighing()
 
 
 class Buckets:
-    """Spans of similar sizes, gathered into dense batches and padded on the right.
+    """Dense batches of spans of similar sizes, padded on the right.
 
-    Padding needs no mask of its own: padded keys stand after every real query, and padded queries are dropped.
+    The causal mask also hides padding: padded keys stand after every real query, and padded queries are dropped.
 
-    Where fused kernels are (`fused`), a bucket of one span has no mask tensor: its queries are the last of its keys, which
-    is a kind of causality that the kernels know. Only such a bucket may be larger than `pairs`, so memory grows with the
-    tokens of a long context, not with their square.
+    On a device with fused kernels (`fused`), a bucket of one span needs no mask tensor, because the kernels compute causal
+    attention themselves. Only such a bucket may have more than the limit of query-key pairs. So the memory for a long
+    context grows with its length, not with the square.
     """
 
     waste = 1.3  # largest area of a bucket, as a multiple of the area of its spans
-    pairs = 1 << 19  # most query-key pairs of a bucket: with more, the scores leave the processor's caches
-    pairs_fused = 1 << 23  # the same on a GPU, which wants few launches; the mask of one bucket is then 16 MB
+    pairs = 1 << 19  # most query-key pairs of a bucket: the scores of more do not fit the processor's caches
+    pairs_fused = (
+        1 << 23
+    )  # the same on a GPU, where few launches matter; the mask of one bucket is then 16 MB
 
     def __init__(
         self, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, alone: bool = False
     ) -> None:
-        """Build the buckets. With `alone` each span has its own bucket, so no result depends on what else is
-        in the row.
-        """
+        """Build the buckets. With `alone` each span has its own, so its result does not depend on the other spans."""
         self.spans, self.dtype, self.device = spans, dtype, device
         kernels = fused(device)
         most = self.pairs_fused if kernels else self.pairs
@@ -178,7 +179,7 @@ class Buckets:
         ]  # S of each
         rows: list[Tensor] = []  # [B * Q] of each bucket: rows of the queries
         self.masks: list[Mask] = []
-        landed: list[Tensor] = []
+        pairs: list[Tensor] = []  # [2, n] of each span: tokens of the row, and their rows in the buckets
         offset = 0
         for group, width in zip(self.groups, self.widths, strict=True):
             longest = max(spans[i].n for i in group)
@@ -186,7 +187,7 @@ class Buckets:
             for b, i in enumerate(group):
                 own = torch.arange(spans[i].n)
                 queries[b, : spans[i].n] = spans[i].start + own
-                landed.append(torch.stack((spans[i].start + own, offset + b * longest + own)))
+                pairs.append(torch.stack((spans[i].start + own, offset + b * longest + own)))
             offset += queries.numel()
             self.shapes.append((len(group), longest))
             rows.append(queries.flatten())
@@ -194,8 +195,8 @@ class Buckets:
                 self.masks.append(LastQueries(longest, width))
             else:
                 self.masks.append(self._mask(group, longest))
-        self.seen: dict[object, list[Tensor]] = {}  # masks with all that is hidden, by what a layer sees
-        places = torch.cat(landed, 1)
+        self.seen: dict[object, list[Tensor]] = {}  # masks of all buckets, by the `sees` function of a layer
+        places = torch.cat(pairs, 1)
         self.rows = torch.cat(rows).to(device)
         self.back = places[1][places[0].argsort()].to(device)  # token -> its row in the buckets' outputs
 
@@ -217,7 +218,7 @@ class Buckets:
         return groups
 
     def _mask(self, group: Sequence[int], longest: int) -> Tensor:
-        """An additive mask [B, Q, S] that hides later keys."""
+        """Return the additive mask [B, Q, S] that hides later keys."""
         last_seen = self._positions(group, longest)  # last key that each query may see
         width = max(self.spans[i].context + self.spans[i].n for i in group)
         hidden = torch.arange(width) > last_seen[:, :, None]
@@ -225,11 +226,11 @@ class Buckets:
         return mask.to(self.device)
 
     def _positions(self, group: Sequence[int], longest: int) -> Tensor:
-        """Positions of a bucket's queries in their sequences: [B, Q]."""
+        """Return the positions [B, Q] of a bucket's queries in their sequences."""
         return torch.tensor([self.spans[i].context for i in group])[:, None] + torch.arange(longest)
 
     def _masks(self, how: Weighing) -> Sequence[Mask]:
-        """Masks of a layer that weighs in its own way. Layers that see alike share them."""
+        """Return the masks of a layer. Layers with the same `sees` function share them."""
         if how.sees is None and how.softcap is None and how.sinks is None:
             return self.masks
         if how.sees not in self.seen:
@@ -254,9 +255,9 @@ class Buckets:
 
 
 def narrowed(mask: Tensor, position: Tensor, sees: Callable[[Tensor, Tensor], Tensor] | None) -> Tensor:
-    """Hide in an additive mask [B, Q, S] what a layer does not see from queries at `position` [B, Q].
+    """Hide in an additive mask [B, Q, S] the keys that `sees` excludes for queries at `position` [B, Q].
 
-    A padded query may see nothing at all. It gets its first key, because a softmax over nothing is no number.
+    If every key of a query is hidden (it is padding), its first key stays visible, because a softmax over no keys is NaN.
     """
     if sees is None:
         return mask
@@ -267,7 +268,7 @@ def narrowed(mask: Tensor, position: Tensor, sees: Callable[[Tensor, Tensor], Te
 
 
 class PackedAttention:
-    """Causal attention over a packed row: keys and values are gathered from the row itself."""
+    """Causal attention over a packed row, with keys and values gathered from the same row."""
 
     def __init__(self, segments: Sequence[Segment], dtype: torch.dtype, device: torch.device) -> None:
         seen = [rows_seen(segments, i) for i in range(len(segments))]
@@ -280,7 +281,7 @@ class PackedAttention:
     def _lay(
         self, spans: Sequence[Span], seen: Sequence[Tensor], dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Lay spans in buckets. `seen` are the rows that the last query of each sees."""
+        """Put spans into buckets. `seen[i]` holds the rows that the last query of span i attends to."""
         self.buckets = Buckets(spans, dtype, device)
         keys = [pad_sequence([seen[i] for i in g], batch_first=True) for g in self.buckets.groups]
         self.shapes = [(len(own), own.shape[1]) for own in keys]
@@ -293,17 +294,17 @@ class PackedAttention:
 
 
 def _gather(x: Tensor, rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Gather the rows of all buckets, as a dense batch [B, Q, …] for each.
+    """Gather the rows of all buckets from x [T, …], as one dense batch [B, Q, …] for each bucket.
 
-    One gather serves all buckets, because the backward pass of a gather takes as long as all of x, however few rows
-    were taken.
+    All buckets share one gather, because the time of its backward pass depends on the size of x and not on the number
+    of rows.
     """
     parts = x.index_select(0, rows).split([count * longest for count, longest in shapes])
     return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def rows_seen(segments: Sequence[Segment], i: int) -> Tensor:
-    """List the rows of segment i and of all its ancestors, in the order of the sequence."""
+    """Return the rows of segment i and of all its ancestors, in the order of the sequence."""
     parts = []
     while i >= 0:
         parts.append(torch.arange(segments[i].start, segments[i].stop))
@@ -312,15 +313,15 @@ def rows_seen(segments: Sequence[Segment], i: int) -> Tensor:
 
 
 def fused(device: torch.device) -> bool:
-    """Tell whether the device has attention kernels that need no mask tensor for causality (FlashAttention's)."""
+    """Tell whether the device has attention kernels that are causal without a mask tensor, such as FlashAttention."""
     return device.type == "cuda"
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, how: Weighing = PLAIN) -> Tensor:
-    """Grouped-query attention: q [B, H, Q, D], k and v [B, K, S, D], mask of [B, Q, S].
+    """Compute grouped-query attention from q [B, H, Q, D], k and v [B, K, S, D], with a mask of [B, Q, S].
 
-    Torch's fused kernel is faster in float32 and on long sequences. In bfloat16 on a CPU, up to some hundred tokens, two
-    plain batched products are several times faster, above all in the backward pass (docs/engine.md).
+    Torch's fused kernel is faster in float32 and for long sequences. In bfloat16 on a CPU, for up to some hundred tokens,
+    two batched matrix products are several times faster, above all in the backward pass (docs/engine.md).
     """
     if how.softcap is not None or how.sinks is not None:
         assert not isinstance(mask, LastQueries)
@@ -337,10 +338,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, how: Weighing = PLAIN) -
 
 
 def _fused_attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Tensor:
-    """Compute `attend` in a kernel that never holds [Q, S] scores.
+    """Compute `attend` in a kernel that never stores [Q, S] scores.
 
-    FlashAttention knows causality and shared key heads, in 16 bits. The kernel for float32 and for masks knows neither
-    of shared key heads: it gets them repeated, for torch would else fall back to plain products.
+    FlashAttention supports causality and shared key heads, in 16 bits. The kernel for float32 and for masks does not
+    support shared key heads. For this kernel the key heads are repeated, because torch would otherwise use plain products.
     """
     from torch.nn.attention.bias import (
         causal_lower_right,  # here, because it imports torch's compiler: two seconds
@@ -355,7 +356,7 @@ def _fused_attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | No
 
 
 def plain_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: Weighing = PLAIN) -> Tensor:
-    """Compute `attend` in plain products: the query heads that share a key head are rows of one matrix."""
+    """Compute `attend` with plain matrix products. Query heads with the same key head are rows of one matrix."""
     batch, heads, queries, width = q.shape
     groups = heads // k.shape[1]
     scaled = q * (width**-0.5 if how.scale is None else how.scale)

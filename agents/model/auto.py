@@ -1,9 +1,10 @@
-"""Any causal language model that transformers knows, as a decoder: Gemma, Phi, OLMo, Granite, Qwen3-MoE and others.
+"""Decoder of any causal language model that transformers knows: Gemma, Phi, OLMo, Granite, Qwen3-MoE and others.
 
-The layers are transformers' own (`AutoModelForCausalLM`). Their attention is ours (interface.py), so one packing and one
-engine serve them and our decoder alike. Whether that is exact is not believed but tried: when a model is loaded, a few
-tokens are computed packed, and alone by transformers' own attention. A model that packs wrongly (its layers carry a
-state from token to token, or make their masks by themselves) takes whole sequences in padded batches, or alone.
+The layers are transformers' own (`AutoModelForCausalLM`). The attention is ours (interface.py), so these models use the
+same packing and the same engine as our own decoder. Each model is tested when it is loaded: a few tokens are computed
+packed, and again unpacked with transformers' own attention. Some models give other results when packed, because their
+layers carry a state from token to token or make their own masks. Such a model computes whole sequences, in padded
+batches or one by one.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 ENDLESS = 1 << 17
-"""Context of a model that has no positions."""
+"""Length of the context of a model whose configuration names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class AutoShape(Dimensions):
-    """The sizes of a model of transformers."""
+    """Sizes of a model that transformers computes."""
 
     kind: str
     tensors: int
@@ -49,7 +50,7 @@ class AutoShape(Dimensions):
 
 
 class AutoDecoder(OwnFiles):
-    """A model of transformers, computed by rows of tokens."""
+    """Decoder whose layers come from transformers."""
 
     shape: AutoShape
 
@@ -88,7 +89,7 @@ class AutoDecoder(OwnFiles):
 
     @property
     def embed(self) -> Tensor:  # type: ignore[override]
-        """The input embedding [V, d]."""
+        """Input embedding [V, d]."""
         return self.net.get_input_embeddings().weight  # type: ignore[no-any-return]
 
     # -- forward passes -------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class AutoDecoder(OwnFiles):
         checkpointing: bool = False,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """Compute hidden states of a row by the layers of transformers."""
+        """Compute the hidden states of a packed row with the layers of transformers."""
         attention = self.adapters.before(attention, position, route)
         hidden = self.states(
             Pass(attention, route, checkpointing),
@@ -124,7 +125,7 @@ class AutoDecoder(OwnFiles):
         checkpointing: bool = False,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """Compute hidden states of packed sequences, or of padded batches of them (see `Decoder`)."""
+        """Compute hidden states of packed sequences, as in `Decoder`. An unpackable model computes padded batches."""
         if self.unpackable:
             route: Route = () if adapter is None else ((adapter, None),)
             return self.padded(packed, Pass(None, route, checkpointing), dtype, keep)
@@ -145,8 +146,9 @@ class AutoDecoder(OwnFiles):
     def padded(
         self, packed: Packed, now: Pass, dtype: torch.dtype | None, keep: Tensor | None, most: int = 0
     ) -> Tensor:
-        """States of packed rows, from whole sequences in batches of at most about `most` tokens (0: as many as
-        the row has), padded on the right.
+        """Compute the hidden states of a packed row from batches of whole sequences, padded on the right.
+
+        A batch holds at most about `most` tokens. With 0, the limit is the number of tokens of the row.
         """
         device = self.embed.device
         lengths = [len(rows) for rows in packed.rows]
@@ -161,26 +163,29 @@ class AutoDecoder(OwnFiles):
             hidden = self.states(now, dtype, input_ids=ids.to(device), attention_mask=real.to(device))
             states += [hidden[b, : lengths[i]] for b, i in enumerate(batch)]
             places += [packed.rows[i] for i in batch]
-        # a row that several sequences share was computed for each: one of its copies stands for it
+        # a token that several sequences share was computed for each of them: one of the copies is used
         place = torch.cat(places)
         source = torch.zeros(len(packed), dtype=torch.long).index_copy_(0, place, torch.arange(len(place)))
         source = source.to(device)
         return torch.cat(states).index_select(0, source if keep is None else source[keep])
 
     def states(self, now: Pass, dtype: torch.dtype | None, **inputs: Tensor) -> Tensor:
-        """Hidden states after the last norm, of a batch: [B, T, d]."""
+        """Compute the hidden states [B, T, d] of a batch, after the last norm."""
         body = getattr(self.net, self.body)
-        known = inspect.signature(body.forward).parameters
+        parameters = inspect.signature(body.forward).parameters
         if now.attention is None:
-            inputs = {name: value for name, value in inputs.items() if name in known}
+            inputs = {name: value for name, value in inputs.items() if name in parameters}
         with running(now), self._computed_in(dtype):
-            hidden: Tensor = body(**inputs, **({"use_cache": False} if "use_cache" in known else {}))[0]
+            hidden: Tensor = body(**inputs, **({"use_cache": False} if "use_cache" in parameters else {}))[0]
         return hidden.to(dtype or self.embed.dtype)
 
     def continued(
         self, ids: Tensor, past: dict[str, object] | None, route: Route
     ) -> tuple[Tensor, dict[str, object]]:
-        """States [B, d] of the last of ids [B, n], which follow what `past` remembers; and what is then remembered."""
+        """Compute the states [B, d] of the last of ids [B, n], which follow the tokens of the cache `past`.
+
+        Return the states and the new cache. A model whose own cache is wrong keeps all ids as its cache.
+        """
         if not self.ways.remembers:
             before = past and past["ids"]
             ids = torch.cat((before, ids), 1) if isinstance(before, Tensor) else ids
@@ -188,12 +193,12 @@ class AutoDecoder(OwnFiles):
         body = getattr(self.net, self.body)
         with running(Pass(None, route)):
             out = body(input_ids=ids, **(past or {}), use_cache=True)
-        kept = {
+        cache = {
             name: out[name]
             for name in ("past_key_values", "cache_params", "state")
             if out.get(name) is not None
         }
-        return out[0][:, -1], kept
+        return out[0][:, -1], cache
 
     def _computed_in(self, dtype: torch.dtype | None) -> AbstractContextManager[object]:
         if dtype in (torch.bfloat16, torch.float16) and dtype != self.embed.dtype:
@@ -203,12 +208,12 @@ class AutoDecoder(OwnFiles):
     # -- scores ---------------------------------------------------------------------------------------------------
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores [T, V], at least in float32."""
+        """Compute the scores [T, V], in float32 or wider."""
         scores = self.scores(hidden)
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """Scores [T, V] as the architecture makes them (scaled, capped, with a bias), from states [T, d]."""
+        """Compute the scores [T, V] of the states [T, d] with the architecture's own scale, cap and bias."""
         head = copy.copy(self.net)
         head.__dict__["_modules"] = {**self.net._modules, self.body: _Given(getattr(self.net, self.body))}
         with self._computed_in(hidden.dtype):
@@ -221,7 +226,7 @@ class AutoDecoder(OwnFiles):
         temperature: float | Tensor = 1.0,
         support: Support | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute log-probs and entropies in chunks, which the backward pass computes again."""
+        """Compute log-probs [T] and entropies [T] in chunks. The backward pass computes each chunk again."""
         heat = torch.as_tensor(temperature, dtype=torch.float32, device=hidden.device).expand(len(hidden))
         heat = torch.where(heat == 0, 1.0, heat)
         step = rows_of_chunk(self.embed)
@@ -251,7 +256,7 @@ class AutoDecoder(OwnFiles):
         return self.adapters.add(self.net, name, rank, alpha, targets, tokens, self.shape)
 
     def learnable(self, adapter: str | None, critic: bool = False) -> dict[str, nn.Parameter]:
-        """Parameters of one adapter, or (None) of the model itself, by name."""
+        """Return the parameters of one adapter, or (None) of the model itself, by name."""
         if adapter is not None:
             return {n: p for n, p in self.named_parameters() if self.adapters.owns(adapter, n)}
         unused = self._head() if critic else set()
@@ -262,31 +267,31 @@ class AutoDecoder(OwnFiles):
         }
 
     def _head(self) -> set[int]:
-        """Parameters that only the scores depend on."""
+        """Return the ids of the parameters that only the scores depend on."""
         head, embed = self.net.get_output_embeddings(), self.embed
         return {id(p) for p in (head.parameters() if head is not None else ()) if p is not embed}
 
     def with_adapter_of(self, other: AutoDecoder, name: str) -> AutoDecoder:
-        """Return a model that shares these tensors, with a copy of another's adapter."""
+        """Return a model that shares all tensors with this one, except for a copy of another model's adapter."""
         mixed = copy.deepcopy(self, {id(t): t for t in (*self.parameters(), *self.buffers())})
         mixed.adapters.take(mixed.net, other.net, other.adapters, name, self.embed)
         return mixed
 
     @torch.no_grad()
     def merged(self, adapter: str | None = None) -> AutoDecoder:
-        """Return a copy without adapters; one of them may be added into the matrices."""
+        """Return a copy without adapters. With `adapter`, that one is added into the matrices first."""
         plain = copy.deepcopy(self)
         plain.adapters.merge(plain.net, adapter)
         return plain
 
     def virtual(self, adapter: str | None) -> int:
-        """Number of tokens that an adapter lays before every prompt."""
+        """Return the number of virtual tokens that an adapter puts before every prompt."""
         return self.adapters.tokens(adapter)
 
     # -- files ----------------------------------------------------------------------------------------------------
 
     def save(self, path: Path, tokenizer: Tokenizer | None = None) -> None:
-        """Write a Hugging Face directory. Adapters are left out."""
+        """Write a Hugging Face directory, without adapters."""
         plain = self.merged() if self.adapters else self
         told = self.hf_config.dtype
         plain.net.save_pretrained(path)
@@ -297,7 +302,7 @@ class AutoDecoder(OwnFiles):
             tokenizer.save_pretrained(path)
 
     def load_prefix(self, path: Path) -> str:
-        """Add the learned prefix of a folder. Return the adapter's name."""
+        """Add the learned prefix of a folder. Return the name of its adapter."""
         tokens, weight = read_prefix(path)
         (embedding,) = self.add_adapter("prefix", tokens=tokens)
         with torch.no_grad():
@@ -309,7 +314,7 @@ class AutoDecoder(OwnFiles):
         self.adapters.save(self.net, name, path)
 
     def to(self, where: torch.device | torch.dtype | Tensor | str) -> AutoDecoder:  # type: ignore[override]
-        """Move to a device, or cast parameters to a type. Buffers (frequencies of positions) keep theirs."""
+        """Move to a device, or cast parameters to a type. Buffers, such as rotary frequencies, keep their type."""
         if isinstance(where, Tensor):
             return self.to(where.device).to(where.dtype)
         if not isinstance(where, torch.dtype):
@@ -320,7 +325,7 @@ class AutoDecoder(OwnFiles):
 
 
 def _body(net: PreTrainedModel) -> str:
-    """Name of the part of a model that makes states from tokens: all but the head."""
+    """Return the name of the part of a model that computes states from tokens: all except the head."""
     embed = net.get_input_embeddings()
     for name, part in net.named_children():
         if part is not embed and any(module is embed for module in part.modules()):
@@ -331,7 +336,7 @@ def _body(net: PreTrainedModel) -> str:
 
 
 class _States(dict[str | int, Tensor]):
-    """An output of layers that has states and nothing else, by name and by place."""
+    """Output of the layers that holds only hidden states, accessible by name and by index."""
 
     def __getattr__(self, name: str) -> Tensor | None:
         return self.get(name)
@@ -341,8 +346,9 @@ class _States(dict[str | int, Tensor]):
 
 
 class _Given(nn.Module):
-    """Stands where the layers stood, when scores are made from states that are known. It answers for their other attributes,
-    because some models keep a factor of their scores there.
+    """Module in place of the layers, when scores are computed from hidden states.
+
+    It has the layers' other attributes, because some models keep a factor of their scores there.
     """
 
     def __init__(self, body: nn.Module) -> None:
@@ -357,29 +363,29 @@ class _Given(nn.Module):
 
 
 def context_of(config: PretrainedConfig) -> int:
-    """Longest sequence of a model.
+    """Return the length of a model's longest sequence.
 
-    Some rotary positions change with the longest sequence of a batch, beyond the length that they were made for. There
-    a token's state would depend on what it is computed beside, so the context ends at that length.
+    Beyond their original length, some rotary embeddings depend on the longest sequence of the batch. A token's state
+    would then depend on the other sequences, so the context ends at the original length.
     """
     context = getattr(config, "max_position_embeddings", None) or ENDLESS
     ropes = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for rope in [ropes, *(inner for inner in ropes.values() if isinstance(inner, dict))]:
         if rope.get("rope_type") in ("dynamic", "longrope"):
-            made = rope.get("original_max_position_embeddings") or getattr(
+            original = rope.get("original_max_position_embeddings") or getattr(
                 config, "original_max_position_embeddings", None
             )
-            if made and made < context:
+            if original and original < context:
                 say_once(
-                    f"{config.model_type}: sequences of up to {made} tokens (its positions beyond depend on the longest "
-                    "sequence of a batch)"
+                    f"{config.model_type}: sequences of up to {original} tokens (its positions beyond depend on the "
+                    "longest sequence of a batch)"
                 )
-                context = made
+                context = original
     return int(context)
 
 
 def _after(packed: Packed, before: int) -> Packed:
-    """The same row behind `before` tokens that all its sequences begin with."""
+    """Return the row with `before` more tokens at its start, which all its sequences share."""
     segments = [Segment(s.start + before, s.stop + before, s.parent + 1) for s in packed.segments]
     return Packed(
         ids=torch.cat((packed.ids.new_zeros(before), packed.ids)),
@@ -390,7 +396,10 @@ def _after(packed: Packed, before: int) -> Packed:
 
 
 def _batches(lengths: Sequence[int], tokens: int, alone: bool) -> Iterator[list[int]]:
-    """Cut sequences into batches of similar lengths, of at most about `tokens` with their padding."""
+    """Yield batches of sequences of similar lengths, by index, with at most about `tokens` tokens (padding included).
+
+    With `alone`, each sequence is a batch.
+    """
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         if batch and (alone or (len(batch) + 1) * lengths[i] > tokens):
@@ -404,7 +413,7 @@ def _batches(lengths: Sequence[int], tokens: int, alone: bool) -> Iterator[list[
 def load_auto(
     path: Path, config: PretrainedConfig, **where: torch.device | torch.dtype | Tensor | str
 ) -> AutoDecoder:
-    """Load a model that transformers computes, in float32."""
+    """Load a model in float32, with the layers of transformers."""
     from transformers import AutoModelForCausalLM
 
     told, name = config.dtype, config._name_or_path

@@ -1,13 +1,13 @@
-"""One packed row over several ranks (context parallelism): each computes its share of the tokens.
+"""Context parallelism: several ranks share one packed row, and each computes a part of its tokens.
 
-Only attention needs other tokens. Each layer gathers the keys and values of the whole row, and its backward pass adds
-up what every rank's queries gave to them. So results are exact, and activations divide by the ranks.
+Only attention needs tokens of other ranks. Each layer gathers the keys and values of the whole row. Its backward pass
+sums their gradients over the ranks. So results are exact, and each rank holds 1/N of the activations (N ranks).
 
-The row is cut into twice as many pieces as there are ranks. Rank i has pieces i and 2N - 1 - i: late tokens see much,
-early ones little, so the work is even. Shared prefixes stay shared: a piece of a segment sees the segment's earlier
-tokens and its ancestors', as `PackedAttention` has it.
+The row is cut into 2N pieces. Rank i has the pieces i and 2N - 1 - i. Late tokens attend to many keys and early tokens to
+few, so this divides the work evenly. Shared prefixes stay shared: a piece of a segment attends to the segment's earlier
+tokens and to its ancestors, as in `PackedAttention`.
 
-Torch's own `context_parallel` cannot do this: it takes sequences of one length without a mask, on CUDA.
+Torch's own `context_parallel` cannot do this, because it needs CUDA and sequences of one length without a mask.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from .attention import PLAIN, Packed, PackedAttention, Segment, Span, Weighing, 
 
 @dataclass(frozen=True)
 class ContextRanks:
-    """The ranks that share each row, as one of them sees it."""
+    """Ranks that share each row: their group and number, and the index of this rank."""
 
     group: dist.ProcessGroup | None
     size: int
     index: int
 
     def share(self, length: int) -> list[Tensor]:
-        """Return the rows of each rank, of a row of tokens of this length."""
+        """Return the tokens of each rank in a packed row of this length, as indices."""
         edges = [i * length // (2 * self.size) for i in range(2 * self.size + 1)]
         pieces = [torch.arange(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
         return [torch.cat((pieces[i], pieces[-1 - i])) for i in range(self.size)]
 
 
 class SplitRow:
-    """One packed row, and this rank's part of it."""
+    """Packed row, with the part of this rank. "Rows" are the tokens of the packed row, by index."""
 
     def __init__(self, packed: Packed, ranks: ContextRanks) -> None:
         if len(packed) < ranks.size:
@@ -49,24 +49,25 @@ class SplitRow:
         self.packed, self.ranks = packed, ranks
         self.shares = ranks.share(len(packed))
         self.mine = self.shares[ranks.index]
-        """Rows of this rank, in the order in which it computes them."""
+        """Rows of this rank, in the order of its computation."""
         self.longest = max(len(rows) for rows in self.shares)
         self.place = torch.empty(len(packed), dtype=torch.long)
-        """Place of each row where the padded parts of all ranks stand one after the other."""
+        """Place of each row in the concatenation of all ranks' padded parts."""
         self.owner = torch.empty(len(packed), dtype=torch.long)
         for index, rows in enumerate(self.shares):
             self.place[rows] = index * self.longest + torch.arange(len(rows))
             self.owner[rows] = index
 
     def among(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Tell which of some rows are this rank's: their indices, and their places in its part."""
+        """Return which of `rows` belong to this rank, as indices into `rows`, and their places in its part."""
         own = (self.owner[rows] == self.ranks.index).nonzero().squeeze(1)
         return own, self.place[rows[own]] - self.ranks.index * self.longest
 
     def joined(self, rows: Tensor, own: Tensor) -> Tensor:
-        """Return numbers for all of `rows`, from the numbers of each rank's own rows.
+        """Return the values of all `rows`, gathered from the values `own` of each rank's rows.
 
-        Every rank computes the same loss from the same numbers, so each rank has the whole gradient of its own ones.
+        Every rank then computes the same loss from the same values. So the backward pass gives each rank the whole gradient
+        of its own values, without a sum over ranks.
         """
         parts = [(self.owner[rows] == index).nonzero().squeeze(1) for index in range(self.ranks.size)]
         most = max(len(part) for part in parts)
@@ -78,12 +79,12 @@ class SplitRow:
         return joined
 
     def attention(self, dtype: torch.dtype, device: torch.device) -> SplitAttention:
-        """Return the attention of this rank's tokens over the whole row."""
+        """Return the attention from this rank's tokens to the whole row."""
         return SplitAttention(self, dtype, device)
 
 
 class SplitAttention(PackedAttention):
-    """Attention of one rank's part of a row: its queries, and the keys and values of all ranks."""
+    """Attention from the queries of one rank to the keys and values of all ranks."""
 
     def __init__(self, row: SplitRow, dtype: torch.dtype, device: torch.device) -> None:
         self.row = row
@@ -91,14 +92,14 @@ class SplitAttention(PackedAttention):
         self._lay(spans, [row.place[keys] for keys in seen], dtype, device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
-        """Attend from this rank's q [T / N, H, D] to k and v of the whole row."""
+        """Attend from this rank's q [T / N, H, D] to the whole row. k and v [T / N, K, D] are this rank's, too."""
         both = _Gather.apply(torch.cat((k, v), 1), self.row.longest, self.row.ranks)
         keys, values = both.chunk(2, 1)
         return super().__call__(layer, q, keys, values, how)
 
 
 def _spans(segments: Sequence[Segment], mine: Tensor) -> tuple[list[Span], list[Tensor]]:
-    """Cut a rank's rows at the ends of segments. Return the spans, and the rows that the last query of each sees."""
+    """Cut a rank's rows at the ends of segments. Return the spans, and the rows that each span's last query attends to."""
     spans: list[Span] = []
     seen: list[Tensor] = []
     breaks = (mine.diff() != 1).nonzero().squeeze(1) + 1
@@ -117,7 +118,7 @@ def _spans(segments: Sequence[Segment], mine: Tensor) -> tuple[list[Span], list[
 
 
 class _Kept(Protocol):
-    """Notes of a forward pass for its backward pass."""
+    """Values that a forward pass stores for its backward pass."""
 
     ranks: ContextRanks
     rows: int
@@ -125,7 +126,7 @@ class _Kept(Protocol):
 
 
 class _Gather(torch.autograd.Function):
-    """All ranks' rows, padded; backwards each gets the sum of what all ranks gave to its own."""
+    """Gather of all ranks' rows, padded. The backward pass sums the gradients of all ranks for each row."""
 
     @staticmethod
     def forward(ctx: _Kept, own: Tensor, longest: int, ranks: ContextRanks) -> Tensor:
@@ -141,7 +142,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """All ranks' rows, padded; backwards each keeps the gradient of its own."""
+    """Gather of all ranks' rows, padded. The backward pass takes each rank's own gradient, without a sum."""
 
     @staticmethod
     def forward(ctx: _Kept, own: Tensor, longest: int, ranks: ContextRanks) -> Tensor:
@@ -155,7 +156,7 @@ class _Join(torch.autograd.Function):
 
 
 def _gathered(own: Tensor, longest: int, ranks: ContextRanks) -> Tensor:
-    """Gather rows of all ranks, each padded to `longest`."""
+    """Return the rows of all ranks, each rank's padded to `longest`."""
     padded = own.new_zeros(longest, *own.shape[1:])
     padded[: len(own)] = own
     parts = [torch.empty_like(padded) for _ in range(ranks.size)]

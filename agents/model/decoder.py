@@ -1,9 +1,9 @@
-"""A decoder: what engines and learners ask of a model. There are two, chosen by the model's configuration.
+"""Interface of decoders: the calls that engines and learners make on a model.
 
-    Llama          our own, for the Llama family: the fast path                          llama.py
-    AutoDecoder    any other causal language model, through transformers                  auto.py
+The model's configuration selects one of two implementations. Engines and learners use both in the same way.
 
-An engine and a learner cannot tell which of the two they have.
+    Llama          our own decoder of the Llama family, the faster one                    llama.py
+    AutoDecoder    any other causal language model, with the layers of transformers       auto.py
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound="Decoder")
 
-# Which adapter answers for which rows: (name, mask of rows), None meaning all. () is the base model alone. An adapter
-# is computed for every row and masked: it is cheap, and a product of fixed shape does not depend on who else is there.
+# Adapters of a pass: (name, mask [T] of the rows that use it). A mask of None means all rows; () is the base model alone.
+# An adapter is computed for every row and masked. This is cheap, and a product of fixed shape gives each row the same bits,
+# no matter which other rows use the adapter.
 Route = Sequence[tuple[str, "Tensor | None"]]
 
 
 class Attention(Protocol):
-    """Attention of one layer: q [T, H, D], k and v [T, K, D] -> [T, H, D]. It decides which tokens see which."""
+    """Attention of a layer from q [T, H, D] to k and v [T, K, D], with result [T, H, D]. It selects the visible keys."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor: ...
 
 
 class Decoder(nn.Module):
-    """A causal language model over rows of tokens.
+    """Causal language model that computes rows of tokens.
 
-    `unpackable` says why it takes whole sequences alone; it is empty where rows can be packed. `unfixed` says why the
-    same row may give other bits beside other rows; empty where it does not.
+    `unpackable` is the reason why sequences cannot be packed in a row, or "". `unfixed` is the reason why the bits of a
+    row's result may depend on the other rows, or "".
     """
 
     shape: Dimensions
     hf_config: PretrainedConfig
-    """Configuration of transformers, with which the model saves as it loaded."""
+    """Configuration of transformers, which is saved with the model."""
     generation: JsonView = MappingProxyType({})
-    """Content of the model's `generation_config.json`: with it go tokens that end a reply and that `hf_config` may lack."""
+    """Content of the model's `generation_config.json`: it may name tokens that end a reply and that `hf_config` lacks."""
     embed: Tensor
-    """The input embedding [V, d]. Its device and type are the model's."""
+    """Input embedding [V, d]. Its device and type are those of the model."""
     unpackable = ""
     unfixed = ""
     fixed = False
@@ -72,7 +73,7 @@ class Decoder(nn.Module):
         checkpointing: bool = False,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """Compute hidden states [T, d] from ids [T] at `position` [T]; with `keep`, those of these rows."""
+        """Compute hidden states [T, d] from ids [T] at `position` [T]. With `keep`, return only those of these rows."""
 
     def forward_packed(
         self,
@@ -85,9 +86,9 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Compute hidden states [T, d] of packed sequences. Those of sequence i are `hidden[packed.rows[i]]`.
 
-        With `keep` (rows; for example those that predict a trained token) only their states are computed and returned, in
-        its order. `dtype` is that of the computation (default: the parameters' own). `checkpointing` keeps only each layer's
-        input for the backward pass and computes the rest again.
+        `keep` lists rows, for example those that predict a trained token: only their states are returned, in this order.
+        `dtype` is the type of the computation; the default is that of the parameters. With `checkpointing`, only each
+        layer's input is stored for the backward pass, which computes the rest again.
         """
         self.check_length(packed)
         device = self.embed.device
@@ -100,7 +101,7 @@ class Decoder(nn.Module):
         return hidden
 
     def check_length(self, packed: Packed) -> None:
-        """Refuse sequences that are longer than the model's context."""
+        """Raise `ValueError` if a sequence is longer than the model's context."""
         if int(packed.position.max()) >= self.shape.context:
             raise ValueError(
                 f"a sequence of {int(packed.position.max()) + 1} tokens is longer than the model's context of "
@@ -109,7 +110,7 @@ class Decoder(nn.Module):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores [T, V] in float32. For training use `logprobs`, which never holds all of them."""
+        """Compute the scores [T, V] in float32. Training uses `logprobs`, which never stores all of them."""
 
     @abstractmethod
     def logprobs(
@@ -119,25 +120,25 @@ class Decoder(nn.Module):
         temperature: float | Tensor = 1.0,
         support: Support | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs [N] and entropies [N] of `targets`, from hidden states [N, d]; see `logprobs_entropy`."""
+        """Compute log-probs [N] and entropies [N] of `targets` from hidden states [N, d], as `logprobs_entropy` does."""
 
     @abstractmethod
     def add_adapter(
         self, name: str, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = (), tokens: int = 0
     ) -> list[nn.Parameter]:
-        """Add a low-rank adapter to `targets` (names of matrices; (): all of every layer), or with `tokens` a
-        learned prefix of every layer. Return its parameters, for an optimizer.
+        """Add an adapter, and return its parameters for an optimizer.
+
+        The adapter is low-rank and changes the matrices named by `targets`; () means all matrices of all layers. With
+        `tokens`, it is instead a learned prefix of that many tokens in every layer.
         """
 
     @abstractmethod
     def learnable(self, adapter: str | None, critic: bool = False) -> dict[str, nn.Parameter]:
-        """Parameters of one adapter, or (None) of the model itself, by name. A critic does not need the head."""
+        """Return the parameters of one adapter, or (None) of the model itself, by name. A critic's exclude the head."""
 
     @abstractmethod
     def with_adapter_of(self: D, other: D, name: str) -> D:
-        """Return a model that shares these tensors, except for one adapter: a copy of another model's, which
-        does not learn.
-        """
+        """Return a model that shares all tensors with this one, except for a frozen copy of another model's adapter."""
 
     def copied(self, dtype: torch.dtype) -> Decoder:
         """Return a copy in another precision."""
@@ -145,24 +146,24 @@ class Decoder(nn.Module):
 
     @abstractmethod
     def merged(self, adapter: str | None = None) -> Decoder:
-        """Return a copy without adapters; one of them may be added into the matrices."""
+        """Return a copy without adapters. With `adapter`, that one is added into the matrices first."""
 
     def virtual(self, adapter: str | None) -> int:
-        """Number of tokens that an adapter lays before every prompt. Their ids do not matter."""
+        """Return the number of virtual tokens that an adapter puts before every prompt. Their ids do not matter."""
         return 0
 
 
 class OwnFiles(Decoder):
-    """A decoder that writes and reads its files by itself. Those of our own are written by weights.py."""
+    """Decoder that reads and writes its own files. For `Llama`, weights.py does so."""
 
     @abstractmethod
     def save(self, path: Path, tokenizer: Tokenizer | None = None) -> None:
-        """Write a Hugging Face directory without adapters (`weights.save_model` does so for every decoder)."""
+        """Write a Hugging Face directory, without adapters. Callers use `weights.save_model`."""
 
     @abstractmethod
     def save_adapter(self, name: str, path: Path) -> None:
-        """Write one adapter as peft does (`weights.save_adapter` does so for every decoder)."""
+        """Write one adapter as peft does. Callers use `weights.save_adapter`."""
 
     @abstractmethod
     def load_prefix(self, path: Path) -> str:
-        """Add the learned prefix of a folder that `save_adapter` wrote. Return the adapter's name."""
+        """Add the learned prefix of a folder that `save_adapter` wrote. Return the name of its adapter."""

@@ -1,14 +1,14 @@
-"""Our attention inside transformers' models: registered under the name "unitymas".
+"""Attention implementation for transformers' models, registered under the name "unitymas".
 
-A model of transformers needs two things of an attention implementation: a mask, made from a function of positions
-(causal, sliding window, chunks), and the attention itself. Here the mask stays that function, and the caller of the
-model defines which rows attend to which (`attention.PackedAttention`, or the engine's cache). So one packing works for
-our decoder, and for every model whose layers mix tokens by attention alone.
+Transformers asks an attention implementation for two things: a mask, built from a function of positions (causal, sliding
+window, chunks), and the attention itself. Here the mask stays a function. The caller of the model supplies the attention,
+which selects the visible keys (`attention.PackedAttention`, or the engine's cache). So the same packing works for our
+decoder and for every model whose layers mix tokens by attention alone.
 
     with running(Pass(attention, route)):
         model(input_ids=row, position_ids=position, …)
 
-Without a pass, or with one that has no attention, the model computes what transformers would: batches and caches.
+Without a pass, or in a pass without an attention, the model computes padded batches with its own masks and cache.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ NAME = "unitymas"
 
 
 class Unpackable(ValueError):
-    """Raised when layers of a model do something that a packed row cannot give them."""
+    """Raised when a model's layers need something that a packed row does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Needs of one forward pass beside its inputs. They belong to a thread, so passes can run side by side."""
+    """Settings of one forward pass. Each thread has its own pass, so passes can run at the same time."""
 
     attention: Attention | None = None
     """Attention over a packed row. None: the model's own masks and cache."""
     route: Route = ()
-    """Low-rank adapters, and the rows that use each."""
+    """Adapters, and the rows that use each."""
     checkpointing: bool = False
-    """Keep only each layer's input for the backward pass."""
+    """Flag: store only each layer's input for the backward pass, which computes the rest again."""
 
 
 WHOLE = Pass()
-"""A pass over whole sequences without adapters."""
+"""Pass over whole sequences, without adapters."""
 _PASS: ContextVar[Pass] = ContextVar("pass", default=WHOLE)
 
 
 @contextmanager
 def running(now: Pass) -> Iterator[None]:
-    """Set the pass of this thread."""
+    """Set this thread's pass while the context is open."""
     token = _PASS.set(now)
     try:
         yield
@@ -65,19 +65,19 @@ def running(now: Pass) -> Iterator[None]:
 
 
 class Sees:
-    """A layer's mask as a function of positions. It stands where transformers' layers expect a mask."""
+    """Mask of a layer as a function of positions. Layers of transformers get it in place of a tensor."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.all = function is causal_mask_function
         self.function = function
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        """Tell which keys each query sees, by positions that broadcast."""
+        """Tell which keys each query may attend to. Both arguments are positions, and they broadcast."""
         return self.function(0, 0, query, key)
 
 
 Mask = Sees | Tensor | None
-"""A mask as layers of transformers get it: ours in a packed pass, else their own; None: causal alone."""
+"""Mask that a layer of transformers gets: ours in a packed pass, else a tensor. None: causality alone."""
 
 
 def _mask(
@@ -103,7 +103,7 @@ def _attention(
     s_aux: Tensor | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """Attention of transformers' interface: q [B, H, Q, D], k and v [B, K, S, D] -> [B, Q, H, D]."""
+    """Attend from q [B, H, Q, D] to k and v [B, K, S, D], as transformers' interface asks. Return [B, Q, H, D]."""
     attention = _PASS.get().attention
     how = Weighing(scaling, softcap, s_aux, _sees(attention_mask) if attention else None)
     width, narrow = query.shape[-1], query.shape[-1] - value.shape[-1]
@@ -135,7 +135,7 @@ def _sees(mask: Mask) -> Sees | None:
 
 
 def _added(mask: Mask, query: Tensor, key: Tensor) -> Tensor:
-    """An additive mask [B, Q, S] from a boolean one [B, 1, Q, S], or from none."""
+    """Return the additive mask [B, Q, S] of a mask [B, 1, Q, S], which may be boolean. None hides nothing."""
     size = (len(query), query.shape[2], key.shape[2])
     if not isinstance(mask, Tensor):
         return query.new_zeros(size)
@@ -146,14 +146,14 @@ def _added(mask: Mask, query: Tensor, key: Tensor) -> Tensor:
 
 
 class Recomputed:
-    """Mixed into a model's layers: in a pass with checkpointing, the backward pass computes them again."""
+    """Mixin of a model's layers. In a pass with checkpointing, the backward pass computes the layer again."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
-        """Let a layer travel to another process: its class is made there from the layer's own kind."""
+        """Pickle a layer. Its class is made again in the other process, from the layer's original class."""
         return _empty, (type(self).__mro__[2],), self.__dict__
 
     def forward(self, *args: object, **kwargs: object) -> object:
-        """Compute the layer, as the pass says."""
+        """Compute the layer, with the checkpointing that the pass asks for."""
         now = _PASS.get()
         forward = super().forward  # type: ignore[misc]
         if not now.checkpointing or not torch.is_grad_enabled():
@@ -166,7 +166,7 @@ class Recomputed:
 
 
 def recomputed(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a kind of layer with `Recomputed` mixed in."""
+    """Return a subclass of a layer's class, with `Recomputed` mixed in."""
     if kind not in _RECOMPUTED:
         _RECOMPUTED[kind] = type(kind.__name__, (Recomputed, kind), {"__module__": kind.__module__})
     return _RECOMPUTED[kind]
@@ -176,13 +176,13 @@ _RECOMPUTED: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def _empty(kind: type[nn.Module]) -> nn.Module:
-    """Return a layer that waits for its state."""
-    made = recomputed(kind)
-    return made.__new__(made)
+    """Return a layer without state, for unpickling."""
+    layer = recomputed(kind)
+    return layer.__new__(layer)
 
 
 def route_now() -> Route:
-    """The adapters of this thread's pass."""
+    """Return the adapters of this thread's pass."""
     return _PASS.get().route
 
 

@@ -1,12 +1,12 @@
-"""The decoder of the Llama family, small enough to read: Llama, SmolLM2, Mistral, Qwen2, Qwen3 and relatives.
+"""Decoder of the Llama family: Llama, SmolLM2, Mistral, Qwen2, Qwen3 and relatives.
 
-One forward pass serves training and generation. They differ only in which tokens see which, and that is an argument:
-`attention(layer, q, k, v)`. In training it is a packed row of sequences (`attention.PackedAttention`), in the engine
-a cache (`kv_cache.py`). `weights.py` loads and saves weights. The products that dominate a small model are fused (q, k,
-v in one; gate and up in one).
+Training and generation use the same forward pass with different attention: `attention(layer, q, k, v)` is an argument. In
+training it covers a packed row of sequences (`attention.PackedAttention`), in the engine a cache (`kv_cache.py`). Matrix
+products are fused (q, k and v in one; gate and up in one), because a small model spends its time on them. `weights.py`
+loads and saves weights.
 
-Parameters keep their own type (float32 for learning) and are cast to the type of the computation at use. So one
-model learns in float32, or in bfloat16 with float32 masters, and no autocast is needed.
+Parameters keep their own type (float32 for training). They are cast to the type of the computation where they are used. So
+a model trains in float32, or in bfloat16 with float32 weights, without autocast.
 
 Shapes: T tokens, d width, H heads, K key-value heads, D head width, V vocabulary.
 """
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 
 class Linear(nn.Module):
-    """A matrix product to which named low-rank adapters can be added. Each row of the batch may use its own
-    adapter.
-    """
+    """Matrix product with named low-rank adapters. Each row of the batch may use another adapter."""
 
     def __init__(self, d_in: int, d_out: int, bias: bool = False) -> None:
         super().__init__()
@@ -43,6 +41,7 @@ class Linear(nn.Module):
         self.adapters = nn.ModuleDict()
 
     def forward(self, x: Tensor, route: Route = ()) -> Tensor:
+        """Compute [T, d_out] from x [T, d_in], with the adapters of the route."""
         bias = None if self.bias is None else self.bias.to(x.dtype)
         y = F.linear(x, self.weight.to(x.dtype), bias)
         for name, rows in route:
@@ -54,7 +53,7 @@ class Linear(nn.Module):
 
 
 class LowRank(nn.Module):
-    """Low-rank change of one matrix: x A' B' * scale. B starts at zero, so a new adapter changes nothing."""
+    """Low-rank change of one matrix: x A' B' * scale, with A = `down` and B = `up`. B starts at 0: no change."""
 
     def __init__(self, d_in: int, d_out: int, rank: int, scale: float) -> None:
         super().__init__()
@@ -63,6 +62,7 @@ class LowRank(nn.Module):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the change [T, d_out] from x [T, d_in]."""
         return F.linear(F.linear(x, self.down.to(x.dtype)), self.up.to(x.dtype)) * self.scale
 
 
@@ -75,11 +75,12 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the normed x [T, d]."""
         return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
 
 
 class Layer(nn.Module):
-    """Attention, then a gated feed-forward, each on a normed input and added to the stream."""
+    """Layer of the decoder: attention, then a gated feed-forward network, each with a norm before and a residual sum."""
 
     def __init__(self, shape: Shape, index: int) -> None:
         super().__init__()
@@ -97,6 +98,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention, route: Route, keep: Tensor | None
     ) -> Tensor:
+        """Compute the states after this layer from x [T, d]; with `keep`, only those of these rows."""
         heads, keys = self.shape.heads, self.shape.kv_heads
         qkv = self.qkv(self.attention_norm(x), route).view(len(x), -1, self.shape.head_width)
         qk, v = torch.split(qkv, [heads + keys, keys], 1)
@@ -123,11 +125,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Llama(Decoder):
-    """The decoder of the Llama family."""
+    """Decoder of the Llama family."""
 
     shape: Shape
     vocabulary: VocabularyRanks | None = None
-    """Ranks that share the rows of embedding and head. None: they are whole here."""
+    """Ranks that share the rows of embedding and head. None: this process has all rows."""
     cos: Tensor
     sin: Tensor
 
@@ -144,7 +146,7 @@ class Llama(Decoder):
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0, std: float = 0.02) -> Llama:
-        """Draw random weights (norms 1, biases 0), the same for the same seed."""
+        """Set random weights, the same for the same seed. Norms are 1, biases 0."""
         generator = torch.Generator().manual_seed(seed)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -153,7 +155,7 @@ class Llama(Decoder):
 
     @property
     def head(self) -> Tensor:
-        """Output matrix [V, d]: the embedding itself where the two are tied."""
+        """Output matrix [V, d]. It is the embedding itself if the two are tied."""
         return self.embed if self.untied_head is None else self.untied_head
 
     def forward(
@@ -167,10 +169,10 @@ class Llama(Decoder):
         checkpointing: bool = False,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """Compute hidden states [T, d] after the last norm, from ids [T] at `position` [T]. `logits` turns them into scores.
+        """Compute hidden states [T, d] after the last norm, from ids [T] at `position` [T].
 
-        With `keep`, only the states of those rows are returned, and the larger half of the last layer is computed for them
-        alone.
+        With `keep`, only the states of those rows are returned. All of the last layer after its attention is then computed
+        for these rows alone.
         """
         x = self._embedded(ids, dtype or self.embed.dtype)
         cos, sin = self.cos[position, None].to(x.dtype), self.sin[position, None].to(x.dtype)
@@ -188,7 +190,7 @@ class Llama(Decoder):
         return F.embedding(ids, self.embed).to(dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores [T, V] in float32."""
+        """Compute the scores [T, V] in float32."""
         return F.linear(hidden, self.head.to(hidden.dtype)).float()
 
     def logprobs(
@@ -198,13 +200,13 @@ class Llama(Decoder):
         temperature: float | Tensor = 1.0,
         support: Support | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies, by `logprobs_entropy`."""
+        """Compute log-probs and entropies with `logprobs_entropy`."""
         if self.vocabulary is not None:
             return split_logprobs(hidden, self.head, targets, temperature, support, self.vocabulary)
         return logprobs_entropy(hidden, self.head, targets, temperature, support)
 
     def learnable(self, adapter: str | None, critic: bool = False) -> dict[str, nn.Parameter]:
-        """Parameters of one adapter, or (None) of the model itself, by name."""
+        """Return the parameters of one adapter, or (None) of the model itself, by name."""
         if adapter is not None:
             return {n: p for n, p in self.named_parameters() if f".adapters.{adapter}." in n}
         unused = "untied_head" if critic else ""
@@ -216,16 +218,16 @@ class Llama(Decoder):
         """Add a low-rank adapter to every matrix of every layer."""
         if targets or tokens:
             raise ValueError("an adapter with targets or tokens needs a model that transformers computes")
-        added: list[nn.Parameter] = []
+        parameters: list[nn.Parameter] = []
         for module in self.modules():
             if isinstance(module, Linear):
                 d_out, d_in = module.weight.shape
                 module.adapters[name] = LowRank(d_in, d_out, rank, alpha / rank).to(module.weight.device)
-                added += module.adapters[name].parameters()
-        return added
+                parameters += module.adapters[name].parameters()
+        return parameters
 
     def with_adapter_of(self, other: Llama, name: str) -> Llama:
-        """Return a model that shares these tensors, with a copy of another's adapter."""
+        """Return a model that shares all tensors with this one, except for a copy of another model's adapter."""
         mixed = copy.deepcopy(self, {id(t): t for t in (*self.parameters(), *self.buffers())})
         for place, module in other.named_modules():
             ours = mixed.get_submodule(place)
@@ -236,8 +238,9 @@ class Llama(Decoder):
         return mixed
 
     def copied(self, dtype: torch.dtype) -> Llama:
-        """Return a copy in another precision: cast tensor by tensor, so there is no second copy in the old one. What is `fixed`
-        and in this precision already is shared.
+        """Return a copy in another precision. Each tensor is cast by itself, to keep the peak of memory low.
+
+        If the model is `fixed`, tensors that already have this precision are shared.
         """
         memo: dict[int, object] = {
             id(p): p
@@ -249,7 +252,7 @@ class Llama(Decoder):
 
     @torch.no_grad()
     def merged(self, adapter: str | None = None) -> Llama:
-        """Return a copy without adapters; one of them may be added into the matrices."""
+        """Return a copy without adapters. With `adapter`, that one is added into the matrices first."""
         plain = copy.deepcopy(self)
         if self.fixed:  # a sum with an adapter's small change needs more digits than the base
             plain, plain.fixed = plain.float(), False

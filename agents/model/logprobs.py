@@ -1,11 +1,11 @@
-"""Log-probs and entropies of chosen tokens, without a tensor of [tokens x vocabulary].
+"""Log-probs and entropies of sampled tokens, without a tensor of [tokens x vocabulary].
 
-Rows are taken a chunk at a time. A chunk has as many rows as keep it near a fixed number of scores, so memory does not
-grow with the vocabulary. The backward pass computes each chunk's scores again and multiplies them at once into the
-gradients of the hidden states and of the head. Scores are always float32.
+Rows are computed in chunks. A chunk has about a fixed number of scores, so memory does not grow with the vocabulary. The
+backward pass computes each chunk's scores again, and uses them at once for the gradients of the hidden states and of the
+head. Scores are always float32.
 
-The distribution is the one that was sampled from: scores divided by the temperature, over the tokens that were
-allowed (`Support`: choices and top-k/top-p truncation). All other tokens have probability zero.
+The distribution is the one that the engine sampled from: scores divided by the temperature, over the allowed tokens
+(`Support`: choices, and top-k or top-p truncation). All other tokens have probability zero.
 
 Shapes: N scored tokens, d width, V vocabulary.
 """
@@ -21,19 +21,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 1 << 22  # scores of one chunk: 16 MB
-CHUNK_GPU = 1 << 27  # 512 MB: each chunk reads the head once, which a GPU does far slower than the product
+CHUNK_GPU = (
+    1 << 27
+)  # 512 MB: each chunk reads the head once, and on a GPU this read is slower than the product
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The tokens allowed at each of N places: `ids[offsets[i]:offsets[i + 1]]`; an empty list allows all."""
+    """Tokens that are allowed at each of N places: `ids[offsets[i]:offsets[i + 1]]`. An empty list allows all tokens."""
 
     offsets: Tensor
     ids: Tensor
 
     @classmethod
     def of(cls, allowed: Sequence[Sequence[int] | None]) -> Support | None:
-        """Build it from a list per place (None: all tokens). Return None when no place is restricted."""
+        """Build the support from one list for each place (None: all tokens). Return None if no place is restricted."""
         lists = [tuple(a) if a is not None else () for a in allowed]
         if not any(lists):
             return None
@@ -41,6 +43,7 @@ class Support:
         return cls(offsets, torch.tensor([i for ids in lists for i in ids], dtype=torch.long))
 
     def to(self, device: torch.device | str) -> Support:
+        """Return a copy on a device."""
         return Support(self.offsets.to(device), self.ids.to(device))
 
     def at(self, places: Tensor) -> Support:
@@ -50,15 +53,15 @@ class Support:
         return Support(F.pad(counts.cumsum(0), (1, 0)), torch.cat(lists) if lists else self.ids[:0])
 
     def forbid(self, scores: Tensor, start: int) -> Tensor:
-        """Set the scores of places `start …` to -inf at tokens that were not allowed."""
+        """Return scores [n, V] of the places from `start` on, with -inf at the tokens that are not allowed."""
         offsets = self.offsets[start : start + len(scores) + 1]
         counts = offsets.diff()
         row = torch.repeat_interleave(torch.arange(len(scores), device=scores.device), counts)
         ids = self.ids[offsets[0] : offsets[-1]]
-        kept = torch.full_like(scores, float("-inf"))
-        kept[counts == 0] = scores[counts == 0]
-        kept[row, ids] = scores[row, ids]
-        return kept
+        result = torch.full_like(scores, float("-inf"))
+        result[counts == 0] = scores[counts == 0]
+        result[row, ids] = scores[row, ids]
+        return result
 
 
 def logprobs_entropy(
@@ -70,21 +73,21 @@ def logprobs_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Compute log-probs [N] and entropies [N] from hidden [N, d], head [V, d] and targets [N].
 
-    Both results are float32 and differentiable. `temperature` is a number, or one per token; 0 (greedy) counts as 1, as in
-    the engine.
+    Both results are float32 and differentiable. `temperature` is one number, or one for each token. A temperature of 0
+    (greedy decoding) counts as 1, as in the engine.
     """
     heat = warmth(temperature, hidden)
     return _Chunked.apply(hidden, head, targets, heat, support)  # type: ignore[no-any-return]
 
 
 def warmth(temperature: float | Tensor, hidden: Tensor) -> Tensor:
-    """Return a temperature for each hidden state; 0 (greedy) counts as 1."""
+    """Return the temperature [N] of each hidden state. A temperature of 0 (greedy decoding) counts as 1."""
     heat = torch.as_tensor(temperature, dtype=torch.float32, device=hidden.device).expand(len(hidden))
     return torch.where(heat == 0, 1.0, heat)
 
 
 def _scores(hidden: Tensor, head: Tensor, heat: Tensor, support: Support | None, start: int) -> Tensor:
-    """Log-probs [n, V] of one chunk."""
+    """Compute the log-probs [n, V] of one chunk."""
     scores = F.linear(hidden, head).float() / heat[:, None]
     if support is not None:
         scores = support.forbid(scores, start)
@@ -92,14 +95,14 @@ def _scores(hidden: Tensor, head: Tensor, heat: Tensor, support: Support | None,
 
 
 def rows_of_chunk(head: Tensor) -> int:
-    """Number of rows whose scores are held at once."""
+    """Return the number of rows in a chunk."""
     return max(1, (CHUNK_GPU if head.device.type == "cuda" else CHUNK) // len(head))
 
 
 def plain_logprobs_entropy(
     scores: Tensor, targets: Tensor, support: Support | None = None, start: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Compute log-probs [n] and entropies [n] from the scores [n, V] of places `start …`, held as a whole."""
+    """Compute log-probs [n] and entropies [n] from the scores [n, V] of the places from `start` on, without chunks."""
     if support is not None:
         scores = support.forbid(scores, start)
     logprobs = scores.log_softmax(-1)
@@ -111,7 +114,7 @@ def plain_logprobs_entropy(
 
 
 class _Kept(Protocol):
-    """Notes of a forward pass that autograd keeps for its backward pass."""
+    """Values that a forward pass stores for its backward pass."""
 
     support: Support | None
     saved_tensors: tuple[Tensor, ...]

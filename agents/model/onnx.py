@@ -1,7 +1,8 @@
-"""Weights of a decoder out of an ONNX file that was quantised to 8 bits, as a Hugging Face directory.
+"""Conversion of a decoder in an ONNX file with 8-bit weights to a Hugging Face directory.
 
-An exporter names the products by where they stand (`/model/layers.0/self_attn/q_proj/MatMul`) and their matrices by numbers:
-so a matrix gets its name from the product that uses it. The file is Protocol Buffers; the few fields wanted are read here.
+Exporters name matrix products by their place in the model (`/model/layers.0/self_attn/q_proj/MatMul`), and matrices by
+numbers. So a matrix is named here after the product that uses it. The file is in the format of Protocol Buffers, of
+which this module reads the few fields that it needs.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ Array = npt.NDArray[Any]
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write `source` (config, tokenizer, one .onnx file) as a directory that transformers and our decoder load."""
+    """Convert the directory `source` (config, tokenizer, one .onnx file) to one that transformers and `Llama` load."""
     from safetensors.numpy import save_file
 
     (path,) = source.glob("*.onnx")
     config = json.loads((source / "config.json").read_text())
     state = weights(memoryview(path.read_bytes()))
     if config["tie_word_embeddings"]:
-        state.pop("lm_head.weight", None)  # the embedding once more, quantised apart
+        state.pop("lm_head.weight", None)  # a second copy of the embedding, with its own rounding
     target.mkdir()
     save_file(state, target / "model.safetensors", metadata={"format": "pt"})
     (target / "config.json").write_text(json.dumps({**config, "dtype": "float32"}, indent=2))
@@ -42,7 +43,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 def weights(data: memoryview) -> dict[str, Array]:
-    """Every parameter in float32, by its Hugging Face name."""
+    """Return every parameter of the file in float32, by its Hugging Face name."""
     graph = next(value for field, value in fields(data) if field == GRAPH)
     tensors = dict(_tensor(value) for field, value in fields(graph) if field == INITIALIZER)
     state = {
@@ -77,7 +78,7 @@ def _dequantised(tensors: dict[str, Array], name: str) -> Array:
 
 
 def _tensor(data: memoryview) -> tuple[str, Array]:
-    """A tensor's name and values."""
+    """Return a tensor's name and values."""
     dims: list[int] = []
     name, kind, raw = "", 0, b""
     numbers: list[float] = []
@@ -93,8 +94,8 @@ def _tensor(data: memoryview) -> tuple[str, Array]:
         elif field == FLOATS:
             numbers += np.frombuffer(value, np.float32).tolist()
         elif field == INTS:
-            read = [value] if isinstance(value, int) else list(_varints(value))
-            numbers += [n - (1 << 64) if n >> 63 else n for n in read]
+            unsigned = [value] if isinstance(value, int) else list(_varints(value))
+            numbers += [n - (1 << 64) if n >> 63 else n for n in unsigned]
     if kind not in TYPES:  # shapes and axes: no weights
         return name, np.zeros(0, np.int64)
     flat = np.frombuffer(raw, TYPES[kind]) if len(raw) else np.array(numbers, TYPES[kind])
@@ -102,7 +103,7 @@ def _tensor(data: memoryview) -> tuple[str, Array]:
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """(number, value) of every field of a Protocol Buffers message: an int, or the bytes of what is longer."""
+    """Yield the number and the value of every field of a Protocol Buffers message. A value is an int or bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

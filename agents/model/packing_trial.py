@@ -1,7 +1,7 @@
-"""Trial of a model that is loaded: in which ways may its sequences be computed?
+"""Test of a model when it is loaded: are packed rows, padded batches and the model's own cache exact?
 
-A few tokens are computed by transformers' own attention, each sequence alone. That is the truth. Packed rows, padded
-batches and the model's cache must give the same, or they are not used.
+The reference is a few tokens, computed with transformers' own attention, each sequence by itself. Packed rows, padded
+batches and the cache are used only if they give the same results.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Ways:
-    """Ways in which a model may be computed."""
+    """Ways in which a model may be computed, as the test found."""
 
     unpackable: str = ""
-    """Reason why rows cannot be packed."""
+    """Reason why sequences cannot be packed. Empty: they can."""
     pads: bool = True
-    """Flag: sequences of several lengths may stand in one batch."""
+    """Flag: one batch may hold sequences of different lengths."""
     remembers: bool = True
-    """Flag: the model's own cache is right."""
+    """Flag: the model's own cache gives right results."""
     keys: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Number of key heads and their width, by layer."""
 
     def told(self) -> str:
-        """Describe what a user should know; empty where all is well."""
+        """Describe the limits of the model for the user. Empty: there are none."""
         if not self.unpackable:
             return ""
         how = "in padded batches" if self.pads else "one by one"
@@ -46,40 +46,40 @@ class Ways:
 
 
 class Trying(Protocol):
-    """Interface of a model that is tried: an `AutoDecoder`."""
+    """Interface of the model under test: the part of `AutoDecoder` that the test uses."""
 
     net: PreTrainedModel
 
     @property
     def embed(self) -> Tensor:
-        """Return the input embedding."""
+        """Input embedding [V, d]."""
         ...
 
     def __call__(self, ids: Tensor, position: Tensor, attention: Attention) -> Tensor: ...
 
     def states(self, now: Pass, dtype: torch.dtype | None, **inputs: Tensor) -> Tensor:
-        """Return hidden states of a batch."""
+        """Compute the hidden states [B, T, d] of a batch."""
         ...
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """Return scores as the architecture makes them."""
+        """Compute the scores [T, V] of states [T, d] with the architecture's own scale, cap and bias."""
         ...
 
     def padded(
         self, packed: Packed, now: Pass, dtype: torch.dtype | None, keep: Tensor | None, most: int = 0
     ) -> Tensor:
-        """Return states of packed rows, from padded batches."""
+        """Compute the states of a packed row from padded batches."""
         ...
 
     def continued(
         self, ids: Tensor, past: dict[str, object] | None, route: Route
     ) -> tuple[Tensor, dict[str, object]]:
-        """Return the last states, and what is then remembered."""
+        """Return the states of the last tokens, and the new cache."""
         ...
 
 
 def try_out(model: Trying) -> Ways:
-    """Compute a few tokens of a model (`AutoDecoder`) in every way, and leave the model with the attention that it is to use."""
+    """Compute a few tokens in every way, and return the ways that are exact. Set the model's attention accordingly."""
     chance, device, ways = torch.Generator().manual_seed(0), model.embed.device, Ways()
     begin, one, two, other = (
         torch.randint(0, len(model.embed), (n,), generator=chance).tolist() for n in (24, 12, 17, 20)
@@ -104,7 +104,7 @@ def try_out(model: Trying) -> Ways:
 def _packs(
     model: Trying, packed: Packed, expected: Sequence[Tensor], keys: dict[int, tuple[int, int]]
 ) -> str:
-    """Return the reason why a packed row is wrong (""): it is not. Note the keys of each layer."""
+    """Return the reason why a packed row gives wrong results, or "". Store the sizes of each layer's keys in `keys`."""
 
     def noted(layer: int, q: Tensor, k: Tensor, v: Tensor, how: Weighing = PLAIN) -> Tensor:
         keys[layer] = (k.shape[1], k.shape[2])
@@ -115,7 +115,9 @@ def _packs(
     try:
         model.net.set_attn_implementation(NAME)
         hidden = model(packed.ids.to(device), packed.position.to(device), noted)
-    except Exception as error:  # whatever a model of others does with what it does not expect
+    except (
+        Exception
+    ) as error:  # a model of transformers may fail in any way on inputs that it does not expect
         return str(error).strip().partition("\n")[0] or type(error).__name__
     if not alike([hidden[rows] for rows in packed.rows], expected):
         return "its layers mix tokens in other ways than by attention"
@@ -128,21 +130,21 @@ def _alone(model: Trying, ids: list[int]) -> Tensor:
 
 
 def _pads(model: Trying, packed: Packed, sequences: Sequence[list[int]]) -> bool:
-    """Tell whether padding changes neither states nor gradients."""
+    """Tell whether padded batches give the states and gradients of single sequences."""
     with torch.enable_grad():
         padded = model.padded(packed, WHOLE, None, None, most=3 * len(packed))
         both = [[padded[rows] for rows in packed.rows], [_alone(model, ids) for ids in sequences]]
-        learned = [p for p in model.net.parameters() if p.requires_grad]
-        slopes = [
-            torch.autograd.grad(torch.cat(way).square().sum(), learned, allow_unused=True) for way in both
+        parameters = [p for p in model.net.parameters() if p.requires_grad]
+        gradients = [
+            torch.autograd.grad(torch.cat(way).square().sum(), parameters, allow_unused=True) for way in both
         ]
-    used = [(a, b) for a, b in zip(*slopes, strict=True) if a is not None and b is not None and b.any()]
-    return alike(*both) and alike([a for a, _ in used], [b for _, b in used])
+    pairs = [(a, b) for a, b in zip(*gradients, strict=True) if a is not None and b is not None and b.any()]
+    return alike(*both) and alike([a for a, _ in pairs], [b for _, b in pairs])
 
 
 @torch.no_grad()
 def _continues(model: Trying, sequences: list[list[int]]) -> bool:
-    """Tell whether the model's own cache gives the states of whole sequences, in a batch."""
+    """Tell whether a batch that uses the model's own cache gives the states of whole sequences."""
     whole = torch.tensor(sequences, device=model.embed.device)
     expected = model.states(WHOLE, None, input_ids=whole)
     states: list[Tensor] = []
@@ -151,14 +153,14 @@ def _continues(model: Trying, sequences: list[list[int]]) -> bool:
         for part in whole.split([30, *[1] * (whole.shape[1] - 30)], 1):
             state, past = model.continued(part, past, ())
             states.append(state)
-    except Exception:  # whatever goes wrong in a cache of others
+    except Exception:  # a cache of transformers may fail in any way
         return False
     return alike([torch.stack(states, 1)], [expected[:, 29:]])
 
 
 @contextmanager
 def own_attention(net: PreTrainedModel, keep: bool = False) -> Iterator[None]:
-    """Compute with transformers' own attention, which every model has in plain products; with `keep` for good."""
+    """Use transformers' own attention, in plain matrix products, while the context is open. With `keep`, also afterwards."""
     net.set_attn_implementation("eager")
     try:
         yield
@@ -168,6 +170,6 @@ def own_attention(net: PreTrainedModel, keep: bool = False) -> Iterator[None]:
 
 
 def alike(states: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Tell whether states are equal up to rounding."""
+    """Tell whether states are equal up to rounding: 1e-3 of the largest value."""
     pairs = zip(states, expected, strict=True)
     return all(bool(((a - b).abs().max() <= 1e-3 * b.abs().max()).item()) for a, b in pairs)

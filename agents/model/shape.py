@@ -1,6 +1,4 @@
-"""The sizes of a Llama-family decoder, read from its configuration. A model that does not fit is refused by
-name.
-"""
+"""Sizes of a Llama-family decoder, read from its configuration. An error names what the decoder does not support."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class UnsupportedArchitecture(ValueError):
-    """Raised for a model that the decoder of `llama.py` cannot compute."""
+    """Raised when a decoder cannot compute a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dimensions:
-    """The sizes of a decoder that others need. Models of one shape can take each other's weights."""
+    """Sizes that every decoder has. Models with equal sizes can exchange weights."""
 
     vocab: int
     d: int
@@ -33,7 +31,7 @@ class Dimensions:
 
 @dataclass(frozen=True, slots=True)
 class Shape(Dimensions):
-    """The sizes and switches of one decoder of the Llama family."""
+    """Sizes and variants of one decoder of the Llama family."""
 
     heads: int
     ffn: int
@@ -98,8 +96,9 @@ def _refuse_unless_known(config: PretrainedConfig) -> None:
 
 
 def _rope(config: PretrainedConfig, width: int) -> tuple[tuple[float, ...], float]:
-    """Inverse frequencies, and the factor on cos and sin. transformers computes the scaled variants (linear,
-    llama3, yarn).
+    """Return the inverse frequencies [D/2], and the factor on cos and sin.
+
+    Transformers computes them for the scaled variants (linear, llama3, yarn).
     """
     rope: JsonView = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", "default")

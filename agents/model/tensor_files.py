@@ -1,7 +1,7 @@
-"""Files of a Hugging Face directory, written one tensor at a time: no more than one tensor is in memory for it.
+"""Weight files of a Hugging Face directory, written tensor by tensor, so that only one tensor is in memory.
 
-A safetensors file is the length of its header, the header (JSON: type, shape and place of every tensor), and the bytes
-of the tensors one after the other. So types and shapes must be known before the first tensor is there.
+A safetensors file consists of the length of its header, the header (JSON with type, shape and place of every tensor), and
+the bytes of all tensors. So the types and shapes of all tensors must be known before the first is written.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 
 TYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"}
 LARGEST = 4 << 30
-"""Bytes of one file, unless a single tensor is larger."""
+"""Largest number of bytes in one file. A larger tensor gets its own file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor that will be written."""
+    """Name, type and shape of a tensor that will be written."""
 
     name: str
     dtype: torch.dtype
@@ -30,14 +30,14 @@ class TensorEntry:
 
     @property
     def size(self) -> int:
-        """Number of its bytes."""
+        """Number of the tensor's bytes."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 
 def write(
     folder: Path, entries: Sequence[TensorEntry], tensors: Iterable[Tensor], largest: int = LARGEST
 ) -> None:
-    """Write `model.safetensors`, or several files and their index. `tensors` gives each entry's tensor, in order."""
+    """Write `model.safetensors`, or several files and an index. `tensors` yields the tensors of `entries`, in order."""
     files: list[list[TensorEntry]] = [[]]
     for entry in entries:
         if files[-1] and sum(e.size for e in files[-1]) + entry.size > largest:

@@ -1,15 +1,15 @@
-"""One vocabulary over several ranks: each holds some rows of the embedding and of the head, and tokens travel instead.
+"""Vocabulary parallelism: each rank holds some rows of the embedding and of the head, and ranks exchange tokens.
 
-The two matrices of a large vocabulary are the largest of a model. A rank that gathered them would hold, with their
-gradients, more than all that it keeps. So no rank gathers them:
+With a large vocabulary, these two are the largest matrices of a model. A rank that gathered them, with their gradients,
+would need more memory than for its share of the model. So no rank gathers them:
 
-    lookup       all ranks' ids come in; each answers for its rows; the answers go back
-    log-probs    all ranks' hidden states come in, some at a time; each computes the scores of its words, and
-                 maxima and sums are exchanged; backwards in the same way
+    lookup       each rank gets the ids of all ranks, looks up those that belong to its rows, and returns the embeddings
+    log-probs    each rank gets the hidden states of all ranks, some at a time, and computes the scores of its words;
+                 ranks exchange maxima and sums; the backward pass works in the same way
 
-Results are those of one process up to the order of sums. Every rank takes part in every pass, with any number of tokens.
+Results equal those of one process up to the order of sums. Every rank takes part in every pass, even without tokens.
 
-Shapes: N ranks, T tokens of this rank, t of them at once, d width, R words of this rank.
+Shapes: N ranks, T tokens of this rank, t tokens of each rank in one step, d width, R words of this rank.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 AT_ONCE, AT_ONCE_GPU = 1 << 22, 1 << 27
-"""Numbers that are held at once: states of tokens of all ranks, or their scores."""
+"""Largest number of values in one step: hidden states of all ranks' tokens, or their scores."""
 
 
 @dataclass(frozen=True)
 class VocabularyRanks:
-    """The ranks that share a vocabulary, as one of them sees it."""
+    """Ranks that share a vocabulary: their number, and the index of this rank."""
 
     size: int
     index: int
     words: int
-    """Words of each rank; the last has fewer."""
+    """Number of words of each rank. The last rank may have fewer."""
 
     @property
     def first(self) -> int:
-        """The first of this rank's words."""
+        """Id of this rank's first word."""
         return self.index * self.words
 
     def places(self, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Tell which of some ids are among this rank's `count` words, and which rows these have here."""
+        """Return which ids are among this rank's `count` words, as indices, and the rows of these words."""
         rows = ids - self.first
         mine = ((rows >= 0) & (rows < count)).nonzero().squeeze(1)
         return mine, rows[mine]
 
     def gather(self, own: T) -> list[T]:
-        """Exchange plain data through the CPU."""
+        """Return the data of all ranks, which are exchanged through the CPU."""
         everyone: list[T | None] = [None] * self.size
         dist.all_gather_object(everyone, own)
         return cast(list[T], everyone)
 
     def joined(self, own: Tensor, most: int) -> Tensor:
-        """Gather tensors [up to t, …] of all ranks, each padded with 0: [N * t, …]."""
+        """Return the tensors [up to t, …] of all ranks, each padded with 0, as [N * t, …]. `most` is t."""
         padded = own.new_zeros(most, *own.shape[1:])
         padded[: len(own)] = own
         every = own.new_empty(self.size * most, *own.shape[1:])
@@ -69,13 +69,13 @@ class VocabularyRanks:
         return every
 
     def summed(self, whole: Tensor) -> Tensor:
-        """Add up what all ranks have for all: [N * t, d]. Return the part of this rank: [t, d]."""
+        """Sum [N * t, d] over all ranks, and return the part of this rank: [t, d]."""
         own = whole.new_empty(len(whole) // self.size, *whole.shape[1:])
         dist.reduce_scatter(own, list(whole.chunk(self.size)))
         return own
 
     def steps(self, longest: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
-        """Yield (start, t) such that all ranks' t tokens, with `width` numbers each, are few enough."""
+        """Yield the start and the size t of each step. The limit counts `width` values for each token of each rank."""
         most = AT_ONCE_GPU if device.type == "cuda" else AT_ONCE
         step = max(1, min(longest, most // max(1, width * self.size)))
         for start in range(0, longest, step):
@@ -83,13 +83,13 @@ class VocabularyRanks:
 
 
 def own_rows(matrix: Tensor) -> Tensor:
-    """Return this rank's rows of a matrix; gradients flow back to it."""
+    """Return this rank's rows of a matrix. Gradients flow back to the matrix."""
     rows: Tensor = cast("DTensor", matrix).to_local()
     return rows
 
 
 def split_embedding(ids: Tensor, matrix: Tensor, dtype: torch.dtype, ranks: VocabularyRanks) -> Tensor:
-    """Return the rows [T, d] of ids [T], in `dtype`."""
+    """Return the embeddings [T, d] of ids [T], in `dtype`."""
     return _Lookup.apply(own_rows(matrix), ids, dtype, ranks)  # type: ignore[no-any-return]
 
 
@@ -109,7 +109,7 @@ def split_logprobs(
 
 
 class _Kept(Protocol):
-    """Notes of a forward pass that autograd keeps for its backward pass."""
+    """Values that a forward pass stores for its backward pass."""
 
     ranks: VocabularyRanks
     everyone: list[Tensor]
@@ -151,7 +151,7 @@ class _Lookup(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Asked:
-    """Questions of one rank: its targets [T], their temperatures [T], and the words that were allowed."""
+    """Inputs of one rank: targets [T], temperatures [T], and the allowed words."""
 
     targets: Tensor
     heat: Tensor
@@ -159,7 +159,7 @@ class _Asked:
 
 
 class _Part:
-    """Questions of all ranks, t tokens of each: what [N * t] rows of scores of this rank's words are computed from."""
+    """Inputs of one step, with t tokens of every rank. From these, scores [N * t, R] of this rank's words are computed."""
 
     def __init__(
         self, asked: list[_Asked], start: int, most: int, ranks: VocabularyRanks, own: Tensor
@@ -185,13 +185,13 @@ class _Part:
         self.heat, self.limited = self.heat.to(device), self.limited.to(device)
 
     def scores(self, hidden: Tensor, cast_head: Tensor) -> Tensor:
-        """Return scores [N * t, R] of hidden states [N * t, d]."""
+        """Compute scores [N * t, R] from hidden states [N * t, d]. Words that are not allowed get -inf."""
         scores = F.linear(hidden, cast_head).float() / self.heat[:, None]
         if not self.allowed:
             return scores
-        kept = scores.masked_fill(self.limited[:, None], float("-inf"))
-        kept[self.allowed] = scores[self.allowed]
-        return kept
+        result = scores.masked_fill(self.limited[:, None], float("-inf"))
+        result[self.allowed] = scores[self.allowed]
+        return result
 
 
 class _Scores(torch.autograd.Function):

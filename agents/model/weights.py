@@ -1,4 +1,4 @@
-"""Loading and saving weights: between `Llama` and Hugging Face directories or GGUF files."""
+"""Loading and saving of decoders: Hugging Face directories, and GGUF files (loading only)."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ _TOP = {
 def load_decoder(
     path: str | Path, auto: bool = False, speaks: bool = False, dtype: torch.dtype = torch.float32
 ) -> Decoder:
-    """Load a model: by our decoder where it can compute it and `auto` is off, else as transformers does, in float32. One that
-    `speaks` needs a chat template; without it, it is refused before its weights are read.
+    """Load a model: as `Llama` if that can compute it, else (or with `auto`) with the layers of transformers, in float32.
+
+    With `speaks`, a model without a chat template is an error, raised before its weights are read.
     """
     source = path
     path, where, config = _opened(path, None)
@@ -63,7 +64,7 @@ def load_decoder(
 
 
 def count_parameters(path: Path) -> int:
-    """Count the numbers in a model's safetensors files, without reading them; 0 where there are none."""
+    """Return the number of parameters in a model's safetensors files, from their headers; 0 without such files."""
     from safetensors import safe_open
 
     count = 0
@@ -90,7 +91,7 @@ def precisions(path: Path) -> set[str]:
 
 
 def learned_prefix(path: Path) -> Path | None:
-    """Folder of the learned prefix that belongs to an exported policy; None where it has none."""
+    """Return the folder of an exported policy's learned prefix, or None if it has none."""
     config = path / "adapter" / "adapter_config.json"
     if not config.is_file() or json.loads(config.read_text()).get("peft_type") != "PREFIX_TUNING":
         return None
@@ -98,20 +99,20 @@ def learned_prefix(path: Path) -> Path | None:
 
 
 def load_model(path: str | Path, gguf_file: str | None = None, dtype: torch.dtype = torch.float32) -> Llama:
-    """Load the Llama of a Hugging Face directory, of a GGUF file inside it, or of a `.gguf` path."""
+    """Load a `Llama` from a Hugging Face directory, from a GGUF file in it, or from the path of a `.gguf` file."""
     path, where, config = _opened(path, gguf_file)
     shape = shape_of(config)  # refuses an unsupported model before anything large is read
     name_class(config)
     model = Llama(shape, config)
     model.generation = _generation(path)
-    # assigned, not copied: a model is in memory once, not twice
+    # assigned, not copied: so there is no second copy of the weights in memory
     state = from_hf(_read(path, where.get("gguf_file")), shape, dtype)
     model.load_state_dict(state, strict=True, assign=True)
     return model
 
 
 def name_class(config: PretrainedConfig) -> None:
-    """Let a configuration name its class, which other libraries choose by. A GGUF file does not tell it."""
+    """Set the class name in a configuration that lacks it, such as that of a GGUF file. Other libraries need it."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if not config.architectures and config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -119,7 +120,7 @@ def name_class(config: PretrainedConfig) -> None:
 
 
 def _opened(path: str | Path, gguf_file: str | None) -> tuple[Path, dict[str, str], PretrainedConfig]:
-    """Find a model. Return its directory, the GGUF file in it, and its configuration."""
+    """Return a model's directory, its GGUF file if it has one, and its configuration."""
     path = Path(path)
     if path.suffix == ".gguf":
         path, gguf_file = path.parent, path.name
@@ -144,7 +145,7 @@ def _opened(path: str | Path, gguf_file: str | None) -> tuple[Path, dict[str, st
 
 
 def _unknown(path: Path, error: Exception) -> str:
-    """Error text for a configuration that transformers does not know."""
+    """Return the error text for a configuration that transformers cannot read."""
     import transformers
 
     try:
@@ -158,9 +159,9 @@ def _unknown(path: Path, error: Exception) -> str:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Load the tokenizer of a model: from its directory, or from its .gguf file.
+    """Load the tokenizer of a model, from its directory or from its .gguf file.
 
-    A `chat_template.jinja` beside a .gguf file counts if the file has no template of its own.
+    If a .gguf file has no chat template, `chat_template.jinja` beside it is used.
     """
     from transformers import AutoTokenizer
 
@@ -176,15 +177,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def from_config(config: PretrainedConfig, seed: int = 0) -> Llama:
-    """Make a new model with random weights, of the shape that a transformers configuration describes."""
+    """Return a new model with random weights, in the shape of a transformers configuration."""
     name_class(config)
     return Llama(shape_of(config), config).init_weights(seed, getattr(config, "initializer_range", 0.02))
 
 
 def save_model(model: Decoder, path: str | Path, tokenizer: Tokenizer | None = None) -> Path:
-    """Write a Hugging Face directory (config, safetensors and, if given, the tokenizer) that transformers
-    loads.
-    """
+    """Write a Hugging Face directory: config, safetensors and, if there is one, the tokenizer. Return its path."""
     if model.hf_config is None:
         raise ValueError(
             "this model was built without a transformers configuration and cannot be saved as one"
@@ -226,8 +225,9 @@ def _generation(path: Path) -> JsonObject:
 def save_tensors(
     model: Llama, tensors: Iterable[Tensor], path: Path, largest: int = tensor_files.LARGEST
 ) -> None:
-    """Write tensors of a model's names, in the order of `hf_names`, as safetensors files of at most `largest` bytes. The
-    model may be hollow: it says types and shapes.
+    """Write tensors, in the order of `hf_names`, as safetensors files of at most `largest` bytes.
+
+    Only types and shapes are read from the model, so it may be on the meta device.
     """
     own, names = dict(model.named_parameters()), list(hf_names(model))
     entries = [
@@ -244,9 +244,9 @@ def save_tensors(
 
 
 def save_adapter(model: Decoder, adapter: str, path: str | Path) -> Path:
-    """Write one low-rank adapter as peft's `save_pretrained` does. peft, transformers and vLLM load it on the base.
+    """Write one adapter in the format of peft, which peft, transformers and vLLM load. Return its path.
 
-    Several matrices of the file may be one matrix here. Each then gets its rows of `up`, and they share `down`.
+    One fused matrix of `Llama` becomes several matrices in the file. Each gets its rows of `up` and a copy of `down`.
     """
     from safetensors.torch import save_file
 
@@ -278,16 +278,14 @@ def save_adapter(model: Decoder, adapter: str, path: str | Path) -> Path:
 
 
 def to_hf(model: Llama) -> Iterator[tuple[str, Tensor]]:
-    """Parameters under their Hugging Face names: for files, and for publishing weights to vLLM. Adapters are
-    left out. They share the model's memory.
-    """
+    """Yield the parameters under their Hugging Face names, without adapters. The tensors share the model's memory."""
     state = model.state_dict()
     for ours, names, sizes in hf_names(model):
         yield from zip(names, state[ours].split(sizes), strict=True)
 
 
 def hf_names(model: Llama) -> Iterator[tuple[str, list[str], list[int]]]:
-    """List (our name, Hugging Face names, rows of each) for every parameter but those of adapters."""
+    """Yield our name, the Hugging Face names and the rows of each, for every parameter except those of adapters."""
     own = dict(model.named_parameters())
     yield from ((ours, [name], [len(own[ours])]) for ours, name in _TOP.items() if ours in own)
     for ours, names, sizes in _layer_names(model.shape):
@@ -299,7 +297,7 @@ def hf_names(model: Llama) -> Iterator[tuple[str, list[str], list[int]]]:
 def from_hf(
     state: Mapping[str, Tensor], shape: Shape, dtype: torch.dtype = torch.float32
 ) -> dict[str, Tensor]:
-    """Build our parameters from Hugging Face names. An error names what is missing."""
+    """Return our parameters, built from tensors with Hugging Face names. A missing tensor is an error."""
     sources = {ours: [name] for ours, name in _TOP.items() if ours != "untied_head" or not shape.tied}
     for ours, names, _ in _layer_names(shape):
         for kind in ("weight", "bias"):
@@ -314,7 +312,7 @@ def from_hf(
 
 
 def _layer_names(shape: Shape) -> Iterator[tuple[str, list[str], list[int]]]:
-    """List (our name, Hugging Face names, rows of each) for every part of every layer."""
+    """Yield our name, the Hugging Face names and the rows of each, for every part of every layer."""
     keys = shape.kv_heads * shape.head_width
     sizes = {
         "attention_norm": [shape.d], "mlp_norm": [shape.d], "q_norm": [shape.head_width], "k_norm": [shape.head_width],
@@ -339,7 +337,7 @@ def _load_file(path: Path) -> dict[str, Tensor]:
 
 
 def _read(path: Path, gguf_file: str | None) -> dict[str, Tensor]:
-    """Read all tensors of a directory, by their Hugging Face names."""
+    """Return all tensors of a directory, by their Hugging Face names."""
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
     if gguf_file is None and (index.is_file() or single.is_file()):
         files = (

@@ -1,1 +1,1 @@
-"""Text in and out: chats to tokens, replies to values, and who said what."""
+"""Text in and out: chats become tokens, replies become values, and each message names the node that wrote it."""

@@ -1,10 +1,10 @@
-"""Text that remembers which node said it."""
+"""Text that carries the id of the node that wrote it."""
 
 from __future__ import annotations
 
 
 class Spoken(str):
-    """A role's own earlier words, tagged with their node, so that an engine can reuse the exact tokens."""
+    """Earlier reply of a role, with the id of its node, so that an engine can reuse the exact tokens."""
 
     __slots__ = ("node",)
     node: str

@@ -1,8 +1,8 @@
 """Replies that call tools: `<tool>{"name": "retrieve", "arguments": {"query": "…"}}</tool>`.
 
-`ToolCalls(final)` is the reply format of a role that calls tools itself: one or more calls, or else a final
-answer in the format `final`. A mistake in a call (no JSON, no name, no closing tag) is kept in the value as the call's
-`error`, so that the role can be told. `tool_loop.tool_loop` plays it.
+`ToolCalls(final)` is the reply format of a role that calls tools itself: one or more calls, or else a final answer in
+the format `final`. A mistake in a call (no JSON, no name, no closing tag) becomes the call's `error` in the value. The
+workflow can show this error to the role. `envs.tool_loop.tool_loop` plays such a role.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST = 16  # calls that one reply may make
 
 
 class ReadCall(TypedDict, total=False):
-    """Call of a tool, or the mistake in it."""
+    """Call of a tool: its name and arguments, or the error in it."""
 
     name: str
     arguments: JsonObject
@@ -31,11 +31,11 @@ class ReadCall(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ToolCalls(_Base):
-    """Format of tool calls, or of a final answer. The value is `{"calls": (…)}` or `{"final": …}`.
+    """Format of a reply with tool calls or a final answer. The value is `{"calls": (…)}` or `{"final": …}`.
 
-    A call is `{"name", "arguments"}`, or `{"error"}`. Text before the first call is legal. Text after a call is not
-    (there a model makes up the tool's result): the calls still count, but the reply is not `ok`. With
-    `several=False` sampling stops at the end of the first call.
+    Each call is `{"name", "arguments"}` or `{"error"}`. Text before the first call is legal. Text after a call is not legal,
+    because there a model invents the tool's result: the calls are still read, but the reply is not `ok`. With
+    `several=False`, sampling stops at the end of the first call.
     """
 
     final: Format
@@ -43,34 +43,37 @@ class ToolCalls(_Base):
 
     @property
     def stop(self) -> tuple[str, ...]:
+        """Stop strings of the final format, and the end of a call if only one is allowed."""
         return self.final.stop if self.several else (*self.final.stop, CLOSE)
 
     def _read(self, text: str, node: str) -> Reply:
         if OPEN not in text:
             final = self.final.parse(text)
             return Reply(text, final.ok, freeze({"final": final.value}), node)
-        calls, nothing_else = read_calls(text)
-        legal = nothing_else and not any("error" in call for call in calls)
+        calls, only_calls = read_calls(text)
+        legal = only_calls and not any("error" in call for call in calls)
         return Reply(text, legal, freeze({"calls": calls}), node)
 
     def within(self, text: str) -> str | None:
+        """Return the calls of a reply, or else what the final format reads in it."""
         if OPEN in text:
             return between(text, (OPEN,), (CLOSE,))
         return self.final.within(text) if isinstance(self.final, _Base) else text
 
     def describe(self) -> str:
+        """Describe both forms of a reply, for the role."""
         return f"{EXAMPLE}, or {self.final.describe()}"
 
 
 def read_calls(text: str) -> tuple[list[ReadCall], bool]:
-    """Read the calls of a reply in order. Tell also whether only blanks stand between and after them."""
+    """Return the calls of a reply, at most `MOST`, and whether only blanks stand between and after them."""
     calls: list[ReadCall] = []
-    nothing_else = True
+    only_calls = True
     for part in text.split(OPEN)[1 : MOST + 1]:
-        inside, closed, after = part.partition(CLOSE)
-        calls.append(_read_call(inside) if closed else {"error": f"the call is not closed; write {EXAMPLE}"})
-        nothing_else = nothing_else and not after.strip()
-    return calls, nothing_else and text.count(OPEN) <= MOST
+        inside, closing, after = part.partition(CLOSE)
+        calls.append(_read_call(inside) if closing else {"error": f"the call is not closed; write {EXAMPLE}"})
+        only_calls = only_calls and not after.strip()
+    return calls, only_calls and text.count(OPEN) <= MOST
 
 
 def _read_call(inside: str) -> ReadCall:

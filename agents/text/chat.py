@@ -1,15 +1,15 @@
-"""Chats: messages turned into the exact tokens that a model sees.
+"""Chats: conversations turned into the exact tokens that a model sees.
 
-A conversation is rendered by the tokenizer's own chat template. One thing the template alone would get wrong: when a
-role continues its own earlier words, tokenising these again may cut them differently from how they were sampled.
-So a chat remembers what was sampled at each node. A message names the node that spoke it (`Spoken`). If it follows
-exactly what that node was shown, the prompt continues *those* ids: prompt, sampled ids, then only what is new. What was
-sampled is never tokenised again, and the turns of a conversation share an exact token prefix, in the engine and in
-training.
+The tokenizer's own chat template renders a conversation. The template alone is not enough: a role's earlier reply, when
+it is tokenised again, may give other tokens than those that were sampled. So a chat stores the prompt and the sampled
+tokens of each node. A message names the node that wrote it (`Spoken`). If the messages before it equal those of the
+node's prompt, the new prompt consists of the node's prompt tokens, its sampled tokens, and the tokens of the messages
+after it. Sampled tokens are therefore never tokenised again, and the turns of a conversation share an exact token
+prefix, in the engine and in training.
 
-Some templates rewrite earlier turns (they drop old thoughts). Then there is no such prefix; the conversation is
-rendered anew, and `Prompt.continued` says so. It is also rendered anew where one agent's reply, shown to another, holds
-control tokens that the agent sampled. Contents are data: only the template writes control tokens (`control_tokens.py`).
+Two cases are rendered anew, and `Prompt.continued` is then None: a template that rewrites earlier turns (such as one
+that drops old thoughts), and a reply with sampled control tokens that is shown to another agent. Only the template
+writes control tokens; contents are data (`control_tokens.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Turn = tuple[tuple[str, object], ...]  # a message as plain data that can be com
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens that a model is to see."""
+    """Prompt of one call, as tokens."""
 
     ids: list[int]
     messages: tuple[Turn, ...]
@@ -36,19 +36,19 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Sample:
     """Prompt and sampled tokens of one node."""
 
     agent: str
-    shown: tuple[Turn, ...]
-    ids: list[int]
-    text: str
-    closed: bool  # it sampled the closing token itself
-    controls: bool  # it sampled control tokens before that
+    messages: tuple[Turn, ...]  # of the prompt
+    ids: list[int]  # prompt and sample
+    text: str  # of the sample
+    closed: bool  # the sample ends with the closing token
+    controls: bool  # the sample holds control tokens before its end
 
 
 def require_template(tokenizer: object) -> None:
-    """Refuse a tokenizer without a chat template, before weights are read for nothing."""
+    """Raise `ValueError` if the tokenizer has no chat template. Callers check this before they load weights."""
     if not getattr(tokenizer, "chat_template", None):
         name = getattr(tokenizer, "name_or_path", "") or "this model"
         raise ValueError(
@@ -71,9 +71,9 @@ def turn_end(tokenizer: Tokenizer) -> int | None:
 
 
 class Chat:
-    """Chats of one tokenizer, with a system prompt for each role that has one."""
+    """Chats of one tokenizer. `system` gives system prompts by agent or role."""
 
-    remembered = 1 << 13  # episodes; the oldest are forgotten first
+    remembered = 1 << 13  # episodes whose samples are stored; the oldest are dropped first
     cached = 4096  # renderings
 
     def __init__(
@@ -83,43 +83,45 @@ class Chat:
         self.tokenizer, self.plain = tokenizer, plain_of(tokenizer)
         self.system = dict(system or {})
         self.stop_ids = frozenset(stop_ids)
-        self._said: OrderedDict[str, dict[str, _Said]] = OrderedDict()  # episode -> node -> prompt and sample
+        self._samples: OrderedDict[str, dict[str, _Sample]] = OrderedDict()  # episode -> node -> sample
         self._rendered: OrderedDict[tuple[Turn, ...], list[int]] = OrderedDict()
 
     def prompt(self, call: Call) -> Prompt:
-        """Tokens of a call. They continue sampled ones where they can."""
+        """Return the prompt of a call. It continues the tokens of an earlier node where this is exact."""
         messages = self._with_system(call)
         turns = tuple(map(_turn, messages))
-        earlier = self._said.get(call.episode, {})
+        earlier = self._samples.get(call.episode, {})
         for i in range(len(messages) - 1, -1, -1):
             node = getattr(messages[i].get("content"), "node", "")
             sample = earlier.get(node)
             if sample is None or (sample.controls and sample.agent != call.agent):
                 continue
-            if sample.shown == turns[:i] and sample.text == messages[i]["content"]:
+            if sample.messages == turns[:i] and sample.text == messages[i]["content"]:
                 rest = self._rest(turns, i, sample)
                 if rest is not None:
                     return Prompt(sample.ids + rest, turns, node)
         return Prompt(self._render(turns), turns)
 
     def conversation(self, messages: Iterable[Message], *, ready: bool) -> list[int]:
-        """Tokens of a whole conversation: `ready` for a reply, or closed (a training example)."""
+        """Return the tokens of a conversation: `ready` for a reply, or complete, as an example for training."""
         return self._encode(self._text(tuple(map(_turn, self._as_known(messages))), ready))
 
     def remember(self, call: Call, prompt: Prompt, ids: Sequence[int], text: str) -> None:
-        """Keep what a node sampled, for a conversation that may continue from it."""
+        """Store the sample of a node, for prompts that continue it."""
         if not call.node or not ids:
             return
-        nodes = self._said.setdefault(call.episode, {})
+        nodes = self._samples.setdefault(call.episode, {})
         closed = ids[-1] in self.stop_ids
         controls = not self.plain.ids.isdisjoint(ids[:-1] if closed else ids)
-        nodes[call.node] = _Said(call.agent, prompt.messages, prompt.ids + list(ids), text, closed, controls)
-        if len(self._said) > self.remembered:
-            self._said.popitem(last=False)
+        nodes[call.node] = _Sample(
+            call.agent, prompt.messages, prompt.ids + list(ids), text, closed, controls
+        )
+        if len(self._samples) > self.remembered:
+            self._samples.popitem(last=False)
 
     def forget(self, episode: str) -> None:
-        """Forget the samples of an episode that is over."""
-        self._said.pop(episode, None)
+        """Drop the samples of an episode that is over."""
+        self._samples.pop(episode, None)
 
     def _with_system(self, call: Call) -> list[Message]:
         system = self.system.get(call.agent) or self.system.get(call.role) or call.system
@@ -152,12 +154,12 @@ class Chat:
 
     @cached_property
     def _knows_system(self) -> bool:
-        """Tell whether the template shows a system message. Some refuse it, and some leave it out in silence."""
+        """Tell whether the template shows a system message. Some templates refuse it, and some drop it silently."""
         return self._shows(("system", "what the system says"), ("user", "q"), which=0)
 
     @cached_property
     def _knows_repeats(self) -> bool:
-        """Tell whether the template takes two messages of the user in a row. Some demand that roles alternate."""
+        """Tell whether the template allows two user messages in a row. Some require that roles alternate."""
         return self._shows(("user", "q"), ("user", "what the user adds"))
 
     def _shows(self, *lines: tuple[str, str], which: int = -1) -> bool:
@@ -169,17 +171,15 @@ class Chat:
             return False
 
     def _render(self, turns: tuple[Turn, ...]) -> list[int]:
-        """Tokens of a conversation, ready for a reply. They are cached, because samples of one prompt ask for
-        them repeatedly.
-        """
+        """Return the tokens of a conversation, ready for a reply. They are cached for further samples of the same prompt."""
         if turns not in self._rendered:
             self._rendered[turns] = self._encode(self._text(turns))
             if len(self._rendered) > self.cached:
                 self._rendered.popitem(last=False)
         return list(self._rendered[turns])
 
-    def _rest(self, turns: tuple[Turn, ...], i: int, sample: _Said) -> list[int] | None:
-        """Tokens of all that follows message i; None when the template changes the text before it."""
+    def _rest(self, turns: tuple[Turn, ...], i: int, sample: _Sample) -> list[int] | None:
+        """Return the tokens that follow the text of message i; None if the template changes the text before them."""
         before = self._text(turns[:i]) + self.plain.hide_text(sample.text, "assistant")
         whole = self._text(turns)
         if not whole.startswith(before):
@@ -188,7 +188,7 @@ class Chat:
         return rest[1:] if sample.closed and rest and rest[0] in self.stop_ids else rest
 
     def _text(self, turns: Sequence[Turn], ready: bool = True) -> str:
-        """Text that the template makes of a conversation, with the contents hidden."""
+        """Return the text that the template makes of a conversation whose control tokens are hidden."""
         messages = self.plain.hide(map(dict, turns))
         try:
             text: str = self.tokenizer.apply_chat_template(

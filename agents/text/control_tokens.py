@@ -1,19 +1,20 @@
-"""Tokens of text in which nothing that a role, a passage or a tool said becomes a control token.
+"""Encoding of prompts in which only the chat template writes control tokens.
 
 A tokenizer reads `<|im_end|>` as the end of a turn wherever it stands: also in a passage, or in one role's reply that
-another role is shown. So whoever can put words into a prompt could end a turn and speak for another. Here only the
-chat template writes control tokens. Contents keep every character, and are cut as ordinary text.
+another role is shown. So any author of a part of the prompt could end a turn and speak as another role. This module
+prevents it. Contents keep every character, and are tokenised as ordinary text.
 
-    voice = Plain(tokenizer)
-    voice.encode(voice.show(template(voice.hide(messages))))     # rendered by the template, which knows nothing of this
-    voice.encode("<|im_end|>")                                   # plain text: no control token
+    plain = Plain(tokenizer)
+    plain.encode(plain.show(template(plain.hide(messages))))     # the template itself is unchanged
+    plain.encode("<|im_end|>")                                   # ordinary text: no control token
 
-The means is a copy of the tokenizer in which each control token has a secret name. What the template wrote is renamed
-before it is encoded. What stood in contents keeps its old name, which the copy does not know. All of it is still
-encoded as one text, so ordinary conversations get the same tokens as before.
+`Plain` encodes with a copy of the tokenizer in which each control token has a secret name. Control tokens that the
+template wrote get their secret names before encoding. The same words in contents keep their public names, which the
+copy does not know. The whole prompt is still encoded as one text, so ordinary conversations give the same tokens as
+with the original tokenizer.
 
-A template that marks turns by ordinary text (Llama 2's `[INST]`) cannot be protected in this way: these words are the
-same tokens, whoever says them.
+A template that marks turns with ordinary text (Llama 2's `[INST]`) cannot be protected in this way: in contents, this
+text gives the same tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _KNOWN: WeakKeyDictionary[Tokenizer, tuple[str, Plain]] = WeakKeyDictionary()
 
 
 class Plain:
-    """One tokenizer, with its control tokens under secret names."""
+    """Encoder of one tokenizer, with the control tokens under secret names."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -65,25 +66,25 @@ class Plain:
         self._tokenizer = _renamed(backend, self._written)
 
     def hide(self, messages: Iterable[Mapping[str, object]]) -> list[dict[str, object]]:
-        """Messages for a template, with the control tokens in their contents hidden."""
+        """Return messages for the template, with the control tokens in their contents hidden."""
         return [self._hide_message(message) for message in messages]
 
     def hide_text(self, text: str, role: str) -> str:
-        """Hide the control tokens of one content, as `hide` does for all."""
-        told = self._hide_controls(text, role)
-        core = told.strip()
-        return told.replace(core, f"{self._edge}{core}{self._edge}", 1) if core else told
+        """Hide the control tokens of one content, as `hide` does for all messages."""
+        hidden = self._hide_controls(text, role)
+        core = hidden.strip()
+        return hidden.replace(core, f"{self._edge}{core}{self._edge}", 1) if core else hidden
 
     def show(self, rendered: str) -> str:
-        """Prepare what a template made of `hide` for `encode`: rename its own control tokens, and restore the
-        contents.
-        """
+        """Prepare a rendered text for `encode`: rename the template's control tokens, and restore the contents."""
         named = self._any.sub(lambda match: self._written[match[0]], rendered)
         return self._hidden.sub(lambda match: self._back.get(match[0], match[0]), named)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Encode a text. Its only control tokens are those that `show` renamed. Half a surrogate pair, of which no tokenizer knows,
-        is encoded as the replacement character: a role says one by `"\\ud800"` in JSON.
+        """Return the tokens of a text. Control tokens are only those that `show` renamed.
+
+        A lone surrogate becomes the replacement character, because tokenizers refuse it. A role can write one as `"\\ud800"`
+        in JSON.
         """
         whole = _HALF.sub("\ufffd", text)
         ids: list[int] = self._tokenizer.encode(whole, add_special_tokens=add_special_tokens).ids
@@ -112,34 +113,35 @@ class Plain:
 
 
 def plain_of(tokenizer: Tokenizer) -> Plain:
-    """Return the `Plain` of a tokenizer, made once."""
+    """Return the `Plain` of a tokenizer. It is built once for each tokenizer and chat template."""
     template = str(getattr(tokenizer, "chat_template", None))
-    known = _KNOWN.get(tokenizer)
-    if known is None or known[0] != template:
-        _KNOWN[tokenizer] = known = (template, Plain(tokenizer))
-    return known[1]
+    entry = _KNOWN.get(tokenizer)
+    if entry is None or entry[0] != template:
+        _KNOWN[tokenizer] = entry = (template, Plain(tokenizer))
+    return entry[1]
 
 
 def _control(tokenizer: Tokenizer, backend: Backend) -> tuple[frozenset[str], frozenset[str]]:
-    """Find the tokens that only a template may write, and those of them that are flagged as special.
+    """Return the tokens that only a template may write, and the subset of them that is flagged as special.
 
-    Many tokenizers do not flag the marks of turns and tool calls in their templates (`<｜User｜>`, `<tool_response>`).
+    The flag is not enough: many tokenizers do not flag the marks of turns and tool calls in their templates
+    (`<｜User｜>`, `<tool_response>`).
     """
     template = str(getattr(tokenizer, "chat_template", None) or "")
     added = list(backend.get_added_tokens_decoder().values())
-    known = frozenset(token.content for token in added)
-    special = known & {*(token.content for token in added if token.special), *tokenizer.all_special_tokens}
-    signs = frozenset(text for text in known if text.strip() and (text in template or _SIGN.fullmatch(text)))
-    return special | signs | (known & _THOUGHT), special
+    texts = frozenset(token.content for token in added)
+    special = texts & {*(token.content for token in added if token.special), *tokenizer.all_special_tokens}
+    marks = frozenset(text for text in texts if text.strip() and (text in template or _SIGN.fullmatch(text)))
+    return special | marks | (texts & _THOUGHT), special
 
 
 def _renamed(backend: Backend, names: Mapping[str, str]) -> Backend:
-    """Copy a `tokenizers.Tokenizer` under new names for these tokens, also where its model knows them."""
+    """Return a copy of a `tokenizers.Tokenizer` with new names for these tokens, also in the vocabulary of its model."""
     from tokenizers import Tokenizer
 
     state = json.loads(backend.to_str())
     for token in state["added_tokens"]:
-        if token["content"] in names:  # otherwise a normalizer could put something before a mark, and hide it
+        if token["content"] in names:  # otherwise a normalizer could change the text of the mark
             token |= {"content": names[token["content"]], "normalized": False}
     model = state["model"]
     vocab = model.get("vocab")
@@ -172,5 +174,5 @@ def _one_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _numeral(number: int) -> str:
-    """Encode a number in three invisible digits."""
+    """Write a number as three invisible digits."""
     return "".join(_INAUDIBLE[number >> shift & 31] for shift in (10, 5, 0))

@@ -1,11 +1,11 @@
 """Readers of a reply's text, in time linear in its length: thinking, tags, JSON, boxes.
 
-Replies are hostile input: a model under training tries everything. Nothing here backtracks over the text, and a
+Replies are untrusted input: a model in training produces any text. No reader here backtracks over the text, and a
 reply longer than `MAX_REPLY` is cut before it is read.
 
-`<think>` and `</think>` are reserved words of a reply. All up to the last `</think>` is thinking. So a block may stand
-first, after a greeting, several times or nested, and the opening tag may be missing (some chat templates open the
-block in the prompt). A `<think>` that is never closed leaves no reply at all.
+`<think>` and `</think>` are reserved words of a reply. All text up to the last `</think>` is thinking. So a block of
+thinking may follow other words, blocks may repeat or nest, and the opening tag may be missing (some chat templates write
+it in the prompt). If the last `<think>` is not closed, the whole text is thinking and the reply is empty.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import NoReturn
 from ..basics.json_types import JsonObject
 
 MAX_REPLY = 1_000_000
-"""Largest number of characters of a reply. A longer one is cut there, counts as malformed, and its node says
-how long it was (`meta["cut"]`).
+"""Largest number of characters of a reply. A longer reply is cut there and counts as malformed; `meta["cut"]` of its node
+holds the original length.
 """
 
 _THINK = re.compile(r"<(/?)think>", re.IGNORECASE)
@@ -33,8 +33,9 @@ _ATTEMPTS = 200
 
 
 def split_thinking(text: str) -> tuple[str, str, bool]:
-    """Split a text into thinking and reply, and tell whether the thinking was closed. The two parts make up
-    the text.
+    """Split a text into thinking and reply, and tell whether the thinking is closed.
+
+    The two parts together are the text.
     """
     if "think>" not in text.lower():
         return "", text, True
@@ -50,16 +51,16 @@ def split_thinking(text: str) -> tuple[str, str, bool]:
 
 
 def reply_end(text: str, stop: Iterable[str]) -> int | None:
-    """Return the position after the first stop string of a reply; None where there is none. Those inside of thinking do not count."""
+    """Return the position after the first stop string of a reply, or None. Stop strings in the thinking do not count."""
     thinking, reply, closed = split_thinking(text)
     ends = [reply.index(s) + len(s) for s in stop if s in reply] if closed else []
     return len(thinking) + min(ends) if ends else None
 
 
 def tag_split(text: str, *names: str, most: int = 64) -> tuple[list[str], list[str]]:
-    """Find the first `most` tags in a text (in lower case, "/" before a closing one), and the texts around them.
+    """Return the first `most` tags of a text, in lower case and with "/" before a closing tag, and the texts around them.
 
-    `names` are regular expressions. There is one more text than tags; the last one holds all that is left.
+    `names` are regular expressions. There is one more text than tags. The last text is all that follows the last tag.
     """
     parts = tag_pattern(names).split(text, maxsplit=most)
     tags = parts[1::2]
@@ -67,15 +68,15 @@ def tag_split(text: str, *names: str, most: int = 64) -> tuple[list[str], list[s
 
 
 def tagged(text: str, name: str) -> str | None:
-    """Return the content of `<name>…</name>` where the text is that and nothing else; None if it is not."""
+    """Return the content of `<name>…</name>` if the text is exactly that, else None."""
     return tag_reader(name)(text)
 
 
 @lru_cache(maxsize=512)
 def tag_reader(name: str) -> Callable[[str], str | None]:
-    """Make the reader that `tagged` uses for one name. A role that reads thousands of replies binds its own once."""
+    """Return the function that `tagged` uses for one name. A caller that reads many replies keeps it."""
     tag = re.escape(name)
-    plain = re.compile(rf"\s*<{tag}>([^<]*)</{tag}>\s*").fullmatch  # no tag in the content: nearly always
+    plain = re.compile(rf"\s*<{tag}>([^<]*)</{tag}>\s*").fullmatch  # the usual case: no tag in the content
 
     def read(text: str) -> str | None:
         match = plain(text)
@@ -90,9 +91,7 @@ def tag_reader(name: str) -> Callable[[str], str | None]:
 
 
 def first_tagged(text: str, name: str, strip: bool = True) -> str | None:
-    """Return the text between the first `<name>` and the next `</name>`, wherever they stand; None where they
-    do not.
-    """
+    """Return the text between the first `<name>` and the next `</name>`, or None if either tag is missing."""
     opening = _any((f"<{name}>",)).search(text)
     closing = _any((f"</{name}>",)).search(text, opening.end()) if opening else None
     if opening is None or closing is None:
@@ -102,9 +101,7 @@ def first_tagged(text: str, name: str, strip: bool = True) -> str | None:
 
 
 def between(text: str, starts: tuple[str, ...], ends: tuple[str, ...]) -> str | None:
-    """Return the text from the first of `starts` to the last of `ends`, both included; None where that is
-    nothing.
-    """
+    """Return the text from the first of `starts` to the last of `ends`, both included, or None if there is none."""
     first = _any(starts).search(text)
     last = deque(_any(ends).finditer(text), maxlen=1)
     if first is None or not last or last[0].end() <= first.start():
@@ -114,7 +111,7 @@ def between(text: str, starts: tuple[str, ...], ends: tuple[str, ...]) -> str | 
 
 @lru_cache(maxsize=512)
 def tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Make a pattern for the tags of these names (regular expressions), opening or closing."""
+    """Return the pattern of the opening and closing tags of these names (regular expressions)."""
     return re.compile(rf"<(/?(?:{'|'.join(names)}))>", re.IGNORECASE)
 
 
@@ -124,10 +121,10 @@ def _any(words: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def json_object(text: str) -> tuple[JsonObject | None, str]:
-    """Return the first balanced JSON object anywhere in the text, and its own text; None where there is none.
+    """Return the first JSON object in the text and the part of the text that it came from, or None and "".
 
-    The search gives up after some attempts, and when it has read the text about four times. A reply of a million braces, or
-    of nested objects that never close, must not cost a million attempts.
+    The search ends after 200 attempts, or when it has read about four times the length of the text. So a reply of a million
+    braces, or of nested objects that never close, costs little.
     """
     decoder = json.JSONDecoder(parse_constant=_no_number)
     spent = 0
@@ -140,7 +137,7 @@ def json_object(text: str) -> tuple[JsonObject | None, str]:
         except (
             ValueError,
             RecursionError,
-        ):  # a number of a thousand digits, or nested too deep: the reader's position is unknown
+        ):  # a number of a thousand digits, or deep nesting: the error does not say how far the decoder read
             spent += len(text) - start
         else:
             if isinstance(value, dict) and is_shallow(value):
@@ -156,12 +153,12 @@ def _no_number(word: str) -> NoReturn:
 
 
 def first_json_object(text: str) -> JsonObject | None:
-    """Return the first balanced JSON object anywhere in the text, or None."""
+    """Return the first JSON object in the text, or None."""
     return json_object(text)[0]
 
 
 def is_shallow(value: object, most: int = 50) -> bool:
-    """Tell whether plain data is nested at most `most` deep. A hostile reply nests until recursion fails."""
+    """Tell whether plain data is nested at most `most` levels deep. Deeper data would end in a `RecursionError`."""
     level = [value]
     for _ in range(most):
         inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
@@ -172,7 +169,7 @@ def is_shallow(value: object, most: int = 50) -> bool:
 
 
 def last_boxed(text: str) -> str | None:
-    """Return the content of the last `\\boxed{…}`, or None where there is none or its braces do not close."""
+    """Return the content of the last `\\boxed{…}`, or None if there is none or its braces do not close."""
     start = text.rfind(_BOX)
     if start < 0:
         return None

@@ -1,9 +1,11 @@
-"""A role's words: its system text and its prompt, with named fields that the workflow fills.
+"""Prompts of a role: its system text and its prompt, with named fields that the workflow fills.
 
-`{question}` is a field. Every other brace stands for itself (JSON and `\\boxed{}` need no care), and `{{question}}` is
-written as {question}. A field may be told in a sentence of its own, `when` it holds something, and another one stand
-in its place `unless` it does. A prompt knows which of its fields may be cut, so that a policy whose model has no room
-for all of it can leave out the oldest steps or the last passages (`shortened`), and say so.
+`{question}` is a field. All other braces are ordinary text, so JSON and `\\boxed{}` need no escapes. `{{question}}`
+becomes the text {question}.
+
+A field may have a sentence around it: the `when` sentence is used if the field has a value, the `unless` sentence if it
+is empty. A prompt also lists the fields that may be cut. A policy whose model has no room for the whole prompt cuts
+these, for example the oldest steps or the last passages (`shortened`), and reports how much it cut.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 Piece = tuple[str, str]
-"""The field that a part of a text tells ("" for none), and the part."""
+"""Part of a filled prompt: the name of the field that it comes from ("" for none), and its text."""
 ENDS = ("first", "middle", "last")
-"""Ends of a field whose lines go first when there is no room."""
+"""Places of a field where a cut may begin."""
 LEFT_OUT = "…"
 _FIELD = re.compile(r"\{\{([a-z_]\w*)\}\}|\{([a-z_]\w*)\}")
 
 
 class Told(str):
-    """A prompt that knows its pieces, and which fields may be cut, in their order."""
+    """Filled prompt with its pieces. `cut` lists the fields that may be cut, in order, and where each is cut."""
 
     __slots__ = ("cut", "pieces")
     pieces: tuple[Piece, ...]
@@ -39,38 +41,44 @@ class Told(str):
         return (Told, (self.pieces, self.cut))
 
     def shortened(self, characters: int) -> tuple[str, dict[str, int]]:
-        """The text with at least so many characters left out, as far as it may be cut; what was, by field."""
-        pieces, gone = list(self.pieces), dict[str, int]()
+        """Return the text without at least this many characters, and how many were cut from each field.
+
+        Fewer characters are cut if the fields that may be cut are too short.
+        """
+        pieces, cuts = list(self.pieces), dict[str, int]()
         for name, end in self.cut:
             for i in range(len(pieces)):
                 if pieces[i][0] != name or characters <= 0:
                     continue
                 text = pieces[i][1]
-                kept = shorter(text, characters, end)
-                characters -= len(text) - len(kept)
-                gone[name] = gone.get(name, 0) + len(text) - len(kept)
-                pieces[i] = (name, kept)
-        return _joined(pieces), {name: n for name, n in gone.items() if n > 0}
+                rest = shorter(text, characters, end)
+                characters -= len(text) - len(rest)
+                cuts[name] = cuts.get(name, 0) + len(text) - len(rest)
+                pieces[i] = (name, rest)
+        return _joined(pieces), {name: n for name, n in cuts.items() if n > 0}
 
 
 def shortened(
     messages: Iterable[Mapping[str, object]], characters: int
 ) -> tuple[list[Mapping[str, object]], dict[str, int]]:
-    """Messages with so many characters left out, the oldest first; what was, by field."""
-    kept, gone = list[Mapping[str, object]](), dict[str, int]()
+    """Return the messages without this many characters, and how many were cut from each field.
+
+    The oldest messages are cut first, and only those whose content is a `Told`.
+    """
+    result, cuts = list[Mapping[str, object]](), dict[str, int]()
     for message in messages:
         content = message["content"]
         if isinstance(content, Told) and characters > 0:
-            text, here = content.shortened(characters)
+            text, fields = content.shortened(characters)
             message = {**message, "content": text}
-            characters -= sum(here.values())
-            gone |= {name: gone.get(name, 0) + n for name, n in here.items()}
-        kept.append(message)
-    return kept, gone
+            characters -= sum(fields.values())
+            cuts |= {name: cuts.get(name, 0) + n for name, n in fields.items()}
+        result.append(message)
+    return result, cuts
 
 
 def shorter(text: str, by: int, end: str) -> str:
-    """A text without at least `by` characters at one end or in the middle, whole lines (or words) of it."""
+    """Return a text without at least `by` characters, cut at one end or in the middle, between lines or words."""
     room = len(text) - by - len(LEFT_OUT) - 2
     if room <= 0:
         return LEFT_OUT if len(text) > len(LEFT_OUT) else text
@@ -83,7 +91,7 @@ def shorter(text: str, by: int, end: str) -> str:
 
 
 def _whole(text: str) -> str:
-    """A text up to its last line break, or else its last blank, unless nearly all of it would go."""
+    """Return the text up to its last line break, or else up to its last blank, or else the whole text."""
     for mark in "\n ":
         at = text.rfind(mark)
         if at > 0:
@@ -93,13 +101,14 @@ def _whole(text: str) -> str:
 
 @dataclass(frozen=True)
 class FieldText:
-    """A text with fields, ready to be filled."""
+    """Text with fields, parsed."""
 
     parts: tuple[tuple[str, str], ...]
-    """Literal text, and the name of the field behind it ("" at the end)."""
+    """Pairs of literal text and the name of the field after it ("" at the end)."""
 
     @classmethod
     def of(cls, text: str) -> FieldText:
+        """Parse a text."""
         parts, literal, at = list[tuple[str, str]](), "", 0
         for match in _FIELD.finditer(text):
             literal += text[at : match.start()]
@@ -116,12 +125,13 @@ class FieldText:
 
     @property
     def fields(self) -> set[str]:
+        """Names of the fields."""
         return {name for _, name in self.parts if name}
 
 
 @dataclass(frozen=True)
 class Wording:
-    """Words to one role: `system` as it stands, and `prompt` to be filled for each act."""
+    """Prompts of one role: `system`, which never changes, and `prompt`, which is filled for each act."""
 
     system: str
     prompt: FieldText
@@ -135,7 +145,7 @@ class Wording:
 
     @property
     def source(self) -> str:
-        """The prompt with its fields in braces, and what stands around them."""
+        """Return the prompt with its fields in braces, and the `when` and `unless` sentences."""
         around = [
             f"{key}.{name}: {table[name]}"
             for key, table in (("when", self.when), ("unless", self.unless))
@@ -147,11 +157,13 @@ class Wording:
         object.__setattr__(self, "ask", self._first_ask)
 
     def _first_ask(self, fields: Mapping[str, object]) -> str:
-        """Compile the prompt when it is first filled: a rollout fills thousands a second."""
+        """Compile the prompt when it is filled for the first time, because a rollout fills thousands a second."""
         tables = (tuple(table.items()) for table in (self.when, self.unless, self.terms))
         try:
             ask = _compiled(self.prompt, *tables)
-        except RecursionError:  # texts that stand around each other: which come to an end, the fields decide
+        except (
+            RecursionError
+        ):  # sentences contain each other: the values of the fields decide where this ends
             ask = self._chosen
         object.__setattr__(self, "ask", ask)
         return ask(fields)
@@ -163,7 +175,7 @@ class Wording:
         return _joined(self.pieces(fields))
 
     def told(self, fields: Mapping[str, object]) -> str:
-        """Return the prompt, filled; a `Told` where it may be cut."""
+        """Return the filled prompt. It is a `Told` if the role has fields that may be cut."""
         return Told(self.pieces(fields), self.cut) if self.cut else self.ask(fields)
 
     def pieces(self, fields: Mapping[str, object]) -> list[Piece]:
@@ -190,7 +202,7 @@ class Wording:
 
 
 def filled(text: str, wording: Wording, fields: Mapping[str, object]) -> str:
-    """Another text of the same role, filled by the same rules."""
+    """Fill another text of the same role, with the same sentences and terms."""
     pieces: list[Piece] = []
     wording._fill(FieldText.of(text), fields, pieces)
     return _joined(pieces)
@@ -203,8 +215,9 @@ def _compiled(
     unless: tuple[tuple[str, FieldText], ...],
     terms: tuple[tuple[str, str], ...],
 ) -> Callable[[Mapping[str, object]], str]:
-    """Compile what `Wording._fill` does to one expression, such as
-    `lambda fields: f"Question: {fields['question']!s}"`.
+    """Compile a prompt to one expression that gives the same text as `Wording._fill`.
+
+    Example: `lambda fields: f"Question: {fields['question']!s}"`.
     """
     arguments = ast.arguments(
         posonlyargs=[], args=[ast.arg("fields")], kwonlyargs=[], kw_defaults=[], defaults=[]
@@ -222,7 +235,7 @@ def _expression(
     terms: Mapping[str, str],
     around: tuple[str, ...] = (),
 ) -> ast.expr:
-    """A text as an f-string; `around` are the fields whose sentences it stands in."""
+    """Return a text as an f-string. `around` names the fields whose sentences contain this text."""
     pieces: list[ast.expr] = []
     for literal, name in text.parts:
         pieces.append(ast.Constant(literal))
@@ -230,8 +243,8 @@ def _expression(
             continue
         value: ast.expr = ast.Subscript(ast.Name("fields", ast.Load()), ast.Constant(name), ast.Load())
         if name in terms:
-            known = ast.Compare(ast.Constant(name), [ast.In()], [ast.Name("fields", ast.Load())])
-            value = ast.IfExp(known, value, ast.Constant(terms[name]))
+            test = ast.Compare(ast.Constant(name), [ast.In()], [ast.Name("fields", ast.Load())])
+            value = ast.IfExp(test, value, ast.Constant(terms[name]))
         if (name in when or name in unless) and around[-1:] != (name,):
             if name in around:
                 raise RecursionError(f"the sentences of {name!r} stand in each other")

@@ -1,4 +1,4 @@
-"""The tokenizer, as much of it as unitymas uses: one of transformers, made from a tokenizer.json."""
+"""Interface of the tokenizers that unitymas uses: those of transformers, loaded from a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Conversation = Sequence[Mapping[str, object]]
 
 
 class Tokenizer(Protocol):
-    """Interface of transformers' tokenizers: text to token ids and back, and the template of chats."""
+    """Interface of transformers' tokenizers: text to token ids and back, and the chat template."""
 
     chat_template: str | None
     eos_token_id: int
@@ -54,14 +54,14 @@ class Tokenizer(Protocol):
     def apply_chat_template(
         self, conversation: Conversation, *, add_generation_prompt: bool, return_dict: Literal[False]
     ) -> list[int]:
-        """Return the ids alone."""
+        """Return the ids of the rendered text."""
         ...
 
     @overload
     def apply_chat_template(
         self, conversation: Conversation, *, add_generation_prompt: bool
     ) -> Mapping[str, list[int]]:
-        """Return the ids as `input_ids`, and the mask beside them."""
+        """Return a mapping with the ids as `input_ids`, and the attention mask."""
         ...
 
     @overload
