@@ -1,1 +1,1 @@
-"""Making of the embedded tiny model."""
+"""Training of the embedded tiny model from random weights."""

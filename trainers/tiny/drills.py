@@ -1,7 +1,7 @@
-"""Drills of the tiny model: reading passages, deciding from known steps, comparing years, doing sums.
+"""Drills of the tiny model: read passages, answer from known steps, compare years, solve sums.
 
-A drill makes a few lessons that begin alike. Every lesson is a conversation; the assistant's turns in it are what is
-learned. Whole episodes are in tiny_school.py.
+A drill makes a few lessons with a common beginning. Every lesson is a conversation, whose assistant turns the model
+learns. Lessons from whole episodes are made in school.py.
 """
 
 from __future__ import annotations
@@ -37,64 +37,64 @@ READERS = (
 
 
 def reading(dice: Dice, blocks: int) -> list[Lesson]:
-    """Simple questions about the same few passages, a lesson each; some cannot be answered."""
+    """Return lessons with simple questions about the same few passages. The passages do not answer all of them."""
     world = World("train", dice.below(4))
     near = dice.random() < 0.4
     place = dice.below(ENTITIES_PER_BLOCK)
-    told_of = neighbours(world, dice.below(blocks)) if near else alike(world, dice, blocks, place)
-    several = 1 + int(6 * dice.random() ** 2)  # one passage often: there reading is learned first
-    here = dice.shuffled(told_of)[:several]
-    titles = {passage["title"] for _, passage in here}
-    asked = [hop for entity, _ in here for hop in entity_questions(entity, dice)]
-    missing = [entity for entity, passage in told_of if passage["title"] not in titles]
-    asked = dice.shuffled(asked)[:10]
+    pairs = neighbours(world, dice.below(blocks)) if near else alike(world, dice, blocks, place)
+    several = 1 + int(6 * dice.random() ** 2)  # often one passage, because reading is learned there first
+    sample = dice.shuffled(pairs)[:several]
+    titles = {passage["title"] for _, passage in sample}
+    questions = [hop for entity, _ in sample for hop in entity_questions(entity, dice)]
+    missing = [entity for entity, passage in pairs if passage["title"] not in titles]
+    questions = dice.shuffled(questions)[:10]
     for entity in dice.shuffled(missing)[:3]:
-        asked.append(dice.pick(entity_questions(entity, dice)))
+        questions.append(dice.pick(entity_questions(entity, dice)))
     reader = dice.below(len(READERS))
-    return [reader_lesson([passage for _, passage in here], hop, reader) for hop in asked]
+    return [reader_lesson([passage for _, passage in sample], hop, reader) for hop in questions]
 
 
 def reader_lesson(passages: Sequence[Mapping[str, str]], hop: Mapping[str, str], reader: int) -> Lesson:
-    """One question put to one of the `READERS`, with its answer if the passages hold it."""
+    """Return a lesson in which one of the `READERS` answers a question, if the passages hold the answer."""
     env, role, asking, answer_text, not_found = READERS[reader]
-    told = "\n".join(f"{p['title']}: {p['text']}" for p in passages)
-    there = any(p["title"] == hop["title"] for p in passages)
+    lines = "\n".join(f"{p['title']}: {p['text']}" for p in passages)
+    answerable = any(p["title"] == hop["title"] for p in passages)
     return (
         {"role": "system", "content": system_text(env, role)},
-        {"role": "user", "content": f"Passages:\n{told}\n{asking.format(query=hop['question'])}"},
-        {"role": "assistant", "content": answer_text.format(**hop) if there else not_found},
+        {"role": "user", "content": f"Passages:\n{lines}\n{asking.format(query=hop['question'])}"},
+        {"role": "assistant", "content": answer_text.format(**hop) if answerable else not_found},
     )
 
 
 def neighbours(world: World, number: int) -> list[tuple[Entity, dict[str, str]]]:
-    """The entities of one block with their passages: they speak of each other."""
+    """Return the entities of one block with their passages, which mention each other."""
     return list(zip(world.block(number).entities, block_passages(world, number), strict=True))
 
 
 def alike(world: World, dice: Dice, blocks: int, place: int) -> list[tuple[Entity, dict[str, str]]]:
-    """Entities of one kind from several blocks: only the name tells which passage answers."""
+    """Return entities of one kind from several blocks, with their passages. Only the names tell the passages apart."""
     pairs = (neighbours(world, dice.below(blocks))[place] for _ in range(8))
     return list({entity.name: (entity, passage) for entity, passage in pairs}.values())
 
 
 def deciding(dice: Dice, blocks: int) -> list[Lesson]:
-    """Questions with steps that are known in part: the answer, or unknown.
+    """Return lessons that answer a question from steps, or reply "unknown" if a needed step has no answer.
 
-    In some, the answer is a word that does not fit the question: it can only be copied.
+    In some lessons the answer is a random word that does not fit the question, so it can only be copied.
     """
     world, number = World("train", dice.below(4)), dice.below(blocks)
     return [decision(dice, row) for row in block_questions(world, number, dice.pick(("qa", "qa-single")))]
 
 
 def comparing(dice: Dice, blocks: int) -> list[Lesson]:
-    """Questions which of two came first or last, when the steps tell both years."""
+    """Return lessons that tell which of two entities came first or last, from steps with both years."""
     world, place = World("train", dice.below(4)), dice.below(ENTITIES_PER_BLOCK - COMPANIES_PER_BLOCK)
-    told_of = [entity for entity, _ in alike(world, dice, blocks, place)]
-    return [decision(dice, comparison(*dice.two(told_of), dice)) for _ in range(8) if len(told_of) > 1]
+    entities = [entity for entity, _ in alike(world, dice, blocks, place)]
+    return [decision(dice, comparison(*dice.two(entities), dice)) for _ in range(8) if len(entities) > 1]
 
 
 def decision(dice: Dice, row: JsonView) -> Lesson:
-    """One question with its steps."""
+    """Return the lesson of one question, with its steps in the prompt."""
     question, reply = row["question"], row["answers"][0]
     steps = [(hop["question"], hop["answer"]) for hop in row["hops"]]
     if reply == steps[-1][1] and " or " not in question and dice.random() < 0.4:
@@ -115,7 +115,7 @@ def decision(dice: Dice, row: JsonView) -> Lesson:
 
 
 def solving(dice: Dice, blocks: int, split: str = "train", count: int = 16) -> list[Lesson]:
-    """Problems, each with its working."""
+    """Return lessons that solve arithmetic problems step by step."""
     system = {"role": "system", "content": system_text("math-deepscaler", "solver")}
     problems = sums(split, count, dice.below(1 << 30))
     return [
@@ -132,11 +132,11 @@ def solving(dice: Dice, blocks: int, split: str = "train", count: int = 16) -> l
 
 
 DRILLS = (reading,) * 3 + (deciding, comparing, solving)
-"""Drills to draw from; one that is listed three times is drawn three times as often."""
+"""Drills, each as often as its weight: `reading` has the weight 3, the others 1."""
 
 
 @lru_cache(maxsize=64)
 def system_text(env: str, role: str) -> str:
-    """The system text of a role of an environment."""
+    """Return the system text of an environment's role, from the prompt set "short"."""
     workflow = spec(env).make_workflow(prompts="short")
     return next(r.system for r in workflow.told_roles() if r.name == role)

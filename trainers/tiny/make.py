@@ -1,21 +1,22 @@
-"""The embedded tiny model: how it is made, from nothing, on one laptop core.
+"""Training of the embedded tiny model, from random weights, on one laptop core.
 
     python -m unitymas.trainers.tiny.make --out agents/tiny --seed 0
 
-What it took, each found by seeing the simpler way fail:
+The recipe has four parts. Without any one of them, the model did not learn to read in the same time:
 
-- *Induction first.* A small model taught questions alone never learns to copy a name out of a passage. So it first
-  learns, on random tokens, to find where a token stood before and to say what followed it.
-- *One head looks back.* Induction has two halves, and neither is of use alone, so it comes late: from nothing it had
-  not come after 4.5M tokens. One head of the first layer therefore begins as one that looks at the token before
-  (`look_back`), and copying is there after 1.3M. (The whole circuit laid by hand copies at once, but it is so loud
-  that reading never formed on top of it.)
-- *Muon* for the matrices; with AdamW alone, neither copying nor reading came in the same time.
-- *The context teaches too*, at a fifth of the weight: passages tell which words are towns, years and names. From the
-  replies alone, reading did not begin within a million tokens.
+- *Induction first.* A small model that trains on questions alone never learns to copy a name from a passage. So it first
+  trains on random tokens: it finds the earlier place of a token and predicts the token that followed there.
+- *One head attends to the previous token.* Induction needs two attention heads in sequence, and each is useless without
+  the other. From random weights, copying is not learned within 4.5M tokens. If one head of the first layer starts as one
+  that attends to the previous token (`look_back`), copying is learned after 1.3M tokens. If both heads are set by hand, the
+  model copies at once, but does not learn to read.
+- *Muon* trains the matrices. With AdamW alone, neither copying nor reading is learned in the same time.
+- *Prompts are trained too*, with a smaller weight (`--context`): passages show which words are towns, years and names. From
+  replies alone, reading does not begin within a million tokens.
 
-Words that only validation and test names use are left out of the scores while lessons are learned, so their
-output weights are neither raised nor lowered; they learn to be copied in the share of random tokens that goes on.
+Some words occur only in names of the validation and test splits. Lessons exclude these words from the scores, so that
+training on lessons does not lower their output weights. The model learns to copy them from random tokens, which are a part
+of every batch.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ SHAPE = {
 
 @dataclass
 class Example:
-    """Token ids; what each counts in the loss; and whether it is of the mini world (or random tokens)."""
+    """Token ids and the weight of each in the loss. `of_world` is False for random tokens and sums."""
 
     ids: list[int]
     weight: list[float]
@@ -68,7 +69,7 @@ class Example:
 
 
 def world_words() -> list[str]:
-    """Every word of the mini world, and the numbers, as pieces of text."""
+    """Return every word and number of the mini world, with a space before it."""
     names = [
         w
         for kind in (words.PEOPLE, words.TOWNS, words.WORKS, words.COMPANIES)
@@ -81,24 +82,24 @@ def world_words() -> list[str]:
 
 
 def held_out_words() -> list[str]:
-    """The words that no training name contains."""
+    """Return the words that no name of the train split contains, with a space before each."""
     kinds = (words.PEOPLE, words.TOWNS, words.WORKS, words.COMPANIES)
     return [f" {word}" for kind in kinds for word in kind.second[len(kind.second) - 2 * kind.held_out :]]
 
 
 def make_tokenizer(lessons: Sequence[Lesson]) -> Tokenizer:
-    """A tokenizer for the world and for what is said in these lessons."""
+    """Return a tokenizer for the words of the mini world and of these lessons."""
     contents = [message["content"] for lesson in lessons for message in lesson]
     workflows = [spec(env).make_workflow(prompts="short") for env in list_envs()]
-    asked = [role.system for workflow in workflows for role in workflow.told_roles()]
-    return as_transformers(build(grow([], world_words(), contents + 2 * asked)))
+    systems = [role.system for workflow in workflows for role in workflow.told_roles()]
+    return as_transformers(build(grow([], world_words(), contents + 2 * systems)))
 
 
 # examples ----------------------------------------------------------------------------------------------
 
 
 def encode(lesson: Lesson, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
-    """A conversation as tokens, cut as the chat template cuts it, and which of them the model says itself."""
+    """Return a conversation as tokens, as the chat template gives them, and which tokens the assistant wrote."""
     ids: list[int] = []
     learned: list[bool] = []
     for message in lesson:
@@ -114,23 +115,25 @@ def encode(lesson: Lesson, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]
 def examples(
     lessons: Sequence[Lesson], tokenizer: Tokenizer, rng: random.Random, context: float
 ) -> list[Example]:
-    """Lessons that begin alike. Of what others say a quarter is learned, at four times the weight of `context`:
-    the same on average, and the scores of the rest need not be computed. A shared beginning counts once.
+    """Return the examples of lessons with a common beginning. Tokens of replies have the weight 1.
+
+    One in four of the other tokens has the weight 4 × `context`, the rest 0. The mean is `context`, and the scores of the
+    rest need not be computed. Tokens of the common beginning have a weight in the first lesson only.
     """
-    made: list[Example] = []
+    result: list[Example] = []
     for lesson in lessons:
         ids, learned = encode(lesson, tokenizer)
-        shared = len(commonprefix([ids, made[-1].ids])) if made else 0
+        shared = len(commonprefix([ids, result[-1].ids])) if result else 0
         weight = [
             1.0 if own else 4 * context if i >= shared and rng.random() < 0.25 else 0.0
             for i, own in enumerate(learned)
         ]
-        made.append(Example(ids, weight))
-    return made
+        result.append(Example(ids, weight))
+    return result
 
 
 def repeats(rng: random.Random, vocabulary: int, length: int = 64) -> Example:
-    """Random tokens that repeat after 8 to half as many; learned from the second time on."""
+    """Return random tokens that repeat with a period of 8 to `length` / 2. Only repeated tokens are trained."""
     period = rng.randint(8, length // 2)
     once = rng.choices(range(vocabulary), k=period)
     return Example(
@@ -141,26 +144,26 @@ def repeats(rng: random.Random, vocabulary: int, length: int = 64) -> Example:
 
 
 def walk(rng: random.Random, vocabulary: int, length: int = 64) -> Example:
-    """A walk round a ring of 8 to 16 random tokens, with a jump now and then.
+    """Return a walk on a ring of 8 to 16 random tokens, with random jumps.
 
-    What follows cannot be told from the distance to the last time, only from the token. Learned: the successors of
-    tokens whose successor was seen.
+    Because of the jumps, the next token follows from the current token, and not from the distance to its last place. A
+    token is trained if it follows its predecessor on the ring, and did so before.
     """
     ring = rng.sample(range(vocabulary), rng.randint(8, 16))
     at = 0
-    told: set[int] = set()
-    ids, learned = [ring[0]], [0.0]
+    places: set[int] = set()  # on the ring, whose successor has been shown
+    ids, weight = [ring[0]], [0.0]
     while len(ids) < length:
         jump = rng.random() < 0.25
-        learned.append(float(not jump and at in told))
-        told.update(() if jump else (at,))
+        weight.append(float(not jump and at in places))
+        places.update(() if jump else (at,))
         at = rng.randrange(len(ring)) if jump else (at + 1) % len(ring)
         ids.append(ring[at])
-    return Example(ids, learned, of_world=False)
+    return Example(ids, weight, of_world=False)
 
 
 def results(rows: Iterator[JsonView], tokenizer: Tokenizer, equals: int, problems: int = 12) -> Example:
-    """The working of so many problems; learned: what follows an equals sign (the token `equals`)."""
+    """Return the solutions of several problems. The tokens after an equals sign (the token `equals`) are trained."""
     text = " ".join(row["solution"] for row in islice(rows, problems))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return Example(ids, [0.0] + [float(before == equals) for before in ids[:-1]], of_world=False)
@@ -171,12 +174,12 @@ def results(rows: Iterator[JsonView], tokenizer: Tokenizer, equals: int, problem
 
 @dataclass
 class TinyLearner:
-    """The model, its optimizers and its clock. Matrices learn by Muon, embeddings and norms by AdamW."""
+    """Learner of the tiny model. Muon trains the matrices, AdamW the embedding and the norms."""
 
     model: Llama
     rate: float = 1.0
     held_out: Tensor | None = None
-    """Numbers added to the scores of a text of the mini world [V]: its words of other splits are out of reach."""
+    """Numbers [V] that are added to the scores of examples of the mini world. They exclude words of the other splits."""
     precision: torch.dtype = field(default_factory=lambda: getattr(torch, faster_precision()))
     tokens: int = 0
     began: float = field(default_factory=time.perf_counter)
@@ -190,14 +193,18 @@ class TinyLearner:
         ]
 
     def step(self, batch: Sequence[Example], pace: float = 1.0) -> tuple[float, float]:
-        """One update; the mean loss, and the share of learned tokens (of the world, if any) that were the likeliest."""
+        """Make one optimizer step. Return the mean loss and the accuracy.
+
+        The accuracy is the share of reply tokens (weight 1) with the highest score. If the batch holds examples of the mini
+        world, only these count.
+        """
         packed = pack([example.ids for example in batch])
         weight = torch.tensor([w for example in batch for w in example.weight[1:]])
-        kept = weight.nonzero().squeeze(1)
-        places = torch.cat([rows[:-1] for rows in packed.rows])[kept]
-        target = torch.tensor([token for example in batch for token in example.ids[1:]])[kept]
-        world = torch.tensor([example.of_world for example in batch for _ in example.ids[1:]])[kept]
-        weight = weight[kept]
+        index = weight.nonzero().squeeze(1)
+        places = torch.cat([rows[:-1] for rows in packed.rows])[index]
+        target = torch.tensor([token for example in batch for token in example.ids[1:]])[index]
+        world = torch.tensor([example.of_world for example in batch for _ in example.ids[1:]])[index]
+        weight = weight[index]
         rows, back = places.unique(return_inverse=True)
         scores = self.model.logits(self.model.forward_packed(packed, dtype=self.precision, keep=rows))[back]
         if self.held_out is not None:
@@ -213,13 +220,13 @@ class TinyLearner:
             optimiser.step()
             optimiser.zero_grad()
         self.tokens += len(packed)
-        own = weight == 1.0
-        right = (scores.argmax(-1) == target)[own & world if world.any() else own]
-        return loss.item(), float(right.float().mean())
+        reply = weight == 1.0
+        hits = (scores.argmax(-1) == target)[reply & world if world.any() else reply]
+        return loss.item(), float(hits.float().mean())
 
 
 def learn_induction(learner: TinyLearner, seed: int, steps: int, batch: int = 64) -> None:
-    """Copying, by repeats and walks in turn."""
+    """Train the model to copy, with batches of repeats and of walks in alternation."""
     rng = random.Random(seed)
     vocabulary = learner.model.shape.vocab
     right = 0.0
@@ -234,7 +241,7 @@ def learn_induction(learner: TinyLearner, seed: int, steps: int, batch: int = 64
 
 @dataclass
 class Lessons(IterableDataset[list[Example]]):
-    """Batches of about `tokens` tokens: lessons that were shuffled in a pool, with some random repeats and sums."""
+    """Batches of about `tokens` tokens: shuffled lessons, and in every batch some repeats and sums."""
 
     tokenizer: Tokenizer
     seed: int
@@ -266,7 +273,7 @@ class Lessons(IterableDataset[list[Example]]):
 def learn_lessons(
     learner: TinyLearner, halves: Sequence[Lessons], steps: int, out: Path | None = None
 ) -> None:
-    """Drills and apprentices; the pace falls from the first step to the last. Lessons are made beside it."""
+    """Train the model on lessons, with a learning rate that falls to a twentieth. Worker processes make the lessons."""
     streams = [DataLoader(half, batch_size=None, num_workers=1, prefetch_factor=8) for half in halves]
     rights = []
     for step, batch in enumerate(chain.from_iterable(islice(s, steps // len(halves)) for s in streams)):
@@ -280,7 +287,7 @@ def learn_lessons(
 
 
 def report(learner: TinyLearner, stage: str, step: int, loss: float, right: float, more: str) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     seconds = time.perf_counter() - learner.began
     print(
         f"{stage} {step}: {learner.tokens / 1e6:.2f}M tokens, loss {loss:.3f}, right {right:.3f}, {more}, "
@@ -290,7 +297,7 @@ def report(learner: TinyLearner, stage: str, step: int, loss: float, right: floa
 
 
 def save(model: Llama, tokenizer: Tokenizer, out: Path) -> None:
-    """Weights in bfloat16, configuration and tokenizer, as transformers loads them."""
+    """Write weights in bfloat16, configuration and tokenizer as a Hugging Face directory."""
     half = Llama(model.shape, model.hf_config)
     half.load_state_dict(model.state_dict())
     half.hf_config.dtype = "bfloat16"
@@ -298,7 +305,7 @@ def save(model: Llama, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def new_model(tokenizer: Tokenizer, seed: int) -> Llama:
-    """The model before it has learned anything."""
+    """Return a model with random weights, except for one head (`look_back`)."""
     from transformers import LlamaConfig
 
     special = {
@@ -313,10 +320,10 @@ def new_model(tokenizer: Tokenizer, seed: int) -> Llama:
 
 @torch.no_grad()
 def look_back(model: Llama, frequencies: int = 8, strength: float = 0.73) -> None:
-    """Let the first head of the first layer begin as one that looks at the token before.
+    """Set the first head of the first layer so that it attends to the previous token.
 
-    All embeddings get the same number in place 0. Queries and keys of that head read only this, in the fastest
-    rotary frequencies, and the queries are turned back by one position: the score peaks at distance one.
+    Column 0 of the embedding gets the same number in every row. Queries and keys of the head read only this column, in the
+    fastest rotary frequencies. The queries are rotated back by one position, so the score is highest at distance one.
     """
     half, keys = model.shape.head_width // 2, model.shape.heads * model.shape.head_width
     model.embed[:, 0] = 0.2
@@ -333,7 +340,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="make the embedded tiny model")
     parser.add_argument("--out", type=Path, required=True, help="directory to write")
     parser.add_argument(
-        "--start", type=Path, help="a model and tokenizer to go on from, instead of from nothing"
+        "--start", type=Path, help="model and tokenizer to continue from, in place of random weights"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
@@ -345,12 +352,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         type=float,
         nargs="+",
         default=[0.95, 0.6],
-        help="share of drills among the lessons, half by half",
+        help="share of drills among the lessons, for each part of the steps",
     )
     parser.add_argument(
         "--rate", type=float, default=0.7, help="learning rate of the lessons, relative to induction's"
     )
-    parser.add_argument("--context", type=float, default=0.1, help="weight of tokens that others say")
+    parser.add_argument(
+        "--context", type=float, default=0.1, help="mean weight of the tokens outside of replies"
+    )
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     if args.start is None:

@@ -1,9 +1,9 @@
-"""The tiny model's school: drills, and episodes of apprentices.
+"""Lessons of the tiny model: drills, and episodes that apprentices play.
 
-An *apprentice* plays a role of a real environment, on tasks of the train split. It masters the craft (the reply
-format, finding an answer in passages, asking one simple question, adding up) and has no strategy: where the
-expert knows what to do next, the apprentice follows one of several habits, good and bad. So a model taught by
-apprentices can do everything a team needs, and what is worth doing is left to be learned.
+An *apprentice* plays the roles of a real environment, on tasks of the train split. It has the expert's skills: the reply
+format, finding an answer in passages, asking one simple question, adding up. It has no strategy: it picks one of several
+habits at random, good or bad ones. So a model that learns from apprentices has every skill that a team needs, and has yet
+to learn by reinforcement when to use which.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MIX = {
 """Frequency of each environment's apprentices."""
 
 LONGEST = 16
-"""Largest number of replies of one episode that are learned; a long game's boards are much alike."""
+"""Largest number of replies from one episode that become lessons, because the boards of a long game are similar."""
 
 
 # apprentices -------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ LONGEST = 16
 
 @dataclass
 class Apprentice:
-    """Plays every role of one environment: the expert's craft, habits instead of its strategy."""
+    """Policy that plays every role of one environment: a habit if its role has one, else the expert's reply."""
 
     expert: Callable[[Call], str]
     dice: Dice
@@ -53,6 +53,7 @@ class Apprentice:
     sees_reference = True
 
     def act(self, call: Call) -> str:
+        """Reply to a call, and record it as a lesson."""
         reply = self.expert(call)
         habit = self.habits.get(call.role)
         if habit is not None:
@@ -69,19 +70,19 @@ def is_bridge(call: Call) -> bool:
 
 
 def askable(call: Call) -> list[str]:
-    """Questions that can be asked at the start: a bridge's second hop cannot, its middle is not known yet."""
+    """Return the questions that can be asked at the start. The second hop of a bridge needs the answer of the first."""
     hops, question = hops_of(call), call.task.view["question"]
     return [hops[0]["question"], question] if is_bridge(call) else [hop["question"] for hop in hops]
 
 
 def known_in(call: Call) -> dict[str, str]:
-    """Questions with their answers among the steps told."""
+    """Return the questions of the prompt's steps that have an answer, with their answers."""
     steps = steps_in(call.messages[-1]["content"])
     return {question: answer for question, answer in steps if answer not in (UNKNOWN, NOTHING)}
 
 
 def plan(call: Call, dice: Dice, expert: str) -> str:
-    """One step or several; never an answer."""
+    """Reply with a plan of one or several steps, without an answer."""
     question = call.task.view["question"]
     steps = dice.pick(([question], askable(call), askable(call)[:1]))
     pairs = "".join(f"<q{i}>{q}</q{i}><a{i}>{UNKNOWN}</a{i}>" for i, q in enumerate(steps, 1))
@@ -89,7 +90,7 @@ def plan(call: Call, dice: Dice, expert: str) -> str:
 
 
 def search(call: Call, dice: Dice, expert: str) -> str:
-    """The whole question, one of the steps, the next open hop, or the end: whatever comes to mind."""
+    """Reply with a random search (the whole question, a step, or an open hop), or with the end."""
     question = call.task.view["question"]
     steps = [q for q, _ in steps_in(call.messages[-1]["content"])]
     known = known_in(call)
@@ -108,25 +109,25 @@ def search(call: Call, dice: Dice, expert: str) -> str:
 
 
 def summarize(call: Call, dice: Dice, expert: str) -> str:
-    """Summary of what the passages say about the query, a hop or the whole question."""
+    """Reply with the answer that the passages give to the query, which is a hop or the whole question."""
     passages, _, query = call.messages[-1]["content"].rpartition("\nQuery: ")
     answer = read_for(call, query, passages)
     return NOTHING if answer is None else f"<evidence>{answer}</evidence>"
 
 
 def read_for(call: Call, query: str, passages: str) -> str | None:
-    """The answer to a hop, or to the question itself, if the passages that hold it are there."""
-    told = {line.split(": ", 1)[0] for line in passages.splitlines()}
+    """Return the answer to a hop, or to the whole question, if the passages that it needs are shown, else None."""
+    titles = {line.split(": ", 1)[0] for line in passages.splitlines()}
     hops = hops_of(call)
     for hop in hops:
         if query == hop["question"]:
-            return hop["answer"] if hop["title"] in told else None
-    whole = query == call.task.view["question"] and all(hop["title"] in told for hop in hops)
+            return hop["answer"] if hop["title"] in titles else None
+    whole = query == call.task.view["question"] and all(hop["title"] in titles for hop in hops)
     return str(call.task.reference["answers"][0]) if whole else None
 
 
 def update(call: Call, dice: Dice, expert: str) -> str:
-    """Into the step it answers, or anywhere."""
+    """Reply with the step to update or add: the expert's choice, or any other."""
     steps = steps_in(call.messages[-1]["content"])
     roll = dice.random()
     if roll < 0.5:
@@ -137,66 +138,66 @@ def update(call: Call, dice: Dice, expert: str) -> str:
 
 
 def answer(call: Call, dice: Dice, expert: str) -> str:
-    """The answer, when the steps give it; else unknown, or a guess among what they say."""
-    known = known_in(call)
+    """Reply with the answer if the steps hold it, else with "unknown" or the answer of some step."""
+    answers = known_in(call)
     question, gold = call.task.view["question"], call.task.reference["answers"][0]
-    if question in known:
-        reply = known[question]
-    elif all(hop["question"] in known for hop in hops_of(call)):
+    if question in answers:
+        reply = answers[question]
+    elif all(hop["question"] in answers for hop in hops_of(call)):
         reply = gold
     else:
-        reply = dice.pick([UNKNOWN, *known.values()])
+        reply = dice.pick([UNKNOWN, *answers.values()])
     return f"<final_answer>{reply}</final_answer>"
 
 
 def decompose(call: Call, dice: Dice, expert: str) -> str:
-    """The whole question or what can be asked at the start."""
+    """Reply with the whole question, or with the questions that can be asked at the start."""
     question = call.task.view["question"]
     return json.dumps({"sub_queries": dice.pick(([question], askable(call), askable(call)[:1]))})
 
 
 def evidence(call: Call, dice: Dice, expert: str) -> str:
-    """Evidence in the passages about the query."""
+    """Reply with the evidence about the query, or "unknown"."""
     passages, _, query = call.messages[-1]["content"].rpartition("\nQuery: ")
     extract = read_for(call, query, passages)
     return f"<sub_evidence>{extract or UNKNOWN}</sub_evidence>"
 
 
 def sub_answers(call: Call, dice: Dice, expert: str) -> str:
-    """An answer for each numbered query of the prompt."""
-    told = call.messages[-1]["content"].rpartition("\nQuestion: ")[0]
-    parts = re.split(r"^\d+\. ", told, flags=re.MULTILINE)[1:]
+    """Reply with an answer to each numbered query of the prompt."""
+    queries = call.messages[-1]["content"].rpartition("\nQuestion: ")[0]
+    parts = re.split(r"^\d+\. ", queries, flags=re.MULTILINE)[1:]
     answers = [read_for(call, *part.split("\n", 1)) for part in parts if "\n" in part]
     return json.dumps({"sub_answers": [answer or UNKNOWN for answer in answers]})
 
 
 def rewrite(call: Call, dice: Dice, expert: str) -> str:
-    """The question, or a simpler one."""
+    """Reply with the question, or with one that can be asked at the start."""
     return f"<rewrite_query>{dice.pick([call.task.view['question'], *askable(call)])}</rewrite_query>"
 
 
 def select(call: Call, dice: Dice, expert: str) -> str:
-    """One or two of the passages."""
+    """Reply with one or two of the passages."""
     lines = call.messages[-1]["content"].rpartition("\nQuestion: ")[0].splitlines()[1:]
     titles = [hop["title"] for hop in hops_of(call)]
     useful = [line for line in lines if line.split(": ", 1)[0] in titles]
-    chosen = useful if useful and dice.random() < 0.5 else [dice.pick(lines or ["none"])]
-    return f"<selected_docs>{' '.join(chosen[:2])}</selected_docs>"
+    choice = useful if useful and dice.random() < 0.5 else [dice.pick(lines or ["none"])]
+    return f"<selected_docs>{' '.join(choice[:2])}</selected_docs>"
 
 
 def found_answer(call: Call, dice: Dice, expert: str) -> str:
-    """The answer, when what was found gives it; else unknown."""
-    seen = call.messages[-1]["content"].rpartition("\nQuestion: ")[0]
+    """Reply with the answer if the prompt holds enough evidence for it, else with "unknown"."""
+    context = call.messages[-1]["content"].rpartition("\nQuestion: ")[0]
     gold = call.task.reference["answers"][0]
     hops = hops_of(call)
-    enough = all(hop["answer"] in seen for hop in hops) or (
-        gold in seen and " or " not in call.task.view["question"]
+    enough = all(hop["answer"] in context for hop in hops) or (
+        gold in context and " or " not in call.task.view["question"]
     )
     return f"<final_answer>{gold if enough else UNKNOWN}</final_answer>"
 
 
 def program(call: Call, dice: Dice, expert: str) -> str:
-    """The program, sometimes with a slip; never twice after good advice."""
+    """Reply with the program, sometimes with an error. After advice there is no error."""
     if dice.random() > 0.35 or "Advice: " in call.messages[-1]["content"]:
         return expert
     code = call.task.reference["solution"]
@@ -216,20 +217,20 @@ def program(call: Call, dice: Dice, expert: str) -> str:
 
 
 def advise(call: Call, dice: Dice, expert: str) -> str:
-    """The line that the program should have."""
+    """Reply with the last line of a right program."""
     right = call.task.reference["solution"].splitlines()[-1].strip()
     return f"<reflection>The last line should be {right}</reflection>"
 
 
 def slip(text: str, dice: Dice) -> str:
-    """The working with a wrong result in its last step."""
+    """Return a solution text with a wrong result in its last step."""
     head, equals, tail = text.rpartition(" = ")
     wrong = int(tail.rstrip(".")) + dice.pick([-10, -2, -1, 1, 2, 10])
     return f"{head}{equals}{max(wrong, 0)}."
 
 
 def solve(call: Call, dice: Dice, expert: str) -> str:
-    """The working, sometimes with a slip."""
+    """Reply with the solution, sometimes with an error in its last step."""
     if dice.random() > 0.3:
         return expert
     working = slip(call.task.reference["solution"], dice)
@@ -238,7 +239,7 @@ def solve(call: Call, dice: Dice, expert: str) -> str:
 
 
 def check(call: Call, dice: Dice, expert: str) -> str:
-    """Verdict on whether the solution is the right one."""
+    """Reply with the right verdict on the solution."""
     right = f"<answer>{call.task.reference['answer']}</answer>" in call.messages[-1]["content"]
     if right:
         return expert
@@ -246,12 +247,12 @@ def check(call: Call, dice: Dice, expert: str) -> str:
 
 
 def propose(call: Call, dice: Dice, expert: str) -> str:
-    """A good move or any legal one."""
+    """Reply with the expert's move, or with any legal one."""
     return expert if dice.random() < 0.5 else dice.pick(call.choices or (expert,))
 
 
 def approve(call: Call, dice: Dice, expert: str) -> str:
-    """Approves, or says what it would do."""
+    """Reply with the expert's verdict, or approve."""
     return expert if dice.random() < 0.5 else "approve"
 
 
@@ -266,7 +267,7 @@ HABITS: dict[str, dict[str, Callable[[Call, Dice, str], str]]] = {
 
 
 def verify_ours(program: str, fn_name: str | None, task: Task) -> dict[str, object]:
-    """The verifier of the lessons: the programs are ours, so they run right here, on the visible tests only."""
+    """Run a program on the visible tests, in this process. The programs come from our own generator and are safe."""
     tests = list(task.view["visible_tests"])
     verdicts, failure = [], ""
     for test in tests:
@@ -286,7 +287,7 @@ def verify_ours(program: str, fn_name: str | None, task: Task) -> dict[str, obje
 
 
 class School:
-    """An endless, seeded stream of lessons."""
+    """Generator of an endless stream of lessons, the same for the same seed."""
 
     def __init__(self, seed: int = 0, tasks: int = 4096) -> None:
         self.dice = Dice("lessons", seed)
@@ -297,14 +298,16 @@ class School:
     @staticmethod
     def _arena(env: str, tasks: int) -> Arena:
         tools = {"verify": Tool(verify_ours, "verify", task=True)} if env.startswith("code-") else None
-        if env.startswith(tuple(GAMES)):  # a world of their own; few tasks, of which each is many boards
+        if env.startswith(
+            tuple(GAMES)
+        ):  # games make their own tasks; few are enough, as each has many boards
             return make_arena(env, split="train", size=min(tasks, 512), reward=None, prompts="short")
         return make_arena(
             env, split="train", data="mini", size=tasks, reward=None, tools=tools, prompts="short"
         )
 
     def lessons(self, drills: float) -> Iterator[list[Lesson]]:
-        """Drills (this share of the draws), and episodes of apprentices; lessons that begin alike come together."""
+        """Yield lessons in groups with a common beginning: drills with the probability `drills`, else an episode."""
         while True:
             if self.dice.random() < drills:
                 yield self.dice.pick(DRILLS)(self.dice, self.blocks)
@@ -312,7 +315,7 @@ class School:
                 yield self.episode(self.dice.pick(self.seats))
 
     def episode(self, env: str) -> list[Lesson]:
-        """Replies of the roles in one episode of apprentices."""
+        """Play one episode with an apprentice, and return its replies as lessons."""
         arena = self.arenas[env]
         ids = arena.task_ids
         task = arena.task(ids[self.dice.below(len(ids))])

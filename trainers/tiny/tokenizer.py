@@ -1,12 +1,12 @@
-r"""The tokenizer of the embedded tiny model: whole words of the mini world, bytes for everything else.
+r"""Tokenizer of the embedded tiny model: whole words of the mini world, and bytes for all other text.
 
-A word is one token wherever it stands. Ordinary tokenizers have two tokens for a word, with and without a space
-before it, so that ` Paris` in a passage and `<answer>Paris` in a reply share nothing, and a model of two million
-parameters cannot learn to copy a name it has never seen. Here a space is written after every opening character
-(`> ( [ { " =` and the line break) and at the start, before the text is cut, and taken away again when tokens become
-text. The rule has no exceptions, so it can be undone exactly: `decode(encode(text)) == text` for any text.
+A word has one token, wherever it stands. Ordinary tokenizers have two tokens for a word: with a space before it, and
+without. There, ` Paris` in a passage and `<answer>Paris` in a reply are different tokens, and a model of two million
+parameters cannot learn to copy a name that it has never seen. This tokenizer inserts a space at the start and after every
+opening character (`> ( [ { " =` and the line break) before it splits the text, and removes these spaces when it decodes.
+The rule has no exceptions, so `decode(encode(text)) == text` for any text.
 
-New words are appended; the ids of old ones never change. So weights stay good when prompts get new words.
+New words are appended, and the ids of old words never change. So weights stay valid when prompts get new words.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def build(words: Sequence[str]) -> Backend:
-    """A `tokenizers.Tokenizer` whose tokens are the special ones, the 256 bytes, and these pieces of text."""
+    """Return a `tokenizers.Tokenizer` whose tokens are the special tokens, the 256 bytes, and these words."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -78,7 +78,7 @@ def build(words: Sequence[str]) -> Backend:
 
 
 def as_transformers(tokenizer: Backend) -> Tokenizer:
-    """The same tokenizer as transformers knows it, with the chat template."""
+    """Return the tokenizer as an object of transformers, with the chat template."""
     from transformers import PreTrainedTokenizerFast
 
     fast = PreTrainedTokenizerFast(
@@ -91,7 +91,7 @@ def as_transformers(tokenizer: Backend) -> Tokenizer:
 
 
 def known_words(tokenizer: Tokenizer) -> list[str]:
-    """The pieces a tokenizer was built from, in the order of their ids."""
+    """Return the words that a tokenizer was built from, in the order of their ids."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     ids = tokenizer.get_vocab()
@@ -101,7 +101,7 @@ def known_words(tokenizer: Tokenizer) -> list[str]:
 
 
 def pieces(texts: Iterable[str]) -> Counter[str]:
-    """Count of each piece of text that would be a token of its own."""
+    """Count the pieces into which the tokenizer splits these texts."""
     from tokenizers import Regex, pre_tokenizers
 
     split = pre_tokenizers.Split(Regex(PIECES), "isolated")
@@ -113,7 +113,10 @@ def pieces(texts: Iterable[str]) -> Counter[str]:
 
 
 def grow(words: Sequence[str], wanted: Sequence[str], texts: Iterable[str], size: int = SIZE) -> list[str]:
-    """`words`, then those of `wanted` not among them, then the commonest pieces of `texts`, as far as `size` goes."""
+    """Return a longer list of words: `words`, then the new ones of `wanted`, then the most frequent pieces of `texts`.
+
+    `size` is the size of the whole vocabulary. If `words` and `wanted` do not fit, an error is raised.
+    """
     room = size - len(SPECIAL) - 256
     grown = dict.fromkeys([*words, *wanted])
     for piece, count in sorted(pieces(texts).items(), key=lambda item: (-item[1], item[0])):
@@ -125,7 +128,7 @@ def grow(words: Sequence[str], wanted: Sequence[str], texts: Iterable[str], size
 
 
 def _as_bytes(piece: str) -> str:
-    """A piece as the byte-level alphabet writes it."""
+    """Write a piece of text in the byte-level alphabet."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     whole: list[tuple[str, tuple[int, int]]] = ByteLevel(
