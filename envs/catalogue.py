@@ -1,4 +1,4 @@
-"""The environments that come with unitymas, by id."""
+"""Catalogue of the environments that come with unitymas."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CODE: dict[str, object] = {
 
 
 def register_all(register: Register) -> None:
-    """Give all of them to `register`."""
+    """Call `register` for every environment."""
     _search(register)
     _tool_calling(register)
     _rag(register)

@@ -1,7 +1,7 @@
-"""Conformance suite of the package: `unitymas.check_env(id_or_env)`.
+"""Conformance suite for environments: `unitymas.check_env(id_or_env)`.
 
-Each check is one function of a `Bench`, which makes the environment and a player with right, malformed and hostile
-replies. The first check that fails raises `ConformanceError` with its name and what it saw.
+Each check is a function of a `Bench`, which makes the environment and a player with right, malformed and hostile replies.
+The first check that fails raises `ConformanceError` with the check's name and the difference that it found.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .faces.aec import WorkflowEnv
 
 
 class ConformanceError(AssertionError):
-    """Raised when an environment breaks a rule. The message names the check."""
+    """Raised when an environment fails a check. The message names the check."""
 
 
 class Player:
-    """Player whose reply depends only on the call. It is right, malformed or hostile."""
+    """Policy whose reply depends on the call alone. Replies are right, random or hostile."""
 
     sees_reference = True
 
@@ -45,7 +45,7 @@ class Player:
         self.fool, self.chance = FoolPolicy(), RandomPolicy()
 
     def act(self, call: Call) -> str:
-        """Answer a call rightly, at random, or with hostile text."""
+        """Reply to a call: with the expert's reply, a random one, or hostile text."""
         dice = derive(call.agent, *(m["content"] for m in call.messages)) % 10
         policy: ExpertPolicy | RandomPolicy | FoolPolicy = (
             self.expert if dice < 6 else self.chance if dice < 8 else self.fool
@@ -54,7 +54,7 @@ class Player:
 
 
 class Bench:
-    """Environment under test: its arena, and a way to make it again."""
+    """Bench for one environment: it makes the environment and its player, and plays."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -71,7 +71,7 @@ class Bench:
         )
 
     def say(self, env: WorkflowEnv) -> str:
-        """Return the player's reply in the present state of an environment."""
+        """Return the player's reply to the pending act of an environment."""
         play = env.execution
         node = play.node(env.infos[env.agent_selection]["node"])
         return self.player.act(call_for(play, node, "", reference=True))
@@ -140,9 +140,7 @@ def whole_episodes_repeat(bench: Bench) -> None:
 
 
 def forks_equal_replays(bench: Bench) -> None:
-    """Check that a fork has the same state at any moment, continues in the same way, and does not change the
-    original.
-    """
+    """Check that a fork has the state of the original, continues in the same way, and does not change the original."""
     env = bench.env()
     env.reset(seed=1)
     while env.execution.ended is Ended.NO:
@@ -197,9 +195,7 @@ def rewards_add_up(bench: Bench) -> None:
 
 
 def references_stay_hidden(bench: Bench) -> None:
-    """Check that no role gets any part of the reference: the reference is replaced by a canary text, which no prompt
-    may hold.
-    """
+    """Check that no prompt shows any part of the reference, whose texts are replaced by a canary text."""
     arena, canary = bench.arena, "canary7Zq"
     blind = Player(None)
     for task_id in list(arena.task_ids)[:4]:
@@ -220,7 +216,7 @@ def references_stay_hidden(bench: Bench) -> None:
 
 
 def survives_pickling(bench: Bench) -> None:
-    """Check that an environment that is pickled in the middle of an episode continues without a difference."""
+    """Check that pickled and copied environments have the same trace in mid-episode, and the same end."""
     env = bench.env()
     env.reset(seed=2)
     for _ in range(2):
@@ -237,9 +233,7 @@ def survives_pickling(bench: Bench) -> None:
 
 
 def bad_input_is_refused(bench: Bench) -> None:
-    """Check that wrong actions, unknown tasks and steps after the end are errors, and that malformed replies are
-    not.
-    """
+    """Check that wrong actions, unknown tasks and steps after the end are errors, and malformed replies are not."""
     env = bench.env()
     env.reset(seed=0)
     _raises(lambda: env.step(b"bytes"), TypeError)  # type: ignore[arg-type]
@@ -291,7 +285,7 @@ def _equal(a: object, b: object, what: str, path: str = "") -> None:
 
 
 def _planted(value: object, canary: str) -> object:
-    """Return the same structure with every string replaced."""
+    """Return the same structure, with the canary in place of every string."""
     if isinstance(value, str):
         return canary
     if isinstance(value, Mapping):

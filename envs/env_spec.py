@@ -1,7 +1,7 @@
-"""Specs of environments: facts that are known before an environment is made.
+"""Specs of environments, which are complete before an environment is made.
 
-A spec holds places (`"package.module:attribute"`), as in Gymnasium's registry. So listing loads nothing, and `envs`
-never imports `rewards`.
+A spec names objects by their place (`"package.module:attribute"`), as in Gymnasium's registry. So listing imports nothing,
+and `envs` never imports `rewards`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class UnknownEnv(UnknownName):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """Facts about an environment, known before it is made."""
+    """Spec of an environment."""
 
     id: str
     workflow: object
-    """Workflow class (or its entry point). It is constructed with the configuration."""
+    """Class of the workflow, or its entry point. The configuration is its arguments."""
     config: Mapping[str, object] = field(default_factory=dict)
     """Default values of the workflow's own arguments."""
     reward: tuple[object, ...] = ()
@@ -52,33 +52,34 @@ class EnvSpec:
     split: str = "train"
     """Default split. If a data set has no such split, its first split is used, and a message says so."""
     tasks: object = None
-    """Tasks of the environment itself: rows, a DataSet, `(split, size) -> rows | DataSet`, or the name of a workflow's
-    method that returns them."""
+    """Tasks of an environment that makes its own: rows, a `DataSet`, a function `(split, size)` that returns either, or the
+    name of such a method of the workflow. None: tasks come from a data set."""
     tools: Mapping[str, object] = field(default_factory=dict)
-    """Tools by name: each is a tool, or an entry point to a factory `(data: DataSet) -> tool`."""
+    """Tools by name: each is a tool, or an entry point to a function `(data: DataSet)` that returns one."""
     expert: Expert | str | None = None
-    """Expert `(call) -> str` that plays every role correctly. Its call holds the whole task."""
+    """Expert: a function that returns the right reply to a call of any role. The call holds the whole task."""
     headline: str = "score"
     """Main metric, by which a leaderboard ranks."""
     success: str = ""
-    """Metric with values 0 and 1 that counts as solved (pass@k). Empty: the headline metric, which then is 0 or 1
-    itself."""
+    """Metric that is 1 for a solved task, for pass@k. Empty: the headline metric, which is then 0 or 1 itself."""
     budget: Budget = Budget()
+    """Default limits of an episode."""
     description: str = ""
+    """Description in one line."""
 
     @property
     def name(self) -> str:
-        """Return the id without its version."""
+        """Id without its version."""
         return parse_id(self.id)[0]
 
     @property
     def version(self) -> int:
-        """Return the version of the id."""
+        """Version of the id."""
         return parse_id(self.id)[1] or 0
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Return the roles with their reply formats, under the default configuration."""
+        """Roles with their prompts and reply formats, under the default configuration."""
         return self.make_workflow().told_roles()
 
     @property
@@ -145,10 +146,10 @@ def _by_role(id: str, lenient: object, workflow: Workflow) -> dict[str, bool]:
 
 
 def argument_hints(kind: object) -> Mapping[str, Any]:
-    """Return the annotated types of a workflow's arguments, as far as they can be read."""
-    made_by: Any = kind
+    """Return the annotated types of a workflow's arguments; empty if they cannot be read."""
+    factory: Any = kind
     try:
-        return get_type_hints(made_by.__init__ if isinstance(kind, type) else made_by)
+        return get_type_hints(factory.__init__ if isinstance(kind, type) else factory)
     except (TypeError, NameError):
         return {}
 

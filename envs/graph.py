@@ -1,4 +1,4 @@
-"""A workflow as a graph: agents and tools as nodes, edges with conditions, learned routing where wanted.
+"""Builder for workflows as graphs: nodes are agents and tools, edges may have conditions, and roles may be routers.
 
     graph = (
         GraphWorkflow()
@@ -9,11 +9,12 @@
         .build(output="answerer")
     )
 
-Prompts name fields of the task, or nodes (whose latest value they show). Unknown or unreachable nodes and
-prompts that use what nobody produces are errors of `build`, before anything runs. Where a node has several
-outgoing edges, the first whose condition holds is taken (an edge without one holds always); or
-`add_router(node, role, …)` leaves the choice to a role, whose options are the next nodes and END: who acts
-next, which tool is used, and when to stop are then actions, learned like any other.
+A field in a prompt is a field of the task, or a node, whose latest value it shows. `build` raises an error for unknown
+nodes, unreachable nodes and unknown fields, so mistakes show before an episode runs.
+
+If several edges leave a node, the first edge whose condition holds is taken. An edge without a condition always holds.
+`add_router(node, role, …)` leaves this choice to a role. Its options are the nodes of these edges, or END. Then the next
+agent, the next tool and the end of the episode are actions of the role, which it learns like any other action.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 
 class GraphError(ValueError):
-    """A graph that cannot be run; the message names the node or edge."""
+    """Raised when a graph cannot run. The message names the node or the edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,10 @@ class _Draft:
 
 
 class GraphWorkflow(Workflow):
-    """Builder of a workflow: declare nodes and edges, then call `build`. The result is a workflow like any other."""
+    """Builder of a workflow: add nodes and edges, then call `build`, which returns the workflow.
+
+    An episode ends after `max_steps` nodes at the latest.
+    """
 
     def __init__(self, schema: Schema = QA, max_steps: int = 32) -> None:
         if max_steps < 1:
@@ -80,30 +84,33 @@ class GraphWorkflow(Workflow):
     def add_agent(
         self, name: str, prompt: str, *, reply: Format | None = None, system: str = "", role: str = ""
     ) -> GraphWorkflow:
-        """A node where a role speaks. Nodes may share a role by `role=`."""
+        """Add a node where a role acts. Several nodes may have the same role: `role=`."""
         self._new(name)
-        made = Role(role or name, reply=reply or Raw(), system=system)
-        known = self._draft.roles.setdefault(made.name, made)
-        if (reply is not None or system) and known != made:
+        actor = Role(role or name, reply=reply or Raw(), system=system)
+        first = self._draft.roles.setdefault(actor.name, actor)
+        if (reply is not None or system) and first != actor:
             raise GraphError(
-                f"node {name!r}: role {made.name!r} was declared before with another reply or system"
+                f"node {name!r}: role {actor.name!r} was declared before with another reply or system"
             )
-        self._draft.nodes[name] = _Agent(prompt, made.name)
+        self._draft.nodes[name] = _Agent(prompt, actor.name)
         return self
 
     def add_tool(self, name: str, *, tool: str = "", **args: object) -> GraphWorkflow:
-        """A node where a tool is used; string arguments are templates, like prompts."""
+        """Add a node where a tool is called. Text arguments may have fields, like prompts."""
         self._new(name)
         self._draft.nodes[name] = _Tool(tool or name, FrozenDict(args))
         return self
 
     def add_edge(self, a: str, b: str, when: Callable[[State], bool] | None = None) -> GraphWorkflow:
-        """Add an edge from `a` to `b`: always or `when(state)`: `state` holds the task's fields and each node's latest value."""
+        """Add an edge from `a` to `b`, with the condition `when(state)`.
+
+        `state` holds the fields of the task and the latest value of each node.
+        """
         self._draft.edges.setdefault(a, []).append(_Edge(b, when))
         return self
 
     def add_router(self, node: str, role: str, prompt: str, system: str = "") -> GraphWorkflow:
-        """After `node`, `role` chooses among the nodes its edges lead to; an unreadable choice takes the first."""
+        """Let `role` choose among the edges that leave `node`. An unreadable choice takes the first edge."""
         if node in self._draft.routers:
             raise GraphError(f"node {node!r} has a router already")
         self._draft.roles.setdefault(role, Role(role, system=system))
@@ -117,7 +124,7 @@ class GraphWorkflow(Workflow):
     # checking ----------------------------------------------------------------------------------------
 
     def build(self, output: str) -> GraphWorkflow:
-        """Check everything, and say whose value is the outcome's `answer`."""
+        """Check the graph, and return it as a workflow. The value of the node `output` is the outcome's `answer`."""
         draft = self._draft
         self._known(output, "output")
         for a, edges in draft.edges.items():
@@ -208,12 +215,12 @@ class GraphWorkflow(Workflow):
 
 
 def fill(template: str, state: Mapping[str, object]) -> str:
-    """A template's fields from the state; what has not been produced yet (in a cycle) is empty."""
+    """Fill the fields of a template from the state. A node without a value yet (in a cycle) gives an empty text."""
     return _FIELD.sub(lambda m: told(state.get(m[1], "")), template)
 
 
 def told(value: object) -> str:
-    """A value as prompt text: passages a line each, lists a line each, the rest as it prints."""
+    """Return a value as text for a prompt: each passage and each item of a list in a line, others as they print."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):

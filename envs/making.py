@@ -1,4 +1,4 @@
-"""Parts of `make`: an environment's tasks, tools, rules and budget, from its spec and from the arguments of `make`."""
+"""Implementation of `make`: tasks, tools, rules and budget of an environment, from its spec and the arguments."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def arena_of_spec(
 
 
 def make_rule(rule: object) -> object:
-    """Make a reward rule of a rule, a plain function, a class of rules, or the name or place of one."""
+    """Return a reward rule from a rule, a plain function, a class of rules, or the name or place of one of these."""
     if isinstance(rule, str) and not is_place(rule) and rule not in REWARDS:
         raise UnknownName(f"unknown reward {rule!r}: {nearest(rule, ['default', *REWARDS])}")
     thing = REWARDS.named(rule)
@@ -189,18 +189,20 @@ def _data(
 
 
 def _prepared(known: EnvSpec, name: str, named: str | None) -> DataSet:
-    """Load a real data set. If no split is named and the default split is missing, take its first split (many data sets
-    have only a test split).
+    """Load a real data set.
+
+    If the user names no split and the default split is missing, the first split is used. Many data sets have only a test
+    split.
     """
     from .data import sets
 
-    there = sets.splits(name)
-    if named is None and there and known.split not in there:
+    splits = sets.splits(name)
+    if named is None and splits and known.split not in splits:
         say_once(
-            f"{known.id}: {name} has no {known.split!r} split, so {there[0]!r} it is "
-            f"(it has {', '.join(there)}; choose with split=…)"
+            f"{known.id}: {name} has no {known.split!r} split, so {splits[0]!r} it is "
+            f"(it has {', '.join(splits)}; choose with split=…)"
         )
-        named = there[0]
+        named = splits[0]
     return sets.load(name, named or known.split)
 
 
@@ -212,7 +214,7 @@ def _tools(
     data: DataSet,
     own_tasks: bool,
 ) -> dict[str, object]:
-    """Return the tools of an environment: the user's, else those of the spec, else the registered ones."""
+    """Return the tools of an environment by name: the user's tool, or else the spec's, or else the registered one."""
     for name in own:
         if name not in known.tools and name.partition(":")[0] not in workflow.tools:
             uses = f"it uses {', '.join(workflow.tools) or 'no tools'}"
@@ -230,9 +232,7 @@ def _tools(
 
 
 def _made(tool: object, data: DataSet) -> object:
-    """Return a tool, or make the tool of a name or place. A registered function that takes the data set makes the
-    tool.
-    """
+    """Return a tool from a tool, a name or a place. A function whose first parameter is `data` is called with the data set."""
     if not isinstance(tool, str):
         return tool
     thing = TOOLS.find(tool)
@@ -242,7 +242,7 @@ def _made(tool: object, data: DataSet) -> object:
 
 
 def _usual(known: EnvSpec, name: str, data: DataSet, own_tasks: bool) -> object:
-    """Make a tool of the spec for these tasks."""
+    """Return a tool of the spec, for these tasks."""
     factory = known.tools[name]
     if own_tasks and data.passages is None and known.kind.startswith("qa"):
         say_once(

@@ -1,7 +1,7 @@
 """Environments by name: `register`, `make`, `spec`, `list_envs`.
 
-Ids carry versions (`mask-hotpotqa-v0`); a bare id is the newest. Third parties register through the entry-point group
-`unitymas.envs`: a function that registers, or a module whose import does.
+Ids have versions (`mask-hotpotqa-v0`). An id without a version means the newest one. Third parties register environments
+through the entry-point group `unitymas.envs`: with a function that registers them, or a module that does so on import.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = [
 ]  # fmt: skip
 
 ENVIRONMENTS: Registry[EnvSpec] = Registry("environment")
-"""Specs of environments by id, version included. `_load_plugins` loads its plug-ins, because one plug-in may register
-many ids."""
+"""Specs of environments, by id with version. `_load_plugins` loads the plug-ins, because one plug-in may register many
+ids."""
 _plugins_loaded = False
 
 
@@ -47,10 +47,10 @@ def register(id: str, workflow: object, **fields: Any) -> EnvSpec:
 
 
 def unregister(id: str) -> None:
-    """Forget an environment (for tests and notebooks)."""
-    known = spec(id).id
-    _forget_elsewhere(known)
-    ENVIRONMENTS.unregister(known)
+    """Remove an environment from the registry, for tests and notebooks."""
+    whole = spec(id).id
+    _forget_elsewhere(whole)
+    ENVIRONMENTS.unregister(whole)
 
 
 def list_envs() -> list[str]:
@@ -163,7 +163,7 @@ def _load_plugins() -> None:
 
 
 def _tell_others(id: str) -> None:
-    """Register `unitymas/ID` with PettingZoo, and with Gymnasium (there for one role; a team plays the others)."""
+    """Register `unitymas/ID` with PettingZoo and with Gymnasium. In Gymnasium, a team plays all roles except one."""
     import gymnasium
     import pettingzoo
 

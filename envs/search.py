@@ -1,12 +1,12 @@
-"""Search at inference: the same team plays more, without training. The results are baselines for training.
+"""Search at inference: a team plays several episodes per task, and the best one counts. A baseline for training.
 
-    best = best_of_n(env, team, n=8, score="em")            # n whole episodes, the best-scored one is kept
-    traces = ab_mcts(env, team, budget=16, score=judge)      # adaptive branching: wider or deeper, by the scores
+    best = best_of_n(env, team, n=8, score="em")             # n whole episodes
+    traces = ab_mcts(env, team, budget=16, score=judge)      # a tree of episodes with adaptive branching
 
-Both use forks, so a node of the search tree is a state of the episode, and returning to it costs nothing.
-`score` rates a finished episode: the name of a metric (an oracle, because it knows the answer), or a function of the
-trace that returns 0 … 1 (a verifier, a vote). `env` is an id, an environment or an arena. The result is one trace per
-task.
+Both use forks: a node of the search tree is a state of the episode, and playing on from it costs no generation.
+`score` rates a finished episode. It is the name of a metric (an oracle, because it knows the answer), or a function of the
+trace that returns a number from 0 to 1 (a verifier, a vote). `env` is an id, an environment or an arena. The result is one
+trace for each task.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def best_of_n(
     seed: int = 0,
     **make: object,
 ) -> list[Trace]:
-    """Play `n` episodes per task, and return the best of each task. Of equal ones it is the first."""
+    """Play `n` episodes of each task, and return the best one. Of episodes with equal scores, the first is best."""
     if n < 1:
         raise ValueError(f"best_of_n: n must be at least 1, got {n}")
 
     async def one(root: Branch, worth: Callable[[Trace], float], chance: random.Random) -> Trace:
-        played = await asyncio.gather(*(root.fork(str(i)).finish() for i in range(n)))
-        best = max(played, key=lambda branch: worth(branch.trace))
+        branches = await asyncio.gather(*(root.fork(str(i)).finish() for i in range(n)))
+        best = max(branches, key=lambda branch: worth(branch.trace))
         return _tagged(best.trace, worth, n)
 
     return _each_task(one, "best_of_n", env, team, score, tasks, seed, make)
@@ -58,10 +58,11 @@ def ab_mcts(
     seed: int = 0,
     **make: object,
 ) -> list[Trace]:
-    """Return the best of `budget` episodes, which form a tree with adaptive branching (AB-MCTS-A, 2503.04412).
+    """Play `budget` episodes of each task as a tree, and return the best one (AB-MCTS-A, arXiv 2503.04412).
 
-    Beginning at the first act, Thompson sampling decides at every state: sample a new reply (wider), or continue below
-    an earlier one (deeper). After a new reply the episode is played to its end, and its score counts for its whole path.
+    From the first act on, Thompson sampling decides at every state whether to sample a new reply (wider) or to continue
+    below an earlier reply (deeper). After a new reply the episode is played to its end. Its score counts for all states of
+    its path.
     """
     if budget < 1:
         raise ValueError(f"ab_mcts: budget must be at least 1, got {budget}")
@@ -82,9 +83,9 @@ def ab_mcts(
 
 @dataclass(slots=True)
 class Arm:
-    """A choice and its scores so far: a normal distribution with unknown mean and variance.
+    """Option of Thompson sampling with its scores: a normal distribution with unknown mean and variance.
 
-    The prior is worth one score of 0 and one of variance (the paper's Gaussian variant, normal-inverse-chi-squared).
+    The prior is normal-inverse-chi-squared, as in the paper's Gaussian variant. It weighs as much as one score of 0.
     """
 
     count: int = 0
@@ -93,7 +94,7 @@ class Arm:
     """Sum of squared distances from the mean."""
 
     def draw(self, chance: random.Random) -> float:
-        """One guess at the mean, as likely as the scores make it."""
+        """Draw a mean from the posterior distribution."""
         weight = 1 + self.count
         centre = self.count * self.mean / weight
         spread = 0.1 + self.squares + self.count / weight * self.mean**2
@@ -101,7 +102,7 @@ class Arm:
         return chance.gauss(centre, math.sqrt(variance / weight))
 
     def learn(self, score: float) -> None:
-        """Take a score into what is believed of this arm."""
+        """Add a score."""
         self.count += 1
         off = score - self.mean
         self.mean += off / self.count
@@ -110,19 +111,20 @@ class Arm:
 
 @dataclass(slots=True)
 class SearchState:
-    """A state of the episode, and the replies that were tried there."""
+    """State of the episode in the search tree, and the replies that were tried there."""
 
     branch: Branch
     arm: Arm = field(default_factory=Arm)
     wider: Arm = field(default_factory=Arm)
-    """Statistics of the new replies that were tried here."""
+    """Scores of the new replies that were tried here."""
     below: list[SearchState] = field(default_factory=list)
+    """States after each of these replies."""
 
 
 async def _grow(
     top: SearchState, label: str, worth: Callable[[Trace], float], chance: random.Random
 ) -> tuple[float, Trace]:
-    """Add one reply to the tree, play it to its end, and tell its path what came of it."""
+    """Add one reply to the tree, play the episode to its end, and add its score to all states of its path."""
     state, path = top, [top.arm]
     while state.below:
         draws = [(s.arm.draw(chance), s) for s in state.below if not s.branch.over]
@@ -176,7 +178,7 @@ def _each_task(
 
 
 def _worth(arena: Arena, score: Score) -> Callable[[Trace], float]:
-    """Return the function from traces to scores in 0 … 1. A failed episode has score 0."""
+    """Return the function that scores a trace from 0 to 1. An episode that failed has the score 0."""
 
     def worth(trace: Trace) -> float:
         if str(trace.ended) == "error":

@@ -1,8 +1,8 @@
-"""Substitutes: the reward that an act would have earned with another reply.
+"""Substitutes: the reward that an act would earn with another reply.
 
-An episode is played again up to the node, with the replies and tool results of its trace; there the node says the
-substitute, and a team plays on to the end. That is a reward function for any trainer: it scores a role's text by what
-the whole team then earns (`Trace.reward_of`).
+The episode is replayed up to the act, with the replies and tool results of its trace. Then the act gets the substitute as
+its reply, and a team plays the rest. This gives any trainer a reward function for the text of a role: the reward that
+the whole team earns after it (`Trace.reward_of`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _number = itertools.count()
 
 
 def reward_of(trace: Trace, node: str, text: str | Sequence[str], **how: Any) -> float | list[float]:
-    """Result of `Trace.reward_of`."""
-    paid = run_sync(areward_of(trace, node, [text] if isinstance(text, str) else text, **how))
-    return paid[0] if isinstance(text, str) else paid
+    """Return the result of `Trace.reward_of`: one number for a text, a list for several texts."""
+    rewards = run_sync(areward_of(trace, node, [text] if isinstance(text, str) else text, **how))
+    return rewards[0] if isinstance(text, str) else rewards
 
 
 async def areward_of(
@@ -43,7 +43,7 @@ async def areward_of(
     of: Of = "node",
     component: str | None = None,
 ) -> list[float]:
-    """The credit of each text in the place of the node's reply; see `Trace.reward_of`."""
+    """Return the reward of each text in place of the node's reply, as `Trace.reward_of` describes it."""
     if of not in ("node", "role", "team"):
         raise ValueError(f"of={of!r}: use 'node', 'role' or 'team'")
     if (
@@ -102,7 +102,7 @@ def _counts(credit: Credit, asked: Node, trace: Trace, of: Of) -> bool:
 
 
 async def _played(trace: Trace, asked: Node, text: str, arena: Arena, bound: BoundTeam) -> Branch:
-    """The episode with `text` in the node's place, played to its end."""
+    """Play the episode to its end, with `text` as the reply of the node `asked`."""
     task = _task(trace, arena)
     play = arena.start(task, trace.seed)
     recorded = {n.id: n for n in trace.nodes if n.round <= asked.round and n is not asked}
@@ -114,7 +114,7 @@ async def _played(trace: Trace, asked: Node, text: str, arena: Arena, bound: Bou
     except StopIteration:
         raise _diverged(trace, asked) from None
     _compare(trace, node, asked)
-    # a name that no other substitute has: what an engine keeps by episode and node is never mixed up
+    # each substitute has its own name, because an engine stores tokens by episode and node
     branch = Branch(
         arena, bound, play, arena.scorer(task), f"{task.id}#{trace.sample}/{asked.id}/{next(_number)}"
     )

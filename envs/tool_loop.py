@@ -1,14 +1,14 @@
-"""The standard loop of an agent that calls tools by itself.
+"""Standard loop of an agent that calls tools itself.
 
     done = await tool_loop(ep, "researcher", f"Question: {question}", tools={"retrieve": {"k": 3}}, max_calls=4)
     return Outcome(answer=done.value)
 
-The role's reply format is a `ToolCalls`: a reply either calls tools, as `<tool>{"name": …, "arguments": {…}}</tool>`,
-or gives the final answer. The tools' schemas stand in the system message; the calls of one reply run side by side,
-each a `use` node that follows the reply; what they gave is the next message, told by role `"tool"` (a model whose
-chat template knows no tools hears it from the user). The conversation only grows, so each act continues the very
-tokens of the last. Mistakes of the model (an unknown tool, wrong arguments, a call too many, a tool that failed)
-are told to it, never raised.
+The role's reply format is a `ToolCalls`: a reply calls tools, as `<tool>{"name": …, "arguments": {…}}</tool>`, or it
+gives the final answer. The system message holds the schemas of the tools. The calls of one reply run at the same time;
+each is a `use` node after the reply. Their results are the next message, with the role `"tool"`. A model whose chat
+template has no tools gets it with the role `"user"`. The conversation only grows, so each prompt begins with the exact
+tokens of the previous one. Mistakes are shown to the model and not raised: an unknown tool, wrong arguments, too many
+calls, a tool that failed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .core.workflow import TOOLS, Episode, ToolError, WorkflowError
 from .tools.signatures import misfit, without
 from .tools.tool import About
 
-LONGEST = 4000  # characters of one result that the agent gets to see
+LONGEST = 4000  # characters of one result that the agent sees
 
 
 class Done(NamedTuple):
-    """Result of a loop: the value of the final answer, a flag that it is legal, and the number of calls."""
+    """Result of a loop: value of the final answer, flag that it is legal, number of calls, and the last reply."""
 
     value: Any
     ok: bool
@@ -82,7 +82,7 @@ async def tool_loop(
 
 
 def system_text(system: str, offer: Mapping[str, About], max_calls: int) -> str:
-    """The role's system message, how to call, and the tools' schemas, one a line."""
+    """Return the system message: the role's own text, how to call a tool, and the schemas of the tools, one in a line."""
     schemas = "\n".join(json.dumps(jsonable(one), ensure_ascii=False) for one in offer.values())
     return (
         f"{system}\n\nTo call a tool, write {EXAMPLE}. Several calls in one reply run side by side. "
@@ -91,7 +91,7 @@ def system_text(system: str, offer: Mapping[str, About], max_calls: int) -> str:
 
 
 def tell(result: object) -> str:
-    """A result as text."""
+    """Return a tool's result as text."""
     return result if isinstance(result, str) else json.dumps(jsonable(result), ensure_ascii=False)
 
 
@@ -102,7 +102,7 @@ async def _call(
     fixed: Mapping[str, Mapping[str, object]],
     show: Callable[..., str],
 ) -> str:
-    """Make one call; whatever comes of it is told as text."""
+    """Make one call. Return its result or its error as text."""
     if "error" in call:
         return f"error: {call['error']}"
     name, arguments = call["name"], call["arguments"]
@@ -122,7 +122,7 @@ async def _refused(max_calls: int) -> str:
 
 
 def _fixed(fixed: Mapping[str, Mapping[str, object]], name: str) -> Mapping[str, object]:
-    """The arguments that the agent may not choose; those of "mcp:files" hold for "mcp:files/read_file" too."""
+    """Return the arguments that the agent may not choose. Those of "mcp:files" also hold for "mcp:files/read_file"."""
     for known in (name, name.partition("/")[0], name.partition(":")[0]):
         if known in fixed:
             return fixed[known]
@@ -130,7 +130,7 @@ def _fixed(fixed: Mapping[str, Mapping[str, object]], name: str) -> Mapping[str,
 
 
 def _results(results: Sequence[str], left: int) -> str:
-    """Message to the agent: the results in the order of its calls, and how many calls are left."""
+    """Return the message to the agent: the results in the order of the calls, and the number of calls that are left."""
     if not results:
         results = (f"error: neither a tool call nor a final answer; to call a tool, write {EXAMPLE}",)
     pieces: list[tuple[str, str]] = []

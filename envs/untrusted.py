@@ -1,7 +1,7 @@
-"""Reading files that a stranger sent: within stated bounds of size and depth, and never by running anything.
+"""Readers for files from strangers, with bounds of size and depth. They never run any content.
 
-A name may be a link, a pipe or a device; a small archive may unfold to terabytes; a short text may nest deep
-enough to end the interpreter. Each is refused with the file's name and the bound it breaks.
+A name may be a link, a pipe or a device. A small archive may unpack to terabytes. A short JSON text may nest so deep that
+the interpreter ends. All of these are refused, with the name of the file and the bound that it breaks.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 LONGEST_LINE = 200_000_000
-"""Bytes of one line of traces, unpacked."""
+"""Largest number of bytes of one line of traces, unpacked."""
 LARGEST_WINDOW = 1 << 27
-"""Bytes that unpacking one frame may hold in memory."""
+"""Largest number of bytes that the decompression of one frame may hold in memory."""
 DEEPEST = 200
-"""Levels of lists and objects in one JSON value."""
+"""Largest number of nested lists and objects in one JSON value."""
 
 
 class Refused(ValueError):
-    """A file that breaks a bound, or is not what its name says."""
+    """Raised when a file breaks a bound or has the wrong kind."""
 
 
 def open_regular(path: Path, most: int | None = None, *, links: bool = False) -> BinaryIO:
-    """A file for reading; pipes, devices, more than `most` bytes, and links unless allowed, are refused unread."""
+    """Open a regular file for reading.
+
+    Pipes, devices and files of more than `most` bytes are refused before anything is read. Links are refused unless
+    `links` allows them.
+    """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         handle = os.open(path, flags if links else flags | getattr(os, "O_NOFOLLOW", 0))
@@ -37,18 +41,18 @@ def open_regular(path: Path, most: int | None = None, *, links: bool = False) ->
         if path.is_symlink() and not links:
             raise Refused(f"{path.name} is a link; only regular files are read") from None
         raise Refused(f"{path.name} cannot be opened: {error.strerror or error}") from None
-    told = os.fstat(handle)
-    if not stat.S_ISREG(told.st_mode):
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
         os.close(handle)
         raise Refused(f"{path.name} is no regular file")
-    if most is not None and told.st_size > most:
+    if most is not None and status.st_size > most:
         os.close(handle)
         raise Refused(f"{path.name} is larger than {most:,} bytes")
     return os.fdopen(handle, "rb")
 
 
 def read_text(path: Path, most: int) -> str:
-    """A whole file of UTF-8 text."""
+    """Return the content of a UTF-8 file of at most `most` bytes."""
     with open_regular(path, most) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -60,9 +64,9 @@ def read_text(path: Path, most: int) -> str:
 
 
 def json_value(text: str | bytes, where: str, *, deepest: int = DEEPEST, twins: bool = False) -> Any:
-    """One JSON value, nothing in it nested beyond `deepest`, and without `twins` no key twice in one object.
+    """Parse one JSON value. Deeper nesting than `deepest` is refused, and so are repeated keys unless `twins` allows them.
 
-    NaN and the infinities stay what they are: a model may have said them. Figures are checked by their schema.
+    NaN and infinities are accepted here, because a model may have written them. The schema of a file checks its numbers.
     """
     try:
         value = json.loads(text, object_pairs_hook=None if twins else _without_twins)
@@ -82,9 +86,10 @@ def json_value(text: str | bytes, where: str, *, deepest: int = DEEPEST, twins: 
 def packed_lines(
     file: BinaryIO, name: str, *, whole: bool, most: int | None = None, longest: int = LONGEST_LINE
 ) -> Iterator[bytes]:
-    """The lines of a JSONL file, unpacked when its name says ``.zst``.
+    """Yield the lines of a JSONL file, which is decompressed if its name ends in ``.zst``.
 
-    A torn end (its writer was killed) is left out, or with `whole` refused. Damage is refused, and more than `most` bytes.
+    An incomplete last line, whose writer was killed, is skipped; with `whole` it is refused. Damaged files and more than
+    `most` bytes are refused.
     """
     import zstandard
 

@@ -1,1 +1,1 @@
-"""Data: the embedded mini world, published data sets, and files of one's own, as tasks."""
+"""Tasks from the embedded mini world, from published data sets, and from the user's own files."""

@@ -1,4 +1,4 @@
-"""Checking data before it is used: every row of a file, or a prepared folder against its manifest."""
+"""Checks of data before use: every row of a file, or a prepared folder against its manifest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_PROBLEMS = 20
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """Report of ``check`` on a file of tasks or a prepared folder."""
+    """Result of ``check`` on a file of tasks or on a prepared folder."""
 
     path: str
     kind: str
@@ -25,12 +25,12 @@ class FileReport:
 
     @property
     def ok(self) -> bool:
-        """Flag: every row fits."""
+        """Flag: every row is valid."""
         return self.rows > 0 and not self.problems
 
 
 def check(path: str | Path, kind: str | None = None) -> FileReport:
-    """Read a file of tasks (or the folder of a prepared set) and report every row that does not fit."""
+    """Read a file of tasks or the folder of a prepared set, and report every invalid row."""
     path = Path(path)
     if (path / "manifest.json").is_file():
         return _check_prepared(path)
@@ -53,7 +53,7 @@ def check(path: str | Path, kind: str | None = None) -> FileReport:
                 problems.append(str(error))
             if len(problems) >= MOST_PROBLEMS:
                 break
-    except DataError as error:  # of the file itself: there is no going on
+    except DataError as error:  # a fault of the file itself: no further row can be read
         problems.append(str(error))
     if not rows and not problems:
         problems.append(f"{path}: holds no record")

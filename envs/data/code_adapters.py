@@ -1,10 +1,11 @@
-"""Records of the published programming data sets as code tasks.
+"""Adapters that turn records of published programming data sets into code tasks.
 
-Their tests come in a dozen shapes (parallel lists, JSON in text, call arguments line by line, compressed
-pickles, assert statements); ``tests_of`` makes one of them all: {input, output}. Where a set does not say which
-tests may be seen, the first few are shown and the rest grade. Assertions are not run beside the program they
-judge, where it could tamper with them: they become calls with an expected value, and a task all of whose
-assertions say something else (random inputs, sets) is left out.
+Tests are published in a dozen shapes: parallel lists, JSON in text, call arguments line by line, compressed pickles,
+assert statements. ``tests_of`` turns all of them into {input, output}. If a data set does not say which tests are visible,
+the first few are visible and the rest are hidden.
+
+Assertions never run in the process of the program that they judge, because the program could change them. They become
+calls with an expected value. A task is dropped if none of its assertions is such a call (random inputs, sets).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from .fields import Record, decoded, pick, row_id, spoken, text
 from .qa_adapters import Row
 from .row_schemas import FieldError, TestRow, brief
 
-MOST_SHOWN = 3  # visible tests, where a set does not say
-MOST_TESTS = 50  # per task; some problems carry thousands
+MOST_SHOWN = 3  # visible tests, if the data set names none
+MOST_TESTS = 50  # of a task; some problems have thousands
 LONGEST_TEST = 100_000  # characters of one test
 LARGEST_PICKLE = 64 << 20
 
@@ -36,7 +37,7 @@ _NAMES = ("fn_name", "function_name", "func_name")
 
 
 def code(record: Record) -> Row | None:
-    """Any programming problem with tests, under the names that public sets use for them."""
+    """Read a programming problem with tests, under the field names that public data sets use."""
     if "test_list" in record:
         return mbpp(record)
     problem = _statement(
@@ -63,7 +64,7 @@ def _visible(record: Record, fn_name: str | None) -> list[TestRow]:
 def task(
     record: Record, problem: str, shown: list[TestRow], hidden: list[TestRow], fn_name: str | None
 ) -> Row:
-    """The row; without visible tests, the first few of the hidden ones are shown instead of graded."""
+    """Return the row of a task. If there are no visible tests, the first few hidden ones become visible."""
     shown, hidden = _sensible(shown)[:MOST_SHOWN], _sensible(hidden)
     if not shown:
         cut = min(MOST_SHOWN, len(hidden) // 2)
@@ -88,7 +89,7 @@ def _sensible(tests: list[TestRow]) -> list[TestRow]:
 
 
 def _statement(problem: str) -> str:
-    """The statement without the prompt that some sets wrap around it."""
+    """Return the problem's text without the prompt that some data sets put around it."""
     problem = problem.rpartition("### Question:")[2]
     for marker in ("### Format:", "### Answer:"):
         problem = problem.partition(marker)[0]
@@ -99,7 +100,7 @@ def _statement(problem: str) -> str:
 
 
 def find_fn_name(record: Record) -> str | None:
-    """The function to be called, wherever the record says it: itself, its tests, metadata, extra_info, label."""
+    """Return the name of the function to call, from the record, its tests, metadata, extra_info or label."""
     for name in (*_NAMES, "entry_point"):
         if isinstance(record.get(name), str) and record[name].strip():
             return str(record[name]).strip()
@@ -131,7 +132,7 @@ def _names_within(value: object, depth: int) -> Iterator[str]:
 
 
 def tests_of(value: object, fn_name: str | None) -> list[TestRow]:
-    """Tests in any of the published shapes as a list of {input, output}."""
+    """Return tests in any published shape as a list of {input, output}."""
     value = decoded(value)
     if value is None:
         return []
@@ -201,7 +202,7 @@ def _json_or_text(value: str) -> object:
 
 
 def codecontests(record: Record) -> Row:
-    """Public tests are shown; private and generated ones grade."""
+    """Read a record of CodeContests. Public tests are visible, private and generated tests are hidden."""
     hidden = [
         test for name in ("private_tests", "generated_tests") for test in tests_of(record.get(name), None)
     ]
@@ -210,7 +211,7 @@ def codecontests(record: Record) -> Row:
 
 
 def livecodebench(record: Record) -> Row:
-    """Public tests are shown; private ones, which come as a compressed pickle of JSON, grade."""
+    """Read a record of LiveCodeBench. Public tests are visible. Private tests are hidden; they are a compressed pickle of JSON."""
     fn_name = find_fn_name(record)
     hidden = tests_of(_unpacked(record.get("private_test_cases")), fn_name)
     shown = tests_of(record.get("public_test_cases"), fn_name)
@@ -218,7 +219,7 @@ def livecodebench(record: Record) -> Row:
 
 
 class _OnlyText(pickle.Unpickler):
-    """Unpickles plain values; anything that would import a class or function is refused."""
+    """Unpickler of plain values. It refuses any class or function."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise FieldError("private_test_cases", f"refused: its pickle wants to import {module}.{name}")
@@ -238,7 +239,7 @@ def _unpacked(value: object) -> object:
 
 
 def humaneval(record: Record) -> Row | None:
-    """The assertions of ``check`` as calls; three of the 164 have none that is one."""
+    """Read a record of HumanEval, with the assertions of ``check`` as tests. Three of the 164 have no usable assertion."""
     fn_name, prompt = text(record, "entry_point"), text(record, "prompt")
     check = next(
         (node for node in _parsed(text(record, "test")).body if isinstance(node, ast.FunctionDef)), None
@@ -254,12 +255,12 @@ def humaneval(record: Record) -> Row | None:
     }
 
 
-# Their solutions tell tuples from lists, or 0 from False, in what JSON cannot: no program could pass.
+# Their solutions distinguish tuples from lists, or 0 from False, which JSON cannot express: no program could pass.
 _MBPP_BEYOND_JSON = {75, 114, 143, 278, 414}
 
 
 def mbpp(record: Record) -> Row | None:
-    """The function's name is in the assertions; the first is shown, the others and the challenges grade."""
+    """Read a record of MBPP. Its assertions name the function. The first is visible; all others are hidden."""
     lines = [line for name in ("test_list", "challenge_test_list") for line in record.get(name) or []]
     if not lines or not all(isinstance(line, str) for line in lines):
         raise FieldError("test_list", f"wanted assert statements, got {brief(lines)}")
@@ -281,7 +282,7 @@ def _parsed(program: str) -> ast.Module:
 
 
 def _asked_for(nodes: list[ast.stmt]) -> str:
-    """The function that the assertions are about: the first they call that is not a built-in, if there is one."""
+    """Return the name of the first function in the assertions that is not a built-in, or "" if there is none."""
     calls = [call.func.id for node in nodes for call in ast.walk(node)
              if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)]  # fmt: skip
     if not calls:
@@ -290,10 +291,10 @@ def _asked_for(nodes: list[ast.stmt]) -> str:
 
 
 def called(node: ast.Assert, fn_name: str) -> TestRow | None:
-    """``assert f(1, (2, 3)) == 3`` as {input: [1, [2, 3]], output: 3}; None if it says anything else.
+    """Turn ``assert f(1, (2, 3)) == 3`` into {input: [1, [2, 3]], output: 3}. Return None for other assertions.
 
-    ``assert f(x)`` and ``assert not f(x)`` expect True and False; ``abs(f(x) - 3) < 1e-6`` expects 3, since
-    floats are compared with that tolerance anyway.
+    ``assert f(x)`` expects True, ``assert not f(x)`` expects False, and ``abs(f(x) - 3) < 1e-6`` expects 3, because floats
+    are compared with this tolerance.
     """
     test = node.test
     expected: ast.expr = ast.Constant(True)
@@ -311,7 +312,7 @@ def called(node: ast.Assert, fn_name: str) -> TestRow | None:
 
 
 def _compared(test: ast.Compare) -> tuple[ast.expr, ast.expr]:
-    """The two sides of ``a == b`` and of ``abs(a - b) < 1e-6``; of other comparisons, themselves (no call)."""
+    """Return the two sides of ``a == b`` or ``abs(a - b) < 1e-6``. Other comparisons are returned whole, as both sides."""
     left, right = test.left, test.comparators[0]
     if isinstance(test.ops[0], ast.Eq | ast.Is):
         return left, right
@@ -325,7 +326,7 @@ def _compared(test: ast.Compare) -> tuple[ast.expr, ast.expr]:
 
 
 def _jsonable(value: object) -> object:
-    """The value as JSON has it, tuples as lists; ``ValueError`` for what JSON has not."""
+    """Return a value as JSON has it, with tuples as lists. Raise ``ValueError`` for values that JSON does not have."""
     if isinstance(value, list | tuple):
         return [_jsonable(part) for part in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):

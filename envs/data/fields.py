@@ -1,4 +1,4 @@
-"""Finding a value in a record whose field may go by several names: the fallbacks of the published adapters."""
+"""Readers of a record's fields, which have different names in different data sets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...agents.basics.json_types import JsonView
 from .row_schemas import FieldError, brief
 
 Record: TypeAlias = JsonView
-"""A record as its authors publish it."""
+"""Record of a data set, as published."""
 _WRAPPERS = ("ground_truth", "answer", "target", "golden_answers", "aliases", "value")
 
 
 def pick(record: Record, *names: str) -> Any:
-    """The first value under these names that is there and not empty; "a.b" looks inside ``a``."""
+    """Return the first value under these names that is not empty, else None. "a.b" means the field b inside ``a``."""
     for name in names:
         value: object = record
         for step in name.split("."):
@@ -28,7 +28,7 @@ def pick(record: Record, *names: str) -> Any:
 
 
 def text(record: Record, *names: str) -> str:
-    """The first non-empty text (or number) under these names; a ``FieldError`` names them all."""
+    """Return the first non-empty text or number under these names. Without one, raise a ``FieldError`` with all names."""
     value = pick(record, *names)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         trouble = "is missing" if value is None else f"wanted a text, got {brief(value)}"
@@ -39,7 +39,7 @@ def text(record: Record, *names: str) -> str:
 
 
 def spoken(record: Record, *names: str) -> str:
-    """Read ``text``, or if there is none, the last message of the user in ``prompt`` or ``raw_prompt``."""
+    """Return ``text`` of these names, or else the last user message in ``prompt`` or ``raw_prompt``."""
     try:
         return text(record, *names)
     except FieldError:
@@ -54,7 +54,7 @@ def spoken(record: Record, *names: str) -> str:
 
 
 def texts(value: object, field: str) -> list[str]:
-    """Reference answers, however they are wrapped: a text, a list, a JSON list, an object with "answer" …"""
+    """Return reference answers in any published form: a text, a list, a JSON list, an object with "answer" …"""
     value = decoded(value)
     if isinstance(value, Mapping):
         inner = [value[name] for name in _WRAPPERS if value.get(name) not in (None, "", [])]
@@ -73,7 +73,7 @@ def texts(value: object, field: str) -> list[str]:
 
 
 def decoded(value: object) -> Any:
-    """Text that is a JSON list or object as what it says; everything else unchanged."""
+    """Parse a text that is a JSON list or object. Return any other value unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)

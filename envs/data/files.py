@@ -1,7 +1,7 @@
-"""Records out of local files: JSON, JSON Lines (also .gz and .zst), and Parquet.
+"""Records from local files: JSON, JSON Lines (also .gz and .zst), and Parquet.
 
-Every fault of a file (cut off, not UTF-8, not JSON, a row that is no object) is a ``DataError`` with its place;
-nothing a file contains is ever executed.
+Every fault of a file is a ``DataError`` with its place: an incomplete file, text that is not UTF-8, invalid JSON, a row that
+is no object. The content of a file is never executed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SUFFIXES = (".json", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst
 
 
 def records(path: str | Path) -> Iterator[tuple[str, JsonObject]]:
-    """Each record of a file with its place ("train.jsonl, row 12"), counted from 1."""
+    """Yield each record of a file with its place, such as "train.jsonl, row 12". Rows count from 1."""
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
@@ -44,7 +44,7 @@ def records(path: str | Path) -> Iterator[tuple[str, JsonObject]]:
 
 
 def split_of_file(path: Path) -> str | None:
-    """The split that a file's name tells ("dev_gold.jsonl" is validation), or None."""
+    """Return the split that a file's name stands for, or None. "dev_gold.jsonl" stands for validation."""
     stem = path.name.lower().partition(".")[0].replace("-", "_").split("_")
     for word, split in _SPLIT_WORDS.items():
         if word in stem:
@@ -63,7 +63,7 @@ _SPLIT_WORDS = {
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, decompressed; faults of the container become a ``DataError``."""
+    """Open a file, decompressed. A damaged archive raises a ``DataError``."""
     import zstandard
 
     try:
@@ -90,7 +90,7 @@ def _lines(path: Path) -> Iterator[Any]:
 
 
 def _document(path: Path) -> list[object]:
-    """A JSON file that is a list of records, or an object that holds one under "data" or the like."""
+    """Return the records of a JSON file: a list, or an object with a list under "data" or a similar name."""
     with _opened(path) as stream:
         content = stream.read()
     document = parse(content, path.name)
@@ -103,7 +103,7 @@ def _document(path: Path) -> list[object]:
 
 
 def parse(content: bytes, where: str) -> Any:
-    """JSON, strictly: UTF-8, no NaN or Infinity, and an error that says where."""
+    """Parse JSON strictly: UTF-8, without NaN and Infinity. The error message contains ``where``."""
     try:
         return json.loads(content.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
@@ -133,7 +133,7 @@ def _parquet(path: Path) -> Iterator[object]:
 
 
 class Lines(Sequence[JsonView]):
-    """A JSONL file as a sequence of rows, parsed when asked for: a data set need not fit into memory."""
+    """Sequence of the rows of a JSONL file. A row is parsed when it is read, so the file may be larger than the memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

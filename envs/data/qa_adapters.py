@@ -1,8 +1,8 @@
-"""Records of the published QA and mathematics data sets as rows of our schemas.
+"""Adapters that turn records of published QA and mathematics data sets into rows of our schemas.
 
-An adapter takes one record (a dict as its authors publish it) and gives one row, or None for a record that is
-no task (a question marked unanswerable). ``qa`` and ``math`` read most sets; the others know a set's peculiarity.
-A corpus function gives the paragraphs that come with a question.
+An adapter takes one published record and returns one row, or None for a record that is no task, such as a question
+without an answer. ``qa`` and ``math`` read most data sets; each of the others reads one. A corpus function yields the
+paragraphs that come with a question.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .fields import Record, decoded, pick, row_id, spoken, text, texts
 from .row_schemas import FieldError, brief
 
 Row: TypeAlias = JsonObject
-"""A task of one of our schemas, made of a record and checked by `row_schemas`."""
+"""Task in one of our schemas (`row_schemas`)."""
 Adapter = Callable[[Record], Row | None]
 Corpus = Callable[[Record], Iterator[dict[str, str]]]
 
 
 def qa(record: Record) -> Row:
-    """Any question with reference answers, under the names that public sets use for them."""
+    """Read a question with reference answers, under the field names that public data sets use."""
     question = spoken(record, "question", "query", "problem", "Question", "input", "extra_info.question")
     answers = pick(
         record, "answers", "golden_answers", "ground_truth", "answer", "target", "possible_answers", "Answer",
@@ -34,7 +34,7 @@ def qa(record: Record) -> Row:
 
 
 def triviaqa(record: Record) -> Row:
-    """The answer proper first, then its aliases."""
+    """Read a record of TriviaQA: the main answer comes first, then its aliases."""
     question = text(record, "question")
     answer = record.get("answer")
     if not isinstance(answer, dict):
@@ -44,7 +44,7 @@ def triviaqa(record: Record) -> Row:
 
 
 def multihop(record: Record) -> Row | None:
-    """HotpotQA, 2WikiMultihopQA and MuSiQue: also which paragraphs (by title) support the answer."""
+    """Read a record of HotpotQA, 2WikiMultihopQA or MuSiQue, with the titles of the supporting paragraphs."""
     if record.get("answerable") is False:
         return None
     row: Row = qa(record)
@@ -59,7 +59,7 @@ _SQUAD_QUERY = re.compile(r"Title: .*?\nBackground: (.*)\nQuestion: (.*?)(?:\nAn
 
 
 def squad(record: Record) -> Row:
-    """SQuAD as published, or as evaluation harnesses pack it: title, paragraph and question in one ``query``."""
+    """Read a record of SQuAD, as published or with title, paragraph and question in one field ``query``."""
     question = pick(record, "question") or _squad_query(record)[1]
     answers = pick(record, "answers_text", "answers.text")
     row = {"question": question, "answers": texts(answers, "answers"), "supporting": [_squad_title(record)]}
@@ -67,7 +67,7 @@ def squad(record: Record) -> Row:
 
 
 def squad_paragraph(record: Record) -> Iterator[dict[str, str]]:
-    """The one paragraph that a question of SQuAD is asked on; a line of passages holds it, so it has no line breaks."""
+    """Yield the paragraph of a SQuAD question, without line breaks, because a prompt shows each passage in one line."""
     paragraph = pick(record, "context") or _squad_query(record)[0]
     yield {"title": _squad_title(record), "text": " ".join(paragraph.split())}
 
@@ -84,19 +84,19 @@ def _squad_title(record: Record) -> str:
 
 
 def paragraphs(record: Record) -> Iterator[dict[str, str]]:
-    """The paragraphs that come with a question of HotpotQA, 2WikiMultihopQA or MuSiQue."""
+    """Yield the paragraphs of a question of HotpotQA, 2WikiMultihopQA or MuSiQue."""
     if "paragraphs" in record:
         for paragraph in _list(record["paragraphs"], "paragraphs"):
             yield {"title": text(paragraph, "title"), "text": text(paragraph, "paragraph_text", "text")}
         return
     for title, sentences in _pairs(record.get("context"), "context", "title", "sentences", "content"):
-        # HotpotQA's sentences carry their own leading spaces, the others' do not.
+        # HotpotQA's sentences begin with a space, those of the others do not.
         joined = "".join(s if s.startswith(" ") else f" {s}" for s in texts_as_they_are(sentences))
         yield {"title": str(title).strip(), "text": joined.strip()}
 
 
 def texts_as_they_are(sentences: object) -> list[str]:
-    """Return the sentences of a paragraph, with their blanks."""
+    """Return the sentences of a paragraph, with their spaces."""
     if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
         raise FieldError("context", f"wanted a list of sentences, got {brief(sentences)}")
     return sentences
@@ -117,7 +117,7 @@ def _list(value: object, field: str) -> list[Record]:
 
 
 def _pairs(value: object, field: str, *columns: str) -> list[tuple[object, object]]:
-    """[[title, x], …] as published by the authors, or {title: […], x: […]} as the hub stores it."""
+    """Return pairs from [[title, x], …] (the authors' form) or from {title: […], x: […]} (the hub's form)."""
     value = _python_or_json(value)
     if isinstance(value, dict):
         left = value.get(columns[0])
@@ -130,7 +130,7 @@ def _pairs(value: object, field: str, *columns: str) -> list[tuple[object, objec
 
 
 def _python_or_json(value: object) -> object:
-    """Text that holds JSON, or (2WikiMultihopQA on the hub) a Python literal."""
+    """Parse a text with JSON, or with a Python literal (2WikiMultihopQA on the hub)."""
     value = decoded(value)
     if isinstance(value, str):
         try:
@@ -141,7 +141,7 @@ def _python_or_json(value: object) -> object:
 
 
 def math(record: Record) -> Row:
-    """Any problem with one final answer, which may have to be taken out of a solution."""
+    """Read a problem with one final answer, which may be part of a solution."""
     problem = spoken(record, "problem", "question", "query", "Problem", "Question", "extra_info.question")
     answer = pick(
         record, "reward_model.ground_truth", "reward_model.answer", "reward_model.target", "answer", "ground_truth",
@@ -157,7 +157,7 @@ def math(record: Record) -> Row:
 
 
 def _answers(value: object) -> list[str]:
-    """Read answers like ``fields.texts``, but text stays text: the answer "[1, 2]" is an interval, not a list."""
+    """Return answers as ``fields.texts`` does, but never parse a text: the answer "[1, 2]" is an interval, not a list."""
     if isinstance(value, str) and value.strip():
         return [value.strip()]
     if isinstance(value, float) and value.is_integer():
@@ -168,7 +168,7 @@ def _answers(value: object) -> list[str]:
 
 
 def math_by_solution(record: Record) -> Row:
-    """MATH: the answer is what the solution boxes; some copies garble their ``answer`` field."""
+    """Read a record of MATH. The answer is the boxed part of the solution, because some copies have a damaged ``answer``."""
     row = math(record)
     solution = record.get("solution")
     if isinstance(solution, str) and "\\boxed" in solution:
@@ -177,7 +177,7 @@ def math_by_solution(record: Record) -> Row:
 
 
 def olympiad(record: Record) -> Row | None:
-    """OlympiadBench: open-ended text problems; several final answers are one list, with the context in front."""
+    """Read a record of OlympiadBench. The context is part of the problem, and several final answers form one list."""
     if pick(record, "final_answer") is None:
         return None  # a proof
     row = math({key: value for key, value in record.items() if key != "answer"})

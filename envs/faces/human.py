@@ -1,7 +1,8 @@
-"""Human player: what `unitymas play` shows at a terminal, and how it asks for a move.
+"""Human player: the display and the input of `unitymas play` at a terminal.
 
-Nothing is shown twice: a system message, the beginning of a conversation, an unchanged board. A typo is asked about,
-and costs no move. On a real terminal with few choices, a single key is enough. Ctrl-D ends the game.
+Text that was shown before is not shown again: system messages, earlier parts of a conversation, an unchanged board. After
+a typing error the player is asked again, without losing a move. On a real terminal, a single key selects one of a few
+choices. Ctrl-D ends the game.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from .render import clip, harmless, use_in_words
 
 ARROWS = {"\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left"}
 END = "\x04"  # Ctrl-D, as a terminal without line editing gives it
-MANY = 9  # more choices are typed
-SHOWN = 12  # more choices are not all listed
+MANY = 9  # with more choices, there are no keys: the player types a choice
+SHOWN = 12  # of more choices, only some are listed
 _CLOSING = re.compile(r"</(\w+)>")
 
 
 Key = Callable[[Callable[[], None]], str]
-"""Shows what can be pressed, once the terminal is ready for it, and gives what was."""
+"""Function that reads one key. Its argument prints the choices; it is called when the terminal is ready."""
 
 
 class Left(Exception):
-    """The person has left the table."""
+    """Raised when the player ends the game."""
 
 
 class EpisodeView:
-    """One episode as a person sees it."""
+    """Terminal view of one episode."""
 
     def __init__(
         self,
@@ -45,26 +46,26 @@ class EpisodeView:
         read: Callable[[str], str] = input,
         key: Key | None = None,
     ) -> None:
-        """`read` asks for a line, `key` for a single key; without `key` (no real terminal) all is typed."""
+        """Build a view. `read` reads a line, `key` a single key. Without `key` (no real terminal), choices are typed."""
         self.console = console or Console(highlight=False, markup=False, soft_wrap=True)
         self.read = read
         self.key = key if key is not None else single_key()
-        self._heard: dict[str, tuple[Message, ...]] = {}  # agent -> the messages it was shown
+        self._heard: dict[str, tuple[Message, ...]] = {}  # agent -> messages that were shown
         self._shown: set[str] = set()  # paragraphs of the last prompt
         self._hint = ""
-        self._nodes: dict[str, bool] = {}  # id -> whether its credits were told
+        self._nodes: dict[str, bool] = {}  # id -> whether its credits were shown
 
     # showing -------------------------------------------------------------------------------------------
 
     def say(self, *parts: str | tuple[str, str], end: str = "\n") -> None:
-        """A line of text and (text, style) parts; control characters are shown, never sent."""
+        """Print a line of texts and (text, style) pairs. Control characters are escaped."""
         styled = (Text(harmless(p)) if isinstance(p, str) else Text(harmless(p[0]), p[1]) for p in parts)
         self.console.print(Text.assemble(*styled), end=end)
 
     def journal(
         self, nodes: Sequence[Node], rewards: Callable[[str], Mapping[str, float]], mine: set[str]
     ) -> None:
-        """Lines about what has happened since the last look. One's own words are left out, but not what they earned."""
+        """Print the nodes that are new since the last call, without those of `mine`, and the new rewards of all nodes."""
         for node in nodes:
             earned = _earned(rewards(node.id))
             if node.id not in self._nodes:
@@ -84,7 +85,7 @@ class EpisodeView:
         self.say((f"{node.agent}: ", "bold cyan"), clip(node.text or ""), *mark)
 
     def prompt(self, agent: str, messages: Sequence[Message]) -> None:
-        """Messages that an agent is to answer, as far as they are new."""
+        """Print the new messages of an agent's prompt."""
         heard = self._heard.get(agent, ())
         count = 0
         while count < min(len(heard), len(messages)) and heard[count] == messages[count]:
@@ -101,7 +102,7 @@ class EpisodeView:
                 self.say(block.strip("\n"))
 
     def close(self, trace: Trace, left: bool) -> None:
-        """The outcome, or where it was left, and the score."""
+        """Print the outcome and the score. If the player left, print the episode so far."""
         total: dict[str, float] = {}
         for credit in trace.credits:
             total[credit.component] = total.get(credit.component, 0.0) + credit.amount
@@ -126,7 +127,7 @@ class EpisodeView:
     # asking --------------------------------------------------------------------------------------------
 
     def ask(self, node: Node, lenient: bool | None = None) -> str:
-        """Reply of the person for a node's agent; `Left` when they leave."""
+        """Return the player's reply for a node's agent. Raise `Left` if the player ends the game."""
         assert isinstance(node, Act)
         agent, form = node.agent or "", node.format
         self.prompt(agent, node.messages)
@@ -185,11 +186,11 @@ class EpisodeView:
             )
 
     def _line(self, agent: str, hint: str) -> str:
-        """A line; one that ends in a backslash goes on in the next."""
+        """Read a line. A backslash at its end continues it in the next line."""
         if hint and self._hint != hint:
             self.say((f"({hint}; Ctrl-D leaves)", "dim"))
             self._hint = hint
-        lines = [self.read(f"{agent}> ")]  # not printed before: the line editor must know its prompt
+        lines = [self.read(f"{agent}> ")]  # not printed by us, because the line editor must know its prompt
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
             lines.append(self.read("… "))
@@ -197,14 +198,14 @@ class EpisodeView:
 
 
 def some_of(choices: Sequence[str], between: str = ", ") -> str:
-    """Choices in words. Of many the first and the last ones, and how many there are."""
+    """List choices in words. Of many choices, list the first and the last ones, and their number."""
     if len(choices) <= SHOWN:
         return between.join(choices)
     return f"{between.join(choices[:5])} … {choices[-1]} ({len(choices)} in all)"
 
 
 def completed(form: Format, typed: str, lenient: bool | None = None) -> str | None:
-    """A legal reply out of what was typed: itself, or the content of the format's only tag; None where it is neither."""
+    """Return a legal reply from a typed text, or None: the text itself, or the text in the format's only tag."""
     if read_reply(form, typed, lenient=lenient).ok:
         return typed
     tags = [match[1] for end in form.stop if (match := _CLOSING.fullmatch(end))]
@@ -216,7 +217,7 @@ def completed(form: Format, typed: str, lenient: bool | None = None) -> str | No
 
 
 def keys_of(choices: Sequence[str]) -> dict[str, str]:
-    """A key for each of a few choices: their first letters where these differ, else numbers; none for many."""
+    """Return a key for each choice: its first letter if all of these differ, else a number. Many choices have no keys."""
     if len(choices) > MANY:
         return {}
     letters = {choice[:1].casefold(): choice for choice in choices}
@@ -226,7 +227,7 @@ def keys_of(choices: Sequence[str]) -> dict[str, str]:
 
 
 def single_key() -> Key | None:
-    """Reads a key without Enter from a real terminal; None where there is none."""
+    """Return a function that reads a key without Enter, or None without a real terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return None
     try:
@@ -241,7 +242,7 @@ def single_key() -> Key | None:
         file = sys.stdin.fileno()
         before = termios.tcgetattr(file)
         try:
-            tty.setcbreak(file, termios.TCSADRAIN)  # what was typed ahead counts
+            tty.setcbreak(file, termios.TCSADRAIN)  # keys that were typed early still count
             offer()
             sys.stdout.flush()
             pressed = os.read(file, 1)

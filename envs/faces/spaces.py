@@ -1,7 +1,7 @@
-"""Spaces for text: any unicode, and conversations of it.
+"""Spaces of Gymnasium for unicode texts and for conversations.
 
-Gymnasium's `Text` enumerates its charset (1.4 s and 231 MB for all of unicode), so membership here is
-type and length; samples are printable ASCII.
+Gymnasium's `Text` stores its charset, which takes 1.4 s and 231 MB for all of unicode. So membership here depends on type
+and length alone, and samples are printable ASCII.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ PRINTABLE = "".join(map(chr, range(32, 127)))
 
 
 class Utterance(Text):  # type: ignore[misc]
-    """Any string up to a length; samples are short."""
+    """Space of all strings up to a length. Samples have at most 64 characters."""
 
     def __init__(self, limit: int = 1_000_000, seed: int | None = None) -> None:
         super().__init__(64, min_length=0, charset=PRINTABLE, seed=seed)
         self.limit = limit
 
     def contains(self, x: object) -> bool:
-        """A string within the limit."""
+        """Tell whether this is a string within the limit."""
         return isinstance(x, str) and len(x) <= self.limit
 
     def __repr__(self) -> str:
@@ -34,7 +34,7 @@ class Utterance(Text):  # type: ignore[misc]
 
 
 class Conversation(Space):  # type: ignore[misc]
-    """A tuple of `{role, content}` messages, with `name` and `tool_calls` where they apply."""
+    """Space of conversations: tuples of messages `{role, content}`, with the optional keys `name` and `tool_calls`."""
 
     keys = frozenset({"role", "content", "name", "tool_calls"})
 
@@ -43,13 +43,13 @@ class Conversation(Space):  # type: ignore[misc]
         self._text = Utterance()
 
     def sample(self, mask: object = None, probability: object = None) -> tuple[dict[str, str], ...]:
-        """One user message of a few random characters."""
+        """Return a conversation with one user message of a few random characters."""
         length = int(self.np_random.integers(1, 32))
         picks = self.np_random.integers(0, len(PRINTABLE), size=length)
         return ({"role": "user", "content": "".join(PRINTABLE[i] for i in picks)},)
 
     def contains(self, x: object) -> bool:
-        """A tuple of messages with string role and content, and no key that is none of theirs."""
+        """Tell whether this is a tuple of messages with text as role and content, and no unknown key."""
         return isinstance(x, tuple) and all(
             isinstance(m, Mapping)
             and isinstance(m.get("role"), str)
@@ -60,7 +60,7 @@ class Conversation(Space):  # type: ignore[misc]
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Text has no array form."""
+        """Flag for Gymnasium: False, because text has no array form."""
         return False
 
     def __repr__(self) -> str:
@@ -73,5 +73,5 @@ class Conversation(Space):  # type: ignore[misc]
 
 
 def observation_space() -> Dict:
-    """Space of what every agent observes."""
+    """Return the observation space of every agent."""
     return Dict({"messages": Conversation()})

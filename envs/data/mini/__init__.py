@@ -1,7 +1,7 @@
-"""The mini world: a small, consistent, generated world with questions, programs and sums about it.
+"""Mini world: a small, consistent, generated world, with questions, programming tasks and sums.
 
-It stands in for NQ, HotpotQA, DeepCoder and DeepScaleR where the real data is not on the machine. Everything
-follows from (kind, split, size, seed): the same rows in every process and every version of Python.
+It replaces NQ, HotpotQA, DeepCoder and DeepScaleR if the real data is not on the machine. The rows depend only on (kind,
+split, size, seed): they are the same in every process and every version of Python.
 
     >>> data = load("qa", "test")
     >>> data.rows[0]["question"]
@@ -27,13 +27,13 @@ from .world import ENTITIES_PER_BLOCK
 KINDS = (*MIXES, "code", "math")
 SIZES = {"train": 2048, "validation": 256, "test": 512}
 SMALLEST_CORPUS = 400
-"""Even one question is searched for among this many passages."""
+"""Smallest number of passages of a corpus, even for one question."""
 
 __all__ = ["KINDS", "SIZES", "SPLITS", "load", "passages", "programs", "questions", "sums"]
 
 
 def load(kind: str, split: str, size: int | None = None, seed: int = 0) -> DataSet:
-    """The first `size` tasks of a kind ("qa", "qa-single", "qa-multi", "code", "math"), with their passages for QA."""
+    """Return the first `size` tasks of a kind: "qa", "qa-single", "qa-multi", "code" or "math". QA tasks have passages."""
     if kind not in KINDS:
         raise TaskError(f"the mini world has no tasks of kind {kind!r}; it has {', '.join(KINDS)}")
     if split not in SPLITS:

@@ -1,8 +1,8 @@
-"""Encyclopaedia-like passages: one per entity, one to three short sentences, told in several ways.
+"""Passages in the style of an encyclopaedia: one for each entity, with one to three short sentences.
 
-Every passage holds a value that could be taken for the answer and is not: the home next to the birthplace, the
-person a work is dedicated to next to its creator, the head next to the founder. And names turn up in other
-entities' passages too. So matching words finds candidates; choosing between them takes reading.
+Every passage contains a value that looks like the answer: the home beside the birthplace, the person to whom a work is
+dedicated beside its creator, the head beside the founder. Names also occur in passages of other entities. So a word match
+finds candidates, and only reading decides between them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ COMPANY = (
 
 
 def article(noun: str) -> str:
-    """The noun with its indefinite article."""
+    """Return a noun with its indefinite article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def tell(entity: Entity, dice: Dice) -> str:
-    """The text about an entity, in one of its ways of telling."""
+    """Return a text about an entity, in one of several wordings."""
     if isinstance(entity, Town):
         return dice.pick(TOWN).format(
             name=entity.name, country=entity.country, river=entity.river, founded=entity.founded
@@ -65,7 +65,7 @@ def tell(entity: Entity, dice: Dice) -> str:
 
 
 def block_passages(world: World, number: int) -> list[dict[str, str]]:
-    """The eight passages of one block."""
+    """Return the eight passages of one block."""
     dice = Dice("passages", world.split, world.seed, number)
     return [
         {
@@ -78,7 +78,7 @@ def block_passages(world: World, number: int) -> list[dict[str, str]]:
 
 
 def passages(split: str, count: int, seed: int = 0) -> Iterator[dict[str, str]]:
-    """The first `count` passages of a split's world, as a stream: a million need no memory."""
+    """Yield the first `count` passages of a split's world. Only one block is in memory at a time."""
     world = World(split, seed)
     made = 0
     for number in range(-(-count // ENTITIES_PER_BLOCK)):

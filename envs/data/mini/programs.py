@@ -1,8 +1,8 @@
-"""Programming tasks that a program of one to three lines solves, with visible and separate hidden tests.
+"""Programming tasks with solutions of one to three lines, and with separate visible and hidden tests.
 
-A family is a kind of task with numbers or words to fill in; a (family, numbers) combination belongs to one
-split. The hidden tests reach where the visible ones do not: negative numbers, the very threshold, an empty
-case. So a program can pass what its author sees and still be wrong.
+A family is a kind of task with parameters. Each pair of a family and its parameters belongs to one split. The hidden tests
+cover cases that the visible tests do not: negative numbers, the exact threshold, an empty input. So a program can pass the
+visible tests and still be wrong.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Parameters = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of task: its wording, its program, and the inputs to try it on."""
+    """Family of tasks: wordings, solution, and test inputs."""
 
     name: str
     problems: tuple[str, ...]
-    """Ways of stating it; `{0}`, `{1}` are the parameters."""
+    """Wordings of the problem, with the parameters as `{0}` and `{1}`."""
     plan: str
     solution: str
     bounds: tuple[tuple[int, int], ...]
     """Smallest and largest value of each parameter."""
     cases: Callable[[Dice, Parameters], Sequence[object]]
-    """Inputs, the telling ones last: one line of stdin each, or a list of arguments when `fn_name` is given."""
+    """Function that returns test inputs, the difficult ones last: lines for stdin, or lists of arguments (`fn_name`)."""
     fn_name: str | None = None
 
 
@@ -142,7 +142,7 @@ FAMILIES = (
 
 
 def combinations(family: Family, split: str) -> list[Parameters]:
-    """All parameters of a family that belong to a split."""
+    """Return all parameters of a family that belong to a split."""
     every: list[Parameters] = [()]
     for low, high in family.bounds:
         every = [(*head, value) for head in every for value in range(low, high + 1)]
@@ -150,7 +150,7 @@ def combinations(family: Family, split: str) -> list[Parameters]:
 
 
 def tests_of(family: Family, solution: str, cases: Sequence[object]) -> list[TestRow]:
-    """Each input with the output of the reference program, in the form of a test."""
+    """Return a test for each input, with the output of the reference program."""
     tests: list[TestRow] = []
     for case in cases:
         output = run_solution(solution, case, family.fn_name)
@@ -159,7 +159,7 @@ def tests_of(family: Family, solution: str, cases: Sequence[object]) -> list[Tes
 
 
 def run_solution(solution: str, case: Any, fn_name: str | None) -> object:
-    """Output of a program of ours (never a model's) for one input."""
+    """Run one of our own programs in this process, and return its output. Never use it for a model's program."""
     printed: list[str] = []
     names: dict[str, Any] = {
         "input": lambda: case,
@@ -172,7 +172,7 @@ def run_solution(solution: str, case: Any, fn_name: str | None) -> object:
 
 
 def programs(split: str, count: int, seed: int = 0) -> Iterator[CodeRow]:
-    """The first `count` programming tasks of a split. Parameters come round again only when all have been used."""
+    """Yield the first `count` programming tasks of a split. Parameters repeat only after all have been used."""
     pools = [
         Dice("programs", family.name, split, seed).shuffled(combinations(family, split))
         for family in FAMILIES

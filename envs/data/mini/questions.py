@@ -1,8 +1,8 @@
-"""Questions about the mini world: one hop, two hops over a bridge, and comparisons.
+"""Questions about the mini world: with one hop, with two hops over a bridge, and comparisons.
 
-A *relation* asks one thing about one kind of entity and can also name its answer by a phrase ("the founder of
-…"). A bridge question is a relation asked about such a phrase. `hops` (a reference field, for experts) lists
-the simple questions that lead to the answer, each with its answer and the title of the passage that holds it.
+A *relation* is a question about one kind of entity. A phrase such as "the founder of …" can name its answer. A bridge
+question asks a relation about such a phrase. `hops`, a reference field for experts, lists the simple questions that lead
+to the answer, each with its answer and the title of its passage.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from .world import Block, Company, Dice, Entity, Person, Town, Work, World
 
 QUESTIONS_PER_BLOCK = 8
 MIXES = {"qa": "SBCBSBCB", "qa-single": "SSSSSSSS", "qa-multi": "BCBCBBCB"}
-"""The kinds of question a block gives, by data set: S for single, B for bridge, C for comparison."""
+"""Kinds of the eight questions of a block, by data set: S for single, B for bridge, C for comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One thing that can be asked about one kind of entity."""
+    """Relation: a question about one kind of entity."""
 
     of: type
     asks: tuple[str, ...]
-    """Ways of asking; `{x}` is the entity, or a phrase for it."""
+    """Wordings of the question. `{x}` is the entity, or a phrase for it."""
     answer: Callable[[Any], Any]
-    """The answer: an entity, or a plain value."""
+    """Function that returns the answer: an entity or a plain value."""
     phrase: str | None = None
-    """Phrase for the answer without its name."""
+    """Phrase for the answer that does not contain its name. None: there is no such phrase."""
 
 
 RELATIONS = (
@@ -67,7 +67,7 @@ COMPARISONS: dict[type, tuple[tuple[str, str, str], ...]] = {
         ("Which town is younger, {a} or {b}?", "When was {x} founded?", "last"),
     ),
 }
-"""Questions for each kind of entity: the question, the question about each of the two, and which of the two years wins."""
+"""Comparisons for each kind of entity: the question, the question about each of the two, and which year wins."""
 
 
 def _text(value: object) -> str:
@@ -88,7 +88,7 @@ def _row(question: str, answer: str, hops: list[dict[str, str]]) -> Question:
 
 
 def entity_questions(entity: Entity, dice: Dice) -> list[dict[str, str]]:
-    """Every simple question about one entity, each worded in one of its ways."""
+    """Return every simple question about one entity, each in one of its wordings."""
     return [
         _hop(dice.pick(relation.asks).format(x=entity.name), relation.answer(entity), entity.name)
         for relation in RELATIONS
@@ -133,7 +133,7 @@ def _year(entity: Entity) -> int:
 
 
 def comparison(a: Entity, b: Entity, dice: Dice) -> Question:
-    """Question which of two entities of a kind came first or last, worded in one of its ways; their years must differ."""
+    """Return a question which of two entities of a kind came first or last. Their years must differ."""
     question, each, wins = dice.pick(COMPARISONS[type(a)])
     first, last = sorted((a, b), key=_year)
     hops = [_hop(each.format(x=e.name), _year(e), e.name) for e in (a, b)]
@@ -157,7 +157,7 @@ def _comparisons(block: Block, dice: Dice) -> Iterator[Question]:
 
 
 def block_questions(world: World, number: int, kind: str = "qa") -> list[QaRow]:
-    """The eight questions of one block."""
+    """Return the eight questions of one block."""
     dice = Dice("questions", kind, world.split, world.seed, number)
     block = world.block(number)
     makers = {"S": _single(block, dice), "B": _bridges(block, dice), "C": _comparisons(block, dice)}
@@ -168,7 +168,7 @@ def block_questions(world: World, number: int, kind: str = "qa") -> list[QaRow]:
 
 
 def questions(kind: str, split: str, count: int, seed: int = 0) -> Iterator[QaRow]:
-    """The first `count` questions about a split's world, as a stream."""
+    """Yield the first `count` questions about a split's world."""
     world = World(split, seed)
     for number in range(-(-count // QUESTIONS_PER_BLOCK)):
         left = count - number * QUESTIONS_PER_BLOCK

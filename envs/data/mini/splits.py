@@ -1,4 +1,4 @@
-"""A check that the splits of the mini world share nothing."""
+"""Check that the splits of the mini world are disjoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .words import SPLITS
 
 
 def check_disjoint(seeds: Iterable[int] = (0,), size: int = 512) -> None:
-    """Raise if any name, program or sum of one split turns up in another, under any of these seeds."""
+    """Raise an error if a name, program or sum of one split occurs in another, under any of these seeds."""
     owner: dict[str, str] = {}
     for seed in seeds:
         for split in SPLITS:

@@ -1,7 +1,7 @@
 """Math word problems of one or two steps, with exact integer answers between 0 and 99.
 
-A (template, numbers) combination belongs to one split; the single facts (7 + 8 = 15) occur in all of them.
-The reference holds the working, one line a step.
+Each pair of a template and its numbers belongs to one split. Single facts (7 + 8 = 15) occur in all splits. The reference
+contains the solution, with one line for each step.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LARGEST = 99
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One story; `steps` are operators between the running value and the next number."""
+    """Template of a story. `steps` are the operators between the value so far and the next number."""
 
     name: str
     stories: tuple[str, ...]
-    """Ways of telling it; {p} and {q} are people, {item} a thing, {0} {1} {2} the numbers."""
+    """Wordings of the story. {p} and {q} are people, {item} is a thing, {0} {1} {2} are the numbers."""
     steps: str
     bounds: tuple[tuple[int, int], ...]
 
@@ -52,7 +52,7 @@ TEMPLATES = (
 
 
 def working(steps: str, numbers: tuple[int, ...]) -> list[tuple[str, int]]:
-    """Each step as text ("7 + 5 = 12") with its value."""
+    """Return each step as text ("7 + 5 = 12") with its value."""
     value, lines = numbers[0], []
     for operator, number in zip(steps, numbers[1:], strict=True):
         after = {"+": value + number, "-": value - number, "*": value * number}[operator]
@@ -63,7 +63,7 @@ def working(steps: str, numbers: tuple[int, ...]) -> list[tuple[str, int]]:
 
 @lru_cache(maxsize=64)
 def combinations(template: Template, split: str) -> list[tuple[int, ...]]:
-    """All numbers of a template that belong to a split and keep every step between 0 and 99."""
+    """Return all numbers of a template that belong to a split, with every step between 0 and 99."""
     every: list[tuple[int, ...]] = [()]
     for low, high in template.bounds:
         every = [(*head, value) for head in every for value in range(low, high + 1)]
@@ -76,7 +76,7 @@ def combinations(template: Template, split: str) -> list[tuple[int, ...]]:
 
 
 def sums(split: str, count: int, seed: int = 0) -> Iterator[MathRow]:
-    """The first `count` math problems of a split. Numbers come round again only when all have been used."""
+    """Yield the first `count` math problems of a split. Numbers repeat only after all have been used."""
     pools = [Dice("sums", t.name, split, seed).shuffled(combinations(t, split)) for t in TEMPLATES]
     for number in range(count):
         turn, which = divmod(number, len(TEMPLATES))

@@ -1,10 +1,9 @@
-"""Every word that a mini-world name can be made of.
+"""Word lists of the names in the mini world.
 
-The lists are closed on purpose: a tokenizer of two thousand words covers the whole world, so a tiny model
-copies a name as two tokens. A name is a *first* word and a *second* word; which split a name belongs to is
-decided by its two words alone (`split_of`), never by a seed, so a name of the test split cannot turn up in
-anybody's training split. Some second words are kept for validation or test only: a model meets those words
-as names for the first time when it is evaluated, and has to copy them.
+The lists are short, so a tokenizer of two thousand words covers the whole world, and a name is two tokens for the tiny
+model. A name consists of a *first* and a *second* word. These two words alone decide its split (`split_of`), without the
+seed. So a name of the test split is never in a train split. Some second words occur only in validation or test: a model
+sees them for the first time in an evaluation, and has to copy them.
 """
 
 # ruff: noqa: SIM905  (word lists are easier to read and edit as prose)
@@ -19,25 +18,25 @@ SPLITS = ("train", "validation", "test")
 
 
 def split_of_combination(template: str, numbers: Sequence[int]) -> str:
-    """The split of a (template, numbers) combination: one in eight is for validation, one in eight for test."""
+    """Return the split of a template with its numbers. One in eight belongs to validation, one in eight to test."""
     digest = hashlib.sha256(f"{template}:{','.join(map(str, numbers))}".encode()).digest()
     return {0: "validation", 1: "test"}.get(digest[0] % 8, "train")
 
 
 @dataclass(frozen=True, slots=True)
 class NameWords:
-    """The two word lists of one kind of entity; the tail of `second` is held out."""
+    """Two word lists of one kind of entity. The last words of `second` are held out."""
 
     first: tuple[str, ...]
     second: tuple[str, ...]
 
     @property
     def held_out(self) -> int:
-        """Number of second words that validation and test each keep for themselves."""
+        """Number of second words that only validation uses. Test has as many."""
         return max(2, len(self.second) // 8)
 
     def split_of(self, first: int, second: int) -> str:
-        """The split of the name made of these two words (given by index)."""
+        """Return the split of the name with these two words, named by index."""
         train_words = len(self.second) - 2 * self.held_out
         if second >= train_words + self.held_out:
             return "test"

@@ -1,9 +1,9 @@
-"""The mini world itself: people, towns, works and companies, and what is true of them.
+"""Entities of the mini world: people, towns, works and companies, with their facts.
 
-The world is a row of *blocks*: eight entities that refer to each other and to nothing outside. Any block can
-be made alone, from (seed, split, number of the block), so a world of a million passages is a stream, and
-the worlds of the splits share no name. Only `random.random()` of a generator seeded by a string is used: its
-numbers are the same in every process and every version of Python.
+The world is a sequence of *blocks*. A block has eight entities that refer only to each other. It depends on (seed, split,
+number of the block) alone, so a world of a million passages can be a stream. The worlds of the splits share no name. The
+only random numbers are those of `random.random()` with a text as seed, which are the same in every process and every
+version of Python.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENTITIES_PER_BLOCK = PEOPLE_PER_BLOCK + TOWNS_PER_BLOCK + WORKS_PER_BLOCK + COMP
 
 @dataclass(frozen=True, slots=True)
 class Town:
-    """A town of the mini world."""
+    """Town of the mini world."""
 
     name: str
     country: str
@@ -35,32 +35,32 @@ class Town:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A person of the mini world."""
+    """Person of the mini world."""
 
     name: str
     birthplace: Town
     home: Town
-    """Town where the person lives: never the birthplace, so the two can be mixed up."""
+    """Town where the person lives. It is never the birthplace, so a reader can confuse the two."""
     born: int
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A work of the mini world, with its creator."""
+    """Work of the mini world, with its creator."""
 
     name: str
     kind: str
     creator: Person
     sponsor: Person
-    """Person to whom the work is dedicated: another person in the same passage, to be mixed up with the creator."""
+    """Person to whom the work is dedicated: another person in the same passage, whom a reader can confuse with the creator."""
     year: int
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """A company of the mini world."""
+    """Company of the mini world."""
 
     name: str
     founder: Person
@@ -75,7 +75,7 @@ Entity = Town | Person | Work | Company
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Eight entities that refer to each other only."""
+    """Block of eight entities, which refer only to each other."""
 
     number: int
     towns: tuple[Town, ...]
@@ -85,12 +85,12 @@ class Block:
 
     @property
     def entities(self) -> tuple[Entity, ...]:
-        """The eight entities of the block."""
+        """All eight entities of the block."""
         return (*self.towns, *self.people, *self.works, *self.companies)
 
 
 class Dice(random.Random):
-    """A generator named by what it is for; draws by `random()` only, which never changes between Pythons."""
+    """Random generator, seeded by a text. It draws with `random()` only, which is equal in all versions of Python."""
 
     def __init__(self, *name: object) -> None:
         super().__init__("/".join(map(str, ("mini", *name))))
@@ -104,7 +104,7 @@ class Dice(random.Random):
         return items[self.below(len(items))]
 
     def two(self, items: Sequence[T]) -> tuple[T, T]:
-        """Two different items."""
+        """Return two different items."""
         first = self.below(len(items))
         second = (first + 1 + self.below(len(items) - 1)) % len(items)
         return items[first], items[second]
@@ -120,7 +120,7 @@ class Dice(random.Random):
 
 @lru_cache(maxsize=64)
 def _names(kind: str, split: str, seed: int) -> list[tuple[int, int]]:
-    """The names of a kind that belong to a split, in the order in which this seed hands them out."""
+    """Return the names of a kind that belong to a split, in the order of this seed."""
     lists: NameWords = getattr(words, kind)
     own = [
         (first, second)
@@ -132,7 +132,7 @@ def _names(kind: str, split: str, seed: int) -> list[tuple[int, int]]:
 
 
 def name_of(kind: str, split: str, seed: int, number: int) -> str:
-    """The number-th name of a kind. When the two-word names are used up, a third word follows, then a fourth …"""
+    """Return a name of a kind by its number. After all names of two words, names have a third word, then a fourth …"""
     lists: NameWords = getattr(words, kind)
     pairs = _names(kind, split, seed)
     first, second = pairs[number % len(pairs)]
@@ -146,7 +146,7 @@ def name_of(kind: str, split: str, seed: int, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One split's world under one seed; `block(i)` makes any part of it."""
+    """World of one split under one seed. `block(i)` makes any part of it."""
 
     split: str
     seed: int = 0
@@ -161,7 +161,7 @@ class World:
         return name_of(kind, self.split, self.seed, number)
 
     def block(self, number: int) -> Block:
-        """Block `number` of this world."""
+        """Return block `number` of this world."""
         dice = Dice("block", self.split, self.seed, number)
         towns = self._towns(number, dice)
         people = self._people(number, towns, dice)
@@ -194,7 +194,7 @@ class World:
         for i in range(WORKS_PER_BLOCK):
             creator, sponsor = dice.two(people)
             year = creator.born + 20 + dice.below(30)
-            year += bool(works and works[-1].year == year)  # two works of a block never tie
+            year += bool(works and works[-1].year == year)  # two works of a block never have the same year
             name = "The " + self._name("WORKS", number * WORKS_PER_BLOCK + i)
             works.append(
                 Work(name, dice.pick(words.WORK_KINDS), creator, sponsor, year, dice.pick(words.TOPICS))
