@@ -86,13 +86,13 @@ class GraphWorkflow(Workflow):
     ) -> GraphWorkflow:
         """Add a node where a role acts. Several nodes may have the same role: `role=`."""
         self._new(name)
-        actor = Role(role or name, reply=reply or Raw(), system=system)
-        first = self._draft.roles.setdefault(actor.name, actor)
-        if (reply is not None or system) and first != actor:
+        made = Role(role or name, reply=reply or Raw(), system=system)
+        known = self._draft.roles.setdefault(made.name, made)
+        if (reply is not None or system) and known != made:
             raise GraphError(
-                f"node {name!r}: role {actor.name!r} was declared before with another reply or system"
+                f"node {name!r}: role {made.name!r} was declared before with another reply or system"
             )
-        self._draft.nodes[name] = _Agent(prompt, actor.name)
+        self._draft.nodes[name] = _Agent(prompt, made.name)
         return self
 
     def add_tool(self, name: str, *, tool: str = "", **args: object) -> GraphWorkflow:

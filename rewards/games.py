@@ -77,14 +77,14 @@ class GameCredit(Rule):
         if node.kind != "use" or node.tool != "world" or node.error is not None:
             return
         args = node.args or EMPTY
-        move = node.result
+        went = node.result
         game, scale = GAMES[args["game"]], self.scale(args["game"])
         before = game.state(args["state"])
-        team = dense(scale, game, before, game.state(move["state"]), move["steps"], bool(move["refused"]))
-        if move["solved"]:
+        team = dense(scale, game, before, game.state(went["state"]), went["steps"], bool(went["refused"]))
+        if went["solved"]:
             team["goal"] = scale.goal
-            steps = sum(use.result["steps"] for use in trace.uses("world") if use.round <= node.round)
-            team["shortest"] = scale.shortest if steps <= optimum(task) else 0.0
+            taken = sum(use.result["steps"] for use in trace.uses("world") if use.round <= node.round)
+            team["shortest"] = scale.shortest if taken <= optimum(task) else 0.0
         for act in turn_of(trace, node):
             for component, amount in team.items():
                 if amount:
@@ -95,17 +95,17 @@ class GameCredit(Rule):
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
         """Return the credits that are known when the episode is over."""
-        moves = trace.uses("world")
-        if str(trace.ended) == "terminal" and moves and not moves[-1].result["solved"]:
+        made = trace.uses("world")
+        if str(trace.ended) == "terminal" and made and not made[-1].result["solved"]:
             fail = self.scale(task.view["game"]).fail
-            return [Credit(act.id, "fail", self.alpha * fail) for act in turn_of(trace, moves[-1])]
+            return [Credit(act.id, "fail", self.alpha * fail) for act in turn_of(trace, made[-1])]
         return ()
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
         """Return the figures to report."""
-        moves = [use for use in trace.uses("world") if use.error is None]
-        solved = bool(moves) and bool(moves[-1].result["solved"])
-        steps = sum(use.result["steps"] for use in moves)
+        made = [use for use in trace.uses("world") if use.error is None]
+        solved = bool(made) and bool(made[-1].result["solved"])
+        steps = sum(use.result["steps"] for use in made)
         return {
             "solved": float(solved),
             "steps": float(steps),
@@ -145,8 +145,8 @@ def turn_of(trace: Trace, world: Node) -> list[Node]:
 
 def optimum(task: Task) -> int:
     """Return the length of a shortest solution: from the task's reference, or else computed."""
-    reference = task.reference
-    if reference.get("solution"):
-        return len(reference["solution"])
+    known = task.reference
+    if known.get("solution"):
+        return len(known["solution"])
     game = GAMES[task.view["game"]]
     return len(game.best(game.state(task.view["start"])) or ())

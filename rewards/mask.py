@@ -48,15 +48,15 @@ class MaskCredit(Rule):
         scores = [f1(n.value, gold) for n in trace.acts("answerer")]
         plans = [f1(n.value["final"], gold) for n in trace.acts("planner")]
         final = str((trace.outcome or {}).get("answer") or "")
-        final_f1 = f1(final, gold)
+        reached = f1(final, gold)
         gains = [b - a for a, b in pairwise(scores)]
         filings = [n.value["kind"] for n in trace.acts("updater")]
         return {
-            "f1": final_f1,
+            "f1": reached,
             "em": exact_match(final, gold),
             "plan_f1": plans[0] if plans else 0.0,
             "answer0_f1": scores[0] if scores else 0.0,
-            "gain_over_plan": final_f1 - (plans[0] if plans else 0.0),
+            "gain_over_plan": reached - (plans[0] if plans else 0.0),
             "gain_per_turn": sum(gains) / len(gains) if gains else 0.0,
             "searches": float(len(trace.uses("retrieve"))),
             "ended_by_searcher": float(bool((trace.outcome or {}).get("ended_by_searcher"))),

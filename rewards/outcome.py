@@ -121,10 +121,8 @@ class CodeCredit(Rule):
         t = len(rates) - 1
         gain = rates[t] - (rates[t - 1] if t else 0.0)
         for other in trace.nodes:
-            turn = (
-                t - 1 if other.role == "reflector" else t
-            )  # the next program shows what its advice was worth
-            if other.kind == "act" and other.turn == turn:
+            paid = t - 1 if other.role == "reflector" else t  # its advice shows in the next program
+            if other.kind == "act" and other.turn == paid:
                 yield Credit(other.id, "progress", gain)
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:

@@ -23,8 +23,8 @@ def weight_of(weight: float | Mapping[str, float], role: str | None, otherwise: 
     """
     if not isinstance(weight, Mapping):
         return weight
-    entry = entry_of(weight, role or "*")
-    return otherwise if entry is None else entry
+    own = entry_of(weight, role or "*")
+    return otherwise if own is None else own
 
 
 class FormatReward(Rule):

@@ -55,8 +55,8 @@ class TurnDelta(Rule):
         earlier = [n for n in trace.acts(self.measure) if n.round < node.round]
         earlier = [n for n in earlier if n.agent == node.agent] or earlier
         since = max((n.round for n in earlier), default=-1)
-        scores = [self.score(trace, n, task) or 0.0 for n in earlier if n.round == since]
-        change = (self.score(trace, node, task) or 0.0) - (sum(scores) / len(scores) if scores else 0.0)
+        reached = [self.score(trace, n, task) or 0.0 for n in earlier if n.round == since]
+        change = (self.score(trace, node, task) or 0.0) - (sum(reached) / len(reached) if reached else 0.0)
         for other in trace.acts():
             if other.role in self.roles and since < other.round <= node.round:
                 yield Credit(other.id, self.name, change)
@@ -80,15 +80,15 @@ class Mixed(Rule):
 
     def on_node(self, trace: Trace, node: Node, task: Task) -> Iterable[Credit]:
         """Return the credits that are known once the round of this node is answered."""
-        score = self.local(trace, node, task) if node.kind == "act" else None
-        if score is not None:
-            yield Credit(node.id, f"{self.name}/local", weight_of(self.beta, node.role, 1.0) * score)
+        own = self.local(trace, node, task) if node.kind == "act" else None
+        if own is not None:
+            yield Credit(node.id, f"{self.name}/local", weight_of(self.beta, node.role, 1.0) * own)
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
         """Return the credits that are known when the episode is over."""
-        score = self.team(trace, task)
+        shared = self.team(trace, task)
         return [
-            Credit(n.id, f"{self.name}/team", weight_of(self.alpha, n.role, 1.0) * score)
+            Credit(n.id, f"{self.name}/team", weight_of(self.alpha, n.role, 1.0) * shared)
             for n in trace.acts()
         ]
 
@@ -116,12 +116,12 @@ class Influence(Rule):
         """Return the credits that are known once the round of this node is answered."""
         if node.kind != "act" or not self._counts(node):
             return
-        score = self.score(trace, node, task)
+        own = self.score(trace, node, task)
         earlier = [n for n in trace.acts() if n.round < node.round and self._counts(n)]
         scores = [s for s in (self.score(trace, n, task) for n in earlier) if s is not None]
-        if score is None or not scores:
+        if own is None or not scores:
             return
-        yield Credit(node.id, self.name, self.alpha * influence(score, sum(scores) / len(scores), self.kind))
+        yield Credit(node.id, self.name, self.alpha * influence(own, sum(scores) / len(scores), self.kind))
 
     def _counts(self, node: Node) -> bool:
         return self.roles is None or node.role in self.roles
@@ -147,10 +147,10 @@ class Propagated(Rule):
         amount = totals_by_node(chain(chain.from_iterable(early), self.rule.on_end(trace, task)))
         kinds = {n.id: n.kind for n in trace.nodes}
         for node in sorted(trace.nodes, key=lambda n: -n.round):
-            total, parents = amount.get(node.id, 0.0), [p for p in node.parents if p in kinds]
-            share = total if node.kind == "use" else self.discount * total
+            have, parents = amount.get(node.id, 0.0), [p for p in node.parents if p in kinds]
+            passed = have if node.kind == "use" else self.discount * have
             for parent in parents:
-                amount[parent] = amount.get(parent, 0.0) + share / len(parents)
+                amount[parent] = amount.get(parent, 0.0) + passed / len(parents)
         return [
             Credit(id, self.name, value) for id, value in amount.items() if kinds.get(id) == "act" and value
         ]

@@ -105,9 +105,7 @@ class PeftAdapters(nn.Module):
             num_transformer_submodules=1,
         )  # fmt: skip
         encoder: PrefixEncoder = PrefixEncoder(config).to(next(net.parameters()).device)
-        nn.init.zeros_(
-            encoder.embedding.weight
-        )  # a new prefix takes some attention weight, but adds no noise
+        nn.init.zeros_(encoder.embedding.weight)  # a new prefix takes some attention, but adds no noise
         self.prefixes[name], self.configs[name] = encoder, config
 
     def owns(self, adapter: str | None, parameter: str) -> bool:

@@ -161,9 +161,8 @@ class Buckets:
 
     waste = 1.3  # largest area of a bucket, as a multiple of the area of its spans
     pairs = 1 << 19  # most query-key pairs of a bucket: the scores of more do not fit the processor's caches
-    pairs_fused = (
-        1 << 23
-    )  # the same on a GPU, where few launches matter; the mask of one bucket is then 16 MB
+    # the same on a GPU, where few launches matter; the mask of one bucket is then 16 MB
+    pairs_fused = 1 << 23
 
     def __init__(
         self, spans: Sequence[Span], dtype: torch.dtype, device: torch.device, alone: bool = False

@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 1 << 22  # scores of one chunk: 16 MB
-CHUNK_GPU = (
-    1 << 27
-)  # 512 MB: each chunk reads the head once, and on a GPU this read is slower than the product
+# 512 MB: each chunk reads the head once, and on a GPU this read is slower than the product
+CHUNK_GPU = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)

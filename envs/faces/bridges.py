@@ -102,9 +102,8 @@ class _Opener:
 
     def __call__(self, task: Task, seed: int) -> _Game:
         env = self.factory()
-        start = task.view.get(
-            "seed"
-        )  # all samples of a task begin with the same game, so they are comparable
+        # all samples of a task begin with the same game, so they are comparable
+        start = task.view.get("seed")
         env.reset(seed=int(derive("game", task.id) if start is None else start) % 2**31)
         return _Game(env, self.describe, self.names)
 
@@ -232,8 +231,8 @@ class SingleRole(gymnasium.Env):  # type: ignore[misc]
 
     def render(self) -> Picture | str | None:
         """Render the wrapped environment."""
-        result: Picture | str | None = self.env.render()
-        return result
+        shown: Picture | str | None = self.env.render()
+        return shown
 
     def _live(self) -> bool:
         return str(self.env.trace.ended) == "no"
