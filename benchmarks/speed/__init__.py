@@ -1,4 +1,4 @@
-"""Speed: requests, retrieval, sandboxed cases, tokens, each beside a reference in the same run."""
+"""Speed of the parts of unitymas, each compared with a reference in the same run: `unitymas bench PART`."""
 
 from __future__ import annotations
 
@@ -7,27 +7,34 @@ import sys
 from collections.abc import Sequence
 
 from ...agents.basics.hints import nearest
+from .former_names import FormerNames
 
-PARTS = (
-    "episode",
-    "retrieval",
-    "sandbox",
-    "engine",
-    "collect",
-    "update",
-    "advantages",
-    "tree",
-    "star",
-    "simulate",
-    "overlap",
-    "routing",
-    "gpu",
-    "memory",
-)
+PARTS = {
+    "episode": "controller.episode",
+    "retrieval": "controller.retrieval",
+    "sandbox": "controller.sandbox",
+    "engine": "models.engine",
+    "collect": "controller.collect",
+    "update": "models.update",
+    "advantages": "controller.advantages",
+    "tree": "controller.tree",
+    "star": "controller.star",
+    "simulate": "simulate",
+    "overlap": "overlap",
+    "routing": "controller.routing",
+    "gpu": "gpu",
+    "memory": "models.memory",
+}
+"""Parts of `unitymas bench`, with the module of each."""
+
+OTHERS = {name: f"models.{name}" for name in ("products", "rounding", "weight_sync")}
+"""Benchmarks that run as modules only."""
+
+FormerNames.serve(__name__, {name: home for name, home in {**PARTS, **OTHERS}.items() if name != home})
 
 
 def bench_main(argv: Sequence[str]) -> int:
-    """`unitymas bench PART …`: one of the speed benchmarks, in a process of its own; arguments go on to it."""
+    """Run `unitymas bench PART …`: one part, in a process of its own, with the arguments after its name."""
     if not argv or argv[0] in ("-h", "--help"):
         print(f"usage: unitymas bench {{{','.join(PARTS)}}} [arguments of the part]")
         return 0

@@ -6,6 +6,7 @@ import importlib
 import sys
 
 from ...cli.commands import answered
+from . import PARTS
 
 
 def main() -> int:
@@ -15,7 +16,7 @@ def main() -> int:
     sys.argv = [f"unitymas bench {part}", *(word for word in words if word != "--debug")]
 
     def work() -> int | None:
-        module = importlib.import_module(f"{__package__}.{part}")
+        module = importlib.import_module(f"{__package__}.{PARTS.get(part, part)}")
         if hasattr(module, "__path__"):
             module = importlib.import_module(f"{module.__name__}.__main__")
         status: int | None = module.main()

@@ -1,7 +1,7 @@
 """Tricks of speed: code of the core that is written for the machine, with what each gains.
 
 Each was taken out and put back in turn. Five processes of either form took turns on one core, other work beside them, and the
-means of their shortest slices are compared: an episode of M-ASK (`python -m unitymas.benchmarks.speed.episode`: 17 requests),
+means of their shortest slices are compared: an episode of M-ASK (`unitymas bench episode`: 17 requests),
 and a fork of it. A trick whose gain is not seen there has no place here.
 
                                                                                         an episode   a fork

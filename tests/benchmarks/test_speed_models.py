@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from unitymas.benchmarks.speed import collect, engine, update
-from unitymas.benchmarks.speed.beside import trl_trainers
+from unitymas.benchmarks.speed.controller import collect
+from unitymas.benchmarks.speed.models import engine, update
+from unitymas.benchmarks.speed.models.beside import trl_trainers
 from unitymas.cli.evaluation import parser
 
 

@@ -18,7 +18,7 @@ from unitymas.agents.model.attention import pack
 from unitymas.agents.model.vocabulary_split import VocabularyRanks
 from unitymas.agents.model.weights import from_config, load_model, load_tokenizer, save_model
 from unitymas.agents.policies import Call
-from unitymas.benchmarks.speed.memory import config_of, counted
+from unitymas.benchmarks.speed.models.memory import config_of, counted
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.config.group_settings import GroupSpec, Learning, PolicySpec, Sampling
 from unitymas.trainers.controller.statistics.table import Signal

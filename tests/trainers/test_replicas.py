@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from unitymas.agents.basics.failures import GroupLost, ReplicaLost
 from unitymas.agents.engines.engine import ENGINES, EngineOrder
 from unitymas.agents.policies import Call
-from unitymas.benchmarks.speed.routing import compared
+from unitymas.benchmarks.speed.controller.routing import compared
 from unitymas.envs.registry import unregister
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling

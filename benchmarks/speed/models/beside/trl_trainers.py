@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ....agents.model.decoder import Decoder
-from ....agents.model.weights import load_tokenizer, save_model
-from ....agents.names import model_path
-from ....agents.text.tokenizing import Tokenizer
-from ....trainers.group.sample_store import Sample
+from .....agents.model.decoder import Decoder
+from .....agents.model.weights import load_tokenizer, save_model
+from .....agents.names import model_path
+from .....agents.text.tokenizing import Tokenizer
+from .....trainers.group.sample_store import Sample
 from .clock import Seconds
 
 

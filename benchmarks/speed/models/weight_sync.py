@@ -1,6 +1,6 @@
 """Time of a weight sync with vLLM: shared memory against a directory of safetensors, in one run.
 
-    VLLM_CPU_KVCACHE_SPACE=1 python -m unitymas.benchmarks.speed.weight_sync --model tiny --rounds 5
+    VLLM_CPU_KVCACHE_SPACE=1 python -m unitymas.benchmarks.speed.models.weight_sync --model tiny --rounds 5
 
 It needs vLLM. The two ways take turns on one engine, so that a busy machine weighs on both alike.
 """
@@ -11,9 +11,9 @@ import argparse
 import statistics
 import time
 
-from ...agents import model_path
-from ...agents.engines.vllm.vllm_engine import VLLMEngine
-from ...agents.model.weights import load_model
+from ....agents import model_path
+from ....agents.engines.vllm.vllm_engine import VLLMEngine
+from ....agents.model.weights import load_model
 
 
 def measured(model_name: str, rounds: int, precision: str) -> dict[str, list[float]]:

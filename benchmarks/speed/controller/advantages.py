@@ -1,6 +1,6 @@
 """Speed of advantages: 100,000 decisions in 10,000 ragged groups, on one core.
 
-    OMP_NUM_THREADS=1 python -m unitymas.benchmarks.speed.advantages
+    OMP_NUM_THREADS=1 unitymas bench advantages
 
 Timed is everything between "all credits are known" and "signals can be sent": building the columns of the table from
 decision objects, the groups, the statistics, and 100,000 signal objects. Data: 2,500 tasks, 4 agents, trajectories
@@ -14,10 +14,10 @@ import gc
 import random
 import time
 
-from ...agents.answers import DecisionId
-from ...cli.arguments import COUNT, Parser
-from ...trainers.algorithms import list_algorithms, make_algorithm
-from ...trainers.controller.statistics.table import Decision, Table, ValueSummary
+from ....agents.answers import DecisionId
+from ....cli.arguments import COUNT, Parser
+from ....trainers.algorithms import list_algorithms, make_algorithm
+from ....trainers.controller.statistics.table import Decision, Table, ValueSummary
 
 CONFIG: dict[str, dict[str, object]] = {"matpo": {"main": "role0"}, "at_grpo": {"tree": 0}}
 

@@ -1,6 +1,6 @@
 """Calls per second between the controller and groups in Ray actors: batches beside single remote calls.
 
-    python -m unitymas.benchmarks.speed.star [--calls 20000] [--flight 1024] [--groups 1] [--rounds 3] [--words 250]
+    unitymas bench star [--calls 20000] [--flight 1024] [--groups 1] [--rounds 3] [--words 250]
 
 The groups here answer at once, so the figure is that of the star alone: its messages, pickling and waking up. Prompts
 and answers have the size of real ones (`--words`). `flight` calls are open at any time. Both sides ask the same actors'
@@ -16,11 +16,11 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 
-from ...agents.policies import Answer, Call
-from ...cli.arguments import COUNT, Parser
-from ...trainers.config.schema import RayConfig
-from ...trainers.group.actor import ActorLink, GroupActor
-from ...trainers.group.cluster import CALLS_AT_ONCE, connect
+from ....agents.policies import Answer, Call
+from ....cli.arguments import COUNT, Parser
+from ....trainers.config.schema import RayConfig
+from ....trainers.group.actor import ActorLink, GroupActor
+from ....trainers.group.cluster import CALLS_AT_ONCE, connect
 
 
 class Instant:

@@ -1,6 +1,6 @@
 """Speed of the sandbox: cases a second, beside plain `subprocess.run` in the same run.
 
-    python -m unitymas.benchmarks.speed.sandbox --cases 400 --batch 1000
+    unitymas bench sandbox --cases 400 --batch 1000
 
 Both judge the same small program with as many at once as there are processors; the plain one starts
 `python -S program.py` with no isolation and no limits but a timeout. Then a batch of which a tenth
@@ -19,11 +19,11 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from ...agents.basics.json_types import JsonObject
-from ...cli.arguments import COUNT, Parser, number
-from ...envs.tools.code.verify import verify_code
-from ...envs.tools.sandbox.launch import Level
-from ...envs.tools.sandbox.runner import LEVELS, SandboxError, close_rooms, resolve
+from ....agents.basics.json_types import JsonObject
+from ....cli.arguments import COUNT, Parser, number
+from ....envs.tools.code.verify import verify_code
+from ....envs.tools.sandbox.launch import Level
+from ....envs.tools.sandbox.runner import LEVELS, SandboxError, close_rooms, resolve
 
 PROGRAM = """
 import sys

@@ -1,6 +1,6 @@
 """Cost of bfloat16 in accuracy: log-probs of a real model's tokens, against the same model in float32.
 
-    python -m unitymas.benchmarks.speed.rounding [--model NAME]     # default: the embedded tiny model
+    python -m unitymas.benchmarks.speed.models.rounding [--model NAME]     # default: the embedded tiny model
 
 Both our decoder and transformers' own model are measured, so that it shows what is bfloat16's and what is ours.
 """
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...agents import model_path
-from ...agents.model.attention import pack
-from ...agents.model.weights import load_model, load_tokenizer
+from ....agents import model_path
+from ....agents.model.attention import pack
+from ....agents.model.weights import load_model, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

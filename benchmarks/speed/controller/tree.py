@@ -1,6 +1,6 @@
 """Cost of tree sampling, beside the generation of the same candidates with a real model.
 
-    OMP_NUM_THREADS=1 python -m unitymas.benchmarks.speed.tree [--env mask-nq] [--width 8] [--tasks 8] [--rounds 6]
+    OMP_NUM_THREADS=1 unitymas bench tree [--env mask-nq] [--width 8] [--tasks 8] [--rounds 6]
 
 The embedded tiny model plays every role of trees with `width` candidates an act. Every call is written down and then
 put to the same model again, flat: the same prompts, seeds and choices, so the very same tokens. In a tree a round waits
@@ -26,16 +26,16 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import cycle, permutations
 
-from ...agents.llm import LLMPolicy, RunPolicy, load_policy
-from ...agents.policies import Answer, Call
-from ...agents.team import BoundTeam
-from ...cli.arguments import COUNT, Parser
-from ...envs.core.arena import Arena
-from ...envs.core.branch import Branch
-from ...envs.core.tasks import Task
-from ...envs.registry import make_arena
-from ...trainers.algorithms.algorithm import Tree
-from ...trainers.controller.tree import TreeSampler
+from ....agents.llm import LLMPolicy, RunPolicy, load_policy
+from ....agents.policies import Answer, Call
+from ....agents.team import BoundTeam
+from ....cli.arguments import COUNT, Parser
+from ....envs.core.arena import Arena
+from ....envs.core.branch import Branch
+from ....envs.core.tasks import Task
+from ....envs.registry import make_arena
+from ....trainers.algorithms.algorithm import Tree
+from ....trainers.controller.tree import TreeSampler
 
 
 @dataclass

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ...cli.arguments import COUNT, Parser, counts, number
-from ...trainers.algorithms import make_algorithm
-from ...trainers.config.group_settings import GroupSpec, Learning, PolicySpec
-from ...trainers.controller.statistics.table import Signal
-from ...trainers.group.sample_store import Sample
+from ....cli.arguments import COUNT, Parser, counts, number
+from ....trainers.algorithms import make_algorithm
+from ....trainers.config.group_settings import GroupSpec, Learning, PolicySpec
+from ....trainers.controller.statistics.table import Signal
+from ....trainers.group.sample_store import Sample
 
 SHAPES: dict[str, dict[str, int | bool]] = {
     "tiny": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -161,11 +161,11 @@ def counted(config: object, ranks: int, learning: Learning) -> list[dict[str, in
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from ...agents.model.llama import Llama
-    from ...agents.model.shape import shape_of
-    from ...trainers.group.optimizers.adam import CompactAdam, fresh
-    from ...trainers.group.ranks.fsdp import cut
-    from ...trainers.group.ranks.one_rank import local
+    from ....agents.model.llama import Llama
+    from ....agents.model.shape import shape_of
+    from ....trainers.group.optimizers.adam import CompactAdam, fresh
+    from ....trainers.group.ranks.fsdp import cut
+    from ....trainers.group.ranks.one_rank import local
 
     rows = []
     for index in range(ranks):
@@ -197,14 +197,14 @@ def save(shape: str, folder: Path) -> None:
     """Write a model of random weights."""
     import torch
 
-    from ...agents.model.weights import from_config, save_model
+    from ....agents.model.weights import from_config, save_model
 
     save_model(from_config(config_of(shape)).to(torch.bfloat16), folder)
 
 
 def measure(model: Path, ranks: int, tokens: int, learning: Learning) -> list[dict[str, int]]:
     """Take two optimizer steps over so many ranks, and export. Return what each rank held."""
-    from ...trainers.group.ranks.forked import RankProcesses
+    from ....trainers.group.ranks.forked import RankProcesses
 
     spec = GroupSpec(
         name="main",

@@ -1,6 +1,6 @@
 """Speed of retrieval: building and searching a BM25 index, beside bare bm25s in the same run.
 
-    python -m unitymas.benchmarks.speed.retrieval --passages 1000000
+    unitymas bench retrieval --passages 1000000
 
 Passages are made-up encyclopedia articles like those of the mini world: a few templates, many rare names. Queries
 are questions about them; one in ten has common words only, the hard case for an inverted index. Every measurement
@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from ...cli.arguments import COUNT, Parser
-from ...envs.tools.retrieval import Analyzer, Bm25Index, Passage
+from ....cli.arguments import COUNT, Parser
+from ....envs.tools.retrieval import Analyzer, Bm25Index, Passage
 
 SYLLABLES = [
     a + b for a in ("br", *"dfg", "gr", *"hklmnpr", "st", "tr", *"vz") for b in (*"aeiou", "ai", "or", "el")

@@ -1,8 +1,8 @@
 """Speed of the update: one optimizer step of GRPO on ready samples, beside TRL's trainers in the same run.
 
-    python -m unitymas.benchmarks.speed.update                 # tokens/s, and the ratio
-    python -m unitymas.benchmarks.speed.update --memory        # peak memory as the vocabulary grows
-    python -m unitymas.benchmarks.speed.update --model smollm2 --samples 32 --rounds 1 --only "bfloat16.*(16|replies)"
+    unitymas bench update                 # tokens/s, and the ratio
+    unitymas bench update --memory        # peak memory as the vocabulary grows
+    unitymas bench update --model smollm2 --samples 32 --rounds 1 --only "bfloat16.*(16|replies)"
 
 Both sides train the same 2.6M-parameter Llama, or the same model by its name, on the same 256 samples (32 prompts of 100 to 200 tokens, 8 replies of
 32 tokens each): forward, loss, backward, clipping, AdamW. TRL runs its own `train()` with generation and scoring
@@ -29,17 +29,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ...agents.basics.hints import counted
-from ...agents.model.llama import Llama
-from ...agents.model.weights import from_config, load_model
-from ...agents.names import model_path
-from ...cli.arguments import COUNT, Parser, pattern
-from ...trainers.algorithms import make_algorithm
-from ...trainers.config.group_settings import Learning
-from ...trainers.controller.statistics.table import Signal
-from ...trainers.group.parameters import Parameters
-from ...trainers.group.sample_store import Sample
-from ...trainers.group.update import Learner
+from ....agents.basics.hints import counted
+from ....agents.model.llama import Llama
+from ....agents.model.weights import from_config, load_model
+from ....agents.names import model_path
+from ....cli.arguments import COUNT, Parser, pattern
+from ....trainers.algorithms import make_algorithm
+from ....trainers.config.group_settings import Learning
+from ....trainers.controller.statistics.table import Signal
+from ....trainers.group.parameters import Parameters
+from ....trainers.group.sample_store import Sample
+from ....trainers.group.update import Learner
 from .beside.clock import Seconds
 from .beside.trl_trainers import SETTINGS, Setting, advantage, steps_of
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ....agents.model.llama import Llama
-from ....agents.model.weights import save_model
+from .....agents.model.llama import Llama
+from .....agents.model.weights import save_model
 
 Asked = list[tuple[list[int], int]]
 

@@ -1,7 +1,7 @@
 """Speed of the engine, against transformers' own `model.generate` on the same requests.
 
-    python -m unitymas.benchmarks.speed.engine [--dtype bfloat16] [--batch 64] [--threads 1] [--repeat 3]
-    python -m unitymas.benchmarks.speed.engine --model smollm2 --requests 32 --vllm
+    unitymas bench engine [--dtype bfloat16] [--batch 64] [--threads 1] [--repeat 3]
+    unitymas bench engine --model smollm2 --requests 32 --vllm
 
 One Llama of 2.4M parameters with random weights, or a model by its name. `generate` gets the requests sorted by length, in batches padded on
 the left, and each batch as many new tokens as its longest reply wants; what it says beyond a row's own length does not
@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...agents.engines.sampling import SamplingParams
-from ...agents.engines.torch.torch_engine import Engine
-from ...agents.model.llama import Llama
-from ...agents.model.weights import from_config, load_model, to_hf
-from ...agents.names import model_path
-from ...cli.arguments import COUNT, Parser
+from ....agents.engines.sampling import SamplingParams
+from ....agents.engines.torch.torch_engine import Engine
+from ....agents.model.llama import Llama
+from ....agents.model.weights import from_config, load_model, to_hf
+from ....agents.names import model_path
+from ....cli.arguments import COUNT, Parser
 from .beside.vllm_offline import vllm_server
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Speed of a whole team's rollouts: the M-ASK collector, against its engine fed directly, and `model.generate`.
 
-    python -m unitymas.benchmarks.speed.collect [--episodes 256] [--slots 64] [--threads 1] [--rounds 2]
+    unitymas bench collect [--episodes 256] [--slots 64] [--threads 1] [--rounds 2]
 
 The embedded tiny model, or `--model NAME`, plays all five roles, float32, at temperature 1. The collector plays `--episodes` episodes at
 once, each of which asks one thing after the other: workflow, retrieval, prompts, chat template, parsing and sealing
@@ -22,21 +22,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ...agents.engines.sampling import SamplingParams
-from ...agents.engines.torch.torch_engine import Engine
-from ...agents.names import model_path
-from ...agents.policies import Answer, Call
-from ...agents.team import BoundTeam
-from ...cli.arguments import COUNT, Parser
-from ...envs.core.arena import Arena
-from ...envs.core.trace import Trace
-from ...envs.registry import make_arena
-from ...trainers.config.group_settings import GroupSpec, Learning, PolicySpec, Sampling
-from ...trainers.controller.collect import Collector, Cursor, Seat
-from ...trainers.group.contract import Group
-from ...trainers.group.model_group import ModelGroup
-from ...trainers.group.sample_store import SampleStore
-from .engine import generate
+from ....agents.engines.sampling import SamplingParams
+from ....agents.engines.torch.torch_engine import Engine
+from ....agents.names import model_path
+from ....agents.policies import Answer, Call
+from ....agents.team import BoundTeam
+from ....cli.arguments import COUNT, Parser
+from ....envs.core.arena import Arena
+from ....envs.core.trace import Trace
+from ....envs.registry import make_arena
+from ....trainers.config.group_settings import GroupSpec, Learning, PolicySpec, Sampling
+from ....trainers.controller.collect import Collector, Cursor, Seat
+from ....trainers.group.contract import Group
+from ....trainers.group.model_group import ModelGroup
+from ....trainers.group.sample_store import SampleStore
+from ..models.engine import generate
 
 Asked = list[tuple[list[int], SamplingParams]]
 

@@ -1,4 +1,4 @@
-"""Speed of the core: `python -m unitymas.benchmarks.speed.episode`.
+"""Speed of the core: `unitymas bench episode`.
 
 Requests answered per second (M-ASK, instant answers), the cost of a fork, memory of live episodes, and
 AEC episodes per minute with the real retriever on the mini world.
@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...agents.basics.frozen import freeze
-from ...cli.arguments import COUNT, Parser
-from ...envs.core.drivers import call_for
-from ...envs.core.execution import Execution
-from ...envs.registry import make
+from ....agents.basics.frozen import freeze
+from ....cli.arguments import COUNT, Parser
+from ....envs.core.drivers import call_for
+from ....envs.core.execution import Execution
+from ....envs.registry import make
 
 REPLIES = {
     "planner": "<q1>Who made The Door?</q1><a1>unknown</a1><final_answer>unknown</final_answer>",

@@ -1,6 +1,6 @@
 """Router of engine replicas beside round robin and least load: prompt tokens already held, and how even the loads are.
 
-    python -m unitymas.benchmarks.speed.routing [--env mask-hotpotqa] [--prompts full] [--replicas 4] [--tasks 32] [--k 8] [--flight 64]
+    unitymas bench routing [--env mask-hotpotqa] [--prompts full] [--replicas 4] [--tasks 32] [--k 8] [--flight 64]
                                                 [--room 200000] [--seed 0]
 
 The prompts are real: the tiny team plays the tasks, k samples each, and every act's prompt is tokenized by its chat
@@ -24,13 +24,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ...agents import TINY
-from ...agents.model.weights import load_tokenizer
-from ...agents.team import Team
-from ...cli.arguments import COUNT, Parser
-from ...envs.core.drivers import rollout
-from ...envs.registry import make
-from ...trainers.group.replicas.router import Router
+from ....agents import TINY
+from ....agents.model.weights import load_tokenizer
+from ....agents.team import Team
+from ....cli.arguments import COUNT, Parser
+from ....envs.core.drivers import rollout
+from ....envs.registry import make
+from ....trainers.group.replicas.router import Router
 
 PREFILL, DECODE, BESIDE = 20_000.0, 0.025, 32
 """Prompt tokens a second, seconds of a token, and open requests that double it."""

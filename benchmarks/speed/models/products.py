@@ -1,6 +1,6 @@
 """The measurements that the decoder's and the cache's choices stand on, one thread each.
 
-    python -m unitymas.benchmarks.speed.products
+    python -m unitymas.benchmarks.speed.models.products
 
 Times are of the processor (best of three), so that they hold on a machine that others use too.
 """
@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...agents.model.attention import pack, plain_attend
-from ...agents.model.logprobs import logprobs_entropy
+from ....agents.model.attention import pack, plain_attend
+from ....agents.model.logprobs import logprobs_entropy
 from .engine import models
 
 HEADS, KEYS, WIDTH = 6, 2, 32

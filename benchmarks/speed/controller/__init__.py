@@ -1,0 +1,1 @@
+"""Speed of episodes, tools and the controller: core, collector, trees, star, routing, statistics, retrieval, sandbox."""
