@@ -1,4 +1,4 @@
-"""The tools environments come with, made for a data set."""
+"""Default tools of environments, made for a data set: `retrieve` and `verify`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SEARCH = {
 
 
 def retrieve(data: DataSet) -> Tool:
-    """BM25 over the data set's passages, in memory; built once a process and corpus."""
+    """Return a tool that searches the data set's passages with BM25. A process builds the index of a corpus once."""
     return Tool(_index(_Corpus(data)), name="retrieve", blocking=False, about=SEARCH)
 
 
 class _Corpus:
-    """A data set, compared by fingerprint."""
+    """Data set as a key of the cache, compared by fingerprint."""
 
     def __init__(self, data: DataSet) -> None:
         self.data = data
@@ -61,22 +61,22 @@ class _Counts(TypedDict):
 
 
 class Checked(_Counts, total=False):
-    """Results of a program on the visible tests, as roles may see them."""
+    """Results of a program on the visible tests, which roles may see."""
 
     first_failure: str
 
 
 def verify(data: DataSet) -> Tool:
-    """Run a program on the task's tests in a sandbox: the visible results are public, the hidden private."""
+    """Return a tool that runs a program on the task's tests in the sandbox. Results of the hidden tests are private."""
     return Tool(_verify, name="verify", task=True)
 
 
 def _verify(program: str, fn_name: str | None, task: Task, tests: object = None) -> Result:
-    """The task's hidden tests judge alone. What roles are shown are its visible tests, or `tests` of a tester's own.
+    """Run a program on the tests of a task.
 
-    A tester's tests are read by themselves and say nothing of how they are judged, so that no test that
-    a role wrote has a part in the hidden verdict. Those that are none, or that the task's own solution
-    fails, lower the tester's golden rate and nothing else.
+    The public result is that of the visible tests, or of `tests`, which a tester wrote. The private result is that of the
+    task's hidden tests alone: tests of a role never affect it. A tester's test that is malformed, or that the task's own
+    solution fails, lowers the tester's golden rate and changes nothing else.
     """
     from .code.cases import named_function, written_tests
     from .code.verify import verify_code

@@ -1,14 +1,14 @@
-"""Tools of any MCP server, usable from a workflow: ``await ep.use("mcp:files/read_file", path="a.txt")``.
+"""Tools of any MCP server in a workflow: ``await ep.use("mcp:files/read_file", path="a.txt")``.
 
     files = McpServer(command=["npx", "-y", "@modelcontextprotocol/server-filesystem", "."], deadline=10, per_second=5)
     search = McpServer(url="http://localhost:8000/mcp")
     env = unitymas.make("my-env", tools={"mcp": mcp_tools(files=files, search=search)})
 
-A server is started (or reached) at its first call and kept, on the background loop that all tools share; calls
-run side by side, at most ``per_second`` of them a second, each with its own ``deadline``. What the tool reports as
-an error, an unknown tool, and a missed deadline are a ``ToolError``, which the workflow can catch. A server that
-cannot be reached, or dies, is an ``Infrastructure`` failure: such an episode never trains; the next call starts
-it anew. Needs the package ``mcp``: ``pip install 'unitymas[mcp]'``.
+A server is started, or connected to, at its first call, and stays open on the background loop of all tools. Calls run
+concurrently, at most ``per_second`` of them each second, each with its own ``deadline``. An error that the tool reports, an
+unknown tool and a missed deadline raise a ``ToolError``, which the workflow can catch. A server that cannot be reached, or
+that dies, is an ``Infrastructure`` failure: the episode is never trained, and the next call starts the server again. This
+module needs the package ``mcp``: ``pip install 'unitymas[mcp]'``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult
     from mcp.types import Tool as ServerTool
 
-START_SECONDS = 60.0  # a server may have to be installed first
+START_SECONDS = 60.0  # a command such as npx may install the server first
 LONGEST_ANSWER = 1_000_000  # characters of one result
 LONGEST_LINE = 16 << 20  # bytes of one message of a server by `command`; longer ones end it
 LONGEST_SCHEMA = 20_000  # characters of a tool's description, of its parameters, or of an error
@@ -44,15 +44,15 @@ MOST_TOOLS = 1000
 
 @dataclass(slots=True)
 class McpServer:
-    """One MCP server, by its ``command`` (talks over stdin and stdout) or its ``url`` (streamable HTTP)."""
+    """MCP server, with a ``command`` (it uses stdin and stdout) or a ``url`` (streamable HTTP)."""
 
     command: Sequence[str] | None = None
     url: str | None = None
     env: Mapping[str, str] | None = None
     deadline: float = 30.0
-    """Seconds that the server has to answer one call, not counting the wait for its turn."""
+    """Seconds that one call may take, without the wait for ``per_second``."""
     per_second: float | None = None
-    """Calls per second at most; more of them wait."""
+    """Largest number of calls per second. Further calls wait."""
     _connection: _Connection | None = field(default=None, init=False, repr=False, compare=False)
     _next_turn: float = field(default=0.0, init=False, repr=False, compare=False)
 
@@ -63,11 +63,11 @@ class McpServer:
             raise ValueError("deadline and per_second must be above zero")
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Copies and pickles (environments are both) connect for themselves."""
+        """Pickle the settings only. A copy opens its own connection."""
         return McpServer, (self.command, self.url, self.env, self.deadline, self.per_second)
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> object:
-        """The tool's result: its structured content if it gives any, else its text."""
+        """Call a tool. Return its structured content if there is any, else its text."""
         connection = await self._connected()
         if tool not in connection.tools:
             raise ToolError(
@@ -94,16 +94,16 @@ class McpServer:
             raise Infrastructure(f"{self.name} failed at {tool!r}: {_innermost(error)}") from error
 
     async def tools(self) -> list[About]:
-        """The server's tools as {name, description, parameters}, as a prompt or a chat template wants them."""
+        """Return the server's tools as {name, description, parameters}, for a prompt or a chat template."""
         connection = await self._connected()
         return [connection.tools[name] for name in sorted(connection.tools)]
 
     def list_tools(self) -> list[About]:
-        """``tools`` for those who cannot await."""
+        """Return the result of ``tools``, for code without an event loop."""
         return background(self.tools()).result(START_SECONDS + self.deadline)
 
     def close(self) -> None:
-        """Stop the server; a later call starts it again."""
+        """Stop the server. A later call starts it again."""
         connection, self._connection = self._connection, None
         if connection is not None and connection.usable:
             background(connection.close()).result(self.deadline)
@@ -114,7 +114,7 @@ class McpServer:
         return f"the MCP server {self.url or ' '.join(self.command or ())}"
 
     async def _connected(self) -> _Connection:
-        """The open connection; a dead one, or that of a parent process, is replaced."""
+        """Return the open connection. A dead connection, or one of the parent process, is replaced."""
         if self._connection is None or not self._connection.usable:
             self._connection = _Connection(self)
         connection = self._connection
@@ -125,7 +125,7 @@ class McpServer:
         return connection
 
     async def _turn(self) -> None:
-        """Wait so that calls are at least 1 / per_second apart."""
+        """Wait until the previous call is at least 1 / per_second seconds ago."""
         if self.per_second is not None:
             now = asyncio.get_running_loop().time()
             mine = max(now, self._next_turn)
@@ -134,7 +134,7 @@ class McpServer:
 
 
 class _Connection:
-    """An open session, held by one task of its own, since the protocol library wants it closed where it was opened."""
+    """Open session, in a task of its own, because the protocol's library closes a session only in the task that opened it."""
 
     def __init__(self, server: McpServer) -> None:
         loop = asyncio.get_running_loop()
@@ -150,7 +150,7 @@ class _Connection:
         return self._process == os.getpid() and not self._closing.is_set() and not self.ended.done()
 
     def give_up(self) -> None:
-        """Let go of a server that no longer answers; ``_hold`` cleans up after it."""
+        """Drop a server that no longer answers. ``_hold`` closes its session."""
         self._closing.set()
 
     async def close(self) -> None:
@@ -193,7 +193,7 @@ async def _session(server: McpServer) -> AsyncIterator[ClientSession]:
 
 
 async def _all_tools(session: ClientSession) -> list[ServerTool]:
-    """Every tool, page by page; a server that never comes to an end is refused."""
+    """Return every tool, page by page. A server with endless pages is refused."""
     page = await session.list_tools()
     tools, seen = list(page.tools), set[str]()
     while cursor := _either(page, "next_cursor", "nextCursor"):
@@ -206,7 +206,7 @@ async def _all_tools(session: ClientSession) -> list[ServerTool]:
 
 
 def _page(session: ClientSession, cursor: str) -> dict[str, object]:
-    """Arguments that ask for a page: `params` in version 2 of the library, by `cursor` in version 1."""
+    """Return the arguments that ask for a page: `params` in version 2 of the library, `cursor` in version 1."""
     if "cursor" in inspect.signature(session.list_tools).parameters:
         return {"cursor": cursor}
     from mcp.types import PaginatedRequestParams
@@ -223,13 +223,13 @@ def _described(tool: ServerTool) -> About:
 
 
 def _thawed(arguments: Mapping[str, object]) -> JsonObject:
-    """A node's arguments are frozen; the protocol wants ordinary lists and dicts."""
+    """Return the frozen arguments of a node as ordinary lists and dicts, which the protocol needs."""
     plain: JsonObject = json.loads(json.dumps(arguments))
     return plain
 
 
 def _content(result: CallToolResult, tool: str) -> object:
-    """Content that ``run`` may see: JSON values only."""
+    """Return the content of a result as JSON values, the only ones that ``run`` may see."""
     text = "\n".join(part.text for part in result.content if getattr(part, "type", "") == "text")
     if _either(result, "is_error", "isError"):
         raise ToolError(text[:LONGEST_SCHEMA] or f"{tool} failed without a message")
@@ -248,19 +248,19 @@ def _content(result: CallToolResult, tool: str) -> object:
 
 
 def _either(thing: object, name: str, older: str) -> Any:
-    """A field under its name in version 2 of the library, or in version 1."""
+    """Return a field by its name in version 2 of the library, or else in version 1 (`older`)."""
     return getattr(thing, name, None) if hasattr(thing, name) else getattr(thing, older, None)
 
 
 def _is_answer(error: Exception) -> bool:
-    """Tell whether the server itself answered with an error of the protocol (arguments that do not fit, say)."""
+    """Tell whether the server itself replied with an error of the protocol, such as for wrong arguments."""
     details = getattr(error, "error", None)
     closed = -32000  # the library's own code for "connection closed"
     return type(error).__name__ in ("MCPError", "McpError") and getattr(details, "code", closed) != closed
 
 
 def _innermost(error: BaseException) -> str:
-    """The cause inside of nested exception groups."""
+    """Describe the first cause inside nested exception groups."""
     while isinstance(getattr(error, "exceptions", None), tuple):
         error = error.exceptions[0]  # type: ignore[attr-defined]
     return f"{type(error).__name__}: {error}"
@@ -268,7 +268,7 @@ def _innermost(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Tools:
-    """Called by the toolbox with the tool's name, "server/tool"."""
+    """Tools of several servers, called by the toolbox with the name "server/tool"."""
 
     servers: Mapping[str, McpServer]
 
@@ -280,7 +280,7 @@ class _Tools:
         return await self.servers[server].call(tool, arguments)
 
     def about(self, name: str) -> list[About]:
-        """Describe tools for a model: one tool (`server/tool`), of a server's (`server`), of all (nothing)."""
+        """Describe tools for a model: one tool ("server/tool"), all tools of a server ("server"), or all tools ("")."""
         server, _, tool = name.partition("/")
         if server and server not in self.servers:
             raise ToolError(f"there is no MCP server {server!r}; the servers are {', '.join(self.servers)}")
@@ -296,10 +296,10 @@ class _Tools:
 
 
 def mcp_tools(*, kind: Kind = "pure", **servers: McpServer) -> Tool:
-    """One tool for ``make(tools={"mcp": …})`` that offers these servers' tools as "mcp:<server>/<tool>".
+    """Return one tool for ``make(tools={"mcp": …})``, which offers the tools of these servers as "mcp:<server>/<tool>".
 
-    A replay takes results from the journal. Servers that keep state per session forbid forks: say
-    ``kind="unforkable"`` for them.
+    A replay takes results from the journal. Use ``kind="unforkable"`` for servers that keep state in a session, because a
+    fork would share this state.
     """
     tools = _Tools(servers)
     return Tool(tools, "mcp", kind=kind, blocking=False, about=tools.about)

@@ -1,9 +1,9 @@
-"""A pipe between an MCP server and the protocol's library, which would read a line of any length into memory.
+"""Pipe between an MCP server and the protocol's library, which would read a line of any length into memory.
 
     python mcp_pipe.py MOST PROGRAM ARGUMENTS…
 
-It starts the server, hands its standard output on as it comes, and ends both when a line is longer than MOST bytes. It
-runs in a process of its own, with the standard library alone.
+The pipe starts the server and forwards its standard output. If a line is longer than MOST bytes, it ends the server and
+itself. It runs in a process of its own and needs only the standard library.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import sys
 
 
 def main() -> int:
-    """Run the server, and pass its lines on."""
+    """Run the server, and forward its lines."""
     most, command = int(sys.argv[1]), sys.argv[2:]
     try:
-        server = subprocess.Popen(command, stdout=subprocess.PIPE)  # its input and errors are ours
+        server = subprocess.Popen(command, stdout=subprocess.PIPE)  # it inherits our stdin and stderr
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return 127
@@ -26,7 +26,7 @@ def main() -> int:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda *_: server.kill())
     assert server.stdout is not None
-    line = 0  # bytes since the last line's end
+    line = 0  # bytes of the current line
     while chunk := os.read(server.stdout.fileno(), 1 << 16):
         first, end, _ = chunk.partition(b"\n")
         longest = line + len(first)
@@ -38,7 +38,7 @@ def main() -> int:
         try:
             while chunk:
                 chunk = chunk[os.write(1, chunk) :]
-        except OSError:  # nobody listens any more
+        except OSError:  # the reader has gone
             server.kill()
             return 0
     return server.wait()

@@ -1,8 +1,8 @@
-"""Description of a tool for a model, read from the tool's own signature: name, description, JSON schema.
+"""Descriptions of tools for a model: name, description and JSON schema, read from the tool's signature.
 
     about(tool, "retrieve") == [{"name": "retrieve", "description": "…", "parameters": {"type": "object", …}}]
 
-`misfit(parameters, arguments)` says in words what is wrong with a call's arguments, for the model to read.
+`misfit(parameters, arguments)` describes what is wrong with the arguments of a call, in words for the model.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ _FITS: dict[str, tuple[type, ...]] = {
 
 
 def about(tool: Tool, name: str) -> list[About]:
-    """Describe a tool for a model under this name; a family of tools (MCP) tells of several."""
+    """Describe a tool for a model, under this name. A tool that stands for several (MCP) has several descriptions."""
     if callable(tool.about):
         return list(tool.about(name.partition(":")[2]))
     return [{"name": name, **tool.about} if tool.about else from_signature(tool, name)]
 
 
 def from_signature(tool: Tool, name: str) -> About:
-    """A tool's schema out of its function: annotations are types, defaults make optional, the docstring tells."""
+    """Return a tool's schema from its function: types from annotations, optional arguments from defaults, description from
+    the first paragraph of the docstring.
+    """
     if tool.kind == "session":
         raise TypeError(
             f"tool {name!r} opens sessions, whose calls have no signature; give Tool(…, about={{…}})"
@@ -71,7 +73,7 @@ def from_signature(tool: Tool, name: str) -> About:
 
 
 def without(told: About, fixed: Mapping[str, object]) -> About:
-    """The same for a model that may not choose the arguments `fixed`."""
+    """Return a description without the arguments `fixed`, which the model may not choose."""
     parameters = dict(told["parameters"])
     parameters["properties"] = {k: v for k, v in parameters.get("properties", {}).items() if k not in fixed}
     parameters["required"] = [name for name in parameters.get("required", ()) if name not in fixed]
@@ -79,7 +81,7 @@ def without(told: About, fixed: Mapping[str, object]) -> About:
 
 
 def misfit(parameters: JsonView, arguments: Mapping[str, object]) -> str:
-    """Say what is wrong with the arguments; nothing if they fit."""
+    """Describe what is wrong with the arguments of a call. Empty: they are right."""
     properties = parameters.get("properties", {})
     for name in parameters.get("required", ()):
         if name not in arguments:

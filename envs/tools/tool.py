@@ -1,9 +1,13 @@
-"""Tools: what a workflow may use, and what a tool may be.
+"""Tools of workflows.
 
-A tool is a function with a kind: `pure` (the journal answers on replay), `session` (a simulator with
-state: opened per episode, and rebuilt from the journal when an episode is forked or restored) or
-`unforkable` (an episode that used it cannot be forked, and says so). Async tools run on one background
-loop, whoever drives; blocking ones in a bounded thread pool when the driver is asynchronous.
+A tool is a function with one of three kinds:
+
+    pure         on replay, results come from the journal
+    session      a simulator with state: each episode opens one, and a fork or a restored episode rebuilds it by replay
+    unforkable   an episode that has used the tool cannot be forked; the error names the tool
+
+Async tools run on one background loop, with any driver. In an asynchronous driver, blocking tools run in a bounded pool of
+threads.
 """
 
 from __future__ import annotations
@@ -24,37 +28,37 @@ from ...agents.basics.threads import Background
 Kind = Literal["pure", "session", "unforkable"]
 
 About: TypeAlias = JsonView
-"""Description of a tool for a model: its name, what it does, and the JSON schema of its arguments."""
+"""Description of a tool for a model: name, description, and JSON schema of the arguments."""
 Teller: TypeAlias = About | Callable[[str], Iterable[About]] | None
-"""Description of a tool, or a function that describes several by the rest of their name."""
+"""Description of a tool, or a function that describes several tools. Its argument is the name after the colon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A tool's result in two parts: `run` sees the public one, rewards and the trace both."""
+    """Result of a tool in two parts. `run` sees only the public part; rewards and the trace have both."""
 
     public: object
     private: object = None
 
 
 class Session(Protocol):
-    """A simulator: made by the tool's function as `fn(task, seed)`, then called once a use."""
+    """Interface of a simulator. The tool's function makes it, `fn(task, seed)`; each use of the tool calls it."""
 
     def call(self, **args: object) -> object:
-        """Make one step with these arguments. Return its result."""
+        """Make one step, and return its result."""
 
     def close(self) -> None:
-        """Let go of what the simulator holds."""
+        """Free the simulator's resources."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that workflows may use. `task=True` passes the whole task, reference included."""
+    """Tool: a function that workflows may use. With `task=True` it gets the whole task, including its reference."""
 
     fn: Callable[..., Any]
     name: str = ""
     kind: Kind = "pure"
-    blocking: bool = True  # in an asynchronous driver: call it in a thread
+    blocking: bool = True  # an asynchronous driver calls it in a thread
     task: bool = False
     deadline: float | None = None  # seconds a call may take
     about: Teller = None
@@ -86,7 +90,7 @@ def tool(
     return make if fn is None else make(fn)
 
 
-# one background loop and one bounded pool a process, made at first use and anew after a fork ----------
+# each process has one background loop and one bounded pool, made at first use and again after a fork ----------
 
 background = Background("unitymas-tools").run
 

@@ -1,4 +1,4 @@
-"""The tools of an environment: how they are called, and what a failure means."""
+"""Toolbox of an environment: calls of tools, and the meaning of their failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tool import About, Result, Session, Tool, background, threads
 
 
 class Toolbox:
-    """The tools of an environment by name; answers an execution's `use` nodes."""
+    """Tools of an environment, by name. The toolbox answers the `use` nodes of an execution."""
 
     def __init__(self, tools: Mapping[str, object]) -> None:
         self.tools: dict[str, Tool] = {}
@@ -33,7 +33,7 @@ class Toolbox:
         self._teller = Tool(self.about, TOOLS, blocking=asks_servers)
 
     def check(self, needs: tuple[str, ...], workflow: str) -> None:
-        """Every tool a workflow declares must be here."""
+        """Raise an error if a tool that a workflow needs is missing."""
         for name in needs:
             if name not in self.tools:
                 raise WorkflowError(
@@ -41,14 +41,14 @@ class Toolbox:
                 )
 
     def forkable(self, execution: Execution) -> str | None:
-        """The name of a used tool that forbids forks, or None."""
+        """Return the name of a tool that the episode has used and that forbids forks, or None."""
         for node in execution.nodes:
             if node.kind == "use" and self.find(node).kind == "unforkable":
                 return node.tool
         return None
 
     def find(self, node: Node) -> Tool:
-        """The tool a node asks for."""
+        """Return the tool of a node."""
         return self._teller if node.tool == TOOLS else self._named(node.tool or "")
 
     def _named(self, name: str) -> Tool:
@@ -58,13 +58,13 @@ class Toolbox:
         return entry
 
     def about(self, names: Sequence[str]) -> list[About]:
-        """Describe these tools for a model. The description is asked for and journalled like any other answer."""
+        """Describe these tools for a model. The journal holds the description, like any other result."""
         return [told for name in names for told in about(self._named(name), name)]
 
     # the two faces -------------------------------------------------------------------------------
 
     def call(self, execution: Execution, node: Node) -> None:
-        """Answer one use node, blocking."""
+        """Answer one `use` node; return when the result is there."""
         entry = self.find(node)
         try:
             call, args = self._bound(entry, execution, node)
@@ -78,7 +78,7 @@ class Toolbox:
             _give(execution, node, result)
 
     async def acall(self, execution: Execution, node: Node) -> None:
-        """Answer one use node from an event loop."""
+        """Answer one `use` node, from an event loop."""
         entry = self.find(node)
         try:
             call, args = self._bound(entry, execution, node)
@@ -109,7 +109,7 @@ class Toolbox:
         return entry.fn, args
 
     def _session(self, entry: Tool, execution: Execution, node: Node) -> Session:
-        """The episode's simulator; on a fork or after a restore it is played up to here first."""
+        """Return the episode's simulator. After a fork or a restore, the earlier calls are replayed on a new one."""
         opened = execution.sessions.get(entry.name)
         if opened is None:
             opened = execution.sessions[entry.name] = entry.fn(execution.task, execution.seeds[0][1])
@@ -133,7 +133,7 @@ def _give(execution: Execution, node: Node, result: object) -> None:
 
 
 def _fail(entry: Tool, execution: Execution, node: Node, error: Exception) -> None:
-    """Handle a failure: one that nobody in the team caused ends the episode; every other failure is the tool's answer."""
+    """Handle a failure of a tool. A failure of the infrastructure ends the episode; any other one is the tool's answer."""
     if isinstance(error, Infrastructure):
         execution.abort(error, Boundary.TOOL)
         return

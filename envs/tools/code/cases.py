@@ -1,8 +1,8 @@
-"""The many ways in which data sets write tests, as one list of `Case`.
+"""Readers of tests, which data sets write in many forms, as a list of `Case`.
 
-`{input, output}` (also `{stdin, stdout}`, `{inputs, outputs}`, `expected_output`), lists of these, pairs,
-columns `{inputs: […], outputs: […], fn_name}`, `{public_tests, private_tests}` (public ones preferred, as
-in the parity spec) and JSON text of any of them.
+The forms are `{input, output}` (also `{stdin, stdout}`, `{inputs, outputs}`, `expected_output`), lists of these, pairs,
+columns `{inputs: […], outputs: […], fn_name}`, `{public_tests, private_tests}` (the public tests are used if there are
+any), and JSON text of any of these.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from ....agents.basics.frozen import thaw
 
 _INPUT = ("input", "stdin", "inputs")
 _OUTPUT = ("output", "stdout", "outputs", "expected_output", "expected")
-_MOST_TESTS, _MOST_WRITTEN = 64, 1 << 18  # of a role's own: tests, and characters of each
+_MOST_TESTS, _MOST_WRITTEN = 64, 1 << 18  # limits for tests of a role: their number, and characters of each
 _GROUPS = ("public_tests", "public_test_cases", "private_tests", "private_test_cases", "tests", "test_cases")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One test: stdin and stdout as text, or arguments and value as JSON values for a function."""
+    """Test of a program: stdin and stdout as texts, or arguments and result of a function as JSON values."""
 
     input: Any
     expected: Any
-    wrapped: bool = False  # columns of calls often hold each expected value in a list of one
+    wrapped: bool = False  # in columns of calls, each expected value is often in a list of one
 
 
 def read_tests(tests: object, fn_name: str | None) -> tuple[list[Case], str | None]:
-    """The cases, and the function to call: the caller's, else the one that the tests name."""
+    """Return the cases and the name of the function to call: `fn_name`, or else the function that the tests name."""
     if isinstance(tests, str):
         try:
             tests = json.loads(tests)
@@ -52,22 +52,21 @@ def read_tests(tests: object, fn_name: str | None) -> tuple[list[Case], str | No
 
 
 def named_function(tests: object) -> str | None:
-    """The function that a data set's own tests name, if they do."""
+    """Return the function that the tests name, or None."""
     return read_tests(tests, None)[1]
 
 
 def written_tests(tests: Sequence[object], fn_name: str | None) -> list[dict[str, object]]:
-    """The tests of a role's own that are tests: input and output alone, of a bounded size, and few.
+    """Return the valid tests that a role wrote, with input and output only. Their number and size are limited.
 
-    Whatever else stands in them is dropped, a function's name first of all: how a program is judged
-    is the task's to say.
+    All other fields are dropped, such as the name of a function, because only the task decides how a program is judged.
     """
     kept: list[dict[str, object]] = []
     for test in tests:
         if len(kept) == _MOST_TESTS:
             break
         if isinstance(test, Mapping) and "input" in test and "output" in test:
-            try:  # what nests too deeply to be written is no test
+            try:  # a value that is nested too deeply to be written is no test
                 plain = {"input": thaw(test["input"]), "output": thaw(test["output"])}
                 small = len(json.dumps(plain, default=dict)) <= _MOST_WRITTEN
                 read_tests([plain], fn_name)
@@ -122,7 +121,7 @@ def _case(value: object, expected: object, fn_name: str | None, where: str, *, w
 
 
 def _text(value: object) -> str:
-    """Lines as text; what was parsed from JSON by accident (a lone number) as it was written."""
+    """Return lines as one text. A value that was parsed from JSON by mistake (a number alone) is written as text again."""
     if isinstance(value, str):
         return value
     if isinstance(value, (list, tuple)) and all(isinstance(line, str) for line in value):

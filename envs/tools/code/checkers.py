@@ -1,7 +1,7 @@
-"""Checkers of a program's output. They compare what a program gave with what was expected, outside of the sandbox.
+"""Checkers of a program's output, which compare it with the expected output outside of the sandbox.
 
-Integers compare exactly, whatever the tolerance. A number expected with a fraction may differ by
-`tolerance`, absolutely or relatively. Whitespace separates and otherwise does not matter; line ends do.
+Integers must be equal, with any tolerance. If the expected number has a fraction, the output may differ by `tolerance`,
+absolutely or relatively. The amount of whitespace between words does not matter, but line ends do.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from itertools import zip_longest
 from typing import Any, TypeAlias
 
 Checker = Callable[[Any, Any, Any], bool]
-"""(got, expected, input) -> right? Texts for stdin programs, JSON values for function calls."""
+"""Function of (output, expected output, input) that tells whether the output is right.
+
+It gets texts for programs that use stdin, and JSON values for function calls.
+"""
 
 Number: TypeAlias = "int | float | Decimal | Fraction"
 
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _LINE, _TOKEN = re.compile(r"\S[^\n]*"), re.compile(r"\S+")
-_LONG = 1 << 16  # characters that are split at once
-_LONGEST_NUMBER = 400  # characters: beyond them only the same text is the same number
+_LONG = 1 << 16  # characters that are split into lines at a time
+_LONGEST_NUMBER = 400  # characters; longer numbers are equal only if their texts are
 
 
 def same_text(got: str, expected: str, tolerance: float) -> bool:
-    """Line by line, token by token; blank lines do not count. Stops at the first difference."""
+    """Compare two texts line by line and token by token, without blank lines. Stop at the first difference."""
     return all(
         a is not None and b is not None and _same_line(a, b, tolerance)
         for a, b in zip_longest(_lines(got), _lines(expected))
@@ -36,7 +39,7 @@ def same_text(got: str, expected: str, tolerance: float) -> bool:
 
 
 def same_tokens_in_any_order(got: str, expected: str) -> bool:
-    """Compare the words of two texts, whatever their order."""
+    """Compare the words of two texts, in any order."""
     missing = Counter(expected.split())
     for token in _tokens(got):
         if not missing[token]:
@@ -46,18 +49,19 @@ def same_tokens_in_any_order(got: str, expected: str) -> bool:
 
 
 def same_bytes(got: str, expected: str) -> bool:
-    """Compare to the letter, except for one newline at the end."""
+    """Compare two texts exactly, except for one newline at the end."""
     return got.removesuffix("\n") == expected.removesuffix("\n")
 
 
 def same_value(got: object, expected: object, tolerance: float) -> bool:
-    """Equality as the tests of published data sets mean it.
+    """Tell whether two values are equal in the sense of the published data sets.
 
-    Python's own (true is 1, 2.0 is 2), but: floats by tolerance, nan is nan, and where a list is expected (all
-    that JSON can say) a tuple, a set in its order, or keys that JSON would write as text are the same.
+    The rule is Python's equality (True equals 1, 2.0 equals 2) with these changes: floats have a tolerance, and NaN equals
+    NaN. JSON has only lists and text keys, so a tuple or a set in its order equals an expected list, and a key equals its
+    text in JSON.
     """
     pairs = [(got, expected)]
-    while pairs:  # no recursion: what a program returned may nest deeper than we may call
+    while pairs:  # no recursion, because a returned value may be nested deeper than the recursion limit
         ours, theirs = pairs.pop()
         if isinstance(theirs, Mapping):
             inner = _by_key(ours, theirs)
@@ -90,7 +94,7 @@ def _by_key(got: object, expected: Mapping[object, object]) -> list[tuple[object
 
 
 def _spelled(key: object) -> object:
-    """A key as JSON writes it."""
+    """Return a key as JSON writes it."""
     return json.dumps(key) if key is None or isinstance(key, (bool, int, float)) else key
 
 
@@ -114,7 +118,7 @@ def _same_scalar(got: object, expected: object, tolerance: float) -> bool:
 
 
 def same_items_in_any_order(got: object, expected: object, tolerance: float = 0.0) -> bool:
-    """Lists as multisets at the top level; anything else as it is."""
+    """Compare two lists as multisets, at the top level. Compare other values as they are."""
     if not isinstance(got, _LISTS) or not isinstance(expected, (list, tuple)):
         return same_value(got, expected, tolerance)
     if Counter(map(_canonical, got)) == Counter(map(_canonical, expected)):
@@ -127,7 +131,7 @@ _LISTS = (list, tuple, set, frozenset)
 
 
 def _canonical(value: object) -> Hashable:
-    """Something hashable that is equal for equal values: 2.0 for 2, tuples for lists."""
+    """Return a hashable value that is equal for equal values: 2.0 for 2, tuples for lists."""
     if isinstance(value, (list, tuple)):
         return ("list", *map(_canonical, value))
     if isinstance(value, (set, frozenset)):
@@ -140,7 +144,7 @@ def _canonical(value: object) -> Hashable:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Lines that hold more than spaces, one at a time: a hostile output has millions."""
+    """Yield the lines that are not blank, one at a time, because a hostile output has millions."""
     return (match.group() for match in _LINE.finditer(text))
 
 
@@ -171,13 +175,13 @@ def _same_token(got: str, expected: str, tolerance: float) -> bool:
 
 
 def _digits(integer: str) -> str:
-    """An integer's one spelling, of any length: no plus, no leading zeros, no -0."""
+    """Return an integer's normal form, of any length: without plus, leading zeros or -0."""
     digits = integer.lstrip("+-").lstrip("0")
     return "-" + digits if integer[0] == "-" and digits else digits
 
 
 def _number(token: str) -> Decimal | None:
-    """A finite decimal number, else None. `_` and non-ASCII digits, which Python would take, are text."""
+    """Return a token as a finite decimal number, or None. `_` and non-ASCII digits, which Python accepts, make it text."""
     if len(token) > _LONGEST_NUMBER or "_" in token or not token.isascii():
         return None
     try:
@@ -194,5 +198,5 @@ def _close(got: Number, expected: float, tolerance: float) -> bool:
         got = float(got)
         finite = math.isfinite(got) and math.isfinite(expected)
         return finite and abs(got - expected) <= tolerance * max(1.0, abs(expected))
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer larger than every float
         return False

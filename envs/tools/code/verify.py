@@ -1,10 +1,10 @@
-"""`verify_code`: judge a program by its tests, each in a process of its own in the sandbox.
+"""Verification of a program: `verify_code` runs it on each test, in a process of its own in the sandbox.
 
     report = verify_code("print(sum(map(int, input().split())))", [{"input": "1 2\\n", "output": "3\\n"}])
     report.all_passed, report.verdicts, report.sandbox
 
-What was expected never enters the sandbox: output and returned values come out, and are compared here.
-So a program that rewrites its judge, its clock or its own equality changes nothing but its own answer.
+Expected outputs never enter the sandbox. The program's output and return values leave it and are compared here. So a
+program that changes its process, its clock or Python's equality changes only its own answer.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from .checkers import (
 __all__ = ["CaseReport", "Report", "Verdict", "averify_code", "extract_code", "verify_code"]
 
 CHECKERS = ("standard", "exact", "unordered")
-MOST_TESTS = 10_000  # of one verdict
-_AHEAD = 16  # cases that run, or have run, before the judge has compared those before them
-_OUTPUTS = 4  # times `output_mb`: what all outputs of one verdict may take together
+MOST_TESTS = 10_000  # of one program
+_AHEAD = 16  # cases that may run before the judge has compared earlier ones
+_OUTPUTS = 4  # times `output_mb`: limit on all outputs of one program together
 _SHOWN = 2000  # characters of a program's output that a report keeps
 
 
@@ -61,20 +61,20 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class CaseReport:
-    """One test's outcome. `error` and `stdout` hold nothing of the test but what the program itself wrote."""
+    """Outcome of one test. `error` and `stdout` contain only what the program itself wrote, and nothing of the test."""
 
     verdict: Verdict
     error: str
     stdout: str  # its head
     stderr: str  # its end
-    value: str | None  # what the function returned, as JSON (its head)
+    value: str | None  # return value of the function, as JSON (its head)
     exit_code: int
     cpu: float
     wall: float
     case: Case
 
     def explain(self) -> str:
-        """A few lines for whoever may see this test: its input, what was expected, what came."""
+        """Describe the test in a few lines: input, expected output, actual output. Only for roles that may see the test."""
         if self.verdict is Verdict.accepted:
             return "accepted"
         got = self.value if self.value is not None else self.stdout
@@ -87,14 +87,14 @@ class CaseReport:
         return "\n".join(lines + [f"{name}: {text[:_SHOWN]}" for name, text in parts])
 
     def to_dict(self) -> dict[str, object]:
-        """Plain JSON, without the test: hidden tests stay hidden in a trace."""
+        """Return plain JSON without the test, so hidden tests stay hidden in a trace."""
         names = ("error", "stdout", "stderr", "value", "exit_code", "cpu", "wall")
         return {"verdict": str(self.verdict), **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All cases of one program, in the order of its tests, and the level that judged them."""
+    """Report on one program: the cases in the order of its tests, and the level of the sandbox."""
 
     cases: tuple[CaseReport, ...]
     sandbox: Level
@@ -116,7 +116,7 @@ class Report:
 
     @property
     def all_passed(self) -> bool:
-        """No tests, nothing passed."""
+        """Flag: the program passed all tests, and there is at least one."""
         return self.total > 0 and self.passed == self.total
 
     @property
@@ -142,12 +142,11 @@ def verify_code(
     float_tolerance: float = 1e-6,
     limits: Limits | None = None,
 ) -> Report:
-    """Run `program` on each test, a few at once, and compare.
+    """Run `program` on each test, several at a time, and compare its outputs.
 
-    Tests are `{input, output}`: texts for stdin and stdout, or with `fn_name` a list of arguments and the
-    value to return (other forms: `cases`). `checker` is "standard", "exact", "unordered" or a callable
-    (got, expected, input) -> bool. `limits`, where given, stands for `time_limit` and `memory_mb` and says
-    the rest too.
+    A test is `{input, output}`: texts for stdin and stdout, or with `fn_name` a list of arguments and the expected return
+    value (`cases` lists other forms). `checker` is "standard", "exact", "unordered" or a function of (output, expected
+    output, input). `limits` replaces `time_limit` and `memory_mb`, and sets all other limits.
     """
     limits = limits or Limits(time_limit=time_limit, memory_mb=memory_mb)
     judge = _Judge(program, tests, limits, fn_name, sandbox, checker, float_tolerance)
@@ -170,7 +169,7 @@ async def averify_code(
     float_tolerance: float = 1e-6,
     limits: Limits | None = None,
 ) -> Report:
-    """`verify_code` that waits without holding a thread; cancelling it drops the cases not yet begun."""
+    """Do what `verify_code` does without blocking the event loop. A cancellation drops the cases that have not begun."""
     limits = limits or Limits(time_limit=time_limit, memory_mb=memory_mb)
     judge = _Judge(program, tests, limits, fn_name, sandbox, checker, float_tolerance)
     try:
@@ -187,7 +186,7 @@ async def averify_code(
 
 
 class _Judge:
-    """One program, its tests, and how they are compared."""
+    """Judge of one program: it runs the tests and compares the outputs."""
 
     def __init__(
         self,
@@ -215,7 +214,7 @@ class _Judge:
         self.started: deque[tuple[Case, Future[ProgramResult] | None]] = deque()
 
     def runs(self) -> Iterator[tuple[Case, Future[ProgramResult] | None]]:
-        """Cases in order, a few of them running ahead; None for one not run since all outputs are spent."""
+        """Yield the cases in order, with a few more already running. A case that exceeds the limit on outputs has None."""
         waiting = iter(self.cases)
         while True:
             while len(self.started) < _AHEAD and (case := next(waiting, None)) is not None:
@@ -226,7 +225,7 @@ class _Judge:
             yield self.started.popleft()
 
     def cancel(self) -> None:
-        """Drop what has not begun: an error or a cancelled caller left it over."""
+        """Drop the cases that have not begun, after an error or a cancellation."""
         for _, run in self.started:
             if run is not None:
                 run.cancel()
@@ -240,7 +239,7 @@ class _Judge:
         return Program(self.program, fn_name=self.fn_name, arguments=encode(case.input))
 
     def judge(self, case: Case, result: ProgramResult | None) -> CaseReport:
-        """Compare, and keep of the output only its head: thirty outputs of 16 MB would fill the host."""
+        """Compare the output, and keep only its head, because thirty outputs of 16 MB would fill the host's memory."""
         if result is not None:
             self.output_left -= len(result.stdout) + len(result.value or "")
         if result is None or (result.ok and self.output_left <= 0):
@@ -256,7 +255,9 @@ class _Judge:
                     got = self._returned(case, result.value or "")
                     value = written(got)[:_SHOWN]
                 verdict = Verdict.accepted if self._right(case, got) else Verdict.wrong_answer
-            except Exception as fault:  # a hostile value, or the caller's checker: this case's fault alone
+            except (
+                Exception
+            ) as fault:  # a hostile value, or a fault of the caller's checker: only this case fails
                 error = f"could not be compared: {type(fault).__name__}: {fault}"[:_SHOWN]
         stdout, stderr = result.stdout[:_SHOWN], result.stderr[-_SHOWN:]
         return CaseReport(
@@ -264,7 +265,7 @@ class _Judge:
         )
 
     def _returned(self, case: Case, text: str) -> object:
-        """Value that the function returned; a value much larger than the expected one is not read at all."""
+        """Return the value that the function returned. A value much larger than the expected one is not read."""
         if not callable(self.checker) and len(text) > (1 << 20) + 8 * len(encode(case.expected)):
             raise ValueError(f"the value takes {len(text)} characters, far more than the expected one")
         return decode(text)
@@ -295,11 +296,11 @@ class _Judge:
 
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n]*$", re.MULTILINE)
-_MOST_PARSED = 200_000  # characters of fences that are tried as Python, from the last back
+_MOST_PARSED = 200_000  # characters of code fences that are parsed, beginning with the last fence
 
 
 def extract_code(text: str) -> str:
-    """The program in a model's reply: the first <code>, else the last fence that parses, else the text."""
+    """Return the program in a reply: the first <code>, or else the last code fence that parses, or else the whole text."""
     text = split_thinking(text)[1]
     tagged = first_tagged(text, "code", strip=False)
     text = text if tagged is None else tagged
@@ -311,7 +312,7 @@ def extract_code(text: str) -> str:
     ]
     left = _MOST_PARSED
     for body in reversed(fences):
-        left -= len(body) + 1000  # a thousand empty ones cost, too
+        left -= len(body) + 1000  # empty fences have a price, too
         if left < 0:
             break
         if _parses(body):
@@ -328,14 +329,17 @@ def _parses(source: str) -> bool:
 
 
 def written(value: object) -> str:
-    """A value as JSON where JSON has it, else as Python writes it."""
+    """Return a value as JSON, or as Python writes it if JSON cannot."""
     try:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError):
         pass
     try:
         return repr(value)
-    except (ValueError, RecursionError):  # an integer of too many digits; nested too deeply to be written
+    except (
+        ValueError,
+        RecursionError,
+    ):  # an integer of too many digits, or a value that is nested too deeply
         return f"<{type(value).__name__}>"
 
 

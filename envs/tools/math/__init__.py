@@ -1,3 +1,3 @@
-"""Equality of mathematical answers: exact where it can be, symbolic in a process of its own."""
+"""Equality of mathematical answers: exact for plain numbers, else symbolic, in a separate process."""
 
 from .equal import math_equal as math_equal

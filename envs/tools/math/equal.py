@@ -1,11 +1,12 @@
 """Equality of mathematical answers: ``math_equal("\\\\boxed{\\\\frac{1}{2}}", "0.5")`` is True.
 
-Three steps, cheapest first. Both sides are cut down to the answer (``extract_answer``); if both are plain
-numbers they are compared exactly and at once (``numerals``); everything else, from surds to intervals and
-matrices, goes to ``math-verify`` in a small pool of worker processes (`worker`) with limits on processor
-time and memory. So this is safe from any thread or event loop, and no input makes it raise or hang.
+There are three steps. First the answer is extracted from both sides (``extract_answer``). Two plain numbers are then
+compared exactly (``numerals``). All other answers, such as roots, intervals and matrices, go to ``math-verify`` in a small
+pool of worker processes (`worker`) with limits on processor time and memory. So ``math_equal`` is safe in any thread and
+event loop, and no input makes it raise or hang.
 
-``math_equal`` blocks, usually for microseconds, at worst for a few times ``seconds``: as a tool it is ``blocking``.
+``math_equal`` blocks for some microseconds as a rule, and for a few times ``seconds`` at most. So as a tool it is
+``blocking``.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from functools import lru_cache
 from . import numerals
 from .processes import POOL
 
-LONGEST_TEXT = 50_000  # of a longer one the end is read: answers come last
-LONGEST_ANSWER = 4_000  # beyond it only equal texts are equal
-SECONDS = 2.0  # processor time per symbolic comparison
+LONGEST_TEXT = 50_000  # of a longer text only the end is read, where the answer is
+LONGEST_ANSWER = 4_000  # longer answers are equal only if their texts are
+SECONDS = 2.0  # processor time of a symbolic comparison
 
 
 def math_equal(prediction: str | None, gold: str | float, *, seconds: float = SECONDS) -> bool:
-    """Tell whether ``prediction`` states the value of ``gold``; both may be bare answers or whole solutions.
+    """Tell whether ``prediction`` has the value of ``gold``. Each may be an answer or a whole solution.
 
-    Integers must agree exactly; other numbers to six decimals; 5% is 5 and 0.05; units must agree only if both
-    sides name one; sets ignore order, tuples and intervals do not. An empty prediction is never right.
+    Integers must be equal; other numbers must agree to six decimals. 5% equals both 5 and 0.05. Units are compared only if
+    both sides have one. The order of a set does not matter, that of a tuple or an interval does. An empty prediction is
+    never right.
     """
     if prediction is None:
         return False
@@ -51,9 +53,9 @@ _HOPE = re.compile(r"\.? {0,3}I hope.*", re.DOTALL)
 
 
 def extract_answer(text: str) -> str:
-    """The final answer of a solution: the last answer tag, else ``\\boxed``, else ``####``, else "answer is …".
+    """Return the final answer of a solution: the last answer tag, or else ``\\boxed``, ``####``, or "answer is …".
 
-    A "final answer is …" after the last box beats the box. A text without any of these is returned as it is.
+    A "final answer is …" after the last box replaces the box. A text without any of these is returned whole.
     """
     text = _short(text)
     tagged = _last_tagged(text)
@@ -83,7 +85,7 @@ def _last(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] 
 
 
 def _last_tagged(text: str) -> str | None:
-    """Text between the last closing tag and the opening one nearest before it."""
+    """Return the text between the last closing tag and the nearest opening tag before it."""
     tags = list(_TAG.finditer(text))
     for opening, closing in zip(reversed(tags[:-1]), reversed(tags[1:]), strict=True):
         if closing[1] and not opening[1]:
@@ -97,7 +99,7 @@ _MARKUP = re.compile(r"\\(?:quad|qquad|text)|\\[,;\[\]()]|[{}]")
 
 
 def _last_boxed(text: str) -> tuple[str | None, int]:
-    """Content and end of the last ``\\boxed{…}``; boxes that follow one another directly are one list."""
+    """Return content and end of the last ``\\boxed{…}``. Boxes that follow each other directly are one list."""
     contents: list[str] = []
     begin = end = 0
     for box in reversed(list(_BOX.finditer(text))[-8:]):
@@ -114,7 +116,7 @@ def _adjoining(between: str) -> bool:
 
 
 def _braced(text: str, at: int) -> tuple[str | None, int]:
-    """Content of the group that starts at ``at`` ("{a{b}c}" or " 7"), and where it ends."""
+    """Return content and end of the group that begins at ``at``, such as "{a{b}c}" or " 7"."""
     bare = re.compile(r"\s+([^\s${}\\]+)").match(text, at)
     if bare:
         return bare[1].rstrip("."), bare.end()
@@ -141,7 +143,10 @@ _NAMES_OF_VALUES = {"infinity", "inf", "emptyset"}
 
 
 def _same_words(answer: str, truth: str) -> bool | None:
-    """Verdict on answers that are words ("Evelyn", "\\text{even}"), which algebra would compare as anagrams."""
+    """Compare answers that are words ("Evelyn", "\\text{even}"), in which algebra would read products of letters.
+
+    Return None if one of them is not a word.
+    """
     if max(len(answer), len(truth)) > LONGEST_ANSWER:
         return None
     left, right = numerals.tidy(answer), numerals.tidy(truth)
@@ -170,7 +175,7 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 
 def _prepared(text: str, answer: str) -> tuple[str, ...]:
-    """The texts that ``math-verify`` shall read: a sentence as it is, a lone answer as LaTeX."""
+    """Return the texts for ``math-verify``: a sentence unchanged, a bare answer as LaTeX."""
     if answer and not _is_prose(answer):
         text = answer
     result = text.rpartition("=")[2]
@@ -189,7 +194,7 @@ def _is_prose(text: str) -> bool:
 
 
 def to_latex(text: str) -> str:
-    """``2**10``, ``sqrt(3)/2``, ``x² ≥ 1`` and ``2 or 3`` as LaTeX; LaTeX itself passes unchanged."""
+    """Write ``2**10``, ``sqrt(3)/2``, ``x² ≥ 1`` and ``2 or 3`` as LaTeX. LaTeX itself stays unchanged."""
     text = numerals.tidy(text).replace("$", " ").replace("**", "^")
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
     for sign, latex in _PLAIN.items():
@@ -200,5 +205,5 @@ def to_latex(text: str) -> str:
     text = re.sub(r"(\\sqrt|\^)\s*\(([^()]*)\)", r"\1{\2}", text)
     text = re.sub(r"\^\s*([+-]?[0-9]{2,}|[+-][0-9])", r"^{\1}", text)
     text = text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ").replace("*", r"\cdot ")
-    text = re.sub(r"(?<=[0-9])(?=[A-Za-z])", "*", text)  # else math-verify drops the m of 5m as a unit
+    text = re.sub(r"(?<=[0-9])(?=[A-Za-z])", "*", text)  # otherwise math-verify drops the m of 5m as a unit
     return re.sub(r",?\s+(?:and|or)\s+|\s*\\text\s*\{\s*(?:and|or)\s*\}\s*", ", ", text)

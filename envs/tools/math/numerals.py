@@ -1,10 +1,10 @@
-"""Reading one written number exactly: integers, decimals, fractions, mixed numbers, percentages, units.
+"""Exact reader of one written number: integers, decimals, fractions, mixed numbers, percentages, units.
 
-``read("1½ m")`` is ``Numeral(3/2, unit="m")``; what is not plainly one number reads as ``None`` and is left to
-symbolic grading. Everything is exact (``Fraction``), so 1000001 is never "close to" 1000000.
+``read("1½ m")`` is ``Numeral(3/2, unit="m")``. A text that is not clearly one number is read as ``None`` and compared
+symbolically. Values are exact (``Fraction``), so 1000001 is never "close to" 1000000.
 
-Where graders commonly go wrong, and what is read here: "2,3" is a list and not 23 (only groups of three digits
-make a thousands separator); 1½ is 3/2; "5 million" is not 5; "5 cm" and "5 m" differ, "5 cm" and "5" do not.
+Other graders often read these cases wrongly: "2,3" is a list and not 23, because a thousands separator needs groups of
+three digits. 1½ is 3/2. "5 million" is not 5. "5 cm" and "5 m" differ, "5 cm" and "5" do not.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-LONGEST = 400  # characters; no honest numeral is longer
+LONGEST = 400  # characters; a longer text is no numeral
 
 
 @dataclass(frozen=True, slots=True)
 class Numeral:
-    """One number as somebody wrote it; ``malformed`` marks the likes of "4 0/0", equal to nothing."""
+    """Number as it was written. A ``malformed`` one, such as "4 0/0", equals no number."""
 
     value: Fraction
     percent: bool = False
@@ -28,7 +28,7 @@ class Numeral:
 
 
 def same(prediction: Numeral, gold: Numeral) -> bool:
-    """Equality of two numerals: integers exactly, 5% both as 5 and as 0.05, units only if both name one."""
+    """Tell whether two numerals are equal: integers exactly, 5% as 5 or 0.05, units only if both have one."""
     if prediction.malformed or gold.malformed:
         return False
     if prediction.unit and gold.unit and prediction.unit != gold.unit:
@@ -41,7 +41,7 @@ def same(prediction: Numeral, gold: Numeral) -> bool:
 
 
 def close(left: Fraction, right: Fraction) -> bool:
-    """Equal, or two non-integers that agree to six decimals (1/3 and 0.333333) and to five digits."""
+    """Tell whether two numbers are equal, or are no integers and agree to six decimals and five digits (1/3, 0.333333)."""
     if left == right:
         return True
     if left.denominator == 1 or right.denominator == 1:
@@ -76,7 +76,7 @@ _NUMERAL = re.compile(
 
 
 def read(text: str) -> Numeral | None:
-    """The number that ``text`` is, or None if it is anything more (an expression, a list, a sentence)."""
+    """Return the number that ``text`` is, or None for any other text (an expression, a list, a sentence)."""
     if len(text) > LONGEST:
         return None
     text, currency = _without_currency(tidy(text))
@@ -94,7 +94,7 @@ def read(text: str) -> Numeral | None:
 
 
 def _value(match: re.Match[str]) -> tuple[Fraction, bool]:
-    """Magnitude of a match, and whether it is malformed (a zero denominator, "11 7/6")."""
+    """Return the magnitude of a match, and whether it is malformed (a zero denominator, "11 7/6")."""
     top = _first(match, "top1", "top2", "top3")
     if top is not None:
         return _divide(top, _first(match, "bottom1", "bottom2", "bottom3"))
@@ -141,7 +141,7 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
 def tidy(text: str) -> str:
-    """The same number in plain notation: no delimiters, LaTeX spacing, or typographic signs."""
+    """Return the number in plain notation: without delimiters, LaTeX spacing or typographic signs."""
     text = text.translate(_ASCII).strip()
     text = re.sub(r"\{,\}|,\s*\\!\s*", ",", text)
     text = _SPACING.sub(lambda match: "" if match[0] in (r"\!", "**") else " ", text)
@@ -171,7 +171,7 @@ def _unwrapped(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """Text behind the digits: a percent sign, a magnitude word, a unit, or nothing."""
+    """Text after the digits: a percent sign, a magnitude word, a unit, or nothing."""
 
     scale: int = 1
     percent: bool = False
@@ -221,7 +221,7 @@ _NOT_UNITS = {
 
 
 def _without_currency(text: str) -> tuple[str, str]:
-    """Split a currency sign from either end ("$5", "-$5", "1,000.99 €")."""
+    """Split off a currency sign at either end ("$5", "-$5", "1,000.99 €")."""
     for sign, unit in _CURRENCIES.items():
         if text.startswith(sign):
             return text[len(sign) :].strip(), unit
@@ -233,7 +233,7 @@ def _without_currency(text: str) -> tuple[str, str]:
 
 
 def _tail(rest: str) -> _Tail | None:
-    """Read what follows a number, or None if it makes the number part of something larger."""
+    """Read the text after a number. Return None if it makes the number a part of a larger expression."""
     spelled = bool(_TEXT_UNIT.search(rest))
     words = _TEXT_UNIT.sub(r" \1 ", rest).strip().rstrip(".").lower()
     if not words:
@@ -255,7 +255,7 @@ def _tail(rest: str) -> _Tail | None:
 
 
 def _unit(words: str) -> str | None:
-    """Canonical name of a known unit ("km/h", "square meters", "^\\circ"), "" for plain "units", or None."""
+    """Return the canonical name of a known unit ("km/h", "square meters", "^\\circ"), "" for the word "units", or None."""
     words = re.sub(r"\^\s*\{?\s*(?:\\circ|\\degree|∘)\s*\}?|\\degree|\\circ", "°", words)
     words = words.replace("²", "^2").replace("³", "^3").replace("\\", " ").replace("{", "").replace("}", "")
     words = re.sub(r"\bsquared?\s+(\S+)", r"\1^2", words)

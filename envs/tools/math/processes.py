@@ -1,7 +1,7 @@
-"""A few worker processes for symbolic comparisons: started when first needed, replaced when one dies.
+"""Pool of worker processes for symbolic comparisons. A worker starts when it is needed, and is replaced when it dies.
 
-A comparison that outlives its processor time takes its worker with it (see `worker`) and counts as
-"not equal"; so does one that breaks a worker in any other way. Only a worker that cannot start at all raises.
+A comparison that uses up its processor time ends its worker (see `worker`) and counts as "not equal". So does one that
+breaks its worker in another way. An error is raised only if a worker cannot start.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-START_SECONDS = 120.0  # wall time for the imports, on a machine under any load
-WALL_FACTOR, WALL_EXTRA = 20.0, 10.0  # wall time is only the last resort, for a worker that sleeps
-COMPARISONS = 5_000  # a worker retires after so many, since sympy never forgets
+START_SECONDS = 120.0  # wall time for the imports, also on a busy machine
+WALL_FACTOR, WALL_EXTRA = 20.0, 10.0  # limit on wall time, for a worker that sleeps
+COMPARISONS = 5_000  # a worker ends after so many, because sympy's caches grow
 _PROGRAM = Path(__file__).with_name("worker.py")
-# Run by path with the parent's import path, but without this folder on it: its math.py would shadow the library's.
+# Run by path, with the import path of this process and without the folder of the file.
 _START = "import sys, runpy; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of ours (no keys, no proxies) but what the interpreter may need to find its libraries."""
+    """Return the variables that the interpreter needs to find its libraries, and no others (no keys, no proxies)."""
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
 
 
 class Worker:
-    """One process and the pipe to it; used by one thread at a time."""
+    """Worker process and the pipe to it, for one thread at a time."""
 
     def __init__(self) -> None:
         path = [entry for entry in sys.path if entry]
@@ -43,7 +43,7 @@ class Worker:
             raise RuntimeError(f"the math grader cannot start: {self._last_words()}")
 
     def compare(self, predictions: Sequence[str], golds: Sequence[str], seconds: float) -> bool | None:
-        """The verdict, or None if the worker did not survive the question."""
+        """Return the verdict, or None if the worker died."""
         self.comparisons += 1
         question = {"predictions": list(predictions), "golds": list(golds), "seconds": seconds}
         stdin = self._process.stdin
@@ -64,10 +64,10 @@ class Worker:
     def close(self) -> None:
         """End the process."""
         self._process.kill()
-        self._process.communicate()  # reaps it and closes the pipes
+        self._process.communicate()  # waits for its end and closes the pipes
 
     def _listen(self, seconds: float) -> str:
-        """The worker's next line, or "" if it ended or stayed silent for too long."""
+        """Return the worker's next line, or "" if it ended or was silent for too long."""
         stdout = self._process.stdout
         assert stdout is not None
         poll = select.poll()
@@ -81,14 +81,14 @@ class Worker:
 
 
 class Pool:
-    """Pool of at most ``size`` workers; the one used last is used first; threads wait their turn."""
+    """Pool of at most ``size`` workers. The latest idle one is used next. If all are busy, threads wait."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self.forget()
 
     def forget(self) -> None:
-        """Start over without touching the workers: after a fork they are the parent's."""
+        """Start with an empty pool, without ending the workers: after a fork they belong to the parent."""
         self._idle: list[Worker] = []
         self._turn = threading.BoundedSemaphore(self._size)
 
@@ -107,7 +107,7 @@ class Pool:
         return bool(verdict)
 
     def _living(self) -> Worker:
-        """An idle worker that still runs (the system may have killed one for memory), else a new one."""
+        """Return an idle worker that still runs, or a new one. The system may have killed a worker for its memory."""
         while True:
             try:
                 worker = self._idle.pop()

@@ -1,11 +1,11 @@
-"""The process in which symbolic grading happens, so that no answer can hang or kill the trainer.
+"""Worker process of symbolic comparisons, so that no answer can hang or kill the trainer.
 
-It reads one JSON line ``{"predictions", "golds", "seconds"}`` at a time and writes "1", "0" or "e" (the grader
-failed on this input). Each comparison may burn so many seconds of *processor* time: the kernel then ends the
-process with SIGPROF, also in the middle of C code such as 9**9**9, and however busy the machine is. Memory is
-limited too, files cannot be written, and the environment is empty. ``math.py`` starts a new process when needed.
+It reads one JSON line ``{"predictions", "golds", "seconds"}`` at a time and writes "1", "0" or "e" (the grader failed on
+this input). Each comparison has a limit of *processor* time. At the limit the kernel ends the process with SIGPROF, even
+inside C code such as 9**9**9. The load of the machine does not matter. Memory is limited, too, files cannot be written,
+and the environment is empty. ``processes.py`` starts a new process when it is needed.
 
-Run by path, never imported by the trainer: it is the only place that loads sympy.
+The file is run by its path. The trainer never imports it, because it loads sympy.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
         try:
             verdict = "1" if equal(asked["predictions"], asked["golds"]) else "0"
-        except Exception:  # whatever sympy makes of hostile input: not equal
+        except Exception:  # sympy may raise any error on hostile input: not equal
             verdict = "e"
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(verdict, file=answers, flush=True)
 
 
 def equal(predictions: list[str], golds: list[str]) -> bool:
-    """Tell whether some reading of the prediction equals some reading of the gold answer."""
+    """Tell whether any reading of the predictions equals any reading of the gold answers."""
     readings = [reading for text in golds for reading in _parsed(text)]
     return any(_same(want, got) for text in predictions for got in _parsed(text) for want in readings)
 
@@ -62,7 +62,7 @@ def _parsed(text: str) -> list[object]:
 
 
 def _same(gold: object, prediction: object) -> bool:
-    """Rational numbers exactly, as ``numerals.close``; all else as math-verify, minus numerical flukes."""
+    """Compare rational numbers with ``numerals.close``, and others with math-verify, except for its rounding errors."""
     _, verify, _ = _grader()
     left, right = _rational(gold), _rational(prediction)
     if left is not None and right is not None:
@@ -71,7 +71,7 @@ def _same(gold: object, prediction: object) -> bool:
 
 
 def _rational(value: object) -> Fraction | None:
-    """The exact value of an expression that is a rational number (2^10, 0.25), else None; not percentages."""
+    """Return the exact value of an expression that is a rational number (2^10, 0.25), else None. Percentages give None."""
     import sympy
 
     if not isinstance(value, sympy.Expr) or value.free_symbols or value.has(sympy.UnevaluatedExpr):
@@ -85,7 +85,7 @@ def _rational(value: object) -> Fraction | None:
 
 
 def _far_apart(gold: Any, prediction: Any) -> bool:
-    """math-verify chops tiny differences, so e^-100 would equal 0; such pairs differ in relative terms."""
+    """Tell whether two numbers differ relatively. math-verify ignores tiny differences, so e^-100 would equal 0."""
     import sympy
 
     if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in (gold, prediction)):
@@ -107,7 +107,7 @@ def _grader() -> tuple[Callable[..., Any], Callable[..., bool], list[object]]:
 
 @cache
 def _numerals() -> ModuleType:
-    """The neighbouring file, loaded by path because this one runs outside the package."""
+    """Load ``numerals.py`` by its path, because this file runs outside the package."""
     path = Path(__file__).with_name("numerals.py")
     spec = importlib.util.spec_from_file_location("numerals", path)
     assert spec is not None and spec.loader is not None
@@ -117,7 +117,7 @@ def _numerals() -> ModuleType:
 
 
 def _private_stdout() -> TextIO:
-    """Our way to the parent; what the libraries print goes nowhere, neither among answers nor into a full pipe."""
+    """Return the pipe to the parent, and drop all other output, so that prints of the libraries never mix with answers."""
     answers = os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -1,7 +1,8 @@
 """Retrieval: an embedded BM25 index, an embedded dense index, and a pool of servers over HTTP.
 
-All three are callables `(query, k) -> [{id, title, text}]` (the pool's is awaitable), answer batches with
-`aretrieve_many(queries, k)`, aligned with the queries, and name what they search by `.fingerprint`. See base.py.
+All three are functions of `(query, k)` that return `[{id, title, text}]`; the pool's is async. `aretrieve_many(queries, k)`
+answers a batch, with one result for each query in order. `.fingerprint` identifies the corpus and the index
+(`retriever.py`).
 """
 
 from .index.bm25 import Bm25Index

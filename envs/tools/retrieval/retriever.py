@@ -1,13 +1,13 @@
-"""Interface of a retriever: `(query, k) -> [{id, title, text}]`, best first.
+"""Interface of a retriever: a function of `(query, k)` that returns `[{id, title, text}]`, best first.
 
-Any callable of that shape, sync or async, serves as a workflow's `retrieve` tool. The back ends of this
-package share a little more, so that they can stand in for one another:
+Any such function, sync or async, can be the `retrieve` tool of a workflow. The retrievers of this package also have a
+common interface, so that each can replace another:
 
-- `retriever(query, k)` answers one query; `retriever.retrieve_many(queries, k)` a batch;
-- `await retriever.aretrieve_many(queries, k)` does so without holding up the event loop;
-- answers are aligned with the queries, always: a blank query, or one that matches nothing, has the answer `[]`;
-- `retriever.fingerprint` names what is searched: equal fingerprints give equal answers;
-- retrievers pickle (an index on disk travels as its path).
+- `retriever(query, k)` answers one query, `retriever.retrieve_many(queries, k)` a batch.
+- `await retriever.aretrieve_many(queries, k)` answers a batch without blocking the event loop.
+- A batch has one result for each query, in order. A blank query, or one without a match, has the result `[]`.
+- `retriever.fingerprint` identifies corpus and index: equal fingerprints give equal results.
+- Retrievers can be pickled. The pickle of an index on disk contains its path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IntArray = npt.NDArray[np.integer]
 
 
 class Passage(TypedDict):
-    """One retrievable piece of text."""
+    """Passage of a corpus."""
 
     id: str
     title: str
@@ -35,22 +35,22 @@ class Passage(TypedDict):
 
 
 class Hit(NamedTuple):
-    """One passage found: its position in the corpus, and its score (higher is better)."""
+    """Result of a search: the passage's position in the corpus, and its score (higher is better)."""
 
     position: int
     score: float
 
 
 class RetrievalError(RuntimeError):
-    """A retriever could not answer; the message says which one, why, and what to do."""
+    """Raised when a retriever cannot answer. The message names the retriever, the reason and a remedy."""
 
 
 class IndexFormatError(RetrievalError):
-    """An index on disk is damaged, incomplete or of another kind; the message names the file."""
+    """Raised when an index on disk is damaged, incomplete or of another kind. The message names the file."""
 
 
 class Index(ABC):
-    """A searchable corpus in this process: what `Bm25Index` and `DenseIndex` have in common."""
+    """Base of the indexes in this process: `Bm25Index` and `DenseIndex`."""
 
     fingerprint: str
     _passages: Sequence[Passage]
@@ -59,13 +59,13 @@ class Index(ABC):
         return len(self._passages)
 
     def passage(self, position: int) -> Passage:
-        """The passage at `position` of the corpus, as a fresh dict."""
+        """Return the passage at a position of the corpus, as a new dict."""
         row = self._passages[position]
         return Passage(id=row["id"], title=row["title"], text=row["text"])
 
     @abstractmethod
     def search_many(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """Return up to `k` hits for each query, best first; equal scores in corpus order."""
+        """Return up to `k` hits for each query, best first. Hits with equal scores are in the order of the corpus."""
 
     def __call__(self, query: str, k: int) -> list[Passage]:
         return self.retrieve_many([query], k)[0]
@@ -75,18 +75,18 @@ class Index(ABC):
         return [[self.passage(hit.position) for hit in hits] for hits in self.search_many(queries, k)]
 
     async def aretrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Retrieve in a thread, so that the event loop goes on."""
+        """Retrieve in a thread, without blocking the event loop."""
         return await asyncio.to_thread(contained(self.retrieve_many), queries, k)
 
 
 def check_k(k: int) -> None:
-    """Raise unless `k` is a sensible number of passages to ask for."""
+    """Raise an error unless `k` is a valid number of passages."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k, the number of passages to retrieve, must be a positive integer; got {k!r}")
 
 
 def check_queries(queries: Sequence[str]) -> None:
-    """Raise when one string is given for a batch, which Python would read as a batch of letters."""
+    """Raise an error if a batch is a single string, which Python would read as a sequence of letters."""
     if isinstance(queries, str):
         raise TypeError(f"queries must be a list of strings, not one string: write [{queries!r}]")
     for place, query in enumerate(queries):
@@ -95,7 +95,7 @@ def check_queries(queries: Sequence[str]) -> None:
 
 
 def as_passage(raw: object, position: int) -> Passage:
-    """`raw` as a passage, or a TypeError saying what it lacks. A missing id becomes the position."""
+    """Return a value as a passage. A missing id becomes the position. A missing text raises a TypeError."""
     if not isinstance(raw, dict):
         raise TypeError(
             f"passage {position} must be a dict with id, title and text; got {type(raw).__name__}"
@@ -110,10 +110,10 @@ def as_passage(raw: object, position: int) -> Passage:
 
 
 def best_first(scores: IntArray, positions: IntArray, k: int) -> list[tuple[int, int]]:
-    """The `k` best (position, score) pairs of integer scores; equal scores in corpus order.
+    """Return the `k` best pairs (position, score) of integer scores. Equal scores are in the order of the corpus.
 
-    Score and position are packed into one integer key, so keys are unique and a partial sort, which is not
-    stable, cannot make the order of ties depend on the machine.
+    A partial sort is not stable. So score and position are packed into one integer key, which is unique, and the order of
+    equal scores is the same on every machine.
     """
     keys = (scores.astype(np.int64) << 32) - positions
     if len(keys) > k:
@@ -123,7 +123,7 @@ def best_first(scores: IntArray, positions: IntArray, k: int) -> list[tuple[int,
 
 
 def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """`items` in lists of `size`, the last one shorter."""
+    """Yield items in lists of `size`. The last list may be shorter."""
     batch: list[T] = []
     for item in items:
         batch.append(item)

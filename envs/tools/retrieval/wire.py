@@ -1,4 +1,4 @@
-"""The two request and response dialects that retrieval servers of this field speak.
+"""Requests and responses of retrieval servers, in two dialects.
 
 | dialect     | request                                                | response                                        |
 |-------------|--------------------------------------------------------|-------------------------------------------------|
@@ -26,22 +26,22 @@ ID_FIELDS = ("id", "_id", "doc_id", "docid", "passage_id", "pid")
 
 
 class BadAnswer(ValueError):
-    """A server's answer is not what the dialect promises."""
+    """Raised when a server's response does not follow its dialect."""
 
 
 class Misaligned(BadAnswer):
-    """A server speaks the dialect, but its rows are not those of the queries: never a matter of dialect."""
+    """Raised when a response follows the dialect, but its rows do not belong to the queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """A decoded request."""
+    """Request, decoded."""
 
     queries: tuple[str, ...]
     k: int
     dialect: str
     scores: bool = False
-    """True if a `search-r1` client wants scores."""
+    """Flag: a `search-r1` client asks for scores."""
 
 
 def encode_request(dialect: str, queries: Sequence[str], k: int) -> dict[str, object]:
@@ -52,7 +52,7 @@ def encode_request(dialect: str, queries: Sequence[str], k: int) -> dict[str, ob
 
 
 def decode_request(body: object, *, most_queries: int, most_k: int) -> SearchRequest:
-    """A request of either dialect, or a ValueError that tells the client what to send."""
+    """Decode a request of either dialect. For other bodies, raise a ValueError with a message for the client."""
     if not isinstance(body, dict) or ("questions" in body) == ("queries" in body):
         raise ValueError('send {"questions": [...], "N": 5} or {"queries": [...], "topk": 5}')
     dialect, field, count = (
@@ -69,7 +69,7 @@ def decode_request(body: object, *, most_queries: int, most_k: int) -> SearchReq
 
 
 def encode_response(request: SearchRequest, rows: Sequence[Sequence[tuple[Passage, float]]]) -> object:
-    """The answer to `request`: for every query its (passage, score) pairs."""
+    """Return the body of the response to a request. `rows` has (passage, score) pairs for every query."""
     if request.dialect == "unitymas":
         return [
             {"question": query, "top_k_docs": [{**passage, "score": score} for passage, score in row]}
@@ -97,16 +97,14 @@ def encode_response(request: SearchRequest, rows: Sequence[Sequence[tuple[Passag
 
 
 def decode_response(raw: bytes, queries: Sequence[str], k: int) -> list[list[Passage]]:
-    """The passages for every query, in order; BadAnswer unless there is exactly one row for each."""
+    """Return the passages for every query, in order. Raise BadAnswer unless there is exactly one row for each query."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise BadAnswer(f"the answer is not JSON ({error}): {raw[:80]!r}") from None
     rows = _rows(body, queries)
     if len(rows) != len(queries):
-        wrong = (
-            Misaligned if rows else BadAnswer
-        )  # a server that overlooks the queries may send no rows at all
+        wrong = Misaligned if rows else BadAnswer  # a server that ignores the queries may send no rows at all
         raise wrong(f"{len(queries)} queries were sent, {len(rows)} rows came back")
     return [_row(row, query)[:k] for row, query in zip(rows, queries, strict=True)]
 
@@ -136,7 +134,7 @@ def _row(row: object, query: str) -> list[Passage]:
 
 
 def read_passage(doc: object) -> Passage:
-    """A passage from whatever shape a server or a corpus gives it; BadAnswer when there is no text in it."""
+    """Read a passage in any form that servers and corpora use. Raise BadAnswer if it has no text."""
     if isinstance(doc, str):
         doc = {"text": doc}
     if not isinstance(doc, dict):
@@ -160,7 +158,7 @@ def read_passage(doc: object) -> Passage:
 
 
 def _split_contents(contents: str, title: str | None) -> tuple[str | None, str]:
-    """Search-R1 puts the title, in quotes, on the first line of the contents."""
+    """Return title and text. Search-R1 writes the title, in quotes, in the first line of the contents."""
     if title is not None:
         return title, contents.removeprefix(f'"{title}"\n')
     first, line_break, rest = contents.partition("\n")

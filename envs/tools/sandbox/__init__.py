@@ -1,3 +1,3 @@
-"""The sandbox: model-written Python where it can do no harm."""
+"""Sandbox: runs Python programs of models without harm to the host."""
 
 from .runner import run_python as run_python

@@ -1,9 +1,9 @@
-"""Use of processor time and memory by a judged program and all that it forked, read from outside.
+"""Processor time and memory of a judged program and all its child processes, measured from outside.
 
-RLIMITs bind each process; this counts the tree. The keeper looks at it every few milliseconds, through a /proc
-that no program sees, and through the program's control group where there is one (`cgroups`). Processor time of processes that have ended stays with whoever waited for them (the
-filter keeps SIGCHLD from being ignored, so somebody does), so between two looks nothing is lost but
-what runs in those milliseconds. Runs inside of the room.
+RLIMITs bound each process; this module measures the whole tree. The keeper reads it every few milliseconds, from a /proc
+that programs cannot see, and from the program's control group if there is one (`cgroups`). The processor time of a process
+that has ended counts for the process that waited for it. The filter makes sure that there is one, because programs cannot
+ignore SIGCHLD. This module runs inside the room.
 """
 
 from __future__ import annotations
@@ -20,41 +20,42 @@ _SLACK = 16 << 20  # shared pages that a process touches for the first time
 
 @dataclass(slots=True)
 class Usage:
-    """One look at the tree."""
+    """Measurement of the tree at one moment."""
 
-    cpu: float = 0.0  # seconds, of the living and of those they waited for
+    cpu: float = 0.0  # seconds of the running processes, and of those that they waited for
     memory: int = 0  # bytes beyond those of the idle interpreter
-    waiting: bool = False  # does any of them run, or wait for a processor or the disk?
+    waiting: bool = False  # flag: a process runs, or waits for a processor or the disk
 
 
 class ProcessTree:
-    """The processes of one case. Made in the keeper, before it covers /proc and before the program starts."""
+    """Processes of one case. The keeper makes this object before it covers /proc and before the program starts."""
 
     def __init__(self, memory: int, group: int | None = None) -> None:
-        """`group`: an open `cpu.stat` of the control group that the program will enter (`cgroups`)."""
+        """Begin to measure. `group` is an open `cpu.stat` of the control group that the program will enter (`cgroups`)."""
         self._group = group
         self._before = self.group_cpu()
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._me = os.readlink("self", dir_fd=self._proc)
         self._others = {name for name in os.listdir(self._proc) if name.isdigit()}
-        self._own = self._me == str(os.getpid())  # else it is the host's: containers may forbid our own
+        # otherwise /proc is the host's, because a container may forbid a new one
+        self._own = self._me == str(os.getpid())
         self._idle = int((self._read(f"{self._me}/statm") or "0 0").split()[1]) * _PAGE
         self._sockets = self._open_sockets()
         self._memory = memory + _SLACK
 
     def group_cpu(self) -> float:
-        """Seconds that the group has used, its dead included; 0 where there is none."""
+        """Return the seconds that the group has used, with processes that have ended; 0 without a group."""
         if self._group is None:
             return 0.0
         first = os.pread(self._group, 64, 0).split(b"\n")[0]  # usage_usec 123
         return int(first.split()[1]) / 1e6
 
     def final_cpu(self) -> float:
-        """Seconds of the case as its group has them, to the microsecond; 0 where there is none."""
+        """Return the seconds of the case from its group, exact to the microsecond; 0 without a group."""
         return self.group_cpu() - self._before
 
     def look(self) -> Usage:
-        """Add up all processes: some 50 microseconds, and as many for each."""
+        """Measure all processes. This takes about 50 microseconds, and 50 more for each process."""
         use = Usage()
         faulted = 0
         names = [name for name in os.listdir(self._proc) if name.isdigit() and self._is_ours(name)]
@@ -71,7 +72,7 @@ class ProcessTree:
             )
         use.cpu = max(use.cpu, self.final_cpu())
         buffers = max(0, self._open_sockets() - self._sockets) * _SOCKET
-        if use.memory + buffers > self._memory:  # pages that they share were counted for each
+        if use.memory + buffers > self._memory:  # shared pages were counted for each process
             use.memory = sum(map(self._proportional, names))
         if faulted > self._memory and any(map(self._shares, names)):
             use.memory = max(use.memory, faulted)
@@ -79,7 +80,7 @@ class ProcessTree:
         return use
 
     def is_too_large(self, use: Usage) -> bool:
-        """Tell whether the processes use more memory than they may."""
+        """Tell whether the processes use more memory than allowed."""
         return use.memory > self._memory
 
     def _is_ours(self, name: str) -> bool:
@@ -107,7 +108,7 @@ class ProcessTree:
         return any(text is not None and text[text.rindex(")") + 2] in "RD" for text in texts)
 
     def _proportional(self, name: str) -> int:
-        """Share of a process in the pages that it holds; all of them, where it forbids to look."""
+        """Return a process's proportional share of its memory, or all of its memory if the share cannot be read."""
         text = self._read(f"{name}/smaps_rollup")
         line = next((line for line in (text or "").splitlines() if line.startswith("Pss:")), None)
         if line is not None:
@@ -116,9 +117,9 @@ class ProcessTree:
         return 0 if statm is None else max(0, int(statm.split()[1]) * _PAGE - self._idle)
 
     def _shares(self, name: str) -> bool:
-        """Tell whether a process has shared memory without a file, whose pages stay when no process shows them any more.
+        """Tell whether a process has shared memory without a file. Its pages stay after all processes have unmapped it.
 
-        What such memory holds cannot be read; but each page of it was once faulted in.
+        The size of such memory cannot be read, but every page of it has caused a page fault.
         """
         try:
             with open(os.open(f"{name}/maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc), "rb") as maps:
@@ -126,11 +127,11 @@ class ProcessTree:
         except ProcessLookupError:
             return False
         except OSError as error:
-            return not isinstance(error, FileNotFoundError)  # it forbids to look
+            return not isinstance(error, FileNotFoundError)  # the process does not allow us to read it
         return b"/dev/zero (deleted)" in text or len(text) == _LONGEST_MAPS
 
     def _open_sockets(self) -> int:
-        """Open sockets of the whole network namespace, those in flight between processes included."""
+        """Return the number of open sockets in the network namespace, with those in transfer between processes."""
         text = self._read(f"{self._me}/net/sockstat") or "sockets: used 0"
         return int(text.split()[2])
 
@@ -148,7 +149,7 @@ class ProcessTree:
 
 
 def can_enter(group: list[int]) -> bool:
-    """Try whether the kernel lets a child of ours into the control group that the host has opened."""
+    """Tell whether the kernel lets a child of this process enter the control group that the host has opened."""
     if not group:
         return False
     child = os.fork()

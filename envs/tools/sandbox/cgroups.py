@@ -1,9 +1,9 @@
-"""A control group (cgroup v2) for the programs of a room, where the machine lets us make one.
+"""Control group (cgroup v2) for the programs of a room, if the machine allows us to make one.
 
-The kernel then counts the processor time of a whole tree to the microsecond, children that nobody waited for
-included. Memory and processes get a second bound, where their controllers are given to us; the limits of `accounting`
-come first. Where there is no group, `accounting` counts alone. The group is a child of our own, so that nothing has to
-be set up: root, or a delegated group (`systemd-run --user -p Delegate=yes`), is enough.
+With a group, the kernel counts the processor time of a whole tree to the microsecond, with children for which no process
+waited. Memory and the number of processes get a second limit if their controllers are available; the limits of
+`accounting` come first. Without a group, `accounting` measures alone. The group is a child of our own group, so no setup is
+needed: root, or a delegated group (`systemd-run --user -p Delegate=yes`), is enough.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import contextlib
 import os
 from pathlib import Path
 
-_LOWEST = 300  # descriptors of a room, out of the way of its own
-_BESIDE = 64 << 20  # bytes of pages that are no program's own, before the kernel steps in
+_LOWEST = 300  # first descriptor that we use; a room's own descriptors are lower
+_BESIDE = 64 << 20  # bytes of pages that belong to no program, added to the kernel's limit
 
 
 class CaseGroup:
-    """The group that the programs of one room enter, one after the other."""
+    """Control group that the programs of one room enter, one after the other."""
 
     def __init__(self, folder: Path) -> None:
         import fcntl
@@ -37,7 +37,7 @@ class CaseGroup:
 
     @classmethod
     def make(cls) -> CaseGroup | None:
-        """Make a group below our own, or None where that is not allowed."""
+        """Return a new group below our own, or None if that is not allowed."""
         parent = own_group()
         if parent is None:
             return None
@@ -53,7 +53,7 @@ class CaseGroup:
             return None
 
     def limit(self, memory: int, processes: int) -> None:
-        """Bound the next program by the controllers that are there."""
+        """Set the limits of the next program, with the controllers that are available."""
         for name, value in (
             ("memory.max", memory + _BESIDE),
             ("memory.swap.max", 0),
@@ -64,7 +64,7 @@ class CaseGroup:
                     (self.folder / name).write_text(str(value))
 
     def close(self) -> None:
-        """Let the group go; it must be empty."""
+        """Remove the group, which must be empty."""
         while self.descriptors:
             os.close(self.descriptors.pop())
         with contextlib.suppress(OSError):
@@ -74,7 +74,7 @@ class CaseGroup:
 def own_group(
     mounts: Path = Path("/proc/self/mountinfo"), mine: Path = Path("/proc/self/cgroup")
 ) -> Path | None:
-    """The folder of the group of version 2 that this process is in."""
+    """Return the folder of this process's group (version 2), or None if there is none."""
     try:
         inside = next(line[3:] for line in mine.read_text().splitlines() if line.startswith("0::"))
         for line in mounts.read_text().splitlines():

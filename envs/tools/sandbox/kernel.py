@@ -1,6 +1,6 @@
-"""The Linux calls that the sandbox stands on, through ctypes: namespaces, mounts, capabilities.
+"""Linux system calls of the sandbox, through ctypes: namespaces, mounts, capabilities.
 
-Runs inside of the room (see `room`), with the standard library alone.
+This module runs inside the room (`room`) and needs only the standard library.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 
 def moved(descriptor: int, place: int) -> int:
-    """Move a descriptor to a place of our own: the host may have had so many that no program would close it."""
+    """Move a descriptor to a fixed low number, because the host may have had so many that no program would close it."""
     if descriptor != place:
         os.dup2(descriptor, place, inheritable=False)
         os.close(descriptor)
@@ -59,7 +59,7 @@ def moved(descriptor: int, place: int) -> int:
 
 
 def map_user(uid: int, gid: int, inside: int) -> None:
-    """Map the user of a fresh namespace: be `inside` here, and remain `uid` and `gid` to the world."""
+    """Map the user of a new namespace: `inside` the namespace, `uid` and `gid` outside of it."""
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{inside} {uid} 1"),
@@ -70,28 +70,28 @@ def map_user(uid: int, gid: int, inside: int) -> None:
 
 
 def become_nobody(user: int) -> None:
-    """Real root steps down to a user of the room's own.
+    """Change from root to the user of this room.
 
-    The kernel counts pipes, watches and locked memory by user: what one room's programs hoard, no other room lacks.
+    The kernel counts pipes, watches and locked memory by user. So programs of one room cannot use up those of another.
     """
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(user, user, user)
-    prctl(PR_SET_DUMPABLE, 1)  # else our own /proc/self/uid_map would belong to root
+    prctl(PR_SET_DUMPABLE, 1)  # otherwise our own /proc/self/uid_map would belong to root
 
 
 def drop_capabilities() -> None:
-    """Give up every capability for good, set-user-id programs included."""
+    """Drop every capability permanently, also for set-user-id programs."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     for capability in range(64):
         if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
-            break  # past the last capability of this kernel
+            break  # there is no capability with a higher number in this kernel
     header = struct.pack("II", 0x20080522, 0)
     _check(_libc.capset(header, bytes(24)), "capset")
 
 
 def install_filter(code: bytes) -> None:
-    """Attach a seccomp program (`seccomp`) to this process and all that it starts."""
+    """Attach a seccomp program (`seccomp`) to this process and all its later children."""
 
     class Program(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
@@ -101,15 +101,16 @@ def install_filter(code: bytes) -> None:
 
 
 def address_space() -> int:
-    """Bytes of address space that this process has mapped."""
+    """Return the bytes of address space that this process has mapped."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def enter_room(binds: list[list[str]], links: list[list[str]], masks: list[str], privileged: bool) -> None:
-    """Enter a room as bubblewrap does, for machines without it: new namespaces, and a root of read-only binds.
+    """Enter a room with new namespaces and a root of read-only binds. For machines without bubblewrap.
 
-    Returns in a child that is process 1 of the new namespaces; the caller's process waits for it and ends.
+    The function returns in a child process, which is process 1 of the new namespaces. The caller's process waits for the
+    child, and then ends.
     """
     uid, gid = os.getuid(), os.getgid()
     kinds = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
@@ -126,7 +127,7 @@ def enter_room(binds: list[list[str]], links: list[list[str]], masks: list[str],
 
 
 def _build_root(binds: list[list[str]], links: list[list[str]], masks: list[str]) -> None:
-    """Pivot twice: once to have the old root at a side, so that sources under /tmp stay in reach."""
+    """Build the new root. Pivot twice, so that the old root stays reachable for sources under /tmp."""
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
     os.makedirs("/tmp/old")
     os.makedirs("/tmp/new")
@@ -136,7 +137,7 @@ def _build_root(binds: list[list[str]], links: list[list[str]], masks: list[str]
         _bind("/old" + source, "/new" + target, MS_RDONLY)
         for mask in (m for m in masks if m.startswith(target + "/")):
             mount("tmpfs", "/new" + mask, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
-    for mask in masks:  # now that the packages let through have their places in them
+    for mask in masks:  # after the allowed packages have their places in them
         mount("none", "/new" + mask, flags=MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
     for target, name in links:
         os.symlink(target, "/new" + name)
@@ -155,7 +156,7 @@ def _build_root(binds: list[list[str]], links: list[list[str]], masks: list[str]
 
 
 def show_again(source: str, target: str) -> None:
-    """Show again what a fresh mount has covered, from the place where it was kept."""
+    """Bind a path that a new mount has covered, from its other place, and show it again."""
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
     else:
@@ -165,7 +166,7 @@ def show_again(source: str, target: str) -> None:
 
 
 def _show_processes() -> None:
-    """A /proc of our own. Containers that mask theirs forbid one; the room then sees that (no case ever does)."""
+    """Mount a new /proc. A container that masks its /proc forbids this; the room, but no case, then sees the container's."""
     try:
         mount("proc", "/new/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     except PermissionError:
@@ -189,6 +190,6 @@ def _bind(source: str, target: str, flags: int) -> None:
         if not os.path.exists(target):
             open(target, "w").close()
     mount(source, target, flags=MS_BIND | (0 if os.path.isfile(source) else MS_REC))
-    kept = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)  # flags that a user may not clear
+    kept = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)  # flags that a user cannot clear
     nodev = 0 if target.startswith("/new/dev/") else MS_NODEV
     mount("none", target, flags=MS_REMOUNT | MS_BIND | MS_NOSUID | nodev | flags | kept)

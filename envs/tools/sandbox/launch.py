@@ -1,7 +1,7 @@
-"""Start of a room: the part of the host that it shows, and the command that makes it.
+"""Start of a room: the part of the host that programs see, and the command that makes the room.
 
-Programs see, read-only, the interpreter, the system's shared libraries and PACKAGES. Other installed
-packages are hidden: a data set in one of them would hold the answers.
+Programs see the interpreter, the system's shared libraries and PACKAGES, all read-only. Other installed packages are
+hidden, because a data set in one of them would contain the answers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Literal
 from .kernel import NOBODY
 
 Level = Literal["bubblewrap", "namespaces", "unsafe"]
-PACKAGES = ("numpy",)  # what programs may import beyond the standard library, where the host has it
+PACKAGES = ("numpy",)  # packages that programs may import, if the host has them
 
 _HERE = Path(__file__).parent
 _START = _HERE / "start"
-_ROOM = "/room"  # where a room has our files, and PACKAGES
+_ROOM = "/room"  # folder of our files and PACKAGES in a room
 _ROOM_FILES = (
     "kernel.py",
     "program.py",
@@ -37,8 +37,8 @@ _ROOM_FILES = (
     "values.py",
     "start/sitecustomize.py",
 )
-_COVERED = ("/tmp/", "/dev/shm/")  # a program has its own of these: what lies there is shown to it again
-_ENTER = (  # for rooms that we build ourselves: build, then become what bubblewrap would have started
+_COVERED = ("/tmp/", "/dev/shm/")  # a program has its own of these; host files there are bound again
+_ENTER = (  # for rooms that we build ourselves: build the room, then run the server in it
     "import sys, types, json, os; room = types.ModuleType('room'); room.__path__ = [sys.argv[1]]; "
     "sys.modules['room'] = room; from room.kernel import enter_room; "
     "enter_room(*json.loads(sys.argv[2])); os.execv(sys.argv[3], sys.argv[3:])"
@@ -46,7 +46,7 @@ _ENTER = (  # for rooms that we build ourselves: build, then become what bubblew
 _ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # a program that prints a set has one verdict
+    "PYTHONHASHSEED": "0",  # so a program that prints a set always gets the same verdict
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
@@ -54,7 +54,7 @@ _ENVIRONMENT = {
 
 
 def room_command(level: Level) -> list[str]:
-    """The command whose process is a room, with the fork server at its standard input."""
+    """Return the command that starts a room. The fork server is at its standard input."""
     view = _view()
     folder = "/tmp" if level != "unsafe" else f"/tmp/unitymas-room-{os.urandom(8).hex()}"
     python = [view.interpreter, "-s", "-B", "-X", "utf8", f"{folder}/program.py"]
@@ -67,9 +67,9 @@ def room_command(level: Level) -> list[str]:
 
 
 def room_environment(level: Level, group: Sequence[int] = ()) -> dict[str, str]:
-    """Environment variables of that process: those that programs shall find, and the server's settings.
+    """Return the environment variables of a room: those that programs see, and the settings of the server.
 
-    `group`: descriptors of the programs' control group (`cgroups`), which the process inherits.
+    `group` holds descriptors of the programs' control group (`cgroups`), which the room inherits.
     """
     view = _view()
     isolated = level != "unsafe"
@@ -86,7 +86,7 @@ def room_environment(level: Level, group: Sequence[int] = ()) -> dict[str, str]:
     return {
         **_ENVIRONMENT,
         "PYTHONPATH": _ROOM if isolated else str(_START),
-        "PYTHONINSPECT": "1",  # the interpreter then tells `sys.excepthook` of SystemExit too
+        "PYTHONINSPECT": "1",  # with it, the interpreter calls `sys.excepthook` for SystemExit, too
         "UNITYMAS_ROOM": json.dumps(config),
     }
 
@@ -96,7 +96,7 @@ def _same(paths: list[str]) -> list[list[str]]:
 
 
 def _own_files(view: _View) -> list[list[str]]:
-    """[source, target] of what a room has in a place of its own."""
+    """Return [source, target] of each file that has another place in a room."""
     ours = [[str(_HERE / name), f"{_ROOM}/{os.path.basename(name)}"] for name in _ROOM_FILES]
     stashed = [[path, f"{_ROOM}/stash{path}"] for path in view.binds if path.startswith(_COVERED)]
     return [*ours, *view.packages, *stashed]
@@ -113,7 +113,12 @@ def _bubblewrap(view: _View) -> list[str]:
         command += ["--unshare-user"]
     own = _own_files(view)
     for folder in _ancestors([*view.binds, *(target for _, target in own)]):
-        command += ["--perms", "0755", "--dir", folder]  # made in passing they would be closed to others
+        command += [
+            "--perms",
+            "0755",
+            "--dir",
+            folder,
+        ]  # folders that bubblewrap makes by itself are closed to other users
     for path in view.binds:
         command += ["--ro-bind", path, path]
         command += [word for mask in view.masks if mask.startswith(path + "/") for word in ("--tmpfs", mask)]
@@ -128,15 +133,15 @@ def _bubblewrap(view: _View) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The part of the host that programs see, read-only: interpreter, shared libraries, PACKAGES."""
+    """Part of the host that programs see, read-only: interpreter, shared libraries, PACKAGES."""
 
     interpreter: str
     binds: list[str]
     links: list[list[str]]  # [target, name], as /lib -> usr/lib
-    masks: list[str]  # third-party packages under a bind, hidden: an installed data set holds answers
+    masks: list[str]  # folders of third-party packages under a bind, which are hidden
     packages: list[list[str]]  # [source, target]
     path: list[str]  # sys.path in a room
-    host_path: list[str]  # and without one
+    host_path: list[str]  # sys.path without a room
 
 
 @cache
@@ -168,9 +173,9 @@ def _view() -> _View:
 
 
 def _packages() -> tuple[list[list[str]], list[str]]:
-    """PACKAGES, with the shared libraries that wheels put beside them, as [source, target]; and where they lie.
+    """Return PACKAGES with the shared libraries of their wheels, as [source, target], and their folders on the host.
 
-    In a room they have a place of their own: a program's /tmp would hide a virtual environment under /tmp.
+    In a room they have another place, because a program's own /tmp would hide a virtual environment under /tmp.
     """
     binds, path = [], []
     for name in PACKAGES:
@@ -198,7 +203,7 @@ def _ancestors(paths: Sequence[str]) -> list[str]:
 
 @cache
 def _privileged() -> bool:
-    """May this process make namespaces and change its user as real root does?"""
+    """Tell whether this process may make namespaces and change its user, as real root may."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
@@ -209,7 +214,7 @@ def _privileged() -> bool:
 
 
 def _own_user(mapped: Path = Path("/proc/self/uid_map")) -> int:
-    """A user number that nobody else has: drawn from the top of those that exist here (in a container, not all do)."""
+    """Return a user number that no other process uses: a random one among the highest numbers that exist here."""
     try:
         ranges = [tuple(map(int, line.split())) for line in mapped.read_text().splitlines()]
     except (OSError, ValueError):
@@ -221,6 +226,6 @@ def _own_user(mapped: Path = Path("/proc/self/uid_map")) -> int:
 
 
 def _can_count_processes() -> bool:
-    """Since Linux 5.14 RLIMIT_NPROC counts per user namespace; it never binds the machine's root."""
+    """Tell whether RLIMIT_NPROC limits a program: since Linux 5.14 it counts by user namespace. It never limits root."""
     major, minor = (int(part) for part in platform.release().split(".")[:2])
     return (major, minor) >= (5, 14) and (os.geteuid() != 0 or _privileged())

@@ -1,4 +1,4 @@
-"""Orders to a room of the sandbox: its settings, and the programs to judge. They cross its wall as JSON."""
+"""Messages to a room of the sandbox, as JSON: its settings, and the programs to run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TypedDict
 
 
 class CaseLimits(TypedDict):
-    """Limits of a case, as numbers that the host has checked."""
+    """Limits of a case. The host has checked the numbers."""
 
     time_limit: float
     wall_limit: float
@@ -19,7 +19,7 @@ class CaseLimits(TypedDict):
 
 
 class CaseOrder(TypedDict):
-    """One program to judge, as the host sends it."""
+    """Message with one program to run."""
 
     program: str
     stdin: str
@@ -29,7 +29,7 @@ class CaseOrder(TypedDict):
 
 
 class RoomConfig(TypedDict):
-    """Settings of a room, as the host gives them; the last two are the room's own."""
+    """Settings of a room. The host sets all except the last two, which the room sets."""
 
     level: str
     group: list[int]

@@ -1,15 +1,14 @@
-"""A program's process: what is prepared before the interpreter runs the program, and how it ends.
+"""Process of a program: the preparation before the interpreter runs the program, and the end of the process.
 
-A script is run by the interpreter itself, as `python program.py`. What is left to us is its end: the interpreter
-tells `sys.excepthook` of an exception or of SystemExit, joins threads and calls exit handlers, ours last; that
-one does what else can be seen of an interpreter's end, without taking the interpreter apart (a third of the
-cost of a case). A function is called here, and its value told.
+The interpreter itself runs a script, as `python program.py`. This module handles its end. The interpreter calls
+`sys.excepthook` for an exception or SystemExit, joins threads, and calls the exit handlers, ours last. Our handler does the
+visible rest of an interpreter's end, but does not free the interpreter, which would take a third of the time of a case. A
+function is called here, and its return value is reported.
 
-What this process says about itself is never a verdict. It may say that the source did not compile, that
-an exception ended it, and what a function returned: a value as text, which the judge compares outside, with an
-expectation that was never in here. To forge a returned value is thus no more than to return it. The channel's
-key, new for each case, lets the judge notice a program that writes to the channel itself. Runs inside
-of the room.
+A report of this process is never a verdict. It says that the source did not compile, that an exception ended the program,
+or what a function returned: a value as text, which the judge compares outside of the room. The expected value never enters
+the room, so a forged return value is the same as a returned one. Each case has a new key for the channel, so the judge
+detects a program that writes to the channel itself. This module runs inside the room.
 """
 
 from __future__ import annotations
@@ -30,16 +29,17 @@ from typing import Any
 from .values import decode, encode
 
 PROGRAM_FILE = "program.py"
-_FAILED_FLUSH = 120  # the interpreter's exit status where its last output could not be written
-_CHILDREN = 0.5  # seconds that children have to finish what they print
+_FAILED_FLUSH = 120  # exit status of an interpreter that could not write its last output
+_CHILDREN = 0.5  # seconds that child processes have to finish their output
 
 
 class Channel:
-    """One line of JSON per fact, each led by the key. Processes that the program forks have no say."""
+    """Channel to the judge: lines of JSON, each after the key. Child processes of the program cannot write to it."""
 
     def __init__(self, descriptor: int, key: bytes) -> None:
         self._descriptor, self._key, self._process = descriptor, key, os.getpid()
-        self._out_of_memory = key + b'{"raised": "MemoryError"}\n'  # ready made: nothing may be left by then
+        # made now, because there may be no memory later
+        self._out_of_memory = key + b'{"raised": "MemoryError"}\n'
 
     def tell(self, **facts: str) -> None:
         """Report facts to the judge."""
@@ -55,10 +55,10 @@ class Channel:
 
 
 def warm_up(isolated: bool) -> None:
-    """Load in the server, once, what every program's process needs."""
+    """Import the modules that every program's process needs, once, in the server."""
     import warnings  # noqa: F401
 
-    for name in ("readline", "rlcompleter"):  # imported by an interpreter that inspects, as ours
+    for name in ("readline", "rlcompleter"):  # an interpreter with PYTHONINSPECT, as ours, imports them
         try:
             __import__(name)
         except ImportError:
@@ -70,15 +70,14 @@ def warm_up(isolated: bool) -> None:
 
 
 def prepare(fn_name: str | None, arguments: str, channel: Channel) -> None:
-    """Prepare a program's process, already sealed: everything as in a fresh interpreter. A call is made here."""
+    """Prepare the sealed process of a program, so that it equals a new interpreter. If the case is a call, make it here."""
     preloaded = set(sys.modules)
     sys.argv = [PROGRAM_FILE]
     sys.orig_argv[:] = ["python", PROGRAM_FILE]
     for name in [name for name in sys.modules if name.split(".")[0] == __package__]:
         del sys.modules[name]
-    main = types.ModuleType(
-        "__main__"
-    )  # a new one: the server's belongs to its frozen objects, which are never freed
+    # a new one, because the server's belongs to its frozen objects, which are never freed
+    main = types.ModuleType("__main__")
     main.__dict__.update(sys.modules["__main__"].__dict__)
     sys.modules["__main__"] = main
     end = _End(channel, preloaded)
@@ -89,7 +88,7 @@ def prepare(fn_name: str | None, arguments: str, channel: Channel) -> None:
 
 
 class _End:
-    """Ending of the program, and the last things that happen in its process."""
+    """End of the program, and the last steps in its process."""
 
     def __init__(self, channel: Channel, preloaded: set[str]) -> None:
         self.channel, self.preloaded = channel, preloaded
@@ -98,7 +97,7 @@ class _End:
         self.hook: Callable[..., object] = sys.__excepthook__
 
     def watch_exceptions(self) -> None:
-        """Watch the exception that ends the program. A hook of its own is called after, and seen in place of ours."""
+        """Watch for the exception that ends the program. A hook that the program sets is called after ours."""
         end = self
 
         class Module(types.ModuleType):
@@ -122,14 +121,14 @@ class _End:
         sys.__class__ = Module
 
     def ended_by(self, kind: type[BaseException], error: BaseException, trace: object) -> None:
-        """Ending of an uncaught exception, or of SystemExit."""
+        """Handle the end by an uncaught exception or by SystemExit."""
         if isinstance(error, SystemExit):
             self.status = _exit_status(error.code)
             return
         self.status, self.interrupted = 1, isinstance(error, KeyboardInterrupt)
         try:
             self.hook(kind, error, trace)
-        except SystemExit as left:  # the interpreter takes this for the program's end
+        except SystemExit as left:  # the interpreter treats this as the program's end
             self.status = _exit_status(left.code)
             return
         except BaseException:
@@ -149,17 +148,17 @@ class _End:
             self.channel.out_of_memory()
 
     def leave(self) -> None:
-        """Do what an interpreter does after the last exit handler: buffers, `__del__`, and its exit status."""
+        """Do what an interpreter does after the last exit handler: write buffers, call `__del__`, set the exit status."""
         status = self.status
         try:
             status = status if _flush() else _FAILED_FLUSH
-            atexit._clear()  # ours is the last, and the program's hold its names
+            atexit._clear()  # ours is the last; the program's handlers hold its names
             if gc.isenabled():  # as the interpreter does; it also orders what is finalized next: a text's buffer before its file
                 gc.collect()
             self._release()
-            _flush()  # what fails this late changes no interpreter's status
+            _flush()  # a failure this late does not change an interpreter's status
             sys.stdout = sys.stderr = None
-            self.hook = sys.__excepthook__  # the last that holds the program's names
+            self.hook = sys.__excepthook__  # the last object that holds the program's names
             gc.collect()
             _await_children()
             if self.interrupted:
@@ -170,7 +169,7 @@ class _End:
             os._exit(status)
 
     def _release(self) -> None:
-        """Drop the program's own modules, so that open files are written and `__del__` is called."""
+        """Delete the program's own modules, so that open files are written and `__del__` is called."""
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             sys.__dict__.pop(name, None)
         for name in ("stdin", "stdout", "stderr"):
@@ -192,7 +191,7 @@ class _End:
 
 
 def _is_library(module: object) -> bool:
-    """Tell whether a module is one that the program imported, and neither its own file nor one that it made by hand."""
+    """Tell whether the program imported a module. Its own file and modules that it made itself do not count."""
     if getattr(module, "__name__", "") == "__main__":
         return False
     file = getattr(module, "__file__", None)
@@ -210,7 +209,7 @@ def _clear(names: dict[str, object]) -> None:
 
 
 def _flush() -> bool:
-    """Write what is buffered; whether that was possible."""
+    """Write all buffered output, and tell whether this was possible."""
     flushed = True
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -227,12 +226,12 @@ def _complain(error: BaseException, stream: object) -> None:
     try:
         print(f"Exception ignored in: {stream!r}", file=sys.stderr)
         traceback.print_exception(type(error), error, error.__traceback__)
-    except BaseException:  # there is nowhere left to say it
+    except BaseException:  # no stream is left for a message
         return
 
 
 def _await_children() -> None:
-    """Processes that it leaves behind end with it here; let them write what they are about to write."""
+    """Give child processes time to write their output, because they end together with the program."""
     import time
 
     end = time.monotonic() + _CHILDREN
@@ -254,7 +253,7 @@ def _exit_status(code: object) -> int:
 
 
 def _call(fn_name: str, arguments: str, channel: Channel, end: _End) -> None:
-    """The program as a module `program`, one function of it called, and the process ended."""
+    """Load the program as a module `program`, call one of its functions, and end the process."""
     path = os.path.abspath(PROGRAM_FILE)
     sys.path.insert(0, os.path.dirname(path))
     try:
@@ -291,7 +290,7 @@ def _run(code: types.CodeType, path: str, fn_name: str, arguments: str, channel:
 
 
 def _offer_type_names(module: types.ModuleType) -> None:
-    """Starter code of judges says `List[int]` without importing it."""
+    """Offer the names of `typing`, because starter code of judges uses `List[int]` without an import."""
     import typing
 
     for name in (
@@ -311,7 +310,7 @@ def _offer_type_names(module: types.ModuleType) -> None:
 
 
 def _find(module: types.ModuleType, fn_name: str) -> Callable[..., object]:
-    """`name`, `Class.name`, or `name` of a class called Solution, as the starter code has it."""
+    """Return the function `name`, `Class.name`, or the method `name` of a class Solution, as in starter code."""
     target: object = module
     names = fn_name.split(".")
     if len(names) == 1 and not hasattr(module, fn_name) and hasattr(module, "Solution"):
@@ -333,7 +332,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def _reopen_stdin() -> None:
-    """The stream that the interpreter made was no file's, and knows for good that it cannot seek; a program's can."""
+    """Open stdin again. The interpreter opened it on a pipe, which cannot seek; a program's input is a file, which can."""
     raw: Any = open(0, "rb", closefd=False)  # noqa: SIM115 (kept for good)
     raw.raw.name = "<stdin>"
     text: Any = io.TextIOWrapper(raw, encoding=sys.stdin.encoding, errors=sys.stdin.errors, newline="\n")
@@ -342,7 +341,7 @@ def _reopen_stdin() -> None:
 
 
 def _name_the_user() -> None:
-    """`pwd` and `grp` know one user and one group: a room has no /etc/passwd."""
+    """Replace the functions of `pwd` and `grp` by ones with one user and one group, as a room has no /etc/passwd."""
     try:
         import grp
         import pwd

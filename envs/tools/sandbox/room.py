@@ -1,14 +1,14 @@
-"""The fork server inside of the sandbox: one process, in namespaces of its own, for each judged program.
+"""Fork server inside the sandbox: each judged program gets its own process and its own namespaces.
 
     host ── room (bubblewrap or namespaces: no network, read-only root)
-              └─ server: an interpreter halted as it starts (`start`); never reads a program or its input
+              └─ server: an interpreter stopped at its start (`start`); never reads a program or its input
                    └─ keeper: reads one case; own user, mount and pid namespaces, empty /tmp
-                        └─ program: process 1 in there; rlimits, no capabilities, seccomp; the interpreter goes on
+                        └─ program: process 1 there; rlimits, no capabilities, seccomp; the interpreter runs it
 
-The keeper stays outside of the program's pid namespace: the program cannot see, signal or trace it.
-Time and output are measured by the keeper alone, so nothing that the program does to its own clocks,
-alarms or streams matters. When process 1 ends, the kernel kills whatever else is left in there.
-The server never reads a case, so no program finds another's input in its inherited memory.
+The keeper is outside of the program's pid namespace, so the program cannot see, signal or trace it. The keeper alone
+measures time and output, so the program's own clocks, alarms and streams do not matter. When process 1 ends, the kernel
+kills all other processes of the namespace. The server never reads a case, so no program finds the input of another in its
+memory.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from .accounting import ProcessTree, can_enter
 from .program import PROGRAM_FILE, Channel
 from .seccomp import build_filter
 
-if TYPE_CHECKING:  # a room holds only what it runs
+if TYPE_CHECKING:  # a room has only the modules that it runs
     from .orders import CaseOrder, RoomConfig
 
 CASE, PRELOAD, READY = b"c", b"p", b"r"
 _MEGABYTE = 1 << 20
-_CONNECTION = 60  # a descriptor out of the way
-_GROUP = 61  # and the next: descriptors of the programs' control group
+_CONNECTION = 60  # descriptor of the connection to the host
+_GROUP = 61  # first descriptor of the programs' control group
 _ASIDE = 63
 _CHANNEL = 3
 _INSIDE = 1000  # the program's user and group in its own namespace
 _LINUX = sys.platform == "linux"
-_LOOK = 0.02  # seconds between two looks at a program's processes
+_LOOK = 0.02  # seconds between two measurements of a program's processes
 
 
 class _IsProgram(BaseException):
-    """Raised in a program's process: leave the server's frames, and go on as a plain interpreter."""
+    """Raised in a program's process, to leave the server's frames and continue as a plain interpreter."""
 
 
 def main(config: RoomConfig) -> None:
-    """Serve until the host hangs up, and leave; returns in each program's process, ready to run it."""
+    """Serve until the host closes the connection, and exit. In each program's process, return, ready to run it."""
     try:
         _serve(config)
         os._exit(0)
@@ -95,7 +95,7 @@ def _serve(config: RoomConfig) -> None:
 
 
 def _preload() -> None:
-    """numpy, once for all cases of a room that is kept for them; without it they fail by themselves, with its own error."""
+    """Import numpy once, in a room for programs that use it. If this fails, each program fails with the same error."""
     try:
         import numpy  # noqa: F401
     except ImportError as error:
@@ -125,7 +125,7 @@ def _read_exactly(length: int) -> bytes:
 
 
 class _Case:
-    """One program, from its empty /tmp to its report."""
+    """Case: one program, from its empty /tmp to its report."""
 
     def __init__(self, case: CaseOrder, config: RoomConfig) -> None:
         self.case, self.limits = case, case["limits"]
@@ -144,7 +144,7 @@ class _Case:
         }
 
     def judge(self) -> dict[str, object]:
-        """Run the program and return its result; raises `_IsProgram` in its own process."""
+        """Run the program and return its result. In the program's own process, raise `_IsProgram`."""
         if not self.isolated:
             os.mkdir(self.folder, 0o700)
             os.environ["TMPDIR"] = self.folder
@@ -161,14 +161,14 @@ class _Case:
         return report
 
     def _remove(self) -> None:
-        """Best effort, where the kernel does not do it: what a program has made unreadable stays behind."""
+        """Remove the program's files if the kernel does not do so. Files that the program has made unreadable stay."""
         if not self.isolated:
             import shutil
 
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _isolate(self) -> dict[str, tuple[int, int]]:
-        """New namespaces, with files of the program's own: /tmp, /dev/shm, and of /proc its three streams."""
+        """Enter new namespaces, with the program's own /tmp and /dev/shm, and only its three streams in /proc."""
         uid, gid = os.getuid(), os.getgid()
         self.tree: ProcessTree | None = ProcessTree(
             self.limits["memory_mb"] * _MEGABYTE, self.config["group"][1] if self.config["group"] else None
@@ -198,11 +198,11 @@ class _Case:
         return ends
 
     def _own_ipc(self) -> int:
-        """Flag of an ipc namespace of its own. With the filter none is needed: no program reaches any ipc object."""
+        """Return the flag of a new ipc namespace; 0 with the filter, under which no program can reach an ipc object."""
         return 0 if self.filter is not None else kernel.CLONE_NEWIPC
 
     def _settle(self) -> dict[str, tuple[int, int]]:
-        """Without isolation: a folder, and pipes."""
+        """Make a folder and pipes, without isolation."""
         self.tree = None
         self.baseline = kernel.address_space() if _LINUX else 0
         path = f"{self.folder}/stdin"
@@ -238,7 +238,7 @@ class _Case:
         return self._report(status, max(self.used, usage.ru_utime + usage.ru_stime), wall, key)
 
     def _become_program(self, ends: dict[str, int], key: bytes) -> None:
-        """Become the program in the forked child, for good: descriptors, limits and filters first, then the program."""
+        """Become the program, in the forked child: set descriptors, limits and filters, then leave to run it."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -250,7 +250,7 @@ class _Case:
             places = ((self.stdin, 0), (ends["stdout"], 1), (ends["stderr"], 2), (channel, _CHANNEL))
             for descriptor, target in places:
                 os.dup2(descriptor, target)
-            os.closerange(_CHANNEL + 1, 1024)  # the server holds none above
+            os.closerange(_CHANNEL + 1, 1024)  # the server has none above
             facts = Channel(_CHANNEL, key)
             try:
                 self._limit_and_seal()
@@ -296,7 +296,7 @@ class _Case:
             kernel.install_filter(self.filter)
 
     def _watch(self, program: int, readers: dict[int, str], wake: int) -> tuple[int, resource.struct_rusage]:
-        """Read its output and measure what it uses until it ends, or must."""
+        """Read the program's output and measure its use, until it ends or a limit ends it."""
         poller = select.poll()
         for descriptor in (*readers, wake):
             poller.register(descriptor, select.POLLIN)
@@ -320,7 +320,7 @@ class _Case:
                     poller.unregister(descriptor)
 
     def _look(self, program: int) -> None:
-        """Add up what its processes use. Time in which one of them waits for a busy machine is not the program's."""
+        """Measure the program's processes. Time in which one of them waits for a busy machine does not count."""
         now, before = time.monotonic(), self.used
         use = self.tree.look() if self.tree is not None else None
         try:
@@ -342,7 +342,7 @@ class _Case:
             self.killed = "memory_limit"
 
     def _read(self, name: str, descriptor: int) -> bool:
-        """Take what is there; is more to come?"""
+        """Read available output, and tell whether more can come."""
         try:
             chunk = os.read(descriptor, _MEGABYTE)
         except BlockingIOError:
@@ -354,7 +354,7 @@ class _Case:
         return bool(chunk)
 
     def _drain(self, readers: dict[int, str]) -> None:
-        """Bytes in the pipes after the end; every writer is dead by now."""
+        """Read the rest of the pipes after the end, when every writer is dead."""
         for descriptor, name in readers.items():
             size = -1
             while size != len(self.captured[name]):
@@ -365,14 +365,14 @@ class _Case:
     def _report(self, status: int, cpu: float, wall: float, key: bytes) -> dict[str, object]:
         code = os.waitstatus_to_exitcode(status)
         facts, honest = _facts(bytes(self.captured["channel"]), key)
-        if "sealed" not in facts and not self.killed:  # no line of the program has run
+        if "sealed" not in facts and not self.killed:  # no line of the program has been executed
             raise OSError(
                 f"limits and filters could not be set: {facts.get('unsealed', f'exit status {code}')}"
             )
         if not self.killed and cpu > self.limits["time_limit"]:
             self.killed = "time_limit"
         ended, error = _classify(self.killed, code, facts, honest, self.case["fn_name"])
-        whole = ended == "finished" and self.case["fn_name"] is None  # else nobody compares it
+        whole = ended == "finished" and self.case["fn_name"] is None  # otherwise it is not compared
         return {
             "ended": ended,
             "error": error,
@@ -385,13 +385,13 @@ class _Case:
         }
 
     def _stderr(self) -> str:
-        """End of stderr, with the program's file by its name alone."""
+        """Return the end of stderr, with the program's file by its name only."""
         text = self.captured["stderr"][-16384:].decode(errors="replace")
         return text.replace(f'"{self.folder}/{PROGRAM_FILE}"', f'"{PROGRAM_FILE}"')
 
 
 def _as_bytes(text: str) -> bytes:
-    """Any text, also one that no file could have been read as: a test may hold a lone surrogate."""
+    """Encode any text, also one with a lone surrogate, which a test may contain."""
     try:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
@@ -399,7 +399,7 @@ def _as_bytes(text: str) -> bytes:
 
 
 def _facts(channel: bytes, key: bytes) -> tuple[dict[str, str], bool]:
-    """Facts that the program's process reported; not honest when a line lacks the key or is said twice."""
+    """Return the facts that the program's process reported, and a flag: each line has the key, and no fact comes twice."""
     facts: dict[str, str] = {}
     for line in channel.splitlines():
         try:
@@ -426,7 +426,7 @@ _KILLED = {
 def _classify(
     killed: str, code: int, facts: dict[str, str], honest: bool, fn_name: str | None
 ) -> tuple[str, str]:
-    """Ending of the program, and the reason in words. Facts from outside of the program come first."""
+    """Return the program's ending and its reason in words. Facts from outside of the program come first."""
     if killed:
         return killed, _KILLED.get(killed, killed)
     if code == -signal.SIGSYS:

@@ -1,10 +1,10 @@
-"""Run model-written Python where it can do no harm: `run_python`, and the warm rooms behind it.
+"""Runner of Python programs in the sandbox: `run_python`, and its pool of warm rooms.
 
-Levels, best first. `bubblewrap` and `namespaces` isolate alike (the second makes by itself what the
-first is asked for): no network, a read-only interpreter and nothing else of the host, a scrubbed
-environment, for each program its own user, pid, mount and ipc namespaces, its own empty /tmp, rlimits,
-no capabilities and a seccomp filter. `unsafe` keeps limits and filter but sees the host's files; it has
-to be asked for by name. Each result says which level it ran under. See docs/sandbox.md.
+There are three levels. `bubblewrap` and `namespaces` isolate equally; the second makes the namespaces itself. Programs have
+no network, see a read-only interpreter and nothing else of the host, and get a clean environment. Each program has its own
+user, pid, mount and ipc namespaces, its own empty /tmp, rlimits, no capabilities, and a seccomp filter. `unsafe` has limits
+and filter, but sees the host's files; it is used only if the caller names it. Each result names its level
+(docs/sandbox.md).
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _ADVICE = (
     "kernel.apparmor_restrict_unprivileged_userns; in a container: --security-opt seccomp=unconfined). "
     "sandbox='unsafe' runs programs with limits but without isolation: only for programs that you trust."
 )
-STARVED = 10  # times `wall`: a bound on time by the clock, waiting for a processor included
+STARVED = 10  # times `wall`: limit on time by the clock, with the wait for a processor
 _START_SECONDS = 30.0
-_GRACE_SECONDS = 30.0  # past a case's own limits, before its room is taken to be stuck
+_GRACE_SECONDS = 30.0  # time after a case's own limits until its room counts as stuck
 
 
 class SandboxError(Infrastructure):
-    """The sandbox itself failed, or none is possible here. Never the fault of a judged program."""
+    """Raised when the sandbox itself fails, or when no level works here. A judged program never causes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on what one program may use. Memory is address space beyond that of the idle interpreter, per process."""
+    """Limits of one program. Memory is the address space of each process, beyond that of the idle interpreter."""
 
     time_limit: float = 1.0  # seconds of processor time
     wall_limit: float | None = (
@@ -75,18 +75,18 @@ class Limits:
 
     @property
     def wall(self) -> float:
-        """Seconds by the clock that a program may take."""
+        """Limit on a program's time by the clock, in seconds."""
         return 4 * self.time_limit + 2 if self.wall_limit is None else self.wall_limit
 
     @property
     def longest(self) -> float:
-        """Longest time by the clock, on a machine so busy that a program waits for a processor most of the time."""
+        """Limit on time by the clock for a busy machine, where a program mostly waits for a processor, in seconds."""
         return STARVED * self.wall
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """Result of one program. `value` is what the called function returned, as `values` wrote it."""
+    """Result of one program. `value` is the return value of the called function, as `values.encode` writes it."""
 
     ended: ProgramEnd
     error: str
@@ -100,13 +100,13 @@ class ProgramResult:
 
     @property
     def ok(self) -> bool:
-        """Flag: the program came to its end without an error."""
+        """Flag: the program ended without an error."""
         return self.ended == "finished"
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Program to run: a script with its input, or with `fn_name` a call with `arguments` (a list, `encode`d)."""
+    """Program to run: a script with its input, or with `fn_name` a call with `arguments`, an encoded list."""
 
     source: str
     stdin: str = ""
@@ -124,7 +124,7 @@ def run_python(
 async def arun_python(
     source: str, stdin: str = "", *, limits: Limits = Limits(), sandbox: str = "auto"
 ) -> ProgramResult:
-    """`run_python` that waits without holding a thread."""
+    """Run a program as `run_python` does, without blocking the event loop."""
     return await asyncio.wrap_future(submit(Program(source, stdin), limits, sandbox))
 
 
@@ -134,7 +134,7 @@ def submit(program: Program, limits: Limits, sandbox: str = "auto") -> Future[Pr
 
 
 def resolve(sandbox: str = "auto") -> Level:
-    """The level that will judge, tried out on this machine; raises where it is not possible."""
+    """Return the level that will be used, after a test on this machine. Raise `SandboxError` if it does not work."""
     if sandbox == "unsafe":
         return "unsafe"
     if sandbox not in (*LEVELS, "auto"):
@@ -153,7 +153,7 @@ def resolve(sandbox: str = "auto") -> Level:
 
 @cache
 def _obstacle(level: Level) -> str | None:
-    """Reason why this level does not work here, or None. A program is judged in it to find out."""
+    """Return the reason why this level does not work here, or None. The test runs a program."""
     if sys.platform != "linux":
         return f"needs Linux, this is {sys.platform}"
     if level == "bubblewrap" and shutil.which("bwrap") is None:
@@ -177,17 +177,17 @@ _opened: list[_Rooms] = []
 
 @atexit.register
 def close_rooms() -> None:
-    """End every warm room now; the next program starts new ones."""
+    """End every warm room. The next program starts new ones."""
     _rooms.cache_clear()
     while _opened:
         _opened.pop().close()
 
 
 class _Rooms:
-    """Warm rooms of one level, made when needed, one case at a time in each place.
+    """Pool of warm rooms of one level. Rooms start when they are needed, and each place runs one case at a time.
 
-    One more place than there are processors: the kernel takes a moment to clear a case away. A place has a room for
-    plain programs and one for those that use PACKAGES: what was imported for these is not there for the others.
+    There is one more place than processors, because the kernel needs time to clean up after a case. Each place has a room for
+    plain programs, and one for programs that use PACKAGES, in which these are already imported.
     """
 
     def __init__(self, level: Level) -> None:
@@ -203,14 +203,14 @@ class _Rooms:
         return self._threads.submit(self._run, program, limits)
 
     def close(self) -> None:
-        """Wait for the programs that run, then end the rooms."""
+        """Wait for the running programs, then end the rooms."""
         self._threads.shutdown()
         for _ in range(self.size):
             for room in self._free.get().values():
                 room.close()
 
     def _run(self, program: Program, limits: Limits) -> ProgramResult:
-        """A room that dies is replaced. A program whose rooms die twice is at fault; a start that fails is not."""
+        """Run a program. If its room dies, run it in a new one. If that dies too, the program counts as failed."""
         place, kind = self._free.get(), any(name in program.source for name in PACKAGES)
         try:
             for _ in range(2):
@@ -232,11 +232,11 @@ class _Rooms:
 
 
 class _RoomDied(Exception):
-    """The fork server hung up or fell silent in the middle of a case."""
+    """Raised when the fork server ends or stops responding during a case."""
 
 
 class _Room:
-    """One sandbox with a fork server in it (`room`), at the other end of a socket."""
+    """Room: one sandbox with a fork server in it (`room`), connected by a socket."""
 
     def __init__(self, level: Level, *, with_packages: bool = False) -> None:
         self.level = level
@@ -246,7 +246,7 @@ class _Room:
         try:
             self._start()
             self._receive(1)
-            if with_packages:  # longer to import than most programs run: the server imports them, once
+            if with_packages:  # their import takes longer than most programs, so the server imports them once
                 self._socket.sendall(b"p")
         except (_RoomDied, OSError) as error:
             reason = (self._last_words() if self._process is not None else "") or error
@@ -254,7 +254,7 @@ class _Room:
             raise SandboxError(f"a {level} room did not start: {reason}") from error
 
     def _start(self) -> None:
-        """Start the server. Whatever was opened when it fails, `close` closes."""
+        """Start the server. After a failure, `close` closes everything that is open."""
         self._socket, theirs = socket.socketpair()
         self._held.callback(self._socket.close)
         with theirs:
@@ -265,7 +265,7 @@ class _Room:
             self._process = subprocess.Popen(
                 room_command(self.level),
                 stdin=theirs.fileno(),
-                stdout=subprocess.PIPE,  # of the kind that programs have; nothing comes through it
+                stdout=subprocess.PIPE,  # a pipe, as programs have; nothing is written to it
                 stderr=self._log,
                 env=room_environment(self.level, inherited),
                 close_fds=True,
@@ -295,9 +295,9 @@ class _Room:
         return ProgramResult(sandbox=self.level, **reply)
 
     def close(self) -> None:
-        """The server leaves when we hang up (said aloud: forks of ours may hold the socket too)."""
+        """Shut the socket down, on which the server exits. A mere close is not enough, as forks of ours may hold it."""
         if self._process is not None:
-            with contextlib.suppress(OSError):  # it hung up first
+            with contextlib.suppress(OSError):  # the server closed it first
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._held.close()
         if self._process is not None:
@@ -326,7 +326,7 @@ class _Room:
 
 
 def _forget_rooms() -> None:
-    """A forked process must not talk into its parent's rooms, nor close them: it makes its own."""
+    """Forget all rooms, in a forked process: they belong to its parent, and it makes its own."""
     _rooms.cache_clear()
     _opened.clear()
 

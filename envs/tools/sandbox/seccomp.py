@@ -1,9 +1,9 @@
-"""The seccomp filter of a judged program, as classic BPF.
+"""Seccomp filter of a judged program, as classic BPF.
 
-Three answers to a system call. What only an attack needs (network, tracing, mounts, executing files,
-new namespaces) kills the process: the verdict is `sandbox_violation` and no handler can hide it. What
-a library may probe for innocently (shared memory segments, io_uring, calls newer than this list) gets
-ENOSYS, as from an older kernel. Everything else passes, inside the namespaces. Runs inside of the room.
+A system call has one of three results. Calls that only an attack needs (network, tracing, mounts, execution of files, new
+namespaces) kill the process: the verdict is `sandbox_violation`, and no handler can hide it. Calls that a library may try
+without harm (shared memory segments, io_uring, calls newer than this list) get ENOSYS, as from an older kernel. All other
+calls pass, inside the namespaces. This module runs inside the room.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import struct
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 EPERM, ENOSYS, NO_FAMILY = 0x00050000 | 1, 0x00050000 | 38, 0x00050000 | 97
-NOTHING = 0x00050000  # the call returns 0 and has done nothing
+NOTHING = 0x00050000  # the call returns 0 and does nothing
 
-# Numbers by machine. Calls from 424 on have one number everywhere.
+# Numbers of calls, by machine. From 424 on, they are the same on all machines.
 _COLUMNS = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # audit architecture, column below
-_NEWEST = 450  # a higher number is a call that this list has not judged
+_NEWEST = 450  # calls with higher numbers are not in this list
 
 _FORBIDDEN: dict[str, tuple[int, int]] = {
     "connect": (42, 203), "accept": (43, 202), "accept4": (288, 242),
@@ -39,24 +39,24 @@ _FORBIDDEN: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 _FORBIDDEN_X86 = (134, 154, 172, 173)  # uselib, modify_ldt, iopl, ioperm
 
-# Memory that address-space limits do not see, and interfaces that go around this filter.
+# Memory that limits on address space do not count, and interfaces that bypass this filter.
 _MISSING: dict[str, tuple[int, int]] = {
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "vmsplice": (278, 75),
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
     "semget": (64, 190), "semctl": (66, 191), "msgget": (68, 186), "msgctl": (71, 187),
     "mq_open": (240, 180), "migrate_pages": (256, 238), "move_pages": (279, 239), "ioprio_set": (251, 30),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    "clone3": (435, 435),  # its flags lie in memory, where a filter cannot look: libc falls back on clone
+    "clone3": (435, 435),  # a filter cannot read its flags, which are in memory; libc then uses clone
 }  # fmt: skip
-# Larger buffers, and descriptors in flight, which no limit on open files counts.
+# Larger buffers, and descriptors in transfer, which no limit on open files counts.
 _REFUSED: dict[str, tuple[int, int]] = {
     "personality": (135, 92), "setsockopt": (54, 208), "sendmsg": (46, 211), "sendmmsg": (307, 269),
 }  # fmt: skip
-_SETSID = (112, 157)  # a session has its own share of the processors: a case has one
+_SETSID = (112, 157)  # each session has its own share of the processors, and a case has only one
 _CLONE, _SOCKET, _SOCKETPAIR = (56, 220), (41, 198), (53, 199)
 _FCNTL, _SIGACTION = (72, 25), (13, 134)
 _SET_PIPE_SIZE, _SIGCHLD = 1031, 17
-# How libc asks for nscd, and libuuid for uuidd and for a network card: as on a machine without them.
+# Calls of libc for nscd, and of libuuid for uuidd and a network card, fail as on a machine without these.
 _PROBES = ((1, 1), (1, 0o2004001), (2, 2))  # domain and type; Python's own sockets are always close-on-exec
 _FORK_X86, _VFORK_X86, _CLONE_VFORK = 57, 58, 0x00004000
 _KILL_X86, _KILL_ARM = (62, 200), (129, 130)  # kill, tkill
@@ -66,11 +66,11 @@ _NEW_NAMESPACE, _CLONE_THREAD, _AF_UNIX = 0x7E020080, 0x00010000, 1
 def build_filter(
     machine: str, threads_only: bool, no_signals: bool = False, counted: bool = False
 ) -> bytes | None:
-    """The filter for this machine, or None where its numbers are not known.
+    """Return the filter for this machine, or None for an unknown machine.
 
-    `threads_only` refuses new processes, for kernels and levels where their number cannot be limited;
-    `no_signals` refuses kill(), for the level where other processes are in reach. `counted`: a control group counts
-    children that nobody waits for, so SIGCHLD is the program's own.
+    `threads_only` refuses new processes, for kernels and levels that cannot limit their number. `no_signals` refuses kill(),
+    for the level in which other processes are reachable. With `counted`, a control group also counts children for which no
+    process waits, so the program may handle SIGCHLD as it likes.
     """
     if machine not in _COLUMNS:
         return None
@@ -78,7 +78,7 @@ def build_filter(
     x86 = column == 0
     code = [_load(4), *_unless(architecture, KILL), _load(0)]
     if x86:
-        code += _at_least(0x40000000, KILL)  # the x32 calls would go around the numbers below
+        code += _at_least(0x40000000, KILL)  # x32 calls would bypass the numbers below
     for call in _FORBIDDEN.values():
         code += _when(call[column], KILL)
     for number in _FORBIDDEN_X86 if x86 else ():
@@ -99,9 +99,10 @@ def build_filter(
 
 
 def _clone(number: int, threads_only: bool) -> list[bytes]:
-    """New namespaces are an attack; new processes are one only where nobody can count them.
+    """Handle clone. New namespaces are an attack. New processes are an attack only if their number cannot be limited.
 
-    Who waits for a vfork looks as if it waited for the disk, which is no time of the program's: libc falls back on fork.
+    vfork is refused, because a process that waits for it looks like one that waits for the disk, and such time does not
+    count. libc then uses fork.
     """
     body = [_load(16), _jump(0x45, _NEW_NAMESPACE, 0, 1), _give(KILL)]
     body += [_jump(0x45, _CLONE_VFORK, 0, 1), _give(EPERM)]
@@ -112,13 +113,13 @@ def _clone(number: int, threads_only: bool) -> list[bytes]:
 
 
 def _socketpair(number: int) -> list[bytes]:
-    """asyncio wakes its loop through a pair of unix sockets; no other kind passes."""
+    """Allow a pair of unix sockets, with which asyncio wakes its loop. No other kind passes."""
     body = [_load(16), _jump(0x15, _AF_UNIX, 1, 0), _give(KILL), _give(ALLOW)]
     return [_jump(0x15, number, 0, len(body)), *body]
 
 
 def _socket(number: int) -> list[bytes]:
-    """Network is an attack, but for what libraries probe for by themselves."""
+    """Treat network sockets as an attack, except for those that libraries try by themselves."""
     body = []
     for domain, kind in _PROBES:
         body += [_load(16), _jump(0x15, domain, 0, 3), _load(24), _jump(0x15, kind, 0, 1), _give(NO_FAMILY)]
@@ -127,13 +128,13 @@ def _socket(number: int) -> list[bytes]:
 
 
 def _fcntl(number: int) -> list[bytes]:
-    """A pipe keeps its 64 KB."""
+    """Refuse a change of a pipe's size, which stays 64 KB."""
     body = [_load(24), _jump(0x15, _SET_PIPE_SIZE, 0, 1), _give(EPERM), _give(ALLOW)]
     return [_jump(0x15, number, 0, len(body)), *body]
 
 
 def _sigaction(number: int) -> list[bytes]:
-    """Children that nobody waits for would take their processor time with them: SIGCHLD stays as it is."""
+    """Refuse a change of SIGCHLD. If it is ignored, no process waits for children, and their processor time is lost."""
     body = [_load(16), _jump(0x15, _SIGCHLD, 1, 0), _give(ALLOW)]
     body += [_load(24), _jump(0x15, 0, 0, 2), _load(28), _jump(0x15, 0, 1, 0), _give(NOTHING), _give(ALLOW)]
     return [_jump(0x15, number, 0, len(body)), *body]

@@ -1,8 +1,8 @@
-"""Values of Python that cross the sandbox's wall, as JSON text: arguments go in, what a function returned comes out.
+"""Python values as JSON text: arguments that enter the sandbox, and return values that leave it.
 
-JSON alone has no sets, tuples, bytes, fractions or keys that are not text, and its readers recurse. Here a
-value is one flat list of tokens, a container before its items: `(1, {2})` is `[["tuple", 2], 1, ["set", 1], 2]`.
-So neither side recurses, whatever a program returns. Runs inside of the room and outside of it.
+JSON has no sets, tuples, bytes, fractions or keys other than text, and its readers are recursive. Here a value is one flat
+list of tokens, with a container before its items: `(1, {2})` is `[["tuple", 2], 1, ["set", 1], 2]`. So no side recurses,
+for any value that a program returns. This module runs inside the room and outside of it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import json
 from typing import Any
 
 _DEEPEST = 5000
-_SAFE = 1 << 63  # integers beyond it cross in base 16, which no limit on digits binds
+_SAFE = 1 << 63  # larger integers are written in base 16, which has no limit on digits
 _KINDS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
-_LONGEST_FRACTION = 20_000  # digits: to reduce one takes quadratic time
-_SAME_HASH = 100  # more keys than this with one hash are no accident
+_LONGEST_FRACTION = 20_000  # digits; the reduction of a fraction takes quadratic time
+_SAME_HASH = 100  # more keys than this with the same hash mean an attack
 
 
 def encode(value: object) -> str:
-    """Any value of built-in types, numbers of the standard library, numpy's, and iterables (as lists)."""
+    """Write a value of built-in types, of the standard library's numbers, of numpy, or an iterable (as a list)."""
     tokens: list[object] = []
     waiting = [(value, 0)]
     while waiting:
@@ -37,7 +37,7 @@ def encode(value: object) -> str:
 
 
 def decode(text: str) -> Any:
-    """The value that `encode` wrote; ValueError or TypeError for a text that it did not write."""
+    """Return the value that `encode` wrote. For other texts, raise ValueError or TypeError."""
     unfinished: list[tuple[str, int, list[object]]] = []
     for token in json.loads(text):
         if isinstance(token, list) and token[0] in _KINDS:
@@ -57,7 +57,7 @@ def decode(text: str) -> Any:
 
 
 def _scalar(value: Any) -> object:
-    """The token of a value without items; None for None, and for what has items."""
+    """Return the token of a value without items. None has the token None, and so do values with items."""
     if isinstance(value, (bool, float)):
         return value
     if isinstance(value, int):
@@ -121,8 +121,8 @@ def _container(kind: str, items: list[object]) -> object:
 
 
 def _refuse_collisions(keys: list[object]) -> None:
-    """A table of keys chosen to collide takes quadratic time to build."""
-    seen: dict[str, int] = {}  # by text, whose hashes nobody can choose
+    """Raise an error for keys with many equal hashes, because a table of them takes quadratic time."""
+    seen: dict[str, int] = {}  # by text, whose hash an attacker cannot choose
     for key in keys:
         name = str(hash(key))
         seen[name] = seen.get(name, 0) + 1

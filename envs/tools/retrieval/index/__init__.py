@@ -1,1 +1,1 @@
-"""Indexes: reading a corpus, building an index of it on disk, and searching it (BM25, dense)."""
+"""Indexes of a corpus: read the corpus, build an index on disk, and search it (BM25, dense)."""

@@ -1,13 +1,14 @@
-"""BM25 in this process: an index in memory or mapped from disk, exact and deterministic.
+"""BM25 index in memory or mapped from disk, exact and deterministic.
 
     index = Bm25Index.build(passages)                       # in memory
     index = Bm25Index.build(passages, "wiki.index")         # on disk, built once
     index = Bm25Index.open("wiki.index")                    # mapped: processes share one copy
     index("who directed Metropolis", 5)                     # [{id, title, text}, …]
 
-Every term has its list of passages with ready-made impacts (postings.py), so scoring is adding. A small corpus is
-simply summed. In a large one a query's rare words are summed first, and its common words are only looked up for
-passages that can still reach the best k (the MaxScore rule), with the same result as summing everything.
+Every term has a list of its passages with their impacts (postings.py). The score of a passage is the sum of its impacts.
+For a small corpus, all lists of a query are summed. For a large corpus, the lists of rare words are summed first, and the
+impacts of common words are looked up only for passages that can still be among the best k (the MaxScore rule). The result
+is the same.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from .terms import Analyzer
 
 
 class Bm25Settings(TypedDict):
-    """Settings of an index, as its manifest holds them."""
+    """Settings of an index in its manifest."""
 
     k1: float
     b: float
@@ -52,32 +53,32 @@ class Bm25Settings(TypedDict):
 
 
 SMALL = 4096
-"""Number of passages up to which summing everything is fastest."""
+"""Number of passages up to which it is fastest to sum all lists."""
 
 LONG = 4096
-"""A list of so many passages is worth an effort to skip."""
+"""Smallest length of a list that the search tries to skip."""
 
 MOST_WORDS = 1000
-"""Words of a query that are read; a longer query is cut there."""
+"""Largest number of words of a query. A longer query is cut there."""
 
 MOST_CHARACTERS = 20_000
-"""Characters of a query that are read, before words are counted."""
+"""Largest number of characters of a query. A longer query is cut there, before words are counted."""
 
 
 class _List(NamedTuple):
-    """One query term's postings, with the most it can add to a score."""
+    """Postings of one term of a query, with the largest impact."""
 
     bound: int
     passages: IntArray
     impacts: IntArray
 
     def times(self, weight: int) -> _List:
-        """The list of a word that the query says `weight` times."""
+        """Return the list of a word that the query contains `weight` times."""
         return _List(self.bound * weight, self.passages, self.impacts * weight)
 
 
 class Bm25Index(Index):
-    """A BM25 index; make one with `build` or `open`."""
+    """BM25 index, made with `build` or `open`."""
 
     def __init__(
         self,
@@ -109,9 +110,9 @@ class Bm25Index(Index):
     ) -> Bm25Index:
         """Index `passages`, in memory or as a directory at `path`.
 
-        An index of the same passages and settings that is already at `path` is opened and left as it is.
-        `resumable`: after a kill the same call goes on where it was, if `passages` begin as they did.
-        `k1` (usually 0.9-2) says how soon repeating a word stops counting, `b` (0-1) how much length counts.
+        If `path` already has an index of the same passages and settings, it is opened. With `resumable`, the same call
+        continues an interrupted build, if `passages` begin with the same passages. `k1` (usually 0.9-2) limits the effect of
+        repeated words, and `b` (0-1) sets the effect of a passage's length.
         """
         analyze = analyze or Analyzer()
         settings = Bm25Settings(k1=k1, b=b, stem=analyze.stem, stop_words=analyze.stop_words)
@@ -129,7 +130,7 @@ class Bm25Index(Index):
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Bm25Index:
-        """The index at `path`. `verify` reads every file once to compare checksums (about 1 GB/s)."""
+        """Open the index at `path`. `verify` reads every file once and compares checksums (about 1 GB/s)."""
         path = Path(path)
         manifest = read_manifest(path)
         with as_told_by(path):
@@ -177,8 +178,8 @@ class Bm25Index(Index):
         ]
 
     async def aretrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Retrieve without holding up the event loop: a large index is searched in a thread."""
-        if len(self) <= SMALL:  # answering is quicker than handing over to a thread
+        """Retrieve without blocking the event loop: a large index is searched in a thread."""
+        if len(self) <= SMALL:  # the search is quicker than the start of a thread
             return self.retrieve_many(queries, k)
         return await super().aretrieve_many(queries, k)
 
@@ -188,7 +189,7 @@ class Bm25Index(Index):
         return Bm25Index, (self._passages, self._terms, self._postings, self.analyze, self.fingerprint)
 
     def _search(self, query: str, k: int) -> list[tuple[int, int]]:
-        """(position, score in UNITs) of the `k` best passages that share a word with the query."""
+        """Return (position, score in UNITs) of the `k` best passages that share a word with the query."""
         lists = self._lists(query)
         if not lists:
             return []
@@ -205,7 +206,7 @@ class Bm25Index(Index):
         return lists
 
     def _find(self, word: str) -> _List | None:
-        """The word's postings; those of a small corpus are remembered, as slicing costs more than summing."""
+        """Return a word's postings. Those of a small corpus are cached, because a slice takes longer than the sum."""
         term = self._terms.get(word)
         if term is None:
             return None
@@ -223,15 +224,18 @@ class Bm25Index(Index):
         return best_first(scores[places], places, k)
 
     def _skip(self, lists: list[_List], k: int) -> list[tuple[int, int]]:
-        """Sum the lists from the highest bound down, only until no passage outside them can reach the best k;
-        then finish the passages already met by looking them up in the lists that remain.
+        """Sum the lists, beginning with the largest impacts, until no other passage can be among the best k.
+
+        Then complete the scores of these passages with look-ups in the remaining lists.
         """
         rest = [0]  # rest[i]: the most that all lists from i on can add
         for item in reversed(lists):
             rest.insert(0, rest[0] + item.bound)
         scores = self._take_zeros()
         floor, met = 0, 0
-        while met < len(lists) and rest[met] >= floor:  # an equal score may still win by its position
+        while (
+            met < len(lists) and rest[met] >= floor
+        ):  # a passage with an equal score may still come first by its position
             passages = lists[met].passages
             scores[passages] += lists[met].impacts
             met += 1
@@ -246,7 +250,7 @@ class Bm25Index(Index):
         return best_first(totals, places, k)
 
     def _collect(self, scores: IntArray, touched: list[IntArray], least: int) -> tuple[IntArray, IntArray]:
-        """The passages that score at least `least`, and their scores; `scores` is zeroed and given back."""
+        """Return the passages with scores of at least `least`, and these scores. `scores` is set to zero for reuse."""
         many = sum(map(len, touched)) > len(self) // 32
         if many:  # one pass over the corpus costs less than several over the lists
             places = (scores >= least).nonzero()[0]
@@ -261,13 +265,13 @@ class Bm25Index(Index):
         return places, totals
 
     def _take_zeros(self) -> npt.NDArray[np.int32]:
-        """An all-zero array over the corpus: this thread's own, which `_collect` gives back, else a new one."""
+        """Return an array of zeros over the corpus: this thread's own, which `_collect` has reset, or else a new one."""
         zeros: npt.NDArray[np.int32] | None = self._scratch.__dict__.pop("zeros", None)
         return np.zeros(len(self), np.int32) if zeros is None else zeros
 
 
 def _floor(scores: IntArray, passages: IntArray, remaining: list[_List], k: int) -> int:
-    """A score that at least k passages reach: the k-th best full score among the most promising `passages`."""
+    """Return a score that at least k passages reach: the k-th best full score among the best `passages` so far."""
     if len(passages) < k:
         return 0
     partial = scores[passages]
@@ -280,7 +284,7 @@ def _floor(scores: IntArray, passages: IntArray, remaining: list[_List], k: int)
 
 
 def _look_up(item: _List, passages: IntArray) -> IntArray:
-    """Amount that the term adds to each of the `wanted` passages; 0 where it does not occur."""
+    """Return the term's impact on each of `passages`; 0 for a passage without the term."""
     places = np.searchsorted(item.passages, passages)
     places[places == len(item.passages)] = 0
     impacts: IntArray = np.where(item.passages[places] == passages, item.impacts[places], 0)
@@ -288,7 +292,7 @@ def _look_up(item: _List, passages: IntArray) -> IntArray:
 
 
 class _TermFile(Mapping[str, int]):
-    """The sorted terms of an index on disk. Terms once found are remembered."""
+    """Sorted terms of an index on disk, with a cache of the terms that were looked up."""
 
     def __init__(self, path: Path) -> None:
         self._terms = Strings(path / "terms", path / "terms.offsets")
@@ -357,7 +361,7 @@ def _others(draft: Draft) -> RetrievalError:
 
 
 def _open_unverified(path: Path, fingerprint: str) -> Bm25Index:
-    """Unpickling: the sender has verified the files; only that they are still the same index is checked."""
+    """Open an index from a pickle. Only its fingerprint is checked, because the sender has verified the files."""
     index = Bm25Index.open(path, verify=False)
     if index.fingerprint != fingerprint:
         raise RetrievalError(f"{path} was replaced by another index since this retriever was pickled")

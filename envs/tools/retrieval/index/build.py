@@ -1,4 +1,4 @@
-"""Building and opening an index directory of a corpus file: `unitymas data index CORPUS`."""
+"""Index of a corpus file on disk, built by `unitymas data index CORPUS`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .terms import Analyzer
 
 
 def open_index(path: str | Path, *, verify: bool = True) -> Bm25Index | DenseIndex:
-    """The index at `path`, of whichever kind it is."""
+    """Open the index at `path`, of either kind."""
     kind = read_manifest(Path(path)).get("kind")
     return DenseIndex.open(path, verify=verify) if kind == "dense" else Bm25Index.open(path, verify=verify)
 
@@ -35,7 +35,7 @@ def index_corpus(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Bm25Index | DenseIndex:
-    """Index the corpus file or folder `corpus` at `path`: BM25, or dense when an embedder is given."""
+    """Build an index of the file or folder `corpus` at `path`: BM25, or with an embedder a dense index."""
     passages = _some(read_corpus(corpus, split=split, fields=fields, progress=progress), corpus)
     if embedder is not None:
         return DenseIndex.build(passages, embedder, path, overwrite=overwrite)
@@ -43,7 +43,7 @@ def index_corpus(
 
 
 def index_main(argv: Sequence[str] | None = None) -> int:
-    """`unitymas data index`."""
+    """Run `unitymas data index`."""
     parser = Parser(prog="unitymas data index", description="Build a retrieval index on disk.")
     parser.add_argument(
         "corpus",
@@ -86,7 +86,7 @@ def _embedder(name: str) -> Embedder:
 
 
 def _some(passages: Iterator[Passage], corpus: str | Path) -> Iterator[Passage]:
-    """`passages`, of which there must be at least one."""
+    """Yield the passages. Raise an error if there is none."""
     empty = True
     for passage in passages:
         empty = False
@@ -97,7 +97,7 @@ def _some(passages: Iterator[Passage], corpus: str | Path) -> Iterator[Passage]:
 
 @contextmanager
 def _progress_bar(title: str) -> Iterator[Progress]:
-    """A bar on the terminal that takes (done, total); it is redrawn a few times a second at most."""
+    """Show a progress bar on the terminal. The function that it yields takes (done, total)."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (

@@ -1,7 +1,7 @@
-"""Reading a corpus row by row: JSON lines or tab-separated values, plain or gzipped, Parquet, or a folder saved by `datasets`.
+"""Reader of a corpus, row by row: JSON lines or tab-separated values, plain or gzipped, Parquet, or a folder of `datasets`.
 
-A row needs a text, and may have a title and an id, under the usual names (wire.py) or those given. The reader holds
-a few rows at a time, runs nothing that it finds, and stops at the first bad row, saying where it stands.
+A row has a text, and may have a title and an id, under the usual names (wire.py) or under those of the argument `fields`.
+The reader holds a few rows at a time and never runs any content. The first bad row is an error that names its place.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ JSON_LINES = {".jsonl", ".ndjson", ".json"}
 TABLES = {".tsv"}
 GZIP = ".gz"
 Progress = Callable[[int, int], None]
-"""Told how much of how much has been read, in bytes or rows."""
+"""Function of (done, total), in bytes or rows, that shows the progress."""
 
 
 class CorpusError(RetrievalError):
-    """A corpus cannot be read; the message names the file and the row."""
+    """Raised when a corpus cannot be read. The message names the file and the row."""
 
 
 def read_corpus(
@@ -40,10 +40,10 @@ def read_corpus(
     fields: dict[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Passage]:
-    """The passages of the corpus at `path`.
+    """Yield the passages of the corpus at `path`.
 
-    `fields` names the columns where they are not the usual ones: {"text": "abstract", "title": "name"}; an id
-    column of "-" numbers the rows instead.
+    `fields` names the columns if they are not the usual ones: {"text": "abstract", "title": "name"}. With "-" as the column
+    of the id, rows are numbered.
     """
     path, rename, tell = Path(path), fields or {}, progress or (lambda done, total: None)
     seen = array("q")
@@ -80,7 +80,7 @@ def _passage(row: object, rename: dict[str, str], place: int) -> Passage:
 
 
 def _check_ids(seen: array[int], path: Path) -> None:
-    """Raise when two rows share an id: what names a passage must name one."""
+    """Raise an error if two rows have the same id."""
     hashes = np.frombuffer(seen, np.int64)
     order = np.argsort(hashes, kind="stable")
     same = np.flatnonzero(np.diff(hashes[order]) == 0)
@@ -93,7 +93,7 @@ def _check_ids(seen: array[int], path: Path) -> None:
 
 
 def _rows(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, object]]:
-    """(where it stands, row) for every row."""
+    """Yield every row with its place."""
     if not path.exists():
         raise CorpusError(f"there is no corpus at {path}")
     if path.is_dir() and any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
@@ -117,13 +117,13 @@ def _rows(path: Path, split: str | None, tell: Progress) -> Iterator[tuple[str, 
 
 
 def _suffix(file: Path) -> str:
-    """The suffix that says how a file is read, behind which `.gz` may stand."""
+    """Return the suffix that selects the reader of a file, without `.gz`."""
     return Path(file.stem).suffix if file.suffix == GZIP else file.suffix
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
-    """The bytes of a file, unpacked, and how many of the file have been read."""
+    """Open a file, decompressed. Yield its stream, and a function that returns the number of bytes read from the file."""
     with open(file, "rb") as raw:
         if file.suffix != GZIP:
             yield raw, raw.tell
@@ -136,7 +136,7 @@ def _opened(file: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
 
 
 def _lines(file: Path) -> Iterator[tuple[str, bytes, int]]:
-    """(where it stands, line, bytes read) for every line that is not blank."""
+    """Yield the place, the line and the bytes read so far, for every line that is not blank."""
     with _opened(file) as (handle, done):
         number = 0
         while line := handle.readline(LONGEST_LINE + 1):
@@ -161,7 +161,7 @@ def _json_lines(file: Path) -> Iterator[tuple[str, object, int]]:
 
 
 def _table(file: Path) -> Iterator[tuple[str, object, int]]:
-    """Rows under a line of column names, in quotes or not, as DPR's `psgs_w100.tsv` has them; a row is one line."""
+    """Yield the rows of a table, one in a line, below a line of column names. Values may be quoted (DPR's `psgs_w100.tsv`)."""
     columns: list[str] = []
     for where, line, done in _lines(file):
         try:
@@ -205,7 +205,7 @@ def _saved_dataset(path: Path, split: str | None, tell: Progress) -> Iterator[tu
         ) from error
     try:
         rows = datasets.load_from_disk(str(path))
-    except Exception as error:  # whatever its readers raise on a damaged folder
+    except Exception as error:  # its readers raise many types of errors on a damaged folder
         raise CorpusError(f"{path}: cannot be read as a saved data set ({error})") from error
     if isinstance(rows, datasets.DatasetDict):
         if split is None and len(rows) == 1:

@@ -1,10 +1,10 @@
-"""Dense retrieval in this process: exact search over unit vectors, in memory or mapped from disk.
+"""Dense index in memory or mapped from disk, with exact search over unit vectors.
 
     index = DenseIndex.build(passages, SentenceEncoder("models/all-MiniLM-L6-v2"), "wiki.dense")
     index = DenseIndex.open("wiki.dense")
 
-faiss does the search where it is installed, numpy elsewhere, both over the same mapped file. They add in different
-orders, so either only proposes candidates; these are scored again in one fixed way, and results are identical.
+faiss searches if it is installed, otherwise numpy, both over the same mapped file. The two sum in different orders. So each
+proposes candidates only, whose scores are then computed again in one fixed way. Results are identical.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from .index_files import (
     read_manifest,
 )
 
-UNIT = 1 << 20  # scores are compared in steps of a millionth, so that rounding makes no order
-SLACK = 1e-5  # how far a proposed score may be from the final one
+UNIT = 1 << 20  # scores are compared in steps of a millionth, so that rounding does not change their order
+SLACK = 1e-5  # largest difference between a proposed and a final score
 SPARE = 16  # candidates beyond k
-BLOCK = 1 << 14  # passages that numpy scores at a time
+BLOCK = 1 << 14  # passages in one step of numpy's search
 
 
 class DenseIndex(Index):
-    """A dense index; make one with `build` or `open`."""
+    """Dense index, made with `build` or `open`."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class DenseIndex(Index):
     def open(
         cls, path: str | Path, embedder: Embedder | None = None, *, verify: bool = True, engine: str = "auto"
     ) -> DenseIndex:
-        """The index at `path`, searched with the embedder it was built with (by default found by its settings)."""
+        """Open the index at `path`. The embedder must be the one of the build; by default it is made from its settings."""
         path = Path(path)
         manifest = read_manifest(path)
         with as_told_by(path):
@@ -140,7 +140,10 @@ class DenseIndex(Index):
         return answers
 
     def _settle(self, query: Vectors, proposed: Vectors, positions: IntArray, k: int) -> list[Hit]:
-        """The k best of the proposed passages, scored again; of all, if some left out may be as good."""
+        """Return the k best of the proposed passages, by their final scores.
+
+        All passages are scored if one that was not proposed may be as good.
+        """
         if len(positions) > k and len(positions) < len(self) and proposed[-1] >= proposed[k - 1] - 2 * SLACK:
             positions = np.flatnonzero(self._vectors @ query >= proposed[k - 1] - 2 * SLACK)
         exact = (self._vectors[positions].astype(np.float64) * query).sum(axis=1)
@@ -154,7 +157,7 @@ class DenseIndex(Index):
 
 
 def _settings(embedder: Embedder) -> dict[str, object]:
-    """Settings that make the embedder again. One without `settings` has to be passed to `open`."""
+    """Return the settings that make the embedder again, or only the fingerprint of one that must be passed to `open`."""
     describe = getattr(embedder, "settings", None)
     return dict(describe()) if describe is not None else {"embedder": embedder.fingerprint}
 
@@ -193,7 +196,7 @@ def _faiss(vectors: Vectors, queries: Vectors, count: int) -> tuple[Vectors, Int
 
 
 def _numpy(vectors: Vectors, queries: Vectors, count: int) -> tuple[Vectors, IntArray]:
-    """The `count` best inner products of every query, best first, a block of passages at a time."""
+    """Return the `count` best inner products of every query, best first. Passages are searched in blocks."""
     scores = np.empty((len(queries), 0), np.float32)
     positions = np.empty((len(queries), 0), np.int64)
     for start in range(0, len(vectors), BLOCK):

@@ -1,9 +1,9 @@
-"""Embedders: they turn texts into vectors for a dense index, in two sizes.
+"""Embedders, which turn texts into vectors for a dense index.
 
-An embedder is any object with `dimensions`, `fingerprint` and `embed(texts) -> float32 [len(texts), dimensions]`
-whose rows have length one. `HashEmbedder` needs nothing and is quick: words and letter trigrams, hashed. It finds
-spelling variants and shared words, not meaning. `SentenceEncoder` is a transformer read from a local folder (such
-as all-MiniLM-L6-v2), mean-pooled; it needs the `dense` extra.
+An embedder is any object with `dimensions`, `fingerprint` and `embed(texts)`, which returns float32 [len(texts),
+dimensions] with rows of length one. `HashEmbedder` is quick and needs no model: it hashes words and letter trigrams, and so
+finds common words and variants of spelling, but not meaning. `SentenceEncoder` is a transformer in a local folder (such as
+all-MiniLM-L6-v2) with mean pooling. It needs the extra `dense`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Embedder(Protocol):
-    """Interface that `DenseIndex` needs of an embedder."""
+    """Interface of an embedder."""
 
     @property
     def dimensions(self) -> int:
@@ -35,14 +35,14 @@ class Embedder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Name of the embedder, with all that its vectors depend on."""
+        """Name of the embedder, with all settings that change its vectors."""
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return a vector for each text."""
 
 
 class HashEmbedder:
-    """Words and letter trigrams, each hashed to a signed coordinate; the same on every machine."""
+    """Embedder that hashes each word and letter trigram to a signed coordinate. It is the same on every machine."""
 
     def __init__(self, dimensions: int = 1024) -> None:
         if dimensions < 1:
@@ -77,7 +77,7 @@ class HashEmbedder:
 
 
 class SentenceEncoder:
-    """A sentence-embedding transformer from a local folder, mean-pooled over its tokens."""
+    """Embedder with a sentence transformer from a local folder, and mean pooling over the tokens."""
 
     def __init__(
         self, path: str | Path, *, device: str = "cpu", max_tokens: int = 256, batch: int = 64
@@ -139,7 +139,7 @@ class SentenceEncoder:
 
 
 def embedder_from(settings: JsonView) -> Embedder:
-    """The embedder that an index was built with, from its recorded settings."""
+    """Make the embedder of an index from the settings in its manifest."""
     if settings["embedder"] == "hash":
         return HashEmbedder(settings["dimensions"])
     if settings["embedder"] == "encoder":
@@ -156,7 +156,7 @@ def _unit_rows(vectors: npt.NDArray[np.floating]) -> Vectors:
 
 
 def _digest(folder: Path) -> str:
-    """Names a model by its configuration, tokenizer and weights."""
+    """Return a hash of a model's configuration, tokenizer and weights."""
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*")):
         if file.suffix in {".json", ".safetensors", ".bin", ".txt"}:

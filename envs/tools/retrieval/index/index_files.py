@@ -1,12 +1,13 @@
-"""Indexes on disk: a directory that appears whole or not at all, and that proves it is undamaged.
+"""Files of an index on disk: a directory that is created in one step, with checksums.
 
     wiki.index/
       manifest.json      kind, settings, fingerprint, and size and SHA-256 of every other file
       passages.jsonl     the passages; passages.offsets says where each begins
-      …                  what the kind of index needs
+      …                  other files, which depend on the kind of index
 
-A build writes into a hidden sibling directory, syncs it, and renames it into place last: a crash or a full disk
-leaves nothing at the path. A build that may be resumed always takes the same sibling, and a kill leaves it. Files are read through memory maps, so processes on one machine share one copy.
+A build writes into a hidden directory beside the path, syncs it, and renames it at the end. So a crash or a full disk leaves
+nothing at the path. A resumable build always uses the same hidden directory, which stays after a kill. Files are read through
+memory maps, so processes on one machine share one copy.
 """
 
 from __future__ import annotations
@@ -40,18 +41,19 @@ _DISK_TROUBLE = {
 
 
 class Draft:
-    """An index directory being written."""
+    """Directory of an index that is being built."""
 
     def __init__(self, directory: Path, resumable: bool = False) -> None:
         self.directory, self.resumable = directory, resumable
 
     def file(self, name: str, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
-        """Open a file of the draft, to be written anew or at its end."""
+        """Open a file of the draft, to replace it ("wb") or to append to it ("ab")."""
         return open(self.directory / name, mode, buffering=1 << 20)
 
     def array(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """A writable array in file `name`. Its disk space is reserved now: a full disk is an error here,
-        not a bus error at some later write into the map.
+        """Return a writable array in the file `name`. Its disk space is reserved here, so that a full disk is an error now.
+
+        Otherwise a later write into the memory map would end the process with a bus error.
         """
         path, kind = self.directory / name, np.dtype(dtype)
         size = int(np.prod(shape)) * kind.itemsize
@@ -76,10 +78,10 @@ def _reserve(file: BinaryIO, size: int) -> None:
 def new_index(
     path: Path, manifest: JsonObject, *, overwrite: bool = False, resumable: bool = False
 ) -> Iterator[Draft]:
-    """A draft that becomes the index at `path` when the block ends well, and vanishes when it fails.
+    """Yield a draft, which becomes the index at `path` if the block ends without an error, and is removed otherwise.
 
-    A `resumable` one is what a killed or interrupted build left, and stays when this one is. The block may still add
-    to `manifest` (its fingerprint is known last).
+    With `resumable`, an interrupted build's draft is used again, and stays if this build is interrupted. The block may add to
+    `manifest`, because the fingerprint is computed last.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = _taken(path.with_name(f".{path.name}.building")) if resumable else None
@@ -110,7 +112,7 @@ def new_index(
 
 
 def _taken(folder: Path) -> int | None:
-    """A lock on a folder, as a descriptor to close; None where another process builds in it."""
+    """Lock a folder. Return the descriptor to close, or None if another process builds in it."""
     import fcntl
 
     folder.mkdir(exist_ok=True)
@@ -124,7 +126,7 @@ def _taken(folder: Path) -> int | None:
 
 
 def _seal(draft: Path, manifest: JsonObject) -> None:
-    """Write the manifest over the finished files, and bring everything to the disk."""
+    """Write the manifest of the finished files, and sync everything to the disk."""
     manifest["files"] = {file.name: _file_facts(file) for file in sorted(draft.iterdir())}
     body = {"format": FORMAT, **manifest}
     text = json.dumps({**body, "checksum": _checksum(body)}, indent=1)
@@ -158,14 +160,14 @@ def _move_into_place(draft: Path, path: Path, fingerprint: str, overwrite: bool)
     except OSError:
         if replaced.exists():
             os.rename(replaced, path)
-        # Another process may have finished the same index first; then theirs is as good as ours.
+        # Another process may have finished the same index first; then its index is used.
         if not (path / "manifest.json").is_file() or read_manifest(path)["fingerprint"] != fingerprint:
             raise
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def read_manifest(path: Path) -> JsonObject:
-    """The manifest of the index at `path`, itself checked."""
+    """Return the manifest of the index at `path`, after a check of its own checksum."""
     file = path / "manifest.json"
     try:
         body = json.loads(file.read_text(encoding="utf-8"))
@@ -189,7 +191,7 @@ def read_manifest(path: Path) -> JsonObject:
 
 @contextmanager
 def as_told_by(path: Path) -> Iterator[None]:
-    """Open an index as its manifest tells; what is missing in it, or of another kind, is the manifest's fault."""
+    """Turn errors about missing or wrong entries of a manifest into an IndexFormatError that names the manifest."""
     try:
         yield
     except RetrievalError as error:
@@ -203,7 +205,7 @@ def as_told_by(path: Path) -> Iterator[None]:
 
 
 def check_files(path: Path, manifest: JsonObject, *, contents: bool = True) -> None:
-    """Raise IndexFormatError, naming the file, unless all files are there with the right size and contents."""
+    """Raise IndexFormatError with the name of the file unless all files have the right size and content."""
     for name, facts in manifest["files"].items():
         file = path / name
         size = file.stat().st_size if file.is_file() else None
@@ -219,23 +221,23 @@ def check_files(path: Path, manifest: JsonObject, *, contents: bool = True) -> N
 
 def _mapped(file: Path) -> mmap.mmap | bytes:
     with open(file, "rb") as handle:
-        empty = os.fstat(handle.fileno()).st_size == 0  # which cannot be mapped
+        empty = os.fstat(handle.fileno()).st_size == 0  # an empty file cannot be mapped
         return b"" if empty else mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def read_array(file: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A read-only array over the mapped file; a plain ndarray, as np.memmap's slices are slow."""
+    """Return a read-only array over the mapped file: a plain ndarray, because slices of np.memmap are slow."""
     return np.frombuffer(_mapped(file), dtype)
 
 
 class Fingerprint:
-    """Names a corpus read in a certain way, independently of where (memory or disk) it is indexed."""
+    """Fingerprint of a corpus and the settings of its reader. It is equal for indexes in memory and on disk."""
 
     def __init__(self, kind: str, settings: Mapping[str, object]) -> None:
         self._digest = hashlib.sha256(json.dumps([kind, FORMAT, settings], sort_keys=True).encode())
 
     def add(self, line: bytes) -> None:
-        """Take in the line of the next passage."""
+        """Add the line of the next passage."""
         self._digest.update(line)
 
     def __str__(self) -> str:
@@ -243,7 +245,7 @@ class Fingerprint:
 
 
 def check_same(path: Path, fingerprint: Fingerprint, lines: Iterable[bytes]) -> None:
-    """Raise unless the index at `path` is of just these passages (their lines in passages.jsonl) and settings."""
+    """Raise an error unless the index at `path` has exactly these passages (lines of passages.jsonl) and settings."""
     for line in lines:
         fingerprint.add(line)
     if read_manifest(path)["fingerprint"] != str(fingerprint):
@@ -254,7 +256,7 @@ def check_same(path: Path, fingerprint: Fingerprint, lines: Iterable[bytes]) -> 
 
 
 def encode(passage: object, position: int) -> tuple[Passage, bytes]:
-    """A checked passage and its line in passages.jsonl."""
+    """Return a checked passage and its line in passages.jsonl."""
     checked = as_passage(passage, position)
     try:
         return checked, json.dumps(checked, ensure_ascii=False).encode() + b"\n"
@@ -265,10 +267,10 @@ def encode(passage: object, position: int) -> tuple[Passage, bytes]:
 
 
 class PassageWriter:
-    """Appends passages to a draft's passages.jsonl."""
+    """Writer of a draft's passages.jsonl."""
 
     def __init__(self, draft: Draft, kept: int = 0) -> None:
-        """Begin behind the first `kept` bytes, which are there already."""
+        """Begin after the first `kept` bytes, which an earlier build has written."""
         self._draft = draft
         if kept:
             os.truncate(draft.directory / "passages.jsonl", kept)
@@ -281,23 +283,23 @@ class PassageWriter:
         self.skip(line)
 
     def skip(self, line: bytes) -> None:
-        """Count a line that is there already."""
+        """Count a line that an earlier build has written."""
         self._ends.append(self._ends[-1] + len(line))
 
     def sync(self) -> int:
-        """Bring what was added to the disk. Return the size of the file."""
+        """Sync the file to the disk. Return its size."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return self._ends[-1]
 
     def close(self) -> None:
-        """Write where each passage begins."""
+        """Write the offsets of the passages."""
         self._file.close()
         self._draft.save("passages.offsets", np.frombuffer(self._ends, np.int64))
 
 
 class Strings(Sequence[bytes]):
-    """Byte strings laid end to end in a mapped file, each found by its offset."""
+    """Sequence of byte strings in a mapped file, with the offset of each."""
 
     def __init__(self, file: Path, offsets: Path) -> None:
         self._bytes = _mapped(file)
@@ -311,7 +313,7 @@ class Strings(Sequence[bytes]):
 
 
 class PassageFile(Sequence[Passage]):
-    """The passages of an index on disk."""
+    """Sequence of the passages of an index on disk."""
 
     def __init__(self, path: Path) -> None:
         self._lines = Strings(path / "passages.jsonl", path / "passages.offsets")

@@ -1,12 +1,12 @@
-"""Inverting a corpus with bounded memory: passages in, one sorted list of (passage, impact) per term out.
+"""Inverted lists of a corpus, built with bounded memory: for each term a sorted list of (passage, impact).
 
-Terms are collected in runs; a full run is sorted, counted and, for an index on disk, spilled. At the end the runs
-are dealt into place: they are in corpus order, so every list comes out sorted. An impact is what a term adds to a
-passage's BM25 score, known at indexing time and kept as a fixed-point integer: integer sums are the same in any
-order, which makes scores and ties exact whatever the search skips.
+Terms are collected in runs. A full run is sorted, counted and, for an index on disk, written to a file. At the end the runs
+are merged; they are in the order of the corpus, so every list is sorted. An impact is the amount that a term adds to a
+passage's BM25 score. It is computed at this time and stored as a fixed-point integer. Sums of integers do not depend on
+their order, so scores and ties are exact, no matter which lists the search skips.
 
-Whenever a run has been spilled, `save` writes down how far everything is. A build that finds this (`restored`) reads the
-passages up to there again, checks that they are the same, and indexes the rest.
+After each run file, `save` records the state of the build. A later build (`restored`) reads the same passages again, checks
+that they are equal, and indexes the rest.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 UNIT = 1 << 16
-"""An impact of 1.0. A query of at most 1,000 words cannot overflow 31 bits with it."""
+"""Integer that stands for an impact of 1.0. Scores of a query of 1,000 words fit into 31 bits."""
 
 RUN = 8_000_000
-"""Words in a run; sorting one takes about 40 bytes each."""
+"""Number of words in a run. The sort takes about 40 bytes for each word."""
 
 PROGRESS, TERMS, LENGTHS = "progress.json", "terms.part", "lengths.part"
 """Files of a build that is not finished."""
@@ -36,13 +36,16 @@ PROGRESS, TERMS, LENGTHS = "progress.json", "terms.part", "lengths.part"
 Run = npt.NDArray[np.int32]  # rows: term, passage, count; sorted by term, then passage
 Numbers = npt.NDArray[np.integer]
 Weigh = Callable[[Numbers, Numbers, Numbers], npt.NDArray[np.float64]]
-"""(terms, passages, counts) -> impacts."""
+"""Function of (terms, passages, counts) that returns impacts."""
 Allocate = Callable[[str, npt.DTypeLike, tuple[int, ...]], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Postings:
-    """Postings of all terms: for term t, `passages[starts[t]:starts[t + 1]]`, ascending, and their impacts; `peaks[t]` is the largest."""
+    """Postings of all terms. Those of term t are `passages[starts[t]:starts[t + 1]]`, ascending, and their impacts.
+
+    `peaks[t]` is the term's largest impact.
+    """
 
     starts: npt.NDArray[np.int64]
     passages: npt.NDArray[np.int32]
@@ -51,7 +54,7 @@ class Postings:
 
 
 class PostingsBuilder:
-    """Collects the terms of passages, then inverts them."""
+    """Builder that collects the terms of passages and then inverts them."""
 
     def __init__(self, spill: Path | None = None, run: int = RUN) -> None:
         self._spill, self._run = spill, run
@@ -63,7 +66,7 @@ class PostingsBuilder:
         self._runs: list[Run | Path] = []
 
     def add(self, terms: list[str]) -> bool:
-        """Take the terms of the next passage. Return whether a run ended with it."""
+        """Add the terms of the next passage. Tell whether a run ended with it."""
         self._words.extend(map(self._numbers.__getitem__, terms))
         self._lengths.append(len(terms))
         if len(self._words) < self._run:
@@ -72,11 +75,11 @@ class PostingsBuilder:
         return True
 
     def since(self, terms: int, passages: int) -> tuple[list[str], array[int]]:
-        """The terms and the lengths of passages that came after the first so many of each."""
+        """Return the terms and the lengths of passages after the first `terms` terms and `passages` passages."""
         return list(islice(self._numbers, terms, None)), self._lengths[passages:]
 
     def restore(self, terms: list[str], lengths: array[int], runs: list[Path]) -> None:
-        """Take up what was spilled when a run had ended: it holds the passages of these lengths."""
+        """Restore the state after a run, from its terms, the lengths of its passages, and the run files."""
         self._numbers.update({term: number for number, term in enumerate(terms)})
         self._lengths, self._run_start, self._runs = lengths, len(lengths), [*runs]
 
@@ -86,7 +89,7 @@ class PostingsBuilder:
         return len(self._runs)
 
     def finish(self, allocate: Allocate, *, k1: float, b: float) -> tuple[list[str], Postings]:
-        """The terms, sorted, and their postings in arrays from `allocate(name, dtype, shape)`."""
+        """Return the sorted terms, and their postings in arrays from `allocate(name, dtype, shape)`."""
         self._end_run()
         terms = sorted(self._numbers)
         order = np.fromiter(map(self._numbers.__getitem__, terms), np.int64, len(terms))
@@ -111,7 +114,7 @@ class PostingsBuilder:
         return terms, postings
 
     def _end_run(self) -> None:
-        """Sort and count the current run, keep it, and start another."""
+        """Sort and count the current run, store it, and start another."""
         lengths = np.array(self._lengths[self._run_start :], np.int32)
         passages = np.repeat(np.arange(self._run_start, len(self._lengths), dtype=np.int64), lengths)
         keys = np.frombuffer(self._words, np.int32).astype(np.int64) << 32 | passages
@@ -136,7 +139,7 @@ class PostingsBuilder:
             yield np.fromfile(run, np.int32).reshape(3, -1) if isinstance(run, Path) else run
 
     def _deal(self, rank: npt.NDArray[np.int64], weigh: Weigh, postings: Postings) -> None:
-        """Copy each run's stretch of every term behind those of the runs before."""
+        """Copy the postings of each run into place, for every term after those of earlier runs."""
         filled = np.array(postings.starts[:-1])
         for run in self._load_runs():
             terms, passages, counts = rank[run[0]], run[1], run[2]
@@ -152,20 +155,19 @@ class PostingsBuilder:
 
 
 def run_file(folder: Path, number: int) -> Path:
-    """Place of a spilled run."""
+    """Return the path of a run file."""
     return folder / f"run-{number}.npy"
 
 
 def _bm25(frequency: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], k1: float, b: float) -> Weigh:
-    """Lucene's BM25: idf * tf / (tf + k1 * (1 - b + b * length / mean length)), in units of 1 / UNIT."""
+    """Return the function of Lucene's BM25: idf * tf / (tf + k1 * (1 - b + b * length / mean length)), in 1 / UNIT."""
     idf = np.log1p((len(lengths) - frequency + 0.5) / (frequency + 0.5))
     saturation = k1 * (1 - b + b * lengths / max(float(lengths.mean()), 1e-9))
 
     def weigh(terms: Numbers, passages: Numbers, counts: Numbers) -> npt.NDArray[np.float64]:
         impact = idf[terms] * counts / (counts + saturation[passages])
-        weight: npt.NDArray[np.float64] = np.maximum(
-            np.rint(impact * UNIT), 1
-        )  # a match never counts for nothing
+        # a match always has a positive impact
+        weight: npt.NDArray[np.float64] = np.maximum(np.rint(impact * UNIT), 1)
         return weight
 
     return weigh
@@ -189,7 +191,7 @@ class Saved:
 def save(
     folder: Path, builder: PostingsBuilder, before: Saved, size: int, passages: int, fingerprint: str
 ) -> Saved:
-    """Append what is new since `before`, bring it to the disk, then say so."""
+    """Append everything new since `before`, sync it to the disk, then record the new state."""
     terms, lengths = builder.since(before.terms, before.passages)
     words = "".join(f"{term}\n" for term in terms).encode()
     _append(folder / TERMS, before.term_bytes, words)
@@ -206,7 +208,7 @@ def save(
 
 
 def _append(file: Path, size: int, more: bytes) -> None:
-    """Write behind the first `size` bytes; what an unfinished save left there goes."""
+    """Write after the first `size` bytes. The rest, which an interrupted save has left, is replaced."""
     with open(file, "r+b" if size else "wb") as handle:
         handle.truncate(size)
         handle.seek(size)
@@ -223,7 +225,7 @@ def _sync(file: Path) -> None:
 
 
 def restored(folder: Path, builder: PostingsBuilder, settings: Mapping[str, object]) -> Saved:
-    """State that a killed build left, put into the builder; a fresh one where there is none, or of other settings."""
+    """Load the state of an interrupted build into the builder, and return it. Without one of these settings, return a new one."""
     fresh = Saved(settings)
     try:
         saved = Saved(**json.loads((folder / PROGRESS).read_text()))

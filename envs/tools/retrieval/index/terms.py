@@ -1,7 +1,7 @@
-"""Search terms of a text: the one place that decides what counts as a word.
+"""Search terms of a text.
 
-Lower case, accents removed, runs of letters and digits, English stop words dropped, and, if asked for, English
-stems. The settings are part of an index (and of its fingerprint), so queries are always read as passages were.
+Terms are runs of letters and digits, in lower case and without accents. English stop words are dropped. English stems are an
+option. The settings are part of an index and of its fingerprint, so queries and passages are always read in the same way.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _ascii_words = re.compile(r"[a-z0-9]+").findall  # the same on ASCII text, and t
 
 
 def fold(text: str) -> str:
-    """Lower case without accents: 'Žižka' -> 'zizka'."""
+    """Return a text in lower case and without accents: 'zizka' for 'Žižka'."""
     letters = unicodedata.normalize("NFKD", text)
     return "".join(letter for letter in letters if not unicodedata.combining(letter)).lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Analyzer:
-    """Turns text into the terms that are indexed and searched."""
+    """Analyzer that turns a text into the terms for index and search."""
 
     stem: str = ""
-    """A Snowball stemmer's name ("english"), or "" for none; needs the PyStemmer package."""
+    """Name of a Snowball stemmer ("english"), which needs the package PyStemmer. Empty: no stems."""
 
     stop_words: bool = True
-    """Drop English stop words."""
+    """Flag: drop English stop words."""
 
     _stem_words: Callable[[list[str]], list[str]] | None = field(
         init=False, repr=False, compare=False, default=None
@@ -52,7 +52,7 @@ class Analyzer:
         return words if self._stem_words is None else self._stem_words(words)
 
     def settings(self) -> dict[str, object]:
-        """Settings that `Analyzer(**settings)` needs to read text in the same way."""
+        """Return the settings with which `Analyzer(**settings)` reads texts in the same way."""
         return {"stem": self.stem, "stop_words": self.stop_words}
 
     def __reduce__(self) -> tuple[object, ...]:  # a stemmer holds C state and does not pickle

@@ -1,1 +1,1 @@
-"""Retrieval over HTTP: the server of an index, and the pool of clients that ask several servers."""
+"""Retrieval over HTTP: the server of an index, and a client of several servers."""

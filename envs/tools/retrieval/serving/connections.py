@@ -1,9 +1,9 @@
-"""Connections of a server among strangers: how many, for how long, and who leaves when there is no room.
+"""Limits on the connections of a public server: their number, their time, and which one is closed when there are too many.
 
-Whoever sends no complete request holds a place for a few seconds at most, and leaves first: a newcomer takes the place
-that has been idle longest, of its own address when that has enough, else of the address that holds most. So sockets
-that are opened and left alone never keep a client out. aiohttp alone closes no connection that sends nothing, and
-counts none.
+A client that sends no complete request keeps its connection for a few seconds only. If there are too many connections, the
+one that has been idle longest is closed for the new one: one of the same address if this address has reached its limit, else
+one of the address with the most connections. So idle sockets never keep a client out. aiohttp itself does not count
+connections, and does not close silent ones.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class _Connection:
 
 
 class Connections:
-    """The connections of one aiohttp server, each known by its protocol object.
+    """Connections of one aiohttp server, by protocol object.
 
-    most, most_each: connections in all, and of one address.
-    slots, slots_each: requests that are answered at once, in all and for one address.
-    first, idle: seconds until a connection must have sent its first request, and until it must send another.
+    most, most_each: limits on connections, in all and of one address.
+    slots, slots_each: limits on requests that are answered at the same time, in all and of one address.
+    first, idle: seconds within which a connection must send its first request, and each further one.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Connections:
         self.most = min(most, descriptors() // 2)
         self.most_each, self.slots, self.slots_each = most_each, slots, slots_each
         self.first, self.idle = first, idle
-        self._all: dict[object, _Connection] = {}  # who has been idle longest stands first
+        self._all: dict[object, _Connection] = {}  # the longest idle one first
         self._each: Counter[str] = Counter()
         self._busy: Counter[str] = Counter()
 
     def watch(self, app: Application) -> None:
-        """Look at every connection of the server that a runner will make of `app`."""
-        make_server = app._make_handler  # called by every runner; the one place at which it can be reached
+        """Watch every connection of the server that a runner makes from `app`."""
+        make_server = app._make_handler  # every runner calls it; there is no other hook
 
         def make_watched(**options: Any) -> object:
             server: Any = make_server(**options)
@@ -65,10 +65,11 @@ class Connections:
             server.connection_made, server.connection_lost = connection_made, connection_lost
             return server
 
-        object.__setattr__(app, "_make_handler", make_watched)  # aiohttp warns of other ways to set it
+        # a plain assignment causes a warning of aiohttp
+        object.__setattr__(app, "_make_handler", make_watched)
 
     def made(self, protocol: object, transport: asyncio.Transport) -> None:
-        """Take a connection in; another leaves for it where there is no room, or else it leaves itself."""
+        """Add a connection. If there are too many, close the longest idle one, or this one if all others are busy."""
         address = _address(transport)
         self._all[protocol] = new = _Connection(transport, address)
         self._each[address] += 1
@@ -79,15 +80,15 @@ class Connections:
             self._close_idlest(self._each.most_common(1)[0][0])
 
     def lost(self, protocol: object) -> None:
-        """Forget a connection that has ended."""
+        """Remove a connection that has ended."""
         if connection := self._all.pop(protocol, None):
             _stop(connection)
             self._each[connection.address] -= 1
-            self._each += Counter()  # addresses without a connection are forgotten
+            self._each += Counter()  # drops addresses without a connection
 
     @contextmanager
     def request(self, protocol: object) -> Iterator[None]:
-        """A request whose headers are there: its body has a time limit of its own, and then the next has."""
+        """Mark a request whose headers have arrived. Its body has its own time limit; afterwards the next request has one."""
         connection = self._all.get(protocol)
         if connection is not None:
             _stop(connection)
@@ -100,7 +101,7 @@ class Connections:
 
     @contextmanager
     def slot(self, protocol: object) -> Iterator[bool]:
-        """A place to answer a complete request, or False when all are taken; while it is answered nobody ends it."""
+        """Take a slot for a complete request. Yield False if all are taken. The connection is not closed meanwhile."""
         connection = self._all.get(protocol)
         if connection is None or not self.has_slot(protocol):
             yield False
@@ -115,7 +116,7 @@ class Connections:
             self._busy += Counter()
 
     def has_slot(self, protocol: object) -> bool:
-        """Tell whether a request of this connection could be answered now."""
+        """Tell whether a slot is free for a request of this connection."""
         connection = self._all.get(protocol)
         mine = self._busy[connection.address] if connection else 0
         return self._busy.total() < self.slots and mine < self.slots_each
@@ -125,7 +126,7 @@ class Connections:
         connection.timer = asyncio.get_running_loop().call_later(seconds, connection.transport.abort)
 
     def _close_idlest(self, address: str) -> None:
-        """Close the connection of an address that has been idle longest; the newest, where all others are answered."""
+        """Close an address's longest idle connection, or its newest one if all others are being answered."""
         for connection in self._all.values():
             closing = connection.transport.is_closing()
             if connection.address == address and not connection.answering and not closing:
@@ -140,7 +141,7 @@ def _stop(connection: _Connection) -> None:
 
 
 def _address(transport: asyncio.Transport) -> str:
-    """Return the address that connects, as far as addresses can be told apart: an IPv4 address, or the 64 bits that name an IPv6 network."""
+    """Return the client's address: an IPv4 address, or the 64 bits of an IPv6 network, whose hosts one client may all have."""
     peer = transport.get_extra_info("peername")
     if not isinstance(peer, tuple) or not peer:
         return ""
@@ -151,7 +152,7 @@ def _address(transport: asyncio.Transport) -> str:
 
 
 def descriptors() -> int:
-    """Files that this process may have open."""
+    """Return the number of files that this process may have open."""
     try:
         import resource
     except ImportError:  # Windows

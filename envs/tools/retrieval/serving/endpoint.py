@@ -1,8 +1,8 @@
-"""One retrieval server as a client sees it: where and how to ask it, and whether it is worth asking now.
+"""Client's state of one retrieval server: its address, path and dialect, and a circuit breaker.
 
-An address without a path is tried at /retrieve, /query, /search and /, in both dialects, until something answers;
-what worked is kept. The circuit breaker: after a few failures in a row the endpoint is left alone for a while, then
-one single request probes it.
+For an address without a path, the client tries /retrieve, /query, /search and /, in both dialects, and then keeps the first
+that works. Circuit breaker: after a few failures in a row, the server gets no requests for a while, and then a single one
+as a test.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 PATHS = ("/retrieve", "/query", "/search", "/")
-NOT_THIS_WAY = {400, 404, 405, 415, 422}  # wrong path or dialect: another may do
+NOT_THIS_WAY = {400, 404, 405, 415, 422}  # wrong path or dialect: another one may work
 LARGEST_ANSWER = 64 << 20
-PASSAGE = 64 << 10  # bytes that an answer may hold for each passage asked, besides its first megabyte
+PASSAGE = 64 << 10  # bytes allowed for each passage of an answer, in addition to the first megabyte
 LONG_ANSWER = 1 << 20  # bytes; longer ones are read in a thread
 
 
 class Trouble(Exception):
-    """A request to an endpoint failed; the text is for the final error."""
+    """Raised when a request to an endpoint fails. The final error contains its text."""
 
     def __init__(self, endpoint: Endpoint, why: str) -> None:
         super().__init__(f"{endpoint.address}: {why}")
@@ -35,11 +35,11 @@ class Trouble(Exception):
 
 
 class _NoAnswer(Exception):
-    """One request got no usable answer."""
+    """Raised when one request gets no usable answer."""
 
 
 class Endpoint:
-    """The state of one server."""
+    """State of one server."""
 
     def __init__(self, address: str, dialect: str, *, breaker_failures: int, breaker_seconds: float) -> None:
         self.address = address
@@ -49,17 +49,17 @@ class Endpoint:
         self.route: tuple[str, str] | None = self.routes[0] if len(self.routes) == 1 else None
         self.failures = 0
         self.last_error = ""
-        self.closed_until = 0.0  # the time before which it is left alone
+        self.closed_until = 0.0  # time before which it gets no requests
         self._probing = False
         self._breaker_failures, self._breaker_seconds = breaker_failures, breaker_seconds
 
     @property
     def broken(self) -> bool:
-        """True while the circuit breaker is open."""
+        """Flag: the circuit breaker is open."""
         return self.failures >= self._breaker_failures
 
     def available(self, now: float) -> bool:
-        """Tell whether the server may be asked now."""
+        """Tell whether the server may get a request now."""
         return not self.broken or (now >= self.closed_until and not self._probing)
 
     async def ask(
@@ -70,7 +70,7 @@ class Endpoint:
         timeout: float,
         expected_index: str | None,
     ) -> tuple[list[list[Passage]], str | None]:
-        """The rows for `queries` and the index the server says it serves; Trouble when it fails."""
+        """Return the rows for `queries`, and the fingerprint of the index that the server names. Raise Trouble on failure."""
         self._probing = self.broken
         try:
             answer = await asyncio.wait_for(self._find_answer(session, queries, k, expected_index), timeout)
@@ -90,8 +90,8 @@ class Endpoint:
     async def _find_answer(
         self, session: ClientSession, queries: Sequence[str], k: int, expected_index: str | None
     ) -> tuple[list[list[Passage]], str | None]:
-        """Ask by the known route; where there is none yet, by each in turn."""
-        refusals: list[tuple[bool, str]] = []  # "not found" last: the least it can tell
+        """Use the known path and dialect, or else try each in order."""
+        refusals: list[tuple[bool, str]] = []  # "not found" last, as it says least
         for url, dialect in [self.route] if self.route else self.routes:
             largest = min(LARGEST_ANSWER, (1 << 20) + len(queries) * k * PASSAGE)
             status, headers, raw = await _post(session, url, encode_request(dialect, queries, k), largest)
@@ -116,7 +116,7 @@ class Endpoint:
             self.route = url, dialect
             return rows, index
         if len(self.routes) > 1:
-            self.route = None  # the server may have been replaced by one that speaks otherwise
+            self.route = None  # the server may have been replaced by one with another dialect
         raise _NoAnswer(min(refusals, key=lambda refusal: refusal[0])[1])
 
     def _failed(self, now: float, why: str) -> None:
@@ -129,7 +129,7 @@ class Endpoint:
 async def _post(
     session: ClientSession, url: str, payload: Mapping[str, object], largest: int = LARGEST_ANSWER
 ) -> tuple[int, Mapping[str, str], bytes]:
-    """Status, headers and body of the answer; the body is read up to a limit, and redirects are not followed."""
+    """Return status, headers and body of the answer. The body has a limit, and redirects are not followed."""
     from aiohttp import ClientError
 
     data = json.dumps(payload).encode()
@@ -158,7 +158,7 @@ def _say(error: BaseException) -> str:
 
 
 def _urls(address: str) -> list[str]:
-    """The addresses to try for one given by a user."""
+    """Return the addresses to try for the user's address."""
     parts = urlsplit(address if "://" in address else f"http://{address}")
     if parts.scheme not in {"http", "https"} or not parts.netloc:
         raise ValueError(f"a retriever's address looks like http://host:port, got {address!r}")

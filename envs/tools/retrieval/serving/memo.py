@@ -1,4 +1,4 @@
-"""Remembering answers: a bounded, thread-safe store by (index, query, k)."""
+"""Cache of answers: bounded and thread-safe, by (index, query, k)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Key = tuple[str, str, int]
 
 
 class AnswerCache:
-    """The `capacity` most recently used answers. Callers get copies, so none can spoil another's."""
+    """Cache of the `capacity` most recently used answers. Callers get copies, so they cannot change the cache."""
 
     def __init__(self, capacity: int = 100_000) -> None:
         self.capacity = capacity
@@ -20,7 +20,7 @@ class AnswerCache:
         self._lock = threading.Lock()
 
     def get(self, fingerprint: str, query: str, k: int) -> list[Passage] | None:
-        """Return the passages of a query that was answered before, else None."""
+        """Return the passages of a cached query, else None."""
         with self._lock:
             answer = self._answers.get((fingerprint, query, k))
             if answer is None:
@@ -31,7 +31,7 @@ class AnswerCache:
             return copied(answer)
 
     def put(self, fingerprint: str, query: str, k: int, answer: list[Passage]) -> None:
-        """Keep the passages of a query; the oldest leave."""
+        """Store the passages of a query. The least recently used answers are dropped."""
         if not self.capacity:
             return
         with self._lock:
@@ -44,9 +44,9 @@ class AnswerCache:
         return len(self._answers)
 
     def __reduce__(self) -> tuple[type[AnswerCache], tuple[int]]:
-        return AnswerCache, (self.capacity,)  # a process fills its own
+        return AnswerCache, (self.capacity,)  # a pickle holds no answers
 
 
 def copied(passages: list[Passage]) -> list[Passage]:
-    """Return copies, so that nobody changes what is kept."""
+    """Return copies of passages."""
     return [passage.copy() for passage in passages]

@@ -1,12 +1,11 @@
-"""Retrieval over HTTP from one or several servers that come and go.
+"""Client of one or several retrieval servers, which may fail and return.
 
     pool = RetrieverPool(["http://node1:8000", "http://node2:8000"])
     rows = await pool.aretrieve_many(["who …", "where …"], 5)
 
-A batch is cut into requests; each is retried, on another server if there is one, until it has exactly one row per
-query or the deadline passes. Rows are put back by place, so nothing is lost, dropped or shifted, whichever server
-answered. `pool(query, k)` is awaitable, and serves as a workflow's `retrieve` tool; `pool.retrieve_many` is for
-code without an event loop.
+A batch is cut into requests. A failed request is retried, on another server if there is one, until it has exactly one row
+for each query or the deadline passes. Rows keep the order of the queries, no matter which server answers. `pool(query, k)`
+is async, and can be the `retrieve` tool of a workflow. `pool.retrieve_many` is for code without an event loop.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from .memo import AnswerCache, copied
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-LONGEST_QUERY = 10_000  # characters: models write queries, and a server need not read a novel
+LONGEST_QUERY = 10_000  # characters of a query, which a model writes; a longer one is cut
 
 
 class RetrieverUnavailable(RetrievalError, Infrastructure):
-    """No server answered. Nobody in the team is to blame: the episode ends, and never trains."""
+    """Raised when no server answers. It is a failure of the infrastructure, so the episode ends and is never trained."""
 
 
 class RetrieverPool:
-    """A client of several servers of one index.
+    """Client of several servers of one index.
 
     endpoints: addresses such as "http://host:8000"; without a path the usual ones are tried.
     dialect: "unitymas", "search-r1", or "auto", which tries both.
@@ -45,13 +44,13 @@ class RetrieverPool:
     attempt: seconds that one request may take.
     attempts: requests per part of a batch before giving up; every server is tried at least once.
     backoff, most_backoff: the first and the longest pause before asking again, in seconds; pauses are jittered.
-    breaker_failures, breaker_seconds: after so many failures in a row a server is left alone for so long.
+    breaker_failures, breaker_seconds: failures in a row after which a server gets no requests, and for how long.
     batch: queries per request.
-    concurrency: requests under way at once.
+    concurrency: largest number of requests at the same time.
     cache: an AnswerCache, or its capacity; 0 for none.
-    fingerprint: names the index served, if known; by default the addresses do.
-    token: a secret that the servers want, sent as a bearer token.
-    seed: makes the choice of servers repeatable; give each worker its own, and they spread over the servers.
+    fingerprint: fingerprint of the index, if known; the default is made from the addresses.
+    token: secret of the servers, sent as a bearer token.
+    seed: makes the choice of servers repeatable. With different seeds, workers spread over the servers.
     """
 
     def __init__(
@@ -75,9 +74,8 @@ class RetrieverPool:
         seed: int = 0,
     ) -> None:
         options = {name: value for name, value in locals().items() if name != "self"}
-        self._again = partial(
-            RetrieverPool, **options
-        )  # pickling makes a new pool: connections cannot travel
+        # a pickle makes a new pool, because connections cannot be pickled
+        self._again = partial(RetrieverPool, **options)
         _check_choices(endpoints, dialect, choice, batch, concurrency)
         self.endpoints = [
             Endpoint(address, dialect, breaker_failures=breaker_failures, breaker_seconds=breaker_seconds)
@@ -91,7 +89,7 @@ class RetrieverPool:
         self.cache = AnswerCache(cache) if isinstance(cache, int) else cache
         addresses = hashlib.sha256("\n".join(sorted(endpoints)).encode()).hexdigest()[:16]
         self.fingerprint = fingerprint or f"http-{addresses}"
-        self._served: str | None = None  # the index that the servers say they serve: it must be one
+        self._served: str | None = None  # the index that the servers name: it must be the same
         self._chance = random.Random(seed)
         self._favourite = seed % len(self.endpoints)
         self._loops: MutableMapping[asyncio.AbstractEventLoop, tuple[ClientSession, asyncio.Semaphore]] = (
@@ -102,7 +100,7 @@ class RetrieverPool:
         return (await self.aretrieve_many([query], k))[0]
 
     async def aretrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """The passages for every query, in order; blank queries have none. RetrieverUnavailable if no server answers."""
+        """Return the passages for every query, in order. Blank queries have none. Raise RetrieverUnavailable on failure."""
         check_k(k)
         check_queries(queries)
         queries = [query[:LONGEST_QUERY] for query in queries]
@@ -114,7 +112,7 @@ class RetrieverPool:
         missing = [query for query in dict.fromkeys(queries) if query not in answers]
         parts = [missing[start : start + self.batch] for start in range(0, len(missing), self.batch)]
         end = asyncio.get_running_loop().time() + self.deadline
-        # Parts that succeed are kept even if another fails: asking again then costs only the rest.
+        # Answers of the successful parts are stored even if another part fails, so a retry requests only the rest.
         results = await asyncio.gather(
             *(self._answer(part, k, end) for part in parts), return_exceptions=True
         )
@@ -125,12 +123,12 @@ class RetrieverPool:
         return [copied(answers[query]) for query in queries]
 
     def retrieve_many(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """The same for code without an event loop."""
+        """Return the result of `aretrieve_many`, for code without an event loop."""
         rows: list[list[Passage]] = background(self.aretrieve_many(queries, k)).result()
         return rows
 
     async def health(self, timeout: float = 2.0) -> dict[str, str]:
-        """Asks every server, and says for each address "ok" or what is wrong; servers that answer are used again."""
+        """Test every server. Return "ok" or the fault for each address. Servers that answer are used again."""
         session, _ = self._connect()
 
         async def probe(endpoint: Endpoint) -> str:
@@ -159,18 +157,19 @@ class RetrieverPool:
         return self._again, ()
 
     async def _answer(self, queries: list[str], k: int, end: float) -> list[list[Passage]]:
-        """One request's rows, asking again until they are there, attempts run out, or the time `end` has come."""
+        """Return the rows of one request, with retries until it succeeds, attempts run out, or the time `end` is reached."""
         session, slots = self._connect()
         clock = asyncio.get_running_loop().time
         troubles: list[str] = []
-        failed: set[Endpoint] = set()  # since the last pause: a server not among them is asked at once
+        failed: set[Endpoint] = set()  # since the last pause: any other server is tried without a pause
         while len(troubles) < self.attempts and clock() < end:
             try:
                 await asyncio.wait_for(slots.acquire(), end - clock())
             except asyncio.TimeoutError:
-                break  # all of the time went by behind other requests
+                break  # all of the time passed while other requests ran
             try:
-                endpoint = self._choose(clock(), failed)  # with a slot in hand: a probe must follow at once
+                # after the slot is taken, because a probe must follow at once
+                endpoint = self._choose(clock(), failed)
                 if endpoint is not None:
                     timeout = min(self.attempt, end - clock())
                     rows, served = await endpoint.ask(session, queries, k, timeout, self._served)
@@ -192,14 +191,14 @@ class RetrieverPool:
     def _keep(
         self, endpoint: Endpoint, served: str | None, queries: list[str], k: int, rows: list[list[Passage]]
     ) -> None:
-        """Remember what a successful request has shown."""
+        """Store the answers and the index of a successful request."""
         self._served = self._served or served
         self._favourite = self.endpoints.index(endpoint)
         for query, row in zip(queries, rows, strict=True):
             self.cache.put(self.fingerprint, query, k, row)
 
     def _choose(self, now: float, failed: set[Endpoint]) -> Endpoint | None:
-        """A server worth asking now, or None when a pause is due."""
+        """Return a server for the next request, or None if a pause is due."""
         count = len(self.endpoints)
         in_turn = [self.endpoints[(self._favourite + step) % count] for step in range(count)]
         able = [endpoint for endpoint in in_turn if endpoint not in failed and endpoint.available(now)]
@@ -208,7 +207,7 @@ class RetrieverPool:
         return able[0] if self.choice == "sticky" else self._chance.choice(able)
 
     def _pause(self, failures: int, now: float) -> float:
-        """Back-off with jitter, but at least until the first server may be asked again."""
+        """Return the seconds to wait: back-off with jitter, and at least until one server may get requests again."""
         longest = min(self.most_backoff, self.backoff * 2.0 ** max(0, failures - 1))
         opening = min((one.closed_until if one.broken else now) for one in self.endpoints)
         return max(longest * self._chance.uniform(0.5, 1.0), opening - now)
@@ -226,7 +225,7 @@ class RetrieverPool:
         )
 
     def _connect(self) -> tuple[ClientSession, asyncio.Semaphore]:
-        """Session of this event loop and its slots for requests."""
+        """Return the session of this event loop, and its slots for requests."""
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
             try:

@@ -1,12 +1,12 @@
-"""One index behind HTTP, in both dialects (wire.py): `unitymas serve retriever INDEX`.
+"""HTTP server of one index, in both dialects (wire.py): `unitymas serve retriever INDEX`.
 
-POST /retrieve, /query, /search or / searches; GET /health and /info say what is served. Every answer names the
-index in the header X-Index-Fingerprint, so that a client of several servers notices when they differ.
+POST to /retrieve, /query, /search or / searches. GET /health and /info describe the index. Every answer names the index in
+the header X-Index-Fingerprint, so a client of several servers notices if they differ.
 
-A stranger may send anything, so a request has a price limit. Its body, its queries, the passages it asks for and the
-bytes of its answer are bounded; a search that takes too long is given up between queries; and beyond `waiting`
-requests the next is told to come back. Connections are bounded, too, and those that send nothing leave first
-(connections.py). Pages of a browser are refused by their Origin, and with a `token` everybody who does not know it.
+Clients are not trusted, so each request has limits: on its body, its queries, its passages and the size of its answer. A
+search that takes too long stops between two queries. If more than `waiting` requests wait, the next one gets a status that
+asks the client to retry. The number of connections is limited, and silent ones are closed first (connections.py). Pages in a
+browser are refused by their Origin. With a `token`, clients without it are refused.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler, Middleware
     from aiohttp.web import Application, Request, Response, StreamResponse
 
-BATCH = 8  # queries that are searched together; a clock is looked at between two batches
+BATCH = 8  # queries that are searched together; the time limit is checked between two batches
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Limits on what one request may cost, and on how many may wait."""
+    """Limits on one request, and on the number of requests and connections."""
 
     body: int = 4 << 20
     """Bytes of a request."""
     queries: int = 4096
     k: int = 1000
     passages: int = 50_000
-    """Queries times k."""
+    """Number of passages: queries times k."""
     answer: int = 32 << 20
     """Characters of the passages in an answer."""
     seconds: float = 10.0
-    """Seconds for sending the headers of a request, its body, for searching, and for taking the answer."""
+    """Seconds for each step: to send the headers, to send the body, to search, to receive the answer."""
     waiting: int = 64
-    """Requests that are searched or answered at once."""
+    """Requests that are searched or answered at the same time."""
     waiting_each: int = 48
-    """Requests of one address among them."""
+    """Requests among these from one address."""
     connections: int = 512
-    """Connections at once; half of the files that the process may open, where that is less."""
+    """Connections at the same time, and at most half of the files that the process may open."""
     connections_each: int = 128
-    """Connections of one address among them."""
+    """Connections among these from one address."""
     idle: float = 60.0
     """Seconds between two requests of a connection."""
 
 
 class _Refused(Exception):
-    """A request that costs too much: the status, and what to do about it."""
+    """Raised for a request beyond a limit, with the status and a remedy."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -72,7 +72,7 @@ class _Refused(Exception):
 def make_app(
     index: Index, *, threads: int = 2, token: str = "", limits: ServerLimits = ServerLimits()
 ) -> Application:
-    """An aiohttp application that answers from `index`; with `token`, those who send it as a bearer token."""
+    """Return an aiohttp application that answers from `index`. With `token`, clients must send it as a bearer token."""
     try:
         from aiohttp import web
     except ImportError as error:
@@ -87,7 +87,7 @@ def make_app(
 
     async def search(request: Request) -> Response:
         try:
-            raw = await request.read()  # it is there: the guard has waited for it
+            raw = await request.read()  # the guard has already waited for it
             asked = decode_request(json.loads(raw), most_queries=limits.queries, most_k=limits.k)
         except (ValueError, RecursionError) as error:
             return refuse(400, str(error))
@@ -132,14 +132,14 @@ def make_app(
 def _guard(
     refuse: Callable[[int, str], Response], token: str, limits: ServerLimits, connections: Connections
 ) -> Middleware:
-    """Check that every request must pass before it costs anything; its body, and who takes the answer, have a time."""
+    """Return the middleware that checks every request before any work. The body and the answer have time limits."""
     from aiohttp import web
 
     secret = f"Bearer {token}".encode()
     full = f"{limits.waiting} requests are under way, or too many of yours; ask again in a moment"
 
     def stranger(request: Request) -> Response | None:
-        """A refusal by the headers alone."""
+        """Return a refusal because of the headers, or None."""
         if "Origin" in request.headers:
             return refuse(403, "this server answers programs, not the pages of a browser (Origin)")
         told = request.headers.get("Authorization", "").encode("utf-8", "replace")
@@ -150,12 +150,15 @@ def _guard(
         return None if connections.has_slot(request.protocol) else refuse(503, full)
 
     async def arrived(request: Request) -> Response | None:
-        """Read the body; a refusal, when it does not come."""
+        """Read the body. Return a refusal if it does not arrive."""
         try:
             await asyncio.wait_for(request.read(), limits.seconds)
         except asyncio.TimeoutError:
             return refuse(408, f"the request did not arrive within {limits.seconds:g} s")
-        except (web.RequestPayloadError, ConnectionError) as error:  # hanging up is no error of ours to log
+        except (
+            web.RequestPayloadError,
+            ConnectionError,
+        ) as error:  # a client that disconnects is no error to log
             return refuse(400, str(error))
         return None
 
@@ -168,14 +171,14 @@ def _guard(
                 if not free:
                     return refuse(503, full)
                 response = await handler(request)
-                await _send(request, response, limits.seconds)  # here, so that it counts as being answered
+                await _send(request, response, limits.seconds)  # here, so that the request keeps its slot
                 return response
 
     return guard
 
 
 async def _send(request: Request, response: StreamResponse, seconds: float) -> None:
-    """Send an answer to a client that takes it in time."""
+    """Send an answer. A client that does not receive it in time is disconnected."""
     await response.prepare(request)
     try:
         await asyncio.wait_for(response.write_eof(), seconds)
@@ -185,7 +188,7 @@ async def _send(request: Request, response: StreamResponse, seconds: float) -> N
 
 
 def _answer(index: Index, asked: SearchRequest, limits: ServerLimits, stopping: threading.Event) -> bytes:
-    """The body of an answer, in a thread: few queries at a time, so that time, size and the server's end count."""
+    """Return the body of an answer. This runs in a thread, few queries at a time, to check time, size and the server's end."""
     if len(asked.queries) * asked.k > limits.passages:
         raise _Refused(
             413,
@@ -218,7 +221,7 @@ def _answer(index: Index, asked: SearchRequest, limits: ServerLimits, stopping: 
 def serve(
     index: Index, host: str = "127.0.0.1", port: int = 8000, *, threads: int = 2, token: str = ""
 ) -> None:
-    """Serve `index` until interrupted. Port 0 takes a free one; the line printed says which."""
+    """Serve `index` until interrupted. Port 0 selects a free port, which is printed."""
     asyncio.run(_serve(index, host, port, threads, token))
 
 
@@ -236,7 +239,7 @@ async def _serve(index: Index, host: str, port: int, threads: int, token: str = 
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, stopped.set)
     try:
-        together = min(128, descriptors() // 4)  # accepted before the first of them can be closed again
+        together = min(128, descriptors() // 4)  # connections accepted before any of them can be closed
         await web.TCPSite(runner, host, port, backlog=together).start()
         address = runner.addresses[0]
         print(
@@ -249,14 +252,14 @@ async def _serve(index: Index, host: str, port: int, threads: int, token: str = 
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Keep what a client sends from filling the log: a request that is no HTTP is refused, and nobody is told."""
+    """Tell whether a log record belongs in the log. Requests that are not HTTP do not, so a client cannot fill it."""
     from aiohttp.http_exceptions import HttpProcessingError
 
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def serve_main(argv: Sequence[str] | None = None) -> int:
-    """`unitymas serve retriever INDEX`."""
+    """Run `unitymas serve retriever INDEX`."""
     from ..index.build import open_index
 
     parser = Parser(prog="unitymas serve", description="Serve an index over HTTP.")

@@ -1,1 +1,1 @@
-"""The folder that is a room's PYTHONPATH. Nothing here is imported by the package."""
+"""Folder that is the PYTHONPATH of a room. The package imports nothing from it."""

@@ -1,8 +1,8 @@
-"""The server in a room's interpreter: it stops before a program is run, and forks one process for each program.
+"""Server in the interpreter of a room: it waits before the interpreter runs a program, and forks a process for each.
 
-The interpreter is started as `python program.py`. While it loads `site`, it finds this module, which serves until
-the host hangs up. A program's process returns from here, and the interpreter goes on as if nothing had
-been: it runs the file as `__main__`, and ends as it always does.
+The interpreter starts as `python program.py`. While it loads `site`, it imports this module, which serves until the host
+closes the connection. In a program's process this module returns, and the interpreter continues as usual: it runs the file
+as `__main__`, and ends.
 """
 
 import importlib
