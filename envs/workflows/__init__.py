@@ -1,1 +1,1 @@
-"""The teams: one file per workflow family, with its rules, its program and its expert."""
+"""Workflows of the package: one file for each family, with its rules, its program and its expert."""

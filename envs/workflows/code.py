@@ -2,8 +2,8 @@
 
     planner_t -> coder_t -> verify (tool) -> done if the visible tests pass, else reflector_t -> next turn
 
-Roles see the visible tests and what the program did on them, never the hidden ones: the verifier returns
-the hidden tests' result as its private part, for the rewards alone.
+Roles see the visible tests and the program's results on them, and never the hidden tests. The verifier returns the results
+on the hidden tests as its private part, for the rewards.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class ReadTag:
 
 
 def one_tag(name: str) -> Custom:
-    """The reply format of all three roles."""
+    """Return the reply format of all three roles."""
     return Custom(ReadTag(name), says=f"<{name}>…</{name}>", ends=(f"</{name}>",))
 
 
 def middle_cut(text: str, most: int) -> str:
-    """Keep the first and the last half of what is too long."""
+    """Cut a text to `most` characters, by leaving out its middle."""
     return text if len(text) <= most else f"{text[: most // 2]}\n…\n{text[-most // 2 :]}"
 
 
 def tests_text(tests: Sequence[Mapping[str, object]], most: int = 3) -> str:
-    """The first visible tests with their expected outputs."""
+    """Return the first visible tests as text, with their expected outputs."""
     return middle_cut(
         "\n".join(f"{_plain(t['input'])} -> {_plain(t['output'])}" for t in tests[:most]), 3_000
     )
@@ -65,20 +65,20 @@ def _plain(value: object) -> str:
 
 
 def problem_fields(task: View) -> dict[str, str]:
-    """The problem as every role sees it: what to write, and the visible tests."""
+    """Return the fields of the problem for the prompts of all roles: its text and the visible tests."""
     return {
         "problem": task.problem, "fn_name": task.get("fn_name") or "", "tests": tests_text(task.visible_tests),
     }  # fmt: skip
 
 
 def checked_text(checked: Checked) -> str:
-    """Text about the visible tests: how many passed, and the first failure."""
+    """Describe the results on the visible tests: how many passed, and the first failure."""
     line = f"{checked['passed']} of {checked['total']} tests pass"
     return f"{line}\n{middle_cut(checked['first_failure'], 600)}" if checked.get("first_failure") else line
 
 
 def history_text(turns: Sequence[Mapping[str, str]]) -> str:
-    """Programs, what their tests said, and the advice that was given, from the first turn on."""
+    """Return the programs of all turns as text, with their test results and the advice."""
     parts = []
     for turn in turns:
         parts.append(f"Program:\n{turn['program']}\nResult: {turn['result']}")
@@ -88,7 +88,7 @@ def history_text(turns: Sequence[Mapping[str, str]]) -> str:
 
 
 def turns_text(turns: Sequence[Mapping[str, str]]) -> str:
-    """The whole of every turn, its plan included, under a heading each."""
+    """Return all turns as text, with plans, each under a heading."""
     parts = []
     for number, turn in enumerate(turns, 1):
         advice = f"\nAdvice: {turn['advice']}" if "advice" in turn else ""
@@ -107,7 +107,7 @@ ROLES = (
 
 
 class Code(Workflow):
-    """Plan, code, verify, reflect."""
+    """Team of planner, coder and reflector, which writes and improves a program."""
 
     roles = ROLES
     tools = ("verify",)
@@ -146,7 +146,7 @@ class Code(Workflow):
 
 
 def expert(call: Call) -> str:
-    """The task's own solution, at once."""
+    """Reply with the task's own solution in the first turn."""
     reference = call.task.reference
     if call.role == "planner":
         return f"<pseudocode>{(reference.get('steps') or ('write the program',))[0]}</pseudocode>"

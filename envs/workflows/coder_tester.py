@@ -2,8 +2,8 @@
 
     coder_t | tester_t side by side -> verify (tool): the program on the tester's tests -> done if all pass
 
-The tester is rewarded for tests that a right program passes; the coder for hidden tests. Both see, in the
-next turn, how the last program did on the last tests.
+The tester is rewarded for tests that a right program passes, the coder for hidden tests that its program passes. In the next
+turn, both see the results of the last program on the last tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..core.workflow import Episode, Outcome, Workflow
 from .code import checked_text, one_tag, problem_fields, tests_text
 from .parts import PROMPTS
 
-MOST = 4  # tests of the tester's that are run
+MOST = 4  # tests of a tester's reply that are run
 SEES = ("problem", "fn_name", "tests", "program", "written", "result")
 
 
@@ -37,7 +37,7 @@ def _is_test(test: object) -> bool:
 
 
 class CoderTester(Workflow):
-    """Team of a coder and a tester: at most `max_turns` programs, each judged by tests of the tester's own."""
+    """Team of a coder and a tester, for at most `max_turns` turns. Each program runs on the tester's tests of its turn."""
 
     schema = CODE
     tools = ("verify",)
@@ -73,7 +73,7 @@ class CoderTester(Workflow):
 
 
 def expert(call: Call) -> str:
-    """The task's own solution, and its own hidden tests as the tester's."""
+    """Reply with the task's own solution as the coder, and with its hidden tests as the tester."""
     reference = call.task.reference
     if call.role == "coder":
         return f"<code>\n{reference['solution']}\n</code>"

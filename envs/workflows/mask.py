@@ -2,9 +2,9 @@
 
     plan -> answer_0 -> for t = 1 … T: search_t -> retrieve -> summary_t -> update_t -> answer_t
 
-The team keeps a *trajectory* of steps t1, t2, …: sub-questions with what is known of them. The planner
-lays it out, each turn finds one more piece, the updater files it (into a step, or as a new one), and the
-answerer answers from the whole. The searcher ends the episode with `<end>` when nothing is missing.
+The team has a *trajectory* of steps t1, t2, …: sub-questions with their answers so far. The planner writes the first
+trajectory. Each turn finds one piece of evidence, the updater puts it into a step or adds a step, and the answerer answers
+from the whole trajectory. The searcher ends the episode with `<end>` if nothing is missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOTHING = "No useful information"
 
 
 class Step(NamedTuple):
-    """One step of the trajectory: what was asked, and what is known about it."""
+    """Step of the trajectory: a sub-question, and its answer so far."""
 
     question: str
     answer: str
@@ -45,7 +45,7 @@ _STEP = re.compile(r"^t\d+: (.*) \| (.*)$", re.MULTILINE)
 def read_plan(text: str) -> FrozenDict:
     """Read a plan: <q1>…</q1><a1>…</a1> up to five times, then <final_answer>…</final_answer>"""
     plain = _PLAIN_PLAN.fullmatch(text)
-    if plain is not None:  # nearly always; the code below decides the other cases
+    if plain is not None:  # the usual case; the code below handles the others
         *parts, last = [part.strip() for part in plain.groups() if part is not None]
         pairs = {parts[n]: Step(parts[n], parts[n + 1] or UNKNOWN) for n in range(0, len(parts), 2)}
         if last and "" not in pairs and 2 * len(pairs) == len(parts):
@@ -117,14 +117,14 @@ def read_filing(text: str) -> FrozenDict:
 
 
 class Filing(TypedDict):
-    """Place of a new step: in place of step K (`update`), or at the end (`add`)."""
+    """Place of a new step: it replaces step K (`update`), or is added at the end (`add`)."""
 
     kind: str
     step: int
 
 
 def filed(steps: Sequence[Step], filing: Filing, new: Step) -> list[Step]:
-    """The trajectory with the new step in place of step K, or at the end (an unknown K appends)."""
+    """Return the trajectory with the new step in place of step K, or at its end. An unknown K means the end."""
     kept, place = list(steps), filing["step"]
     if filing["kind"] == "update" and 1 <= place <= len(kept):
         kept[place - 1] = new
@@ -137,7 +137,7 @@ def filed(steps: Sequence[Step], filing: Filing, new: Step) -> list[Step]:
 
 
 def told(steps: Sequence[Step]) -> str:
-    """The trajectory as the roles read it."""
+    """Return the trajectory as text for the roles."""
     lines: list[str] = []
     for asked, known in steps:
         lines.append(f"t{len(lines) + 1}: {asked} | {known}")
@@ -145,12 +145,12 @@ def told(steps: Sequence[Step]) -> str:
 
 
 def steps_in(text: str) -> list[Step]:
-    """The trajectory back from a text that tells it."""
+    """Return the trajectory that a text of `told` contains."""
     return [Step(question, answer) for question, answer in _STEP.findall(text)]
 
 
 def filing(question: str, known: str, steps: Sequence[Step], new: Step, prediction: str) -> dict[str, str]:
-    """Fields of the updater's prompt: all that is known, the new piece, and its number as a step of its own."""
+    """Return the fields of the updater's prompt: the trajectory, the new step, and the number it would have at the end."""
     return {
         "question": question, "steps": known, "query": new.question, "evidence": new.answer,
         "next": str(len(steps) + 1), "prediction": prediction,
@@ -219,20 +219,20 @@ class Mask(Workflow):
 
 
 def hops_of(call: Call) -> Sequence[Mapping[str, str]]:
-    """Questions that must be answered, in order; a question without hops is the only one."""
+    """Return the simple questions that lead to the answer, in order. For a question without hops, return the question."""
     reference = call.task.reference
     whole = {"question": call.task.view["question"], "answer": reference["answers"][0]}
     return reference.get("hops") or (whole,)
 
 
 def hops_left(call: Call) -> list[Mapping[str, str]]:
-    """The hops that no step told to this role knows."""
+    """Return the hops without an answer in the steps of the prompt."""
     known = [s.question for s in steps_in(call.fields["steps"]) if s.answer not in (UNKNOWN, NOTHING)]
     return [hop for hop in hops_of(call) if not any(k.startswith(hop["question"]) for k in known)]
 
 
 def expert(call: Call) -> str:
-    """Plans the task's hops, searches them in order, files each answer, ends when the last is known."""
+    """Reply as the best team would: plan the task's hops, search them in order, file each answer, end after the last."""
     seen, hops = call.fields, hops_of(call)
     if call.role == "planner":
         pairs = "".join(f"<q{i}>{h['question']}</q{i}><a{i}>{UNKNOWN}</a{i}>" for i, h in enumerate(hops, 1))
@@ -252,6 +252,8 @@ def expert(call: Call) -> str:
         return f"<final_answer>{UNKNOWN if left else call.task.reference['answers'][0]}</final_answer>"
     if not left:
         return "<end>"
-    failed = Step(left[0]["question"], NOTHING) in steps  # then say the title once more: it counts twice
+    failed = (
+        Step(left[0]["question"], NOTHING) in steps
+    )  # then add the title to the query, where it counts twice
     again = f" {left[0]['title']}" if failed and "title" in left[0] else ""
     return f"<search>{left[0]['question']}{again}</search>"

@@ -2,9 +2,9 @@
 
     router -> planner | searcher | retrieve | summarizer | updater | answerer | stop -> router -> …
 
-The roles and what they see are those of `mask.py`; what they made lies on a *desk*: steps, a query, its passages,
-the evidence in them, an answer. A move is open when what it needs lies there. Filing evidence clears query,
-passages and evidence. A malformed move moves nobody and costs a turn. Stopping hands in the latest answer.
+The roles and their prompts are those of `mask.py`. Their results are on a *desk*: steps, a query, its passages, the evidence
+in them, an answer. A move is possible if its inputs are on the desk. When evidence is filed, query, passages and evidence
+are cleared. A malformed move does nothing and costs a turn. The move `stop` returns the latest answer.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Desk:
     evidence: str = ""
     answer: str = ""
     complete: bool = False
-    """The searcher said that nothing is missing."""
+    """Flag: the searcher replied that nothing is missing."""
     last: str = "none"
     """Role that acted last."""
 
     def open(self) -> tuple[str, ...]:
-        """The moves whose material is there."""
+        """Return the possible moves: those whose inputs are on the desk."""
         return tuple(move for move in MOVES if move not in NEEDS or getattr(self, NEEDS[move]))
 
     def shown(self) -> dict[str, str]:
-        """The desk as the router sees it."""
+        """Return the desk as fields of the router's prompt."""
         return {
             "question": self.question, "steps": told(self.steps), "passages": str(len(self.passages)),
             "query": "nothing is missing" if self.complete else self.query or "none",
@@ -60,7 +60,7 @@ class Desk:
 
 
 class MaskRouter(Workflow):
-    """M-ASK by a router's moves, at most `max_moves`, with `top_k` passages a search."""
+    """M-ASK in which a router makes at most `max_moves` moves. A search returns `top_k` passages."""
 
     roles = (ROUTER, *ROLES)
     tools = ("retrieve",)
@@ -88,7 +88,7 @@ class MaskRouter(Workflow):
         return Outcome(answer=desk.answer or UNKNOWN, moves=moves, stopped=False)
 
     async def move(self, ep: Episode, desk: Desk, who: str, turn: int) -> None:
-        """One call of a role or of the tool; the desk changes accordingly."""
+        """Call a role or the tool, and put the result on the desk."""
         known, desk.last = {"question": desk.question, "steps": told(desk.steps)}, who
         if who == "planner":
             plan = (await ep.act(who, {"question": desk.question}, turn=turn)).value
@@ -115,7 +115,7 @@ class MaskRouter(Workflow):
 
 
 def expert(call: Call) -> str:
-    """Moves no more than needed: search what is left hop by hop, then answer, then stop."""
+    """Reply with the shortest way: search the open hops one by one, then answer, then stop."""
     if call.role != "router":
         return mask.expert(call)
     for move in ("updater", "summarizer", "retrieve"):

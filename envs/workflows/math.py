@@ -1,7 +1,7 @@
-"""Math by four roles in a strict line: solver -> verifier -> refiner -> finalizer.
+"""Math by four roles in a fixed order: solver -> verifier -> refiner -> finalizer.
 
-One act each, no early exit; each role reads its predecessors' raw words. Only the finalizer's
-`<final_answer>` is graded.
+Each role acts once, and no episode ends early. Each role sees the unchanged replies of the roles before it. Only the
+finalizer's `<final_answer>` is graded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROLES = (
 
 
 class Math(Workflow):
-    """The four roles, one after the other."""
+    """Team of four roles, which act one after the other."""
 
     roles = ROLES
     schema = MATH
@@ -47,7 +47,7 @@ class Math(Workflow):
 
 
 def expert(call: Call) -> str:
-    """The task's own solution, confirmed by each role."""
+    """Reply with the task's own solution, which every role confirms."""
     reference = call.task.reference
     answer, steps = reference["answer"], reference.get("solution") or f"The answer is {reference['answer']}."
     return {

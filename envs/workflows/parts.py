@@ -1,4 +1,4 @@
-"""Parts that several teams share: how passages are told, how an answer is read, what a malformed line is worth."""
+"""Parts that several teams share: passages as text, the reader of an answer, the value of a malformed reply."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ...agents.text.reply_readers import first_tagged, tag_reader
 
 UNKNOWN = "unknown"
 PROMPTS = Path(__file__).with_name("prompts")
-"""Folder of the words of all roles, a file for each family."""
+"""Folder of the prompts of all roles, with a file for each family."""
 _TAG = re.compile(r"</?\w+\s*/?>")
 _answer = tag_reader("final_answer")
 
 
 def first_line(text: str, most: int = 200) -> str:
-    """Value of a malformed reply: its first line, without tags."""
+    """Return the value of a malformed reply: its first line, without tags."""
     lines = _TAG.sub(" ", text[:4000]).strip().splitlines()
     return " ".join(lines[0].split())[:most] if lines else ""
 
@@ -36,7 +36,7 @@ ANSWER = Custom(read_answer, ends=("</final_answer>",))
 
 
 def passages_text(docs: Sequence[Mapping[str, str]]) -> str:
-    """Passages, one a line."""
+    """Return passages as text, each in one line."""
     lines = []
     for doc in docs:
         lines.append(f"{doc['title']}: {doc['text']}")

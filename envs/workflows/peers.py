@@ -1,11 +1,11 @@
-"""The peers' math and search teams, with their faults mended.
+"""Math and search teams of Dr. MAS and MARTI, without the faults of their code.
 
-    solver-verifier   Dr. MAS: solve, have it checked, solve again if rejected
+    solver-verifier   Dr. MAS: a solver solves, a verifier checks; a rejected solution is solved again
     search-router     Dr. MAS: a verifier routes to the searcher or to the answerer
     debate            MARTI: several debaters, several rounds, majority vote
-    chain             MARTI: generate, verify, refine; majority vote of what was boxed
+    chain             MARTI: generate, verify, refine; majority vote of the boxed answers
 
-A malformed verdict is never an approval: it counts as "reject" (or "no, not enough is known").
+A malformed verdict is never an approval: it counts as "reject", or as "no" to the question whether enough is known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .parts import ANSWER, PROMPTS, UNKNOWN, first_line, passages_text
 
 
 class SolverVerifier(Workflow):
-    """Team of a solver and a verifier: at most `max_loops` solutions; between two of them the verifier approves or rejects."""
+    """Team of a solver and a verifier, with at most `max_loops` solutions. The verifier approves or rejects each but the last."""
 
     schema = MATH
     prompts = PROMPTS / "solver_verifier.yaml"
@@ -61,7 +61,7 @@ class SolverVerifier(Workflow):
 
 
 class SearchRouter(Workflow):
-    """The verifier says whether enough is known: no -> search, yes -> answer; the last step always answers."""
+    """Team in which a verifier decides whether enough is known: no -> search, yes -> answer. The last step always answers."""
 
     tools = ("retrieve",)
     prompts = PROMPTS / "search_router.yaml"
@@ -101,7 +101,7 @@ class SearchRouter(Workflow):
 
 
 class Debate(Workflow):
-    """Debaters answer side by side, round by round; each sees up to `others` answers of its peers, shuffled."""
+    """Team of debaters that answer at the same time, in rounds. Each sees up to `others` answers of its peers, shuffled."""
 
     schema = MATH
     prompts = PROMPTS / "debate.yaml"
@@ -129,7 +129,7 @@ class Debate(Workflow):
         return Outcome(answer=majority(boxed))
 
     def heard(self, ep: Episode, solutions: Sequence[str], me: int) -> dict[str, str]:
-        """One's own solution and the peers', after the first round."""
+        """Return the fields of a prompt after the first round: the debater's own solution and those of its peers."""
         if not solutions:
             return {"own": "", "others": ""}
         peers = [text for i, text in enumerate(solutions) if i != me]
@@ -138,7 +138,7 @@ class Debate(Workflow):
 
 
 class Chain(Workflow):
-    """Generator, verifier, refiner; each boxes its answer, and the majority of the three counts."""
+    """Team of generator, verifier and refiner. Each boxes an answer, and the majority of the three counts."""
 
     schema = MATH
     prompts = PROMPTS / "chain.yaml"
@@ -159,13 +159,13 @@ class Chain(Workflow):
 
 
 def majority(answers: Sequence[str | None]) -> str:
-    """The answer that was given most often, the earliest of equals; empty where nobody gave one."""
+    """Return the most frequent answer, and of equally frequent ones the first; "" if there is none."""
     plain = [" ".join(a.split()) for a in answers if a]
     return Counter(plain).most_common(1)[0][0] if plain else ""
 
 
 def expert(call: Call) -> str:
-    """Right in every seat: solves from the reference, approves what is right, searches the task's hops."""
+    """Reply rightly in every role: solve from the reference, approve right solutions, search the task's hops."""
     task, seen = call.task, call.fields
     if "answer" in task.reference:
         answer = task.reference["answer"]

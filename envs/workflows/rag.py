@@ -1,11 +1,11 @@
-"""Retrieval-augmented question answering, in the four published shapes.
+"""Retrieval-augmented question answering, in the four published forms.
 
     rag            decompose -> retrieve -> answer
     rag-evidence   decompose -> retrieve -> up to three evidence agents side by side -> answer
     rag-summary    decompose -> retrieve -> one summary of all -> answer
     rag-rewrite    rewrite -> retrieve -> select -> answer
 
-A malformed decomposition searches nothing: the answerer then answers from the question alone.
+After a malformed decomposition there is no search, and the answerer answers from the question alone.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Docs = Sequence[Mapping[str, str]]
 
 
 def numbered(queries: Sequence[str], texts: Sequence[str]) -> str:
-    """Sub-questions with what was found for each."""
+    """Return numbered sub-questions, each with its text."""
     return (
         "\n".join(f"{i}. {q}\n{t}" for i, (q, t) in enumerate(zip(queries, texts, strict=True), 1)) or "none"
     )
 
 
 def decomposer(most: int) -> Role:
-    """Splits the question into at most `most` sub-questions."""
+    """Return the role that splits a question into at most `most` sub-questions."""
     return Role(
         "decomposer", reply=Json("sub_queries", most=most, otherwise=(), texts=True), sees=("question",)
     )
@@ -39,7 +39,7 @@ ANSWERER = Role("answerer", reply=ANSWER, sees=("question", "found"))
 
 
 class Rag(Workflow):
-    """Decompose, retrieve for each sub-question, answer."""
+    """Team that decomposes the question, retrieves for each sub-question, and answers."""
 
     tools = ("retrieve",)
     prompts = PROMPTS / "rag.yaml"
@@ -51,7 +51,7 @@ class Rag(Workflow):
         self.roles = (decomposer(max_queries), *self.middle(), ANSWERER)
 
     def middle(self) -> tuple[Role, ...]:
-        """The roles between decomposer and answerer."""
+        """Return the roles between decomposer and answerer."""
         return ()
 
     def terms(self) -> Mapping[str, object]:
@@ -65,18 +65,18 @@ class Rag(Workflow):
         return await self.answer(ep, numbered(queries, [passages_text(docs) for docs in passages]))
 
     async def ask_queries(self, ep: Episode) -> tuple[str, ...]:
-        """The sub-questions; none where the reply is not legal."""
+        """Ask for the sub-questions. A malformed reply gives none."""
         queries: tuple[str, ...] = (await ep.act("decomposer", {"question": ep.task.question})).value
         return queries
 
     async def answer(self, ep: Episode, passages: str) -> Outcome:
-        """The last act of all four."""
+        """Ask for the final answer: the last act of all four teams."""
         reply = await ep.act("answerer", {"question": ep.task.question, "found": passages})
         return Outcome(answer=reply.value)
 
 
 class RagEvidence(Rag):
-    """Each sub-question's passages are read by an evidence agent of its own, side by side."""
+    """Team in which each sub-question has its own evidence agent. These agents act at the same time."""
 
     def middle(self) -> tuple[Role, ...]:
         """Return the roles between decomposer and answerer."""
@@ -93,7 +93,7 @@ class RagEvidence(Rag):
         return await self.answer(ep, numbered(queries, evidence))
 
     async def read(self, ep: Episode, agent: str, query: str) -> str:
-        """One branch: retrieve, then extract."""
+        """Retrieve passages for one sub-question, and extract the evidence."""
         docs = await ep.use("retrieve", query=query, k=self.top_k)
         seen = {"passages": passages_text(docs), "question": ep.task.question, "query": query}
         evidence: str = (await ep.act(agent, seen)).value
@@ -101,7 +101,7 @@ class RagEvidence(Rag):
 
 
 class RagSummary(Rag):
-    """One summarizer answers all sub-questions at once."""
+    """Team in which one summarizer answers all sub-questions in one reply."""
 
     def __init__(self, max_queries: int = 5, top_k: int = 5) -> None:
         super().__init__(max_queries, top_k)
@@ -125,7 +125,7 @@ class RagSummary(Rag):
 
 
 class RagRewrite(Workflow):
-    """Rewrite the question into one query, retrieve, select what matters, answer."""
+    """Team that rewrites the question as one query, retrieves, selects the useful passages, and answers."""
 
     tools = ("retrieve",)
     prompts = PROMPTS / "rag.yaml"
@@ -157,7 +157,7 @@ class RagRewrite(Workflow):
 
 
 def expert(call: Call) -> str:
-    """Splits into the task's hops, finds each answer in the passages, answers the gold."""
+    """Reply rightly: split the question into the task's hops, extract each answer from the passages, give the right answer."""
     task = call.task
     question, gold = task.view["question"], task.reference["answers"][0]
     hops = task.reference.get("hops") or ({"question": question, "answer": gold, "title": ""},)

@@ -1,8 +1,9 @@
-"""Tool QA: one agent that searches by itself, and answers when it knows enough (as in Search-R1).
+"""Tool QA: one agent that calls the search tool itself, and answers when it knows enough (as in Search-R1).
 
-    researcher -> calls of `retrieve`, several side by side if it likes -> results -> … -> final answer
+    researcher -> one or several calls of `retrieve` -> results -> … -> final answer
 
-The whole is one growing conversation of one agent: `tool_loop` plays it, and training continues the very tokens.
+The episode is one growing conversation of one agent, which `tool_loop` plays. Each prompt begins with the exact tokens of the
+previous one, in the engine and in training.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .parts import ANSWER, PROMPTS, passages_text
 
 
 class ToolQa(Workflow):
-    """A researcher with at most `max_calls` searches of `top_k` passages each."""
+    """Team of one researcher, with at most `max_calls` searches of `top_k` passages each."""
 
     roles = (
         Role(
@@ -49,7 +50,7 @@ class ToolQa(Workflow):
 
 
 def expert(call: Call) -> str:
-    """Searches each hop as soon as it can be asked, and answers when every hop's answer was seen (or calls end)."""
+    """Reply rightly: search each hop as soon as possible, and answer when all hops are found or no call is left."""
     reference = call.task.reference
     gold = reference["answers"][0]
     hops = reference.get("hops") or ({"question": call.task.view["question"], "answer": gold},)

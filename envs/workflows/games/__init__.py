@@ -1,4 +1,4 @@
-"""Planning games: each a file of pure rules; `teams` plays them all."""
+"""Planning games: one file of pure rules for each, and teams that play all of them."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ Stacks = frozenset[tuple[str, ...]]  # each from bottom to top
 
 
 class BlocksState(NamedTuple):
-    """The stacks there are, and those that are wanted."""
+    """Current stacks, and the stacks of the goal."""
 
     now: Stacks
     goal: Stacks
 
 
 def draw(rng: random.Random, mine: Callable[[str], bool], blocks: int) -> BlocksState | None:
-    """Two random arrangements. Any can be reached from any other: by way of the table."""
+    """Draw two random arrangements. Each can be reached from any other, with all blocks on the table in between."""
     names = string.ascii_lowercase[:blocks]
     state = BlocksState(_arranged(rng, names), _arranged(rng, names))
     return state if mine(text(state)) else None
@@ -40,7 +40,7 @@ def _arranged(rng: random.Random, names: str) -> Stacks:
 
 
 def parse(text: str) -> BlocksState:
-    """Two lines, `Stacks:` and `Goal:`; a stack from bottom to top, stacks parted by |."""
+    """Read a board from two lines, `Stacks:` and `Goal:`. Stacks are separated by |, and written from bottom to top."""
     parts = (line.partition(":") for line in text.strip().splitlines())
     lines = {name: rest for name, _, rest in parts}
     if set(lines) != {"Stacks", "Goal"}:
@@ -77,7 +77,10 @@ def moves(state: BlocksState) -> tuple[str, ...]:
 
 
 def play(state: BlocksState, move: str) -> BlocksState | None:
-    """Only a free block can be moved, onto another free block or the table; to stay where it is, is no move."""
+    """Return the board after a move, or None if it is refused.
+
+    Only a free block can be moved, to another free block or to the table, and not to its own place.
+    """
     block, to = move.split(" on ")
     source = next((stack for stack in state.now if stack[-1] == block), None)
     target = next((stack for stack in state.now if stack[-1] == to), ())
@@ -94,7 +97,7 @@ def solved(state: BlocksState) -> bool:
 
 
 def left(state: BlocksState) -> int:
-    """Blocks that stand on something they should not (or on one that does): each must move at least once."""
+    """Return the number of blocks that stand on a wrong block, or on such a block. Each must move at least once."""
     wrong = 0
     for stack in state.now:
         wanted = next((goal for goal in state.goal if goal[0] == stack[0]), ())
@@ -111,7 +114,7 @@ def solve(state: BlocksState) -> Solution | None:
 
 
 def _steps(state: BlocksState) -> list[tuple[str, BlocksState]]:
-    """Every legal move and what comes of it; `play` says the same of one."""
+    """Return every legal move with the board after it, as `play` gives it."""
     steps = []
     for source in sorted(state.now):
         block, rest = source[-1], state.now - {source} | ({source[:-1]} if len(source) > 1 else set())
@@ -125,12 +128,12 @@ def _steps(state: BlocksState) -> list[tuple[str, BlocksState]]:
 
 
 def limit(state: BlocksState) -> int:
-    """Twice what is always enough: everything to the table, then everything up."""
+    """Return the steps that an episode may take: twice the number that is always enough (all to the table, then all up)."""
     return 4 * sum(map(len, state.now))
 
 
 def picture(state: BlocksState) -> Picture:
-    """The stacks as they are on the left, as they are wanted on the right."""
+    """Paint the current stacks on the left, and those of the goal on the right."""
     size = sum(map(len, state.now))
     marks, colours = {}, {}
     for offset, stacks in ((0, state.now), (size + 1, state.goal)):

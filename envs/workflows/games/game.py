@@ -1,7 +1,7 @@
 """Interface of a game: rules as pure functions of a state, a generator, an optimal solver, words and a picture.
 
-A state is a hashable tuple and goes to text and back (`text`, `parse`), so what a prompt shows, what a trace
-holds and what the rules work on is one thing. A move is a few words: `up`, `2 3 4`, `a on b`.
+A state is a hashable tuple, which `text` writes and `parse` reads. So prompts, traces and rules use the same state. A move is
+a few words: `up`, `2 3 4`, `a on b`.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ Level = Mapping[str, float]
 """Settings of a difficulty, by name."""
 GAME_TASK = Schema("game", ("id", "game", "start"), ("solution",))
 SIZES = {"train": 512, "validation": 128, "test": 128}
-PATIENCE = 4000  # draws that bring nothing new before a level counts as exhausted
+PATIENCE = 4000  # draws without a new start, after which a level counts as exhausted
 
 
 @dataclass(frozen=True)
 class Game(Generic[S]):
-    """A game, put together from the functions of its module."""
+    """Game, made from the functions of its module."""
 
     name: str
     rules: str
     """Text for a role about board, moves and goal."""
     move: str
-    """A regular expression that fits one move."""
+    """Regular expression of one move."""
     levels: Mapping[str, Level]
     """Settings of `draw`, by difficulty; `normal` is the default."""
     draw: Callable[..., S | None]
-    """`(rng, mine, **level)`: a start, solvable or not, or None where this attempt came to nothing. `mine(content)`
-    says whether a content belongs to the split that is wanted; ask it before anything costly."""
+    """Function of `(rng, mine, **level)` that returns a start, solvable or not, or None after a failed attempt.
+    `mine(content)` tells whether a content belongs to the split; call it before any costly step."""
     parse: Callable[[str], S]
     text: Callable[[S], str]
     facts: Callable[[S], str]
-    """Facts that a reader of the board would work out first, in a line."""
+    """Function that describes, in a line, the first facts that a reader of the board would work out."""
     moves: Callable[[S], tuple[str, ...]]
-    """Every move there is on this board, legal now or not."""
+    """Function that returns every move of this board, legal now or not."""
     play: Callable[[S, str], S | None]
-    """The next state, or None where the move is refused."""
+    """Function that returns the next state, or None if the move is refused."""
     solved: Callable[[S], bool]
     left: Callable[[S], float]
-    """A cheap guess of how much is left to do, 0 when solved: the shaping's potential is its negative."""
+    """Function that estimates the work left, 0 for a solved board. Its negative is the potential of reward shaping."""
     solve: Callable[[S], Solution | None]
-    """A shortest solution, or None where there is none."""
+    """Function that returns a shortest solution, or None if there is none."""
     samples: tuple[str, str]
-    """Two moves, as a role writes them in the format that it is shown."""
+    """Two moves as examples, for the format that a role is shown."""
     limit: Callable[[S], int]
-    """Steps that an episode from this start may take."""
+    """Function that returns the steps that an episode from this start may take."""
     picture: Callable[[S], Picture]
 
     def read_plan(self, text: str) -> Solution | None:
-        """The moves in a text that holds nothing else, parted by commas, lines or spaces; None if it does."""
+        """Return the moves in a text, separated by commas, lines or spaces; None if the text holds anything else."""
         if len(text) > 4_000:
             return None
         words = " ".join(re.sub(r"[\[\]'\"]", " ", text.casefold()).replace(",", " ").split())
@@ -73,19 +73,19 @@ class Game(Generic[S]):
         return tuple(re.findall(rf"(?:{self.move})(?= |$)", words))
 
     def state(self, text: str) -> S:
-        """`parse`, remembered."""
+        """Return the result of `parse`, from a cache."""
         state: S = _state(self, text)
         return state
 
     def best(self, state: S) -> Solution | None:
-        """`solve`, remembered."""
+        """Return the result of `solve`, from a cache."""
         return _best(self, state)
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     def level(self, difficulty: str | Level) -> dict[str, float]:
-        """The settings of a difficulty: a level's name, or settings that replace those of `normal`."""
+        """Return the settings of a difficulty: the name of a level, or settings that replace those of `normal`."""
         if isinstance(difficulty, str):
             if difficulty not in self.levels:
                 raise ValueError(
@@ -104,7 +104,7 @@ AnyGame: TypeAlias = "Game[Any]"
 
 
 class GameRow(TypedDict):
-    """A task: a start, and a shortest solution for it."""
+    """Task: a start, and a shortest solution for it."""
 
     id: str
     game: str
@@ -126,7 +126,7 @@ def _best(game: AnyGame, state: Hashable) -> Solution | None:
 
 
 def data_set(game: AnyGame, split: str, size: int | None, level: Level, seed: int) -> DataSet:
-    """`size` different tasks of a split; without a size the usual number, or as many as the level has."""
+    """Return `size` different tasks of a split. The default is the usual number, or all that the level has."""
     if split not in SIZES:
         raise TaskError(f"{game.name} has no split {split!r}; its splits are {', '.join(SIZES)}")
     if size is not None and size < 1:
@@ -151,9 +151,9 @@ def _data_set(
 
 
 def tasks(game: AnyGame, split: str, level: Level, seed: int = 0) -> Iterator[GameRow]:
-    """Different solvable starts of a split, with a shortest solution each, until nothing new comes up.
+    """Yield different solvable starts of a split, each with a shortest solution, until there are no new ones.
 
-    A start belongs to the split that the hash of its content says, whatever the seed and the size.
+    The hash of a start's content decides its split, for every seed and size.
     """
     rng = random.Random(f"{game.name}/{split}/{seed}")
     seen: set[Hashable] = set()
@@ -182,7 +182,7 @@ def tasks(game: AnyGame, split: str, level: Level, seed: int = 0) -> Iterator[Ga
 
 
 def split_of(key: str) -> str:
-    """One start in eight is for validation, one for test."""
+    """Return the split of a start. One start in eight belongs to validation, one to test."""
     return {0: "validation", 1: "test"}.get(hashlib.sha256(key.encode()).digest()[0] % 8, "train")
 
 
@@ -195,7 +195,7 @@ def search(
     solved: Callable[[S], bool],
     left: Callable[[S], float],
 ) -> Solution | None:
-    """A* with a `left` that never says too much, so what it finds first is shortest."""
+    """Search with A*. `left` never overestimates, so the first solution is a shortest one."""
     ticket = count()
     heap = [(left(start), next(ticket), 0, start)]
     came: dict[S, tuple[S, str]] = {}

@@ -1,4 +1,4 @@
-"""Parts that the two games on a map share: four directions, cells as (row, column), and rows of single signs."""
+"""Parts of the two games on a map: four directions, cells as (row, column), and rows of signs."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ MOVE = "up|down|left|right"
 
 
 def beside(cell: Cell, direction: str) -> Cell:
-    """The next cell in a direction."""
+    """Return the next cell in a direction."""
     row, column = DIRECTIONS[direction]
     return cell[0] + row, cell[1] + column
 
 
 def distance(a: Cell, b: Cell) -> int:
-    """Steps between two cells of an empty map."""
+    """Return the number of steps between two cells of an empty map."""
     return abs(a[0] - b[0]) + abs(a[1] - b[1])
 
 
 def told(cell: Cell) -> str:
-    """A cell for a reader, who counts from 1."""
+    """Return a cell as text, with row and column counted from 1."""
     return f"row {cell[0] + 1} column {cell[1] + 1}"
 
 
 def drawn(height: int, width: int, sign: Callable[[Cell], str]) -> str:
-    """A map as text: one sign a cell, parted by blanks."""
+    """Return a map as text, with one sign for each cell, separated by blanks."""
     return "\n".join(" ".join(sign((r, c)) for c in range(width)) for r in range(height))
 
 
 def signs(text: str, known: str) -> dict[Cell, str]:
-    """The inverse of `drawn`; the map must be a rectangle of known signs."""
+    """Read a map that `drawn` wrote. It must be a rectangle of known signs."""
     rows = [line.split() for line in text.strip().splitlines()]
     if not rows or any(len(row) != len(rows[0]) for row in rows):
         raise ValueError(f"this is no map of equally long rows: {text!r:.120}")
@@ -43,7 +43,7 @@ def signs(text: str, known: str) -> dict[Cell, str]:
 
 
 def only(cells: Iterable[Cell], what: str) -> Cell:
-    """The one cell there must be of something."""
+    """Return the only cell of a kind. None or several are an error."""
     places = list(cells)
     if len(places) != 1:
         raise ValueError(f"the map needs exactly one {what}; it has {len(places)}")

@@ -1,4 +1,4 @@
-"""Boards as pictures: coloured cells with a disc, a box or a sign in them. Needs numpy only."""
+"""Boards as pictures: coloured cells with a disc, a box or a sign in them, painted with numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLOURS = {
     "block": (214, 170, 110), "done": (96, 168, 96), "player": (44, 98, 184), "bad": (200, 52, 48),
     "ink": (30, 32, 38), "line": (206, 202, 192),
 }  # fmt: skip
-GLYPHS = {  # 3 wide, 5 high, a digit a row
+GLYPHS = {  # 3 wide, 5 high; each digit holds the pixels of one row
     "0": "75557", "1": "26227", "2": "71747", "3": "71717", "4": "55711", "5": "74717", "6": "74757",
     "7": "71222", "8": "75757", "9": "75717", "a": "07357", "b": "44757", "c": "07447", "d": "11757",
     "e": "07547", "f": "34644", "g": "75717", "h": "44755", "i": "20222", "j": "10117", "k": "45655",
@@ -34,7 +34,7 @@ def paint(
     colours: Mapping[tuple[int, int], str],
     marks: Mapping[tuple[int, int], tuple[str, str]],
 ) -> Picture:
-    """Cells by colour, and on them marks: ("disc" | "box" | a digit or letter, colour)."""
+    """Paint cells in their colours, and marks on them: ("disc" | "box" | a digit or letter, colour)."""
     board = np.empty((height * CELL, width * CELL, 3), np.uint8)
     board[:] = COLOURS["paper"]
     for (row, column), colour in colours.items():
@@ -51,7 +51,7 @@ def _cell(board: Picture, row: int, column: int) -> Picture:
 
 
 def _mask(sign: str) -> npt.NDArray[np.bool_]:
-    """The pixels of a cell that a sign covers."""
+    """Return the pixels of a cell that a sign covers."""
     across, down = np.meshgrid(np.arange(CELL) - CELL / 2 + 0.5, np.arange(CELL) - CELL / 2 + 0.5)
     if sign == "disc":
         disc: npt.NDArray[np.bool_] = across**2 + down**2 < (0.36 * CELL) ** 2

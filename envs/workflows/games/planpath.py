@@ -1,7 +1,7 @@
 """Plan-path: walk from P to G on a grid with walls, in as few steps as possible.
 
-Peer: PettingLLMs' plan-path (10×10, obstacle rate 0.22). There, later prompts show the first position; here
-every prompt shows where the walker is.
+The game follows PettingLLMs' plan-path (10×10, obstacle rate 0.22). There, later prompts show the first position. Here every
+prompt shows the walker's current position.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PathState(NamedTuple):
 
 
 def draw(rng: random.Random, mine: Callable[[str], bool], side: int, walls: float) -> PathState | None:
-    """Random walls, and two free cells that are not neighbours."""
+    """Draw random walls, and two free cells that are not neighbours."""
     cells = [(r, c) for r in range(side) for c in range(side)]
     blocked = frozenset(cell for cell in cells if rng.random() < walls)
     free = [cell for cell in cells if cell not in blocked]
@@ -40,7 +40,7 @@ def draw(rng: random.Random, mine: Callable[[str], bool], side: int, walls: floa
 
 
 def parse(text: str) -> PathState:
-    """`X` is the walker on the goal."""
+    """Read a board. `X` is the walker on the goal."""
     cells = signs(text, ".#PGX")
     height, width = (max(axis) + 1 for axis in zip(*cells, strict=True))
     return PathState(
@@ -75,7 +75,7 @@ def moves(state: PathState) -> tuple[str, ...]:
 
 
 def play(state: PathState, move: str) -> PathState | None:
-    """Return the board after a move, or None where it is refused."""
+    """Return the board after a move, or None if it is refused."""
     to = beside(state.at, move)
     inside = 0 <= to[0] < state.height and 0 <= to[1] < state.width
     return state._replace(at=to) if inside and to not in state.walls else None
@@ -87,12 +87,12 @@ def solved(state: PathState) -> bool:
 
 
 def left(state: PathState) -> float:
-    """Manhattan distance to the goal."""
+    """Return the Manhattan distance to the goal."""
     return distance(state.at, state.goal)
 
 
 def solve(state: PathState) -> Solution | None:
-    """Breadth first, from the goal back to the walker."""
+    """Return a shortest solution or None, by breadth-first search from the goal to the walker."""
     cells = {(r, c) for r in range(state.height) for c in range(state.width)} - state.walls
     toward: dict[Cell, str] = {state.goal: ""}
     queue = deque([state.goal])

@@ -14,7 +14,7 @@ from .pictures import paint
 
 
 class QueensState(NamedTuple):
-    """Each row's queen by column (from 1; 0 where there is none), and the same for those that are fixed."""
+    """Column of each row's queen (from 1; 0 for none), and the same for the fixed queens."""
 
     queens: tuple[int, ...]
     fixed: tuple[int, ...]
@@ -22,7 +22,7 @@ class QueensState(NamedTuple):
 
 @lru_cache(maxsize=8)
 def solutions(side: int) -> tuple[tuple[int, ...], ...]:
-    """Every way to place all queens."""
+    """Return every way to place all queens."""
     boards: list[tuple[int, ...]] = []
 
     def place(queens: tuple[int, ...], columns: int, down: int, up: int) -> None:
@@ -39,7 +39,7 @@ def solutions(side: int) -> tuple[tuple[int, ...], ...]:
 
 
 def draw(rng: random.Random, mine: Callable[[str], bool], side: int, fixed: int) -> QueensState | None:
-    """Some queens of a solution."""
+    """Draw some queens of a random solution, which are fixed."""
     whole = rng.choice(solutions(side))
     rows = rng.sample(range(side), fixed)
     kept = tuple(column if row in rows else 0 for row, column in enumerate(whole))
@@ -48,7 +48,7 @@ def draw(rng: random.Random, mine: Callable[[str], bool], side: int, fixed: int)
 
 
 def parse(text: str) -> QueensState:
-    """Two lines, `Queens:` and `Fixed:`, each with a column (or .) for every row."""
+    """Read a board from two lines, `Queens:` and `Fixed:`, each with a column or "." for every row."""
     parts = (line.partition(":") for line in text.strip().splitlines())
     lines = {name: rest for name, _, rest in parts}
     if set(lines) != {"Queens", "Fixed"}:
@@ -76,7 +76,7 @@ def facts(state: QueensState) -> str:
 
 
 def attacks(state: QueensState) -> list[tuple[int, int]]:
-    """The pairs of rows whose queens attack each other."""
+    """Return the pairs of rows whose queens attack each other."""
     placed = [(row, column) for row, column in enumerate(state.queens) if column]
     return [(r, s) for (r, c), (s, d) in combinations(placed, 2) if c == d or s - r == abs(c - d)]
 
@@ -88,7 +88,7 @@ def moves(state: QueensState) -> tuple[str, ...]:
 
 
 def play(state: QueensState, move: str) -> QueensState | None:
-    """Put a row's queen into a column, or move it there; fixed ones stay."""
+    """Return the board with a row's queen in another column, or None if the move is refused. Fixed queens never move."""
     row, column = map(int, move.split())
     side = len(state.queens)
     if (
@@ -106,12 +106,12 @@ def solved(state: QueensState) -> bool:
 
 
 def left(state: QueensState) -> float:
-    """Rows without a queen, and pairs that attack each other."""
+    """Return the number of rows without a queen plus the number of pairs that attack each other."""
     return state.queens.count(0) + len(attacks(state))
 
 
 def solve(state: QueensState) -> Solution | None:
-    """Find the way to the nearest solution that keeps the fixed queens: one move for each row that differs."""
+    """Return the moves to the nearest solution with the fixed queens: one move for each row that differs."""
     fits = [
         s
         for s in solutions(len(state.queens))

@@ -1,6 +1,7 @@
-"""The world as a tool: it takes the state and the moves, and gives the next state. Pure, so forks are free.
+"""World of a game as a pure tool: it takes the state and the moves, and returns the next state.
 
-What moves a team makes, and what each role had proposed, thus stand in the trace; rewards read them there.
+So the trace holds the moves of the team and the proposals of each role, which the rewards read. Forks need no copy of the
+world.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ SHOWN = 600  # characters of a program's output that roles see
 
 
 def walk(game: Game[S], state: S, moves: Sequence[str]) -> tuple[S, int, str]:
-    """Make the moves until one is refused or the game is solved: the state, the steps taken, the refused move.
+    """Make the moves until one is refused or the game is solved. Return the state, the number of steps, the refused move.
 
-    A refused move costs its step, and so does a turn without any move.
+    A refused move counts as a step. A turn without a move counts as one step, too.
     """
     steps = 0
     for move in moves:
@@ -35,19 +36,19 @@ def walk(game: Game[S], state: S, moves: Sequence[str]) -> tuple[S, int, str]:
 def advance(
     game: str, state: str, moves: Sequence[str], proposals: Mapping[str, object]
 ) -> dict[str, object]:
-    """`walk` on texts; `proposals` (the moves by role) are kept for rewards and change nothing."""
+    """Do what `walk` does, on states as text. `proposals`, the moves by role, are only recorded, for the rewards."""
     rules = GAMES[game]
     after, steps, refused = walk(rules, rules.state(state), moves)
     return {"state": rules.text(after), "steps": steps, "refused": refused, "solved": rules.solved(after)}
 
 
 def world(data: DataSet) -> Tool:
-    """The tool `world`."""
+    """Return the tool `world`."""
     return Tool(advance, name="world", blocking=False)
 
 
 def python(data: DataSet) -> Tool:
-    """The tool `python`: a role's program, run in the sandbox with the board as its input."""
+    """Return the tool `python`, which runs a role's program in the sandbox, with the board as its input."""
     return Tool(_run, name="python")
 
 

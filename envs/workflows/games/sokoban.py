@@ -1,7 +1,7 @@
 """Sokoban: push every box $ onto a goal. Boxes can be pushed, never pulled, so a wrong push may be final.
 
-Peer: PettingLLMs' Sokoban (side 6 in its scripts, one box, rooms carved in 25 steps). There, a box earns +1 on a
-goal and loses 0.5 off it, so pushing it on and off pays; here both are parts of one potential.
+The game follows PettingLLMs' Sokoban (side 6 in its scripts, one box, rooms carved in 25 steps). There, a push onto a goal
+earns 1 and a push off it costs 0.5, so a loop of both pays. Here both are parts of one potential, and no loop pays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ON, OFF = "*+", "$@"  # a box and the player: on a goal, and off it
 
 
 class SokobanState(NamedTuple):
-    """The room, and where everything is."""
+    """Size of the room, and the places of walls, goals, boxes and player."""
 
     height: int
     width: int
@@ -33,7 +33,7 @@ class SokobanState(NamedTuple):
 def draw(
     rng: random.Random, mine: Callable[[str], bool], side: int, boxes: int, carve: int
 ) -> SokobanState | None:
-    """A room carved by a random walk, with boxes that are off their goals, in no dead corner."""
+    """Draw a room, carved by a random walk. Boxes stand off the goals, and not in dead corners."""
     cell = (rng.randrange(1, side - 1), rng.randrange(1, side - 1))
     free = {cell}
     for _ in range(carve):
@@ -55,7 +55,7 @@ def draw(
 
 
 def parse(text: str) -> SokobanState:
-    """The usual signs, with `_` for floor."""
+    """Read a board with Sokoban's usual signs, and `_` for floor."""
     board = signs(text, "_#.$*@+")
     height, width = (max(axis) + 1 for axis in zip(*board, strict=True))
 
@@ -98,7 +98,7 @@ def moves(state: SokobanState) -> tuple[str, ...]:
 
 
 def play(state: SokobanState, move: str) -> SokobanState | None:
-    """Return the board after a move, or None where it is refused."""
+    """Return the board after a move, or None if it is refused."""
     to = beside(state.at, move)
     if to not in state.boxes:
         return state._replace(at=to) if _open(state, to) else None
@@ -118,17 +118,17 @@ def solved(state: SokobanState) -> bool:
 
 
 def left(state: SokobanState) -> float:
-    """Distance of each box from its nearest goal, and 10 for each that is on none (λ = 0.1 makes it a whole 1)."""
+    """Return the sum of the boxes' distances to their nearest goals, plus 10 for each box on no goal (1 after λ = 0.1)."""
     far = sum(min(distance(box, goal) for goal in state.goals) for box in state.boxes)
     return far + 10 * len(state.boxes - state.goals)
 
 
 Standing = tuple[Cell, frozenset[Cell]]
-"""The player's cell, and the boxes'."""
+"""Cell of the player, and cells of the boxes."""
 
 
 def alive(floor: set[Cell], goals: Iterable[Cell]) -> set[Cell]:
-    """The cells from which a box alone in the room could be pushed to a goal; on any other it is lost."""
+    """Return the cells from which a single box in the room can be pushed to a goal. On any other cell it is lost."""
     reached = set(goals)
     queue = deque(reached)
     while queue:
@@ -142,7 +142,7 @@ def alive(floor: set[Cell], goals: Iterable[Cell]) -> set[Cell]:
 
 
 def solve(state: SokobanState) -> Solution | None:
-    """Breadth first over (player, boxes), leaving out lost boxes."""
+    """Return a shortest solution or None, by breadth-first search over (player, boxes) without lost boxes."""
     cells = {(r, c) for r in range(state.height) for c in range(state.width)} - state.walls
     safe = alive(cells, state.goals)
     first = (state.at, state.boxes)

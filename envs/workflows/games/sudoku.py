@@ -1,8 +1,8 @@
-"""Sudoku of side 4, 6, 8 or 9: fill the grid; the clues stay as they are, and there is exactly one solution.
+"""Sudoku of side 4, 6, 8 or 9: fill the grid. The clues cannot be changed, and there is exactly one solution.
 
-Peer: PettingLLMs' Sudoku. There, any valid grid counts, whatever the clues; test puzzles are training puzzles;
-uniqueness is not checked. Here a move writes one number into a cell that is no clue (writing over one's own is
-allowed), and puzzles are split by their solved grid.
+The game follows PettingLLMs' Sudoku. There, any valid grid counts even if it contradicts the clues, test puzzles are also
+training puzzles, and uniqueness is not checked. Here a move writes one number into a cell that is no clue, and may replace an
+earlier move. The solved grid of a puzzle decides its split.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ FREE: Mapping[int, Sequence[tuple[int, ...]]] = {  # side -> by the bits of what
 
 
 class SudokuState(NamedTuple):
-    """The numbers by row (0 where there is none), and the places of one's own."""
+    """Numbers by row (0 for an empty cell), and the cells that the team has filled."""
 
     side: int
     grid: tuple[int, ...]
     own: frozenset[int]
 
     def clues(self) -> tuple[int, ...]:
-        """The grid without one's own numbers."""
+        """Grid without the numbers that the team has filled in."""
         return tuple(0 if place in self.own else number for place, number in enumerate(self.grid))
 
 
 @lru_cache(maxsize=8)
 def peers(side: int) -> tuple[tuple[int, ...], ...]:
-    """Places in the row, column or box of each place."""
+    """Return the cells in the row, column or box of each cell."""
     if side not in BOXES:
         raise ValueError(f"a sudoku of side {side}; sides are {', '.join(map(str, BOXES))}")
     high, wide = BOXES[side]
@@ -52,7 +52,7 @@ def peers(side: int) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(maxsize=8)
 def units(side: int) -> tuple[tuple[int, int, int], ...]:
-    """Units of each place: the numbers of its row, column and box among all 3 × side units."""
+    """Return the units of each cell: the numbers of its row, column and box among all 3 × side units."""
     high, wide = BOXES[side]
     cells = [divmod(place, side) for place in range(side * side)]
     return tuple((r, side + c, 2 * side + r // high * high + c // wide) for r, c in cells)
@@ -61,7 +61,7 @@ def units(side: int) -> tuple[tuple[int, int, int], ...]:
 def completions(
     side: int, grid: list[int], most: int, rng: random.Random | None = None
 ) -> list[tuple[int, ...]]:
-    """Find up to `most` valid completions: always at the place with the fewest numbers left."""
+    """Return up to `most` valid completions. The search always fills the cell with the fewest possible numbers."""
     lines, grids = units(side), []
     taken = [0] * 3 * side  # by row, column and box: a bit for each number that stands there
     for place, number in enumerate(grid):
@@ -102,13 +102,13 @@ def completions(
 
 @lru_cache(maxsize=4096)
 def answer(side: int, clues: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The one completion of the clues; None where there is none, or more than one."""
+    """Return the only completion of the clues, or None if there is none or more than one."""
     grids = completions(side, list(clues), 2)
     return grids[0] if len(grids) == 1 else None
 
 
 def draw(rng: random.Random, mine: Callable[[str], bool], side: int, empty: int) -> SudokuState | None:
-    """A random full grid, emptied place by place as long as no other number fits where one was.
+    """Draw a random full grid, and empty cell after cell as long as no other number fits there.
 
     Splits share no full grid.
     """
@@ -133,7 +133,7 @@ def _with(grid: list[int], place: int, number: int) -> list[int]:
 
 
 def parse(text: str) -> SudokuState:
-    """Rows of numbers, then (once there are any) one's own places after `Own:`."""
+    """Read a board: rows of numbers, and after `Own:` the cells that the team has filled, if there are any."""
     board, _, rest = text.partition("Own:")
     rows = [[0 if word == "." else int(word) for word in line.split()] for line in board.strip().splitlines()]
     side = len(rows)
@@ -162,7 +162,7 @@ def facts(state: SudokuState) -> str:
 
 
 def clashing(state: SudokuState) -> list[int]:
-    """The places whose number stands twice in a row, column or box."""
+    """Return the cells whose number stands twice in a row, column or box."""
     around, grid = peers(state.side), state.grid
     return [p for p, n in enumerate(grid) if n and any(grid[q] == n for q in around[p])]
 
@@ -174,7 +174,7 @@ def moves(state: SudokuState) -> tuple[str, ...]:
 
 
 def play(state: SudokuState, move: str) -> SudokuState | None:
-    """Clues cannot be written over, and what stands there already is no move."""
+    """Return the board after a move, or None if it is refused: it changes a clue, or writes the same number again."""
     row, column, number = map(int, move.split())
     if not (0 < row <= state.side and 0 < column <= state.side and 0 < number <= state.side):
         return None
@@ -192,12 +192,12 @@ def solved(state: SudokuState) -> bool:
 
 
 def left(state: SudokuState) -> float:
-    """Empty cells and cells in conflict."""
+    """Return the number of empty cells and of cells in conflict."""
     return state.grid.count(0) + len(clashing(state))
 
 
 def solve(state: SudokuState) -> Solution | None:
-    """One move for each cell that is not yet right."""
+    """Return one move for each cell that is not right, or None if the clues have no single solution."""
     right = answer(state.side, state.clues())
     if right is None:
         return None

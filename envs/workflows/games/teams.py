@@ -4,9 +4,9 @@
     duo     a proposer suggests, a critic approves or corrects; light enough for a tiny model
     tool    a coder writes a program that prints moves, a planner decides (Stronger-MAS)
 
-Every prompt shows the board as it is now. With `moves=1` a reply is one of the board's moves and nothing else (a
-choice, which an engine can enforce); with more it ends in <plan>…</plan>, and thinking may stand before. A
-malformed reply neither moves nor approves: it costs a step.
+Every prompt shows the current board. With `moves=1` a reply is one of the board's moves and nothing else, which an engine can
+enforce as a choice. With more moves it ends in <plan>…</plan>, and other text may come first. A malformed reply neither moves
+nor approves. It costs a step.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def _choice(options: Solution) -> Choice:
 
 
 class GameTeam(Workflow, ABC):
-    """Base of the three teams: a board that moves on with each turn, until solved or out of steps.
+    """Base of the three teams. The team moves in turns, until the game is solved or the steps are used up.
 
-    `difficulty` is a level's name or settings of the game's own; `moves` is the most a turn may make;
-    `max_steps` replaces the game's own limit; `task_seed` gives other tasks.
+    `difficulty` is the name of a level or settings of the game. `moves` is the largest number of moves in a turn. `max_steps`
+    replaces the game's own limit. Another `task_seed` gives other tasks.
     """
 
     schema = GAME_TASK
@@ -106,14 +106,14 @@ class GameTeam(Workflow, ABC):
 
     @abstractmethod
     def make_roles(self) -> tuple[Role, ...]:
-        """The roles, told this game's rules."""
+        """Return the roles, with the rules of the game in their prompts."""
 
     @abstractmethod
     async def decide(self, ep: Episode, board: str, last: str) -> tuple[Solution, dict[str, Solution]]:
-        """The moves to make, and what each role had proposed. `last` says what became of the last turn."""
+        """Return the moves to make, and the moves that each role proposed. `last` describes the result of the last turn."""
 
     def make_tasks(self, split: str, size: int | None) -> DataSet:
-        """The environment's own tasks."""
+        """Return the tasks of a split."""
         return data_set(self.game, split, size, self.level, self.task_seed)
 
     async def run(self, ep: Episode) -> Outcome:
@@ -144,12 +144,12 @@ class GameTeam(Workflow, ABC):
         return {"rules": self.game.rules, "one": one, "most": self.moves, "reply": reply}
 
     def seen(self, board: str, last: str) -> dict[str, str]:
-        """The board, and what there is to know about it."""
+        """Return the fields of a prompt: the board and its facts."""
         facts = self.game.facts(self.game.state(board))
         return {"board": board, "facts": facts, "last": last, "most": str(self.moves)}
 
     def format(self, board: str = "", approval: bool = False) -> Format:
-        """Format of a move: a choice among the board's moves, or a plan."""
+        """Return the format of a reply: a choice among the board's moves, or a plan."""
         first = f"{APPROVE} | " if approval else ""
         if self.moves > 1:
             says = f"<plan>{first}move, move, …</plan>"
@@ -160,17 +160,17 @@ class GameTeam(Workflow, ABC):
         return _choice((*words, *self.game.moves(self.game.state(board))))
 
     def picture(self, trace: Trace, task: Task) -> Picture:
-        """The board as it stands, as an array of pixels."""
+        """Return the current board as an array of pixels."""
         return self.game.picture(self.game.state(self.scene(trace, task)))
 
     def scene(self, trace: Trace, task: Task) -> str:
-        """The board as it stands, as text."""
+        """Return the current board as text."""
         made = trace.uses("world")
         return str(made[-1].result["state"] if made else task.view["start"])
 
 
 class Solo(GameTeam):
-    """One planner moves."""
+    """Team of one planner."""
 
     prompts = PROMPTS / "games_solo.yaml"
 
@@ -186,7 +186,7 @@ class Solo(GameTeam):
 
 
 class Duo(GameTeam):
-    """A proposer suggests moves; the critic approves them or says better ones, and those are made."""
+    """Team of a proposer, who suggests moves, and a critic, who approves them or replies with better ones."""
 
     prompts = PROMPTS / "games_duo.yaml"
 
@@ -215,7 +215,7 @@ class Duo(GameTeam):
 
 
 class ToolTeam(GameTeam):
-    """A coder's program reads the board and prints moves; the planner sees them and decides."""
+    """Team of a coder, whose program reads the board and prints moves, and a planner, who sees them and decides."""
 
     tools = ("world", "python")
     prompts = PROMPTS / "games_tool.yaml"
@@ -256,14 +256,14 @@ class ToolTeam(GameTeam):
 
 
 def moves_of(reply: Reply) -> Solution:
-    """The moves of a reply; a malformed one has none."""
+    """Return the moves of a reply; none for a malformed one."""
     if not reply.ok:
         return ()
     return (reply.value,) if isinstance(reply.value, str) else tuple(reply.value)
 
 
 def expert(call: Call) -> str:
-    """A shortest solution from the board that the role sees; the critic approves what loses no step."""
+    """Reply with a shortest solution from the board of the prompt. A critic approves moves that lose no step."""
     game = GAMES[call.task.view["game"]]
     state = game.state(call.fields["board"])
     best = game.best(state) or game.moves(state)[:1]
