@@ -146,7 +146,7 @@ class Code(Workflow):
 
 
 def expert(call: Call) -> str:
-    """Reply with the task's own solution in the first turn."""
+    """The task's own solution, at once."""
     reference = call.task.reference
     if call.role == "planner":
         return f"<pseudocode>{(reference.get('steps') or ('write the program',))[0]}</pseudocode>"

@@ -73,7 +73,7 @@ class CoderTester(Workflow):
 
 
 def expert(call: Call) -> str:
-    """Reply with the task's own solution as the coder, and with its hidden tests as the tester."""
+    """The task's own solution, and its own hidden tests as the tester's."""
     reference = call.task.reference
     if call.role == "coder":
         return f"<code>\n{reference['solution']}\n</code>"

@@ -232,7 +232,7 @@ def hops_left(call: Call) -> list[Mapping[str, str]]:
 
 
 def expert(call: Call) -> str:
-    """Reply as the best team would: plan the task's hops, search them in order, file each answer, end after the last."""
+    """Plans the task's hops, searches them in order, files each answer, ends when the last is known."""
     seen, hops = call.fields, hops_of(call)
     if call.role == "planner":
         pairs = "".join(f"<q{i}>{h['question']}</q{i}><a{i}>{UNKNOWN}</a{i}>" for i, h in enumerate(hops, 1))
@@ -252,8 +252,6 @@ def expert(call: Call) -> str:
         return f"<final_answer>{UNKNOWN if left else call.task.reference['answers'][0]}</final_answer>"
     if not left:
         return "<end>"
-    failed = (
-        Step(left[0]["question"], NOTHING) in steps
-    )  # then add the title to the query, where it counts twice
+    failed = Step(left[0]["question"], NOTHING) in steps  # then say the title once more: it counts twice
     again = f" {left[0]['title']}" if failed and "title" in left[0] else ""
     return f"<search>{left[0]['question']}{again}</search>"

@@ -115,7 +115,7 @@ class MaskRouter(Workflow):
 
 
 def expert(call: Call) -> str:
-    """Reply with the shortest way: search the open hops one by one, then answer, then stop."""
+    """Moves no more than needed: search what is left hop by hop, then answer, then stop."""
     if call.role != "router":
         return mask.expert(call)
     for move in ("updater", "summarizer", "retrieve"):

@@ -47,7 +47,7 @@ class Math(Workflow):
 
 
 def expert(call: Call) -> str:
-    """Reply with the task's own solution, which every role confirms."""
+    """The task's own solution, confirmed by each role."""
     reference = call.task.reference
     answer, steps = reference["answer"], reference.get("solution") or f"The answer is {reference['answer']}."
     return {

@@ -157,7 +157,7 @@ class RagRewrite(Workflow):
 
 
 def expert(call: Call) -> str:
-    """Reply rightly: split the question into the task's hops, extract each answer from the passages, give the right answer."""
+    """Splits into the task's hops, finds each answer in the passages, answers the gold."""
     task = call.task
     question, gold = task.view["question"], task.reference["answers"][0]
     hops = task.reference.get("hops") or ({"question": question, "answer": gold, "title": ""},)

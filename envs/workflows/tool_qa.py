@@ -50,7 +50,7 @@ class ToolQa(Workflow):
 
 
 def expert(call: Call) -> str:
-    """Reply rightly: search each hop as soon as possible, and answer when all hops are found or no call is left."""
+    """Searches each hop as soon as it can be asked, and answers when every hop's answer was seen (or calls end)."""
     reference = call.task.reference
     gold = reference["answers"][0]
     hops = reference.get("hops") or ({"question": call.task.view["question"], "answer": gold},)

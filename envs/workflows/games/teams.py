@@ -263,7 +263,7 @@ def moves_of(reply: Reply) -> Solution:
 
 
 def expert(call: Call) -> str:
-    """Reply with a shortest solution from the board of the prompt. A critic approves moves that lose no step."""
+    """A shortest solution from the board that the role sees; the critic approves what loses no step."""
     game = GAMES[call.task.view["game"]]
     state = game.state(call.fields["board"])
     best = game.best(state) or game.moves(state)[:1]
