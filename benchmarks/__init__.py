@@ -1,1 +1,1 @@
-"""Measuring: evaluation, leaderboard, viewer, reports, speed, the demo."""
+"""Evaluation, leaderboard, viewer, reports, benchmarks of speed, and the demo."""

@@ -1,13 +1,13 @@
-"""`make demo`: a five-role M-ASK team learns on this machine's CPU, and shows that it did.
+"""Demo (`make demo`): a five-role M-ASK team learns on this machine's CPU, and is tested before and after.
 
     python -m unitymas.benchmarks.demo [steps=24] [--env mask-hotpotqa] [--preset lora] [--seeds 0 1 2]
 
-Overrides (`a.b=c`) come first: `--seeds` takes all that follows it.
+Overrides (`a.b=c`) come first, because `--seeds` takes all arguments after it.
 
-The embedded tiny model plays all five roles (`--preset lora`: each with a low-rank adapter of its own). PPO trains it
-on questions of the mini world; before and after, it answers held-out questions (unseen entities), greedily. The last
-checkpoint counts, not the best. Printed: F1 before, after, and how much of the gap to the scripted expert was closed,
-with 95% intervals over questions.
+The embedded tiny model plays all five roles (with `--preset lora`, each role has a low-rank adapter). PPO trains it on
+questions of the mini world. Before and after, it answers held-out questions about unseen entities, greedily. The last
+checkpoint counts, not the best one. The demo prints the F1 before and after, and the share of the gap to the scripted expert
+that training closed, with 95% intervals over questions.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ COMMON: Tree = {"checkpoint_every": 0}
 
 
 def recipe(env: str, preset: str = "shared") -> Tree:
-    """The settings that this environment is trained with: those of `unitymas train` with the tiny model."""
+    """Return the settings for an environment: those of `unitymas train` with the tiny model."""
     return merge(tiny_settings(env, preset), COMMON)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train once per seed, then say what came of it."""
+    """Train once for each seed, then print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="mask-hotpotqa")
     parser.add_argument(
@@ -67,12 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def name_of(args: argparse.Namespace) -> str:
-    """Name of the demo's runs, figures and picture."""
+    """Return the name of the demo's runs, figures and picture."""
     return f"{args.env}-{args.preset}{'-control' if args.control else ''}"
 
 
 def settings(args: argparse.Namespace, seed: int) -> Tree:
-    """Settings of a run, under the overrides."""
+    """Return the settings of a run, without the overrides."""
     fields = merge(
         recipe(args.env, args.preset),
         {
@@ -86,7 +86,7 @@ def settings(args: argparse.Namespace, seed: int) -> Tree:
 
 
 def one(args: argparse.Namespace, seed: int) -> Tree:
-    """One training run; its held-out scores before and after."""
+    """Train one run. Return its held-out scores before and after."""
     base = args.out / f"{name_of(args)}-seed{seed}"
     where, number = base, 1
     while where.exists():
@@ -103,13 +103,13 @@ def one(args: argparse.Namespace, seed: int) -> Tree:
 
 
 def figures(where: Path, headline: str, history: Sequence[Mapping[str, object]]) -> Tree:
-    """Figures of a run's first and last validation."""
+    """Return the figures of a run's first and last validation."""
     files = sorted((where / "traces").glob("validation-*.jsonl.zst"))
     before, after = (
         {t.task_id: t.metrics.get(headline, 0.0) for t in traces.read(f)} for f in (files[0], files[-1])
     )
     curve = [(r["step"], r.get(headline, 0.0)) for r in history if r["kind"] == "validation"]
-    tasks = sorted(before | after)  # a question that failed for infrastructure's sake counts 0
+    tasks = sorted(before | after)  # a question that failed because of the infrastructure counts 0
     difference = paired_difference(*({t: [side.get(t, 0.0)] for t in tasks} for side in (after, before)))
     return {
         "dir": str(where), "headline": headline, "curve": curve, "questions": len(tasks),
@@ -119,7 +119,7 @@ def figures(where: Path, headline: str, history: Sequence[Mapping[str, object]])
 
 
 def summary(env: str, rows: list[Tree]) -> str:
-    """The table that the demo ends with. The scripted expert scores 1.0 (`unitymas validate`)."""
+    """Return the table of results. The scripted expert scores 1.0 (`unitymas validate`)."""
     head = rows[0]["headline"]
     lines = [
         f"{env}: held-out {head}, {counted(rows[0]['questions'], 'question')} about unseen entities, greedy; expert 1.000"
@@ -136,7 +136,7 @@ def summary(env: str, rows: list[Tree]) -> str:
 
 
 def plot(env: str, rows: list[Tree], path: Path) -> Path | None:
-    """Held-out score over steps, one line a seed; None where matplotlib is not installed."""
+    """Plot the held-out score over steps, with one line for each seed. Return None if matplotlib is not installed."""
     try:
         import matplotlib
 

@@ -1,14 +1,14 @@
-"""Compare evaluations of one environment before and after training, question by question, over seeds.
+"""Comparison of evaluations of one environment before and after training, by question and seed.
 
     python -m unitymas.benchmarks.real_models evaluations/ --out benchmarks/results/rag-squad-smollm2.json
 
 The folders of `unitymas eval … --out FOLDER` are named STATE[SEED]-t0 (greedy) or STATE[SEED]-t1 (temperature 1), where STATE
 is `raw`, `warm` (after the warm start), `rl` (after reinforcement learning) or `control` (with shuffled rewards). Each `rl`
-and `control` is compared with the `warm` of its seed, and `rl` with `control`. Intervals are of 95%: tasks and seeds are both drawn again.
+and `control` is compared with the `warm` of its seed, and `rl` with `control`. The 95% intervals resample both tasks and seeds.
 
     python -m unitymas.benchmarks.real_models evaluations/ --figures --out benchmarks/results/prompts-smollm2.json
 
-With `--figures`, folders have any names, and the headline figure, its interval and each role's legal replies are listed.
+With `--figures`, folders may have any names. The headline figure, its interval and each role's legal replies are listed.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Played(TypedDict):
     legal: dict[str, float]
     """Share of legal replies, by role."""
     sound: list[str]
-    """Questions all of whose replies were legal."""
+    """Questions whose replies were all legal."""
 
 
 def played(folder: Path, metric: str = "f1") -> Played:
-    """Read what an evaluation kept."""
+    """Read the figures of an evaluation's folder."""
     scores: dict[str, float] = {}
     replies: dict[str, list[bool]] = defaultdict(list)
     sound = []
@@ -59,7 +59,7 @@ def played(folder: Path, metric: str = "f1") -> Played:
 
 
 def interval(gaps: Sequence[NDArray[np.float64]], draws: int = DRAWS) -> tuple[float, float, float]:
-    """Return the mean gap with its 95% interval. `gaps`: of each seed, the differences by question, NaN where not compared."""
+    """Return the mean gap with its 95% interval. `gaps` holds the differences by question for each seed, NaN for none."""
     table, chance = np.stack(gaps), np.random.default_rng(0)
     seeds, tasks = table.shape
     means = np.empty(draws)
@@ -71,7 +71,7 @@ def interval(gaps: Sequence[NDArray[np.float64]], draws: int = DRAWS) -> tuple[f
 
 
 def mean_of(table: NDArray[np.float64]) -> float:
-    """Return the mean of what is known; NaN where nothing is."""
+    """Return the mean of all numbers that are not NaN, or NaN if there are none."""
     known = table[~np.isnan(table)]
     return float(known.mean()) if known.size else math.nan
 
@@ -79,7 +79,7 @@ def mean_of(table: NDArray[np.float64]) -> float:
 def compared(
     after: Mapping[int, Played], before: Mapping[int, Played], both_sound: bool = False
 ) -> tuple[float, float, float]:
-    """Compare two states, seed by seed and question by question; `both_sound`: where all replies of both were legal."""
+    """Compare two states by seed and question. With `both_sound`, compare only questions whose replies were all legal in both."""
     gaps = []
     tasks = sorted(next(iter(before.values()))["scores"])
     for seed in sorted(after):
@@ -90,7 +90,7 @@ def compared(
 
 
 def gather(folder: Path) -> dict[str, dict[str, dict[int, Played]]]:
-    """Read all evaluations: temperature -> state -> seed."""
+    """Read all evaluations. Return them by temperature, state and seed."""
     evaluations: dict[str, dict[str, dict[int, Played]]] = defaultdict(lambda: defaultdict(dict))
     for path in sorted(folder.iterdir()):
         match = NAME.fullmatch(path.name)
@@ -102,7 +102,7 @@ def gather(folder: Path) -> dict[str, dict[str, dict[int, Played]]]:
 
 
 def figures_of(folder: Path) -> dict[str, object]:
-    """Return the headline of an evaluation with its interval, and legal replies and tokens by role."""
+    """Return the headline figure of an evaluation with its interval, and legal replies and tokens by role."""
     results = json.loads((folder / "results.json").read_text())
     figures = results["figures"]
     name = figures["headline"]

@@ -1,10 +1,10 @@
-"""Bring an entry to today's code without generating: its replies stay, if the environment still asks the same.
+"""Renewal of an entry for the current code, without generation. Its replies stay, if all prompts are unchanged.
 
     python -m unitymas.benchmarks.renew benchmarks/submissions/*
 
-An entry is verified against the code it was made by. After a change of a workflow or a reward rule that asks every
-role the very same prompts, a model would still say what it said; parsed values, tool results, metrics and credits
-are then the new code's, and so are hashes and keys. If one prompt has changed, the entry must be played again.
+An entry is verified against the code that made it. After a change of a workflow or a reward rule, every prompt may still be
+the same. A model would then give the same replies, so the entry's replies are kept, and parsed values, tool results, metrics,
+credits, hashes and keys are computed with the new code. If any prompt has changed, the entry must be played again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from .pages.html import write_page
 
 
 def renew(folder: Path) -> None:
-    """Write an entry anew, as today's code makes it of its replies; `ValueError` says why that cannot be."""
+    """Write an entry again, computed by the current code from its replies. Raise `ValueError` if a prompt has changed."""
     results, metadata = read_submission(folder)
-    results["provenance"]["env"]["config"].setdefault("prompts", "short")  # from before there were sets
+    # an entry without this field used the set "short"
+    results["provenance"]["env"]["config"].setdefault("prompts", "short")
     arena = make_again(results)
     told = results["provenance"]
     for agent, role in arena.roles.items():
@@ -55,7 +56,7 @@ def renew(folder: Path) -> None:
 
 
 def _played(arena: Arena, recorded: TraceJson) -> Trace:
-    """A recorded episode as today's code plays it, which must have asked the same of everybody."""
+    """Replay a recorded episode with the current code, which must make the same prompts."""
     name = f"episode {recorded['task_id']}#{recorded['sample']}"
     try:
         again = reenact(arena, recorded, tools_again=True)

@@ -2,8 +2,8 @@
 
     python -m unitymas.benchmarks.tiny_model [MODEL] [--tasks 128]
 
-All on the validation world, whose names no training text holds. A team plays every role of an environment, greedily and
-by chance; a skill is one kind of drill, whose reply must be right word for word.
+All tests are on the validation world, whose names are in no training text. A team plays every role of an environment,
+greedily and by sampling. A skill is one kind of drill, in which the whole reply must be right.
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ WORLD, BLOCKS = World("validation"), 64
 
 
 def reading(passages: int, dice: Dice, *, crowd: bool = False, gone: bool = False) -> Iterator[Lesson]:
-    """A question about one of so many passages: of one block, or (crowd) of one kind; or (gone) about none of them."""
+    """Yield lessons with a question about one of several passages: of one block, or with `crowd` of one kind of entity.
+
+    With `gone`, no passage answers the question.
+    """
     while True:
         block, place = dice.below(BLOCKS), dice.below(ENTITIES_PER_BLOCK)
         told_of = dice.shuffled(alike(WORLD, dice, BLOCKS, place) if crowd else neighbours(WORLD, block))
-        if len(told_of) <= passages:  # of some kinds few draws differ
+        if len(told_of) <= passages:  # some kinds have few different entities
             continue
         entity, _ = told_of[passages if gone else dice.below(passages)]
         hop = dice.pick(entity_questions(entity, dice))
@@ -54,7 +57,7 @@ def reading(passages: int, dice: Dice, *, crowd: bool = False, gone: bool = Fals
 
 
 def comparing(dice: Dice) -> Iterator[Lesson]:
-    """Question which of two comes first or last, with both years told."""
+    """Yield lessons that tell which of two entities came first or last, from both years."""
     while True:
         told_of = [
             e for e, _ in alike(WORLD, dice, BLOCKS, dice.below(ENTITIES_PER_BLOCK - COMPANIES_PER_BLOCK))
@@ -65,7 +68,7 @@ def comparing(dice: Dice) -> Iterator[Lesson]:
 
 
 def skills(dice: Dice) -> dict[str, Iterator[Lesson]]:
-    """Each drill with its name."""
+    """Return each drill with its name."""
     return {
         **{f"reads {n} of one block": reading(n, dice) for n in (1, 2, 4)},
         **{f"reads {n} of one kind": reading(n, dice, crowd=True) for n in (2, 4, 6)},
@@ -76,7 +79,7 @@ def skills(dice: Dice) -> dict[str, Iterator[Lesson]]:
 
 
 def right(engine: Engine, tokenizer: Tokenizer, lessons: Sequence[Lesson]) -> float:
-    """Share of lessons whose last turn is said word for word."""
+    """Return the share of lessons whose last turn the model replies exactly."""
     prompts = [
         tokenizer.apply_chat_template(list(lesson[:-1]), add_generation_prompt=True)["input_ids"]
         for lesson in lessons

@@ -1,1 +1,1 @@
-"""Evaluation: episodes to figures with intervals, and what they are figures of."""
+"""Evaluation of a team: episodes, figures with intervals, and their provenance."""

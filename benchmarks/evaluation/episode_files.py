@@ -1,7 +1,7 @@
-"""The episodes of an evaluation on disk: appended as they end, each a zstandard frame of its own.
+"""Episodes of an evaluation on disk: each is appended when it ends, as one zstandard frame.
 
-A kill at any moment loses at most the episode being written: opening the store again cuts a torn last frame
-off and goes on behind the last whole one. The newest episode under a key counts.
+A kill at any moment loses at most the episode that is being written. When the file is opened again, an incomplete last frame
+is cut off. If a key has several episodes, the newest one counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE = "traces.jsonl.zst"
 
 
 class Store:
-    """One file of episodes with keys. `write` is the only way in, `episodes` the way out."""
+    """File of episodes with keys, written with `write` and read with `episodes`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,14 +31,12 @@ class Store:
         self._file: BinaryIO | None = None
 
     def episodes(self) -> Iterator[TraceJson]:
-        """The trace dicts in the file, oldest first."""
+        """Yield the traces in the file as dicts, the oldest first."""
         if self.path.exists():
             yield from read_dicts(self.path)
 
     def write(self, trace: Trace, key: str) -> TraceJson:
-        """Append one episode; when this returns, a kill no longer loses it. Gives the dict that was
-        written.
-        """
+        """Append one episode, and return the dict that was written. After the return, a kill does not lose it."""
         import zstandard
 
         trace.tags["key"] = key
@@ -52,7 +50,7 @@ class Store:
         return plain
 
     def _append(self, frame: bytes) -> None:
-        """Append a frame whole or not at all: on a disk that is nearly full, a write may end half way and say nothing."""
+        """Append a frame completely or not at all. On a full disk, a write may stop half-way without an error."""
         assert self._file is not None
         before = self._file.seek(0, os.SEEK_END)
         try:
@@ -70,7 +68,7 @@ class Store:
 
 
 def mend(path: Path) -> None:
-    """Cut off a torn last frame, so that what is appended next can be read."""
+    """Cut off an incomplete last frame, so that later frames can be read."""
     if not path.exists():
         return
     whole = whole_frames(path)
@@ -80,7 +78,7 @@ def mend(path: Path) -> None:
 
 
 def whole_frames(path: Path) -> int:
-    """Number of bytes of the file that are whole frames."""
+    """Return the number of bytes of the file that are complete frames."""
     import zstandard
 
     whole = seen = 0

@@ -1,12 +1,12 @@
-"""Evaluating a team: play what is owed, keep every episode, compute every figure from what was kept.
+"""Evaluation of a team: play the missing episodes, store every episode, compute all figures from the stored ones.
 
     result = unitymas.evaluate("mask-hotpotqa", team, k=4, out="evaluations/mine")
     print(result.markdown())
     result.score.value, result.score.low, result.score.high
 
-With ``out``, episodes are written as they end under a key that hashes all they depend on
-(`identity.sample_key`): the same command again plays only what is missing, after a kill as after raising
-``k``. Without it nothing touches the disk.
+With ``out``, each episode is written when it ends, under a key that is a hash of all that it depends on
+(`identity.sample_key`). So the same command plays only the missing episodes, after a kill or with a larger ``k``. Without
+``out``, nothing is written.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def evaluate(
     on_episode: OnEpisode | None = None,
     **options: Any,
 ) -> Any:
-    """Evaluate a team on an environment or a suite. Return an `EvaluationResult`; for ``"suite:…"`` one by environment.
+    """Evaluate a team on an environment. Return an `EvaluationResult`; for a suite (``"suite:…"``) a `SuiteResult`.
 
-    It holds avg@k with its interval, pass@k, pass^k, figures by role, and the cost. The split is "test" by default. All other
-    keywords are fields of `Evaluation` or arguments of ``make``.
+    The result holds avg@k with its interval, pass@k, pass^k, figures by role, and the cost. The default split is "test". All
+    other keywords are arguments of `Evaluation` or of ``make``.
     """
     if isinstance(env, str) and env.startswith("suite:"):
         return evaluate_suite(
@@ -68,12 +68,12 @@ def evaluate(
     return evaluation.rescore() if rescore else evaluation.run(concurrency=concurrency, on_episode=on_episode)
 
 
-# who carries the team? --------------------------------------------------------------------------------
+# effect of each role ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RoleEffect:
-    """Effect of exchanging one role on the score, on the same tasks."""
+    """Effect on the score, on the same tasks, when another team plays one role."""
 
     role: str
     score: Estimate
@@ -81,15 +81,17 @@ class RoleEffect:
 
 
 def ablate(env: EnvLike, team: TeamLike, baseline: TeamLike, **how: object) -> list[RoleEffect]:
-    """Role ablation: the team with one role at a time played by the baseline. A large loss: that role
-    carries.
+    """Return the effects of role ablation: the baseline plays one role of the team at a time.
+
+    A large loss means that the team depends on this role.
     """
     return _exchange(env, team, baseline, "ablate", how)
 
 
 def swap(env: EnvLike, team: TeamLike, baseline: TeamLike, **how: object) -> list[RoleEffect]:
-    """Role swap: the baseline with one role at a time played by the team. A large gain: that role is worth
-    having.
+    """Return the effects of role swaps: the team plays one role of the baseline at a time.
+
+    A large gain means that this role of the team is valuable.
     """
     return _exchange(env, baseline, team, "swap", how)
 
@@ -107,7 +109,7 @@ def _exchange(env: EnvLike, host: TeamLike, guest: TeamLike, name: str, how: Jso
 
 
 def exchange(host: TeamLike, guest: TeamLike, role: str, roles: Mapping[str, Role]) -> Team:
-    """The host's team with one role played by the guest's."""
+    """Return the host's team, with one role played by the guest."""
     host, guest = Team.of(host), Team.of(guest)
     mixed = Team(
         {agent: _seat(guest if r.name == role else host, agent, r.name) for agent, r in roles.items()},
@@ -130,7 +132,7 @@ _EVALUATION = (
 
 
 def saved_results(folder: str | Path) -> Results:
-    """The ``results.json`` of an evaluation's folder."""
+    """Read the ``results.json`` of an evaluation's folder."""
     path = Path(folder) / "results.json"
     try:
         plain: Results = json.loads(path.read_text(encoding="utf-8"))

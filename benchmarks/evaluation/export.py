@@ -3,8 +3,8 @@
     unitymas export runs/mask-1 --to parquet -o traces.parquet       one row an act
     unitymas export runs/mask-1 --to perfetto -o trace.json          open in ui.perfetto.dev
 
-`acts` gives one flat row per act, the unit that people analyse and train on; `to_frame`, `to_dataset` and
-`write_parquet` put the same rows into the shape that each tool likes.
+`acts` yields one flat row for each act, the unit of analysis and training. `to_frame`, `to_dataset` and `write_parquet`
+return or write the same rows in the form of each tool.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ Labelled = Iterable[tuple[str, TraceJson]]
 
 
 def acts(episodes: Labelled) -> Iterator[dict[str, object]]:
-    """One row per act. Structured values (messages, value, rewards) stay JSON text: their shape differs by
-    role, and columns of tables may not.
-    """
+    """Yield one row for each act. Messages, value and rewards are JSON text, because their form differs by role."""
     for label, episode in episodes:
         for node in episode["nodes"]:
             if node["kind"] != "act":
@@ -64,16 +62,14 @@ def acts(episodes: Labelled) -> Iterator[dict[str, object]]:
 
 
 def to_frame(episodes: Iterable[Trace | TraceJson]) -> DataFrame:
-    """A pandas DataFrame of acts."""
+    """Return a pandas DataFrame of acts."""
     import pandas
 
     return pandas.DataFrame(list(acts(("", as_dict(e)) for e in episodes)))
 
 
 def to_dataset(episodes: Iterable[Trace | TraceJson]) -> Dataset:
-    """A `datasets.Dataset` of acts, ready for `push_to_hub`, `map` or TRL (with `messages` parsed: a column
-    of chats).
-    """
+    """Return a `datasets.Dataset` of acts, for `push_to_hub`, `map` or TRL. Its column `messages` holds chats."""
     import datasets
 
     rows = [
@@ -86,7 +82,7 @@ def to_dataset(episodes: Iterable[Trace | TraceJson]) -> Dataset:
 
 
 def write_parquet(episodes: Labelled, path: Path) -> int:
-    """Acts as a Parquet file, written in blocks; gives the number of rows."""
+    """Write acts as a Parquet file, in blocks. Return the number of rows."""
     import pyarrow
     import pyarrow.parquet as parquet
 
@@ -109,7 +105,7 @@ def write_parquet(episodes: Labelled, path: Path) -> int:
 
 
 def write_jsonl(episodes: Labelled, path: Path) -> int:
-    """Acts as lines of JSON."""
+    """Write acts as lines of JSON. Return their number."""
     count = 0
 
     def lines() -> Iterator[str]:
@@ -123,10 +119,10 @@ def write_jsonl(episodes: Labelled, path: Path) -> int:
 
 
 def perfetto(episodes: Labelled) -> Iterator[dict[str, object]]:
-    """Events of Chrome's trace format: a process per episode, a thread per role or tool, a slice per node.
+    """Yield events of Chrome's trace format: a process for each episode, a thread for each role or tool, a slice for each node.
 
-    Where nodes carry wall-clock times (``began`` and ``seconds`` in their measurements) these are drawn;
-    otherwise a node is a unit long and begins with its round, which shows the same order.
+    A node's wall-clock times are drawn if it has them (``began`` and ``seconds``). Otherwise a node is one unit long and begins
+    with its round, which shows the same order.
     """
     for process, (label, episode) in enumerate(episodes, start=1):
         name = " ".join(filter(None, (label, f"{episode['task_id']}#{episode.get('sample', 0)}")))
@@ -153,7 +149,7 @@ def perfetto(episodes: Labelled) -> Iterator[dict[str, object]]:
 
 
 def write_perfetto(episodes: Labelled, path: Path) -> int:
-    """The events as one file for ui.perfetto.dev or chrome://tracing; gives their number."""
+    """Write the events as one file for ui.perfetto.dev or chrome://tracing. Return their number."""
     events = [json.dumps(event, ensure_ascii=True) for event in perfetto(episodes)]
     write_page(path, ['{"displayTimeUnit":"ms","traceEvents":[\n', ",\n".join(events), "\n]}\n"])
     return len(events)
@@ -171,7 +167,7 @@ def _json(value: object) -> str:
 
 
 def _text(value: object) -> str | None:
-    """Text that other tools can store: lone surrogates, which UTF-8 has no form for, are replaced."""
+    """Return a text that other tools can store: lone surrogates, which UTF-8 cannot encode, are replaced."""
     return None if value is None else str(value).encode("utf-8", "replace").decode("utf-8")
 
 
@@ -187,7 +183,7 @@ def _blocks(rows: Iterable[dict[str, object]], size: int) -> Iterator[list[dict[
 
 
 def write_dataset(episodes: Labelled, path: Path) -> int:
-    """A `datasets` dataset on disk (``datasets.load_from_disk``); gives the number of rows."""
+    """Write a dataset for ``datasets.load_from_disk``. Return the number of rows."""
     made = to_dataset(episode for _, episode in episodes)
     made.save_to_disk(str(path))
     return len(made)
@@ -200,7 +196,7 @@ WRITERS = {
 
 
 def export_main(argv: list[str] | None = None) -> int:
-    """``unitymas export SOURCE --to …``."""
+    """Run ``unitymas export SOURCE --to …``."""
     parser = Parser(prog="unitymas export", description="Convert traces for other tools.")
     parser.add_argument("sources", nargs="+", type=Path, help="run directories, evaluations, or trace files")
     parser.add_argument("--to", choices=sorted(WRITERS), default="parquet", help="format (default: parquet)")

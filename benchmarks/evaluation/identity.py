@@ -1,9 +1,8 @@
-"""The subject of an evaluation: identities of players and samples, and the provenance block.
+"""Identity of an evaluation: keys of samples, identities of players, and the provenance.
 
-A sample's key is a hash of everything its episode depends on: the task's content, the environment (version,
-code, configuration, budget), who plays every role, the seed and the sample index. Equal keys are the same
-experiment, so a finished one is never generated again; anything changed gives another key, so nothing stale
-is ever reused.
+A sample's key is a hash of all that its episode depends on: the task's content, the environment (version, code,
+configuration, budget), the players of all roles, the seed and the index of the sample. Equal keys mean the same experiment,
+so a finished episode is never generated again. Any change gives another key, so an old episode is never used for it.
 """
 
 from __future__ import annotations
@@ -44,13 +43,15 @@ LIBRARIES = (
 
 
 def digest(value: object, length: int = 16) -> str:
-    """A short SHA-256 of any JSON-like value."""
+    """Return a short SHA-256 of a JSON-like value."""
     return hashlib.sha256(canonical(value)).hexdigest()[:length]
 
 
 def who(policy: object, label: str) -> Seat:
-    """The identity of a player. Models say it themselves through ``identity()`` (weights hash, template,
-    sampling); functions and scripted players are identified by name and source.
+    """Return the identity of a player.
+
+    A model has a method ``identity()`` (hash of the weights, template, sampling). Functions and scripted players are
+    identified by name and source.
     """
     inner = getattr(policy, "fn", policy)
     kind = _code_of(inner)
@@ -68,7 +69,7 @@ def who(policy: object, label: str) -> Seat:
 
 
 def role_config(team: BoundTeam, arena: Arena) -> dict[str, Seat]:
-    """Player of each agent, and its messages: part of every key and of the provenance."""
+    """Return the identity of each agent's player, with a hash of its role's prompt. It is part of keys and provenance."""
     return {
         agent: {
             "role": role.name,
@@ -80,20 +81,20 @@ def role_config(team: BoundTeam, arena: Arena) -> dict[str, Seat]:
 
 
 def prompt_sha(role: Role) -> str:
-    """A hash of what a role is always told: its system message, and how it shall reply."""
+    """Return a hash of a role's system message and reply format."""
     asked = {} if role.wording is None else {"prompt": role.wording.source}
     return digest({"system": role.system, "reply": role.reply.describe(), **asked})
 
 
 def players_hash(players: Mapping[str, Mapping[str, object]]) -> str:
-    """One hash of a role config. What a player is called does not count: a run may be moved, a model renamed."""
+    """Return one hash of a role config. Names of players do not count, because a run may be moved and a model renamed."""
     return digest(
         {agent: {k: v for k, v in seat.items() if k != "player"} for agent, seat in players.items()}
     )
 
 
 def world(arena: Arena) -> WorldDict:
-    """The environment's part of a key."""
+    """Return the environment's part of a key."""
     return {
         "env_id": arena.env_id,
         "code_hash": arena.code_hash,
@@ -105,23 +106,23 @@ def world(arena: Arena) -> WorldDict:
 
 
 def passages_hash(arena: Arena) -> str | None:
-    """Hash of the passages that a search can find; None where there is nothing to search."""
+    """Return a hash of the passages that a search can find, or None without passages."""
     passages = arena.data.passages
     return None if passages is None else arena.data.fingerprint
 
 
 def sample_key(world_: str, players: str, task: Task, seed: int, sample: int) -> str:
-    """The content hash of one sample."""
+    """Return the key of one sample."""
     return digest([world_, players, task.row, seed, sample], 24)
 
 
 def tasks_hash(tasks: Sequence[Task]) -> str:
-    """One hash of the ordered tasks: two results are comparable when they share it."""
+    """Return one hash of the tasks in order. Two results are comparable if it is equal."""
     return digest([digest(task.row, 64) for task in tasks])
 
 
 def provenance(arena: Arena, players: Mapping[str, Seat], tasks: Sequence[Task], seed: int) -> Provenance:
-    """All that one needs to know to run it again; the same in two runs of the same command."""
+    """Return all facts that are needed to run an evaluation again. They are equal in two runs of the same command."""
     return {
         "env": world(arena),
         "data": {
@@ -136,7 +137,7 @@ def provenance(arena: Arena, players: Mapping[str, Seat], tasks: Sequence[Task],
 
 
 def this_run(command: Sequence[str] | None = None) -> RunDict:
-    """Place and time of this run: the part of a result that differs between two runs of the same command."""
+    """Return place and time of this run, which differ between two runs of the same command."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(command if command is not None else [Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -152,8 +153,9 @@ def _code_of(callable_: object) -> Any:
 
 
 def _source_hash(kind: Any) -> str:
-    """A hash of a function's or class's source, the same under every Python; of a function also what it has caught
-    from around it. Only lambdas, of which two may stand on one line, are told apart by their bytecode.
+    """Return a hash of a function's or class's source, with a function's closure. It is equal in every version of Python.
+
+    Docstrings and comments count. Lambdas are identified by bytecode too, because two may stand in one line.
     """
     try:
         source = inspect.getsource(kind)
@@ -178,7 +180,7 @@ def _cell(cell: CellType) -> object:
 
 
 def _plain(value: object) -> object:
-    """A value that JSON can tell apart; of anything else only its type, for its repr may hold an address."""
+    """Return a value as JSON, or only its type, because a repr may contain an address."""
     return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__qualname__
 
 
@@ -190,9 +192,7 @@ def _version(name: str) -> str | None:
 
 
 def _git() -> Checkout | None:
-    """The commit of the checkout the package runs from, and whether it was changed; None for an installed
-    package.
-    """
+    """Return the commit of the package's checkout, and whether files were changed; None for an installed package."""
     here = Path(__file__).resolve().parent
     try:
         commit = subprocess.run(

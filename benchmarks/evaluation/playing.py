@@ -1,4 +1,4 @@
-"""The evaluation of one environment: play what is owed, keep every episode, compute every figure from what was kept."""
+"""Evaluation of one environment: play the missing episodes, store them, and compute all figures from the stored ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OnEpisode = Callable[[EpisodeRow, TraceJson], None]
 
 
 class EvaluationPlan(TypedDict):
-    """Plan of an evaluation: what is there, what is owed, and what that will take."""
+    """Plan of an evaluation: episodes that exist, episodes that are missing, and the cost of these."""
 
     env: str
     data: str
@@ -64,7 +64,7 @@ class EvaluationPlan(TypedDict):
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """An evaluation's outcome. `plain` is what ``results.json`` holds; the rest reads it."""
+    """Result of an evaluation. `plain` is the content of ``results.json``; all other members read it."""
 
     plain: Results
     rows: list[EpisodeRow] = field(repr=False)
@@ -75,7 +75,7 @@ class EvaluationResult:
 
     @property
     def score(self) -> Estimate:
-        """avg@k of the headline metric, failures counted as 0."""
+        """Headline figure: avg@k of the headline metric. Failures count as 0."""
         return Estimate(**self.plain["figures"]["score"])
 
     @property
@@ -89,7 +89,7 @@ class EvaluationResult:
         return Estimate(**self.plain["figures"]["pass_hat"][str(k)])
 
     def minus(self, other: EvaluationResult) -> Difference:
-        """The paired difference on the tasks that both have played."""
+        """Return the paired difference on the tasks that both results have."""
         ours, theirs = self.plain["provenance"]["data"], other.plain["provenance"]["data"]
         if (ours["name"], ours["split"]) != (theirs["name"], theirs["split"]):
             raise ValueError(f"results on different data cannot be compared: {ours} and {theirs}")
@@ -99,11 +99,11 @@ class EvaluationResult:
         return self.plain
 
     def markdown(self) -> str:
-        """The tables as one would paste them into a page."""
+        """Return the tables as Markdown."""
         return tables.markdown([self.plain])
 
     def latex(self) -> str:
-        """The same for a paper (needs the booktabs package)."""
+        """Return the tables as LaTeX, for the package booktabs."""
         return tables.latex([self.plain])
 
     def __str__(self) -> str:
@@ -111,7 +111,7 @@ class EvaluationResult:
 
 
 class Evaluation:
-    """One environment, one team, k samples of each task: what is wanted, what is there, what is owed."""
+    """Evaluation of a team on one environment, with k samples of each task."""
 
     def __init__(
         self,
@@ -128,9 +128,10 @@ class Evaluation:
         deterministic: bool = False,
         **make: object,
     ) -> None:
-        """`tokens` keeps each reply's tokens and log-probs with the episodes, where a player knows them.
+        """Set up an evaluation.
 
-        `deterministic`: local models give the same bits whatever else is played at the same time; slower.
+        `tokens` stores each reply's tokens and log-probs, if the player knows them. With `deterministic`, local models give
+        the same bits for any other load; this is slower.
         """
         check_count("k", k)
         if not isinstance(price, Sequence) or len(price) != 2:
@@ -171,16 +172,14 @@ class Evaluation:
 
     @property
     def owed(self) -> dict[str, tuple[Task, int]]:
-        """The samples that still have to be played; those that an outage ended, too."""
+        """Return the samples that still have to be played, with those that an outage ended."""
         return {
             key: slot for key, slot in self.wanted.items()
             if key not in self.rows or self.rows[key].unanswered or (self.retry_errors and self.rows[key].failed)
         }  # fmt: skip
 
     def plan(self) -> EvaluationPlan:
-        """Plan of what a run would do; the cost is extrapolated from the finished episodes, and unknown without
-        any.
-        """
+        """Return the plan of a run. Its cost is extrapolated from finished episodes, and unknown if there are none."""
         done = list(self.rows.values())
         owed = len(self.owed)
         cost = sum(row.cost for row in done) / len(done) * owed if done else None
@@ -196,9 +195,10 @@ class Evaluation:
         }  # fmt: skip
 
     def run(self, *, concurrency: int = 256, on_episode: OnEpisode | None = None) -> EvaluationResult:
-        """Play what is owed, and give the result over all that was wanted.
+        """Play the missing samples, and return the result over all samples.
 
-        A budget that is spent ends it early: `stopped` tells so, and the result is over what was played.
+        If the budget is used up, playing stops early. Then `stopped` gives the reason, and the result covers only the played
+        samples.
         """
         try:
             run_sync(self._play(concurrency, on_episode))
@@ -237,7 +237,7 @@ class Evaluation:
             on_episode(row, plain)
 
     def rescore(self) -> EvaluationResult:
-        """Apply today's reward rules to the saved episodes of these players; nothing is generated."""
+        """Apply the current reward rules to the stored episodes of these players, without generation."""
         if self.store is None:
             raise ValueError("rescore needs the folder of saved episodes (out=…)")
         slots = {(task.id, derive(self.seed, task.id, s)): (key, s) for key, (task, s) in self.wanted.items()}
@@ -259,7 +259,7 @@ class Evaluation:
         return self.result()
 
     def result(self) -> EvaluationResult:
-        """All figures over the wanted episodes that are there; also written to ``results.json``."""
+        """Return all figures over the stored episodes, and write them to ``results.json``."""
         rows, measure = ranked([self.rows[key] for key in self.wanted if key in self.rows], self.measure)
         plain: Results = {
             "schema": SCHEMA,
@@ -281,9 +281,7 @@ class Evaluation:
 
 
 def arena_and_measure(env: EnvLike, make: JsonView) -> tuple[Arena, Measure]:
-    """The arena to play in and what to measure; of an arena or environment that is already made, as it
-    stands.
-    """
+    """Return the arena and the measure of an environment. An existing arena or environment is used unchanged."""
     if isinstance(env, str):
         return _measured(make_arena(env, **make))
     if make:
@@ -301,13 +299,13 @@ def _measured(arena: Arena) -> tuple[Arena, Measure]:
         )
     try:
         known = spec(arena.env_id)
-    except UnknownEnv:  # somebody's own, not registered
+    except UnknownEnv:  # an environment that is not registered
         return arena, Measure(arena.headline)
     return arena, Measure.of_spec(known)
 
 
 def _own_rows(tasks: TaskChoice) -> bool:
-    """Tell whether tasks are rows of one's own, rather than a number or ids."""
+    """Tell whether tasks are the user's own rows, and not a number or ids."""
     return (
         isinstance(tasks, Sequence)
         and not isinstance(tasks, str)

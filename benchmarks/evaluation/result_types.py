@@ -1,4 +1,4 @@
-"""Shapes of what an evaluation writes: `results.json`, and what an entry of the board adds to it."""
+"""Types of the files that an evaluation writes: `results.json`, and the additions of a leaderboard entry."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TypeAlias, TypedDict
 from ...agents.basics.json_types import JsonObject, JsonView
 
 TraceJson: TypeAlias = JsonView
-"""An episode as files hold it (trace.schema.json)."""
+"""Episode as stored in files (trace.schema.json)."""
 
 NodeJson: TypeAlias = JsonView
-"""One node of it."""
+"""Node of an episode as stored in files."""
 Seat: TypeAlias = JsonObject
-"""Player of an agent: what it is called, and by what it is told from others. Models say it themselves."""
+"""Identity of an agent's player: its name, and the facts that distinguish it from other players."""
 
 
 class EstimateDict(TypedDict):
-    """A figure, its interval, and the name of what was estimated."""
+    """Figure, its interval, and the name of its estimator."""
 
     value: float
     low: float | None
@@ -58,7 +58,7 @@ class MeasureDict(TypedDict):
 
 
 class WorldDict(TypedDict):
-    """Environment of an evaluation, its code by hash."""
+    """Environment of an evaluation, with a hash of its code."""
 
     env_id: str
     code_hash: str
@@ -109,7 +109,7 @@ class RunDict(TypedDict):
 
 
 class EpisodeEntry(TypedDict):
-    """Entry of one episode, enough to name the one that was tampered with."""
+    """Entry of one episode, with enough facts to name an episode that was changed."""
 
     task: str
     sample: int
@@ -134,7 +134,7 @@ class Results(TypedDict, total=False):
 
 
 class Metadata(TypedDict, total=False):
-    """Contents of `metadata.yaml`, all of them texts."""
+    """Contents of `metadata.yaml`. All values are texts."""
 
     schema: str
     name: str

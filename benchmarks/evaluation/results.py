@@ -1,8 +1,8 @@
-"""FiguresDict of an evaluation: every number of an evaluation is computed here, from traces and nothing else.
+"""Figures of an evaluation. All of its numbers are computed here, from traces alone.
 
-`episode_row` reads one trace and keeps what the tables need; `figures` turns the rows into the plain dict
-that is ``results.json``. A submission is checked by running the same two again. Failures (an episode that
-ended in an error, or without the headline metric) score 0 in the headline and are shown apart as well.
+`episode_row` reads one trace and returns the values that the tables need. `figures` turns these rows into the content of
+``results.json``. The check of a submission runs both again. An episode that ends in an error, or without the headline
+metric, is a failure: it scores 0, and failures are also counted separately.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _COMPARED_META = (
     "cut",
     "cost",
 )
-"""Measurements of a node that two runs of the same command share; timings are not among them."""
+"""Measurements of a node that are equal in two runs of the same command. Timings are not among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Measure by which an evaluation ranks: a headline metric, and when an episode counts as solved."""
+    """Measure that an evaluation ranks by: the headline metric, and the rule for a solved episode."""
 
     headline: str = "score"
     success_metric: str = ""
@@ -44,7 +44,7 @@ class Measure:
 
     @classmethod
     def of_spec(cls, spec: EnvSpec) -> Measure:
-        """The measure that an environment's spec declares."""
+        """Return the measure of an environment's spec."""
         return cls(spec.headline, spec.success or spec.headline)
 
     def score(self, trace: TraceJson) -> float:
@@ -61,7 +61,7 @@ class Measure:
 
 @dataclass(slots=True)
 class RoleSum:
-    """Sums over what one role did in one or many episodes."""
+    """Sums over the acts of one role, in one or many episodes."""
 
     calls: int = 0
     legal: int = 0
@@ -77,7 +77,7 @@ class RoleSum:
 
 @dataclass(slots=True)
 class EpisodeRow:
-    """One episode, as far as the tables go."""
+    """Row of one episode, with the values that the tables need."""
 
     task: str
     sample: int
@@ -100,14 +100,12 @@ class EpisodeRow:
 
     @property
     def unanswered(self) -> bool:
-        """Tell whether it failed because a model or a tool's server could not be asked: no fault of the environment."""
+        """Tell whether the episode failed because a model or a tool's server could not be reached."""
         return self.failed and self.reason.partition(":")[0] in ("model", "tool")
 
 
 def episode_row(trace: TraceJson, measure: Measure, price: tuple[float, float] = (0.0, 0.0)) -> EpisodeRow:
-    """The row of one trace dict. ``price`` is dollars per million tokens in and out, where a policy reports
-    no cost.
-    """
+    """Return the row of one trace. ``price`` is used if a policy reports no cost: dollars per million tokens in and out."""
     roles: dict[str, RoleSum] = {}
     tools: dict[str, tuple[int, int]] = {}
     cost = 0.0
@@ -135,7 +133,7 @@ def episode_row(trace: TraceJson, measure: Measure, price: tuple[float, float] =
 
 
 def trace_digest(trace: TraceJson) -> str:
-    """A SHA-256 over what two runs of the same episode share: everything but timings and tags."""
+    """Return a SHA-256 of the parts that are equal in two runs of an episode: all except timings and tags."""
     plain = {name: value for name, value in trace.items() if name != "tags"}
     plain["nodes"] = [
         {**node, "meta": {k: v for k, v in (node.get("meta") or {}).items() if k in _COMPARED_META}}
@@ -145,19 +143,19 @@ def trace_digest(trace: TraceJson) -> str:
 
 
 def canonical(value: object) -> bytes:
-    """JSON that is the same for the same content: sorted keys, ASCII, no blanks."""
+    """Return JSON that is equal for equal content: sorted keys, ASCII, no blanks."""
     return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str).encode(
         "ascii"
     )
 
 
 def results_text(plain: Mapping[str, object]) -> str:
-    """Text of ``results.json``: whoever writes one, writes it so."""
+    """Return the text of ``results.json``. Every writer uses this form."""
     return json.dumps(plain, indent=1, sort_keys=True) + "\n"
 
 
 def figures(rows: Sequence[EpisodeRow], measure: Measure, k: int, *, seed: int = 0) -> FiguresDict:
-    """All figures of an evaluation, as plain JSON; deterministic but for the part called ``timing``."""
+    """Return all figures of an evaluation as plain JSON. They are deterministic, except for the part ``timing``."""
     if not rows:
         raise ValueError("an evaluation without a single episode has no figures")
     rows = sorted(rows, key=lambda row: (row.task, row.sample))
@@ -190,7 +188,7 @@ def figures(rows: Sequence[EpisodeRow], measure: Measure, k: int, *, seed: int =
 
 
 def per_task(rows: Iterable[EpisodeRow]) -> dict[str, list[float]]:
-    """Scores by task, for paired differences."""
+    """Return the scores by task, for paired differences."""
     table: dict[str, list[float]] = defaultdict(list)
     for row in sorted(rows, key=lambda r: (r.task, r.sample)):
         table[row.task].append(row.score)
@@ -198,7 +196,7 @@ def per_task(rows: Iterable[EpisodeRow]) -> dict[str, list[float]]:
 
 
 def episode_list(rows: Iterable[EpisodeRow]) -> list[EpisodeEntry]:
-    """List of what ``results.json`` says of each episode: enough to name the one that was tampered with."""
+    """Return the entries of the episodes in ``results.json``, with which a check names an episode that was changed."""
     return [
         {
             "task": r.task,
@@ -218,7 +216,7 @@ def _number(trace: TraceJson, metric: str) -> float:
 
 
 def _cause(trace: Mapping[str, object]) -> str:
-    """Cause of an episode that did not end as it should, in words that many episodes share; empty where it did."""
+    """Return the cause of a failed episode, in words that are equal for similar causes. Empty: it did not fail."""
     ended = str(trace["ended"])
     if ended == "terminal" and not trace.get("error"):
         return ""
@@ -229,7 +227,7 @@ def _cause(trace: Mapping[str, object]) -> str:
 
 
 def ranked(rows: Sequence[EpisodeRow], measure: Measure) -> tuple[list[EpisodeRow], Measure]:
-    """The rows and what they are ranked by: `score`, where the reward in force computes no headline metric."""
+    """Return the rows and their measure. The measure is `score` if the reward rules compute no headline metric."""
     finished = [row for row in rows if not row.failed]
     if not finished or any(measure.headline in row.metrics for row in finished):
         return list(rows), measure
@@ -242,7 +240,7 @@ def ranked(rows: Sequence[EpisodeRow], measure: Measure) -> tuple[list[EpisodeRo
 
 
 def _powers(k: int) -> list[int]:
-    """1, 2, 4, … and k itself."""
+    """Return 1, 2, 4, … and k itself."""
     return sorted({1, k, *(2**i for i in range(k.bit_length()) if 2**i <= k)})
 
 

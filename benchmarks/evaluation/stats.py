@@ -1,17 +1,16 @@
-"""The estimators behind every figure we print, each named exactly.
+"""Estimators of all figures, each with an exact name.
 
 Scores come as one row per task, one number per sample: ``[[1.0, 0.0, 1.0, 1.0], …]``. Rows may differ in
-length (an interrupted run), and each task weighs the same whatever its row's length. Tasks are the unit
-that was drawn from the world, so every interval resamples *tasks*, never single rollouts: four samples of
-one task are not four independent observations.
+length (an interrupted run), but each task has the same weight. Tasks are the independent observations, so every interval
+resamples *tasks* and never single rollouts: four samples of one task are not independent.
 
     average(scores)                 avg@k: mean over tasks of the mean over samples
     pass_at(successes, k)           unbiased pass@k: 1 - C(n-c, k) / C(n, k)     (at least one of k succeeds)
     pass_hat(successes, k)          unbiased pass^k: C(c, k) / C(n, k)           (all of k succeed)
     paired_difference(ours, base)   mean over shared tasks of the difference, with interval and p-value
 
-Whether a score counts as a success is a :class:`Success` predicate that is written out beside the result,
-because "above zero" and "exactly one" are different benchmarks when the score is an F1.
+A :class:`Success` rule tells whether a score counts as a success. It is printed beside the result, because for an F1 "above
+zero" and "exactly one" are different benchmarks.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Success:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure, its interval, and the name of what was estimated. The interval is None below two tasks."""
+    """Figure with its interval and the name of its estimator. With fewer than two tasks, the interval is None."""
 
     value: float
     low: float | None
@@ -84,7 +83,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Ours minus theirs over the tasks that both have seen."""
+    """Difference, ours minus theirs, over the tasks that both have."""
 
     value: float
     low: float | None
@@ -98,9 +97,7 @@ class Difference:
 def average(
     scores: Rows, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL, share: bool = True
 ) -> Estimate:
-    """avg@k: the mean over tasks of each task's mean over its samples. ``share``: scores lie between 0 and
-    1.
-    """
+    """Return avg@k: the mean over tasks of each task's mean over its samples. ``share``: scores lie between 0 and 1."""
     means = np.array([np.mean(row) for row in scores if len(row)], dtype=np.float64)
     k = max((len(row) for row in scores), default=0)
     return _estimate(means, f"avg@{k}", seed, resamples, level, share)
@@ -109,7 +106,7 @@ def average(
 def pass_at(
     successes: Rows, k: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
 ) -> Estimate:
-    """Unbiased pass@k: the chance that at least one of k samples, drawn without replacement, succeeds."""
+    """Return the unbiased pass@k: the probability that at least one of k samples, drawn without replacement, succeeds."""
     values = np.array([1.0 - _all_drawn(n - c, n, k) for c, n in _counts(successes, k)], dtype=np.float64)
     return _estimate(values, f"unbiased pass@{k}", seed, resamples, level)
 
@@ -117,7 +114,7 @@ def pass_at(
 def pass_hat(
     successes: Rows, k: int, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
 ) -> Estimate:
-    """Unbiased pass^k: the chance that all of k samples, drawn without replacement, succeed."""
+    """Return the unbiased pass^k: the probability that all of k samples, drawn without replacement, succeed."""
     values = np.array([_all_drawn(c, n, k) for c, n in _counts(successes, k)], dtype=np.float64)
     return _estimate(values, f"unbiased pass^{k}", seed, resamples, level)
 
@@ -130,7 +127,7 @@ def paired_difference(
     resamples: int = RESAMPLES,
     level: float = LEVEL,
 ) -> Difference:
-    """The mean difference on the tasks that both sides have, keyed by task id."""
+    """Return the mean difference on the tasks that both sides have. Scores are given by task id."""
     shared = sorted(task for task in ours if len(ours[task]) and len(theirs.get(task, ())))
     if not shared:
         raise ValueError("no task in common: a paired difference needs both sides to answer the same tasks")
@@ -142,12 +139,11 @@ def paired_difference(
 def bootstrap_interval(
     values: Floats, *, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
 ) -> tuple[float | None, float | None]:
-    """Interval for the mean of ``values`` (one per task).
+    """Return an interval for the mean of ``values``, one for each task.
 
-    The plain percentile interval is too narrow by about sqrt((n-1)/n) and by the normal's thin tails. The
-    expanded one (Hesterberg 2015, section 5.3) reads the bootstrap distribution at wider quantiles so that
-    both are undone, and keeps what the percentile interval is good at: it follows skew and never leaves the
-    range of the scores.
+    The plain percentile interval is too narrow, by a factor of about sqrt((n-1)/n) and because of the normal distribution's
+    thin tails. The expanded interval (Hesterberg 2015, section 5.3) reads the bootstrap distribution at wider quantiles, which
+    corrects both. Like the percentile interval, it follows skew and stays within the range of the scores.
     """
     n = len(values)
     if n < 2:
@@ -160,9 +156,7 @@ def bootstrap_interval(
 
 
 def sign_flip_p(gaps: Floats, *, seed: int = 0, flips: int = 20_000) -> float:
-    """Two-sided p-value of a mean difference of zero: how often do random signs give a mean as far from
-    zero?
-    """
+    """Return the two-sided p-value of a mean difference: how often random signs give a mean as far from zero."""
     moved = np.abs(gaps[gaps != 0.0])
     n = len(moved)
     if n == 0:
@@ -189,8 +183,8 @@ def _estimate(
         raise ValueError(f"{estimator}: no task has a sample")
     value = float(values.mean())
     if share and n > 1 and value in (0.0, 1.0):
-        # Nothing to resample: a bootstrap would claim certainty. The share of tasks that score anything else is at
-        # most this, and so is the distance of the mean.
+        # All scores are equal, and a bootstrap would claim certainty. The share of tasks with another score is at most this, and
+        # so is the distance of the mean.
         reach = 1 - ((1 - level) / 2) ** (1 / n)
         low, high = (0.0, reach) if value == 0.0 else (1 - reach, 1.0)
         return Estimate(value, low, high, n, estimator, _ALIKE, level)
@@ -199,7 +193,7 @@ def _estimate(
 
 
 def _counts(successes: Rows, k: int) -> list[tuple[int, int]]:
-    """(successes, samples) per task; every task needs k samples, for the estimator does not exist below."""
+    """Return (successes, samples) of each task. Every task needs k samples, otherwise the estimator does not exist."""
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     counts = [(sum(map(bool, row)), len(row)) for row in successes]
@@ -210,15 +204,15 @@ def _counts(successes: Rows, k: int) -> list[tuple[int, int]]:
 
 
 def _all_drawn(marked: int, n: int, k: int) -> float:
-    """The chance that k draws without replacement from n all hit the ``marked`` ones."""
+    """Return the probability that k draws without replacement from n are all among the ``marked`` ones."""
     return math.comb(marked, k) / math.comb(n, k)
 
 
 def _resampled_means(values: Floats, resamples: int, rng: np.random.Generator) -> Floats:
-    """Means of ``resamples`` draws of n tasks with replacement.
+    """Return the means of ``resamples`` draws of n tasks with replacement.
 
-    With few distinct values (0/1 scores, or F1 over k samples) a draw is a multinomial over them: the same
-    distribution, without touching n cells per resample.
+    With few distinct values (0/1 scores, or F1 over k samples), a draw is a multinomial over these values. The distribution is
+    the same, without n numbers for each resample.
     """
     distinct, counts = np.unique(values, return_counts=True)
     n = len(values)
@@ -233,9 +227,7 @@ def _resampled_means(values: Floats, resamples: int, rng: np.random.Generator) -
 
 
 def student_quantile(tail: float, df: int) -> float:
-    """The (negative) quantile of Student's t: exact for df 1 and 2, else Cornish-Fisher (error below 1%
-    from df 3).
-    """
+    """Return the (negative) quantile of Student's t: exact for df 1 and 2, else Cornish-Fisher with an error below 1%."""
     if df == 1:
         return -1 / math.tan(math.pi * tail)
     if df == 2:

@@ -2,10 +2,10 @@
 
     unitymas eval suite:mini --team tiny
 
-A suite's version changes when anything that could change a score does. What it consists of, and the
-fingerprints of its data, stand in ``suites.json``: where the data on a machine is another, the evaluation stops
-and says so rather than printing figures that compare with nothing. The real sets of ``suite:qa`` and the
-others must have been prepared (``unitymas data prepare …``); ``suite:mini`` needs nothing.
+A suite's version changes with every change that could affect a score. ``suites.json`` lists its environments and the
+fingerprints of its data. If the data on this machine differs, the evaluation stops with an error, because its figures could
+not be compared. The real data sets of ``suite:qa`` and others must be prepared first (``unitymas data prepare …``).
+``suite:mini`` needs no preparation.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """One result by environment, and their tables. There is no average over environments: it would mean
-    nothing.
-    """
+    """Results of a suite by environment, and their tables. There is no average over environments, as it has no meaning."""
 
     suite: Suite
     results: dict[str, EvaluationResult] = field(repr=False)
@@ -74,7 +72,7 @@ class SuiteResult:
 
 
 def suite(name: str) -> Suite:
-    """A suite by name ("suite:mini" or "suite:mini-v1"); an unknown one is answered with the nearest."""
+    """Return a suite by name ("suite:mini" or "suite:mini-v1"). The error for an unknown name lists the nearest ones."""
     by_name = {s.name: s for s in _suites()}
     asked, _, version = name.removeprefix("suite:").partition("-v")
     if asked not in by_name:
@@ -112,7 +110,7 @@ def _suites() -> tuple[Suite, ...]:
 def evaluations(
     name: str, team: TeamLike, *, tasks: TaskChoice = None, out: str | Path | None = None, **how: Any
 ) -> dict[str, Evaluation]:
-    """The evaluations that a suite is made of, by environment. ``tasks`` may lower their number of tasks."""
+    """Return the evaluations of a suite, by environment. ``tasks`` may reduce their number of tasks."""
     chosen = suite(name)
     if not chosen.envs:
         raise ValueError(f"{chosen.id} has no environment in this installation")
@@ -138,7 +136,7 @@ def evaluate_suite(
     on_episode: OnEpisode | None = None,
     **how: Any,
 ) -> SuiteResult:
-    """`evaluate` on every environment of a suite."""
+    """Evaluate a team on every environment of a suite."""
     results = {
         env: evaluation.rescore()
         if rescore
@@ -149,7 +147,7 @@ def evaluate_suite(
 
 
 def check_here(chosen: Suite) -> None:
-    """Refuse a suite of real data that is not on this machine, where the mini world would stand in."""
+    """Raise an error if the suite's real data is not on this machine. The mini world must not replace it."""
     real = {spec(env).dataset for env in chosen.envs if chosen.data is None and spec(env).tasks is None}
     if missing := sorted(name for name in real if not is_prepared(name)):
         raise ValueError(
@@ -159,7 +157,7 @@ def check_here(chosen: Suite) -> None:
 
 
 def check_pin(chosen: Suite, env: str, data: DataSet) -> None:
-    """Refuse data that is not what the suite is defined on."""
+    """Raise an error if the data differs from the data of the suite."""
     expected = pins().get(chosen.id, {}).get(env)
     if expected is not None and data.fingerprint != expected:
         raise ValueError(
@@ -169,21 +167,19 @@ def check_pin(chosen: Suite, env: str, data: DataSet) -> None:
 
 
 def settings(chosen: Suite, env: str) -> JsonObject:
-    """The arguments of `make` for one environment of a suite: its test split, and the suite's data where it
-    has any.
-    """
+    """Return the arguments of `make` for one environment of a suite: the test split, and the suite's data if it names one."""
     own = spec(env).tasks is not None
     return {"split": "test"} if own or chosen.data is None else {"split": "test", "data": chosen.data}
 
 
 def pins() -> dict[str, dict[str, str | None]]:
-    """Contents of each suite, with the fingerprint of the test data (None: not pinned, real data)."""
+    """Return the contents of each suite, with fingerprints of the test data. None: real data without a fixed fingerprint."""
     contents: dict[str, dict[str, str | None]] = json.loads(asset(PINS))
     return contents
 
 
 def compose() -> dict[str, dict[str, str | None]]:
-    """Compose what ``suites.json`` should hold for the environments and the generated data of this release."""
+    """Return the content of ``suites.json`` for the environments and the generated data of this release."""
     packaged = [env for env in list_envs() if pinned_test(env)]
     every = [env for env in list_envs() if env not in packaged]
 
@@ -209,7 +205,7 @@ def compose() -> dict[str, dict[str, str | None]]:
 
 
 def pinned_test(env: str) -> str | None:
-    """The fingerprint that the test tasks of an environment always have, out of the package that carries them."""
+    """Return the fixed fingerprint of an environment's test tasks, from the package that contains them."""
     entry = CATALOGUE.get(spec(env).dataset)
     return entry.package.fingerprints.get("test") if entry and entry.package else None
 

@@ -1,7 +1,6 @@
-"""Results as tables to paste: Markdown for pages, LaTeX (booktabs) for papers, from the plain dicts of
-results.
+"""Tables of results: Markdown for pages, LaTeX (booktabs) for papers.
 
-Every table says what it estimates. Intervals are 95%, over tasks; a figure without one had a single task.
+Every table names its estimators. Intervals are 95%, over tasks. A figure without an interval comes from a single task.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ Row = tuple[str, ...]
 
 
 class Effect(Protocol):
-    """Effect of one role: the score with it exchanged, and the difference."""
+    """Effect of one role: the score when another team plays it, and the difference."""
 
     @property
     def role(self) -> str:
-        """Role that was exchanged."""
+        """Name of the role."""
         ...
 
     @property
     def score(self) -> Estimate:
-        """Score with it exchanged."""
+        """Score when another team plays the role."""
         ...
 
     @property
     def difference(self) -> Difference:
-        """Difference to the score without."""
+        """Difference to the score of the unchanged team."""
         ...
 
 
 class Interval(TypedDict):
-    """A figure with its interval."""
+    """Figure with its interval."""
 
     value: float
     low: float | None
@@ -44,14 +43,14 @@ class Interval(TypedDict):
 
 
 def markdown(results: Sequence[Results]) -> str:
-    """One line per result, then one table of roles, then what the columns are."""
+    """Return a table with one line for each result, a table of roles, and an explanation of the columns."""
     parts = [_grid(*_scores(results)), _grid(*_role_rows(results))]
     failures = _failures(results)
     return "\n\n".join([*parts, *([failures] if failures else []), _notes(results)]) + "\n"
 
 
 def latex(results: Sequence[Results]) -> str:
-    """The table of scores as a booktabs tabular."""
+    """Return the table of scores as a booktabs tabular."""
     header, rows = _scores(results)
     columns = "l" + "r" * (len(header) - 1)
     lines = [
@@ -62,7 +61,7 @@ def latex(results: Sequence[Results]) -> str:
 
 
 def effects_markdown(name: str, effects: Sequence[Effect]) -> str:
-    """Role ablation or swap, one line per role, the largest effect first."""
+    """Return the table of a role ablation or swap: one line for each role, the largest effect first."""
     rows = [
         (e.role, number(e.score.value), signed(e.difference.value), between(e.difference.low, e.difference.high),
          p_value(e.difference.p))
@@ -72,7 +71,7 @@ def effects_markdown(name: str, effects: Sequence[Effect]) -> str:
 
 
 def difference_markdown(name: str, difference: Difference) -> str:
-    """One paired difference as a sentence."""
+    """Describe one paired difference in a sentence."""
     return (
         f"{name}: {signed(difference.value)} {between(difference.low, difference.high)}, {p_value(difference.p, 'p ')} "
         f"({difference.tasks} shared tasks; {difference.estimator}; {difference.test})\n"
@@ -96,7 +95,7 @@ def p_value(p: float, name: str = "") -> str:
 
 
 def estimate(plain: Interval | EstimateDict | None) -> str:
-    """``0.512 ± 0.031`` where the interval is even, else ``0.512 [0.470, 0.533]``."""
+    """Return ``0.512 ± 0.031`` for a symmetric interval, else ``0.512 [0.470, 0.533]``."""
     if plain is None:
         return "–"
     value, low, high = plain["value"], plain["low"], plain["high"]
@@ -189,7 +188,7 @@ def _value(table: Mapping[str, EstimateDict], k: str) -> str:
 
 
 def _grid(header: Row, rows: Sequence[Row]) -> str:
-    """A Markdown table whose source is aligned too: numbers to the right, words to the left."""
+    """Return a Markdown table with an aligned source: numbers to the right, words to the left."""
     cells = [tuple(_cell(c) for c in row) for row in (header, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
     numeric = [all(row[i][:1] in "0123456789+−–[≤" for row in cells[1:]) for i in range(len(header))]

@@ -1,7 +1,7 @@
-"""The console of an evaluation: live where there is a terminal, a line now and then where there is none.
+"""Console of an evaluation: a live table on a terminal, otherwise a line from time to time.
 
-Everything that models or tasks wrote is shown through `printable`: it cannot move the cursor, set colours,
-or turn the direction of text.
+All text of models and tasks passes through `printable`, so it cannot move the cursor, set colours or change the direction of
+text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAINT_EVERY = 0.25
 
 
 class Board:
-    """Shows an evaluation as it goes. Use it as a context, and its `episode` as ``on_episode``."""
+    """Display of a running evaluation. Use it as a context manager, and its `episode` as ``on_episode``."""
 
     def __init__(
         self, title: str, total: int, done: int = 0, *, stream: TextIO | None = None, quiet: bool = False
@@ -55,7 +55,7 @@ class Board:
             self._live.stop()
 
     def episode(self, row: EpisodeRow, trace: TraceJson) -> None:
-        """One more episode has ended."""
+        """Add an episode that has ended."""
         self.done += 1
         self.fresh += 1
         self.scores[trace["env_id"], row.task].append(row.score)
@@ -79,7 +79,7 @@ class Board:
             self.stream.flush()
 
     def line(self) -> str:
-        """The state in one line."""
+        """Return the state in one line."""
         shown = ""
         if len({env for env, _ in self.scores}) == 1:  # a mean over different environments would mean nothing
             score = stats.average(list(self.scores.values()), resamples=500)

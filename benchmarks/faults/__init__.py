@@ -1,1 +1,1 @@
-"""Faults: runs whose processes are killed at random and at chosen moments, beside the run that nobody disturbs."""
+"""Test of faults: runs whose processes are killed, compared with an undisturbed run."""

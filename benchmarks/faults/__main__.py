@@ -1,17 +1,18 @@
-"""Kill runs at random and at chosen moments, and compare what comes out with a run that nobody disturbs.
+"""Kill processes of runs, at random and at chosen moments, and compare the results with an undisturbed run.
 
     python -m unitymas.benchmarks.faults [--kinds controller:44,rank:20,group:16,ray-controller:10,engine:10] [--out FILE.json]
 
-    controller       the process of a run with groups inside; it is resumed as a user resumes it
-    rank             one of two processes over which a group is sharded; the run goes on by itself
-    group            the Ray actor of one of two groups; the run goes on by itself
-    ray-controller   the driver of a run on Ray; what Ray started has to end with it
-    engine           vLLM's engine process, where vLLM is installed; the run goes on by itself
+    controller       the process of a run with its groups; it is resumed as a user does it
+    rank             one of two processes that share a group; the run continues by itself
+    group            the Ray actor of one of two groups; the run continues by itself
+    ray-controller   the driver of a run on Ray; all processes that Ray started must end with it
+    engine           vLLM's engine process, if vLLM is installed; the run continues by itself
 
-That mix, 100 kills, is the default; without vLLM the controller takes those of the engine. Moments are dealt out evenly: in
-the middle of collection, update, sync and save, and at any time at all (`--moments`). A run takes at most `--per-run` kills, goes on to its end, and must then equal the undisturbed run: weights, optimisers, samples
-and chance in its last checkpoint byte for byte; each step once in its book, with the same figures; each sample once; no
-unfinished file; no process left. Runs are deterministic, on a tiny model and a few steps.
+The default is this mix of 100 kills. Without vLLM, the controller gets the engine's kills. The moments are divided evenly
+between collection, update, sync, save and any time (`--moments`). A run gets at most `--per-run` kills and continues to its
+end. Then it must equal the undisturbed run: weights, optimizers, samples and random state of the last checkpoint byte for
+byte, each step once in its log with the same figures, each sample once, no unfinished file, and no process left. Runs are
+deterministic, with a tiny model and a few steps.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from .blows import MOMENTS, RECIPE, Blow, Hand, UnderFire, aimed
 from .equality import differences
 
 KINDS = {"controller": 44, "rank": 20, "group": 16, "ray-controller": 10, "engine": 10}
-"""Number of kills of each kind by default: more of what starts quickly."""
+"""Default number of kills of each kind. Kinds that start quickly have more."""
 FUTILE = 5
-"""Runs, one after the other, that may end before any of their blows falls."""
+"""Largest number of successive runs that may end before any kill."""
 
 
 @dataclass
@@ -52,13 +53,13 @@ class Toll:
     runs: int = 0
     seconds: float = 0.0
     kills: Counter[str] = field(default_factory=Counter)
-    """Kills by the moment at which they were aimed."""
+    """Kills by their planned moment."""
     hits: Counter[str] = field(default_factory=Counter)
-    """Kills by what groups were asked for when they fell; "between": nothing of it."""
+    """Kills by the calls of groups that were open; "between" for none."""
     resumed: int = 0
-    """Lives after a kill of the controller."""
+    """Number of resumed controllers."""
     restarts: int = 0
-    """Losses that the books count."""
+    """Lost groups and engines that the logs of the runs count."""
     faults: list[str] = field(default_factory=list)
 
     def line(self) -> str:
@@ -68,7 +69,7 @@ class Toll:
 
 
 class Battle:
-    """The runs of one kind, in a folder of their own."""
+    """Runs of one kind, in their own folder."""
 
     def __init__(self, kind: str, kills: int, place: Path, model: str, args: argparse.Namespace) -> None:
         self.kind, self.kills, self.place, self.model, self.args = kind, kills, place, model, args
@@ -83,11 +84,11 @@ class Battle:
 
     @property
     def over(self) -> bool:
-        """Tell whether all kills are done, or something differs."""
+        """Tell whether all kills are done, or a run differs."""
         return self.report.kills.total() >= self.kills or bool(self.report.faults)
 
     def fight(self) -> None:
-        """Make one run under fire, before the first one the undisturbed run."""
+        """Make one run with kills. Before the first one, make the undisturbed run."""
         began, report = time.monotonic(), self.report
         self.calls = self.calls or self.undisturbed()
         before = report.kills.total()
@@ -104,7 +105,7 @@ class Battle:
             )
 
     def undisturbed(self) -> dict[str, list[float]]:
-        """Run to the end. Return how long each call took, by name, and the whole run."""
+        """Make the undisturbed run. Return the seconds of each call by name, and of the whole run."""
         where, told = self.place / "whole", self.place / "calls.json"
 
         def life() -> None:
@@ -126,15 +127,15 @@ class Battle:
         return calls
 
     def hand(self, blows: list[Blow]) -> Hand:
-        """The hand of this process's life. Its clocks run from here."""
+        """Return the object that kills in this process. Its clocks start now."""
         return Hand(self.kind, blows, self.place / "kills.jsonl", self.chance.randrange(1 << 30))
 
     def life(self, where: Path, blows: list[Blow]) -> None:
-        """All that a life under fire does."""
+        """Do the work of one process of a run with kills."""
         self.play(where, self.hand(blows))
 
     def play(self, where: Path, hand: Hand) -> None:
-        """Begin the run, or go on with it as its directory allows: the whole of a life."""
+        """Begin the run, or resume it if its directory allows that, and play to its end."""
         UnderFire.hand = hand
         tempfile.tempdir = str(self.temporary)
         work.register_pair()
@@ -154,7 +155,7 @@ class Battle:
                 ray.shutdown()
 
     def under_fire(self, where: Path, calls: dict[str, list[float]], kills: int) -> None:
-        """One run with at most so many kills."""
+        """Make one run with at most this many kills."""
         log = self.place / f"{where.name}.log"
         blows = [aimed(calls, self.chance, moment) for moment in self.dealt(kills)]
         own = self.kind in ("controller", "ray-controller")
@@ -184,7 +185,7 @@ class Battle:
         self.compare(where)
 
     def dealt(self, kills: int) -> list[str]:
-        """Return moments for so many kills: those first that were struck least."""
+        """Return the moments of the next kills, beginning with those that had the fewest."""
         counts, moments = Counter(self.report.kills), []
         for _ in range(kills):
             moments.append(min(self.moments, key=lambda moment: counts[moment]))
@@ -192,7 +193,7 @@ class Battle:
         return moments
 
     def compare(self, where: Path) -> None:
-        """Look at what came out."""
+        """Compare a run with the undisturbed run."""
         odd = differences(where, self.place / "whole", bits=self.kind != "engine")
         self.report.faults += [f"{where.name}: {difference}" for difference in odd]
         left = sorted(path.name for path in self.temporary.iterdir())
@@ -203,13 +204,13 @@ class Battle:
             shutil.rmtree(where)
 
     def noted(self) -> list[JsonObject]:
-        """Kills so far, as the hands noted them."""
+        """Return the recorded kills."""
         notes = self.place / "kills.jsonl"
         return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
 
 
 def in_a_life(work: Callable[[], object], log: Path) -> None:
-    """Do what starts threads in a process of its own, so that this one may still fork."""
+    """Do work that starts threads in another process, so that this process can still fork."""
 
     def life() -> None:
         work()
@@ -259,7 +260,7 @@ def by_default() -> dict[str, int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kill, compare, and print the table. Return 1 where something differs."""
+    """Kill, compare, and print the table. Return 1 if a run differs."""
     args = parse(argv)
     import torch
 

@@ -1,7 +1,7 @@
-"""Blows: who is killed, and when. A recipe that is the usual step, whose calls to groups are counted and struck.
+"""Kills: their targets and moments. A recipe counts the calls of groups and kills at the chosen one.
 
-A blow is aimed at a call ("the third `save`, 12 ms after its beginning") or comes at a random time. What it does is
-SIGKILL, to the controller's own process, to a rank, or to the process of a group's actor.
+A kill happens at a call ("the third `save`, 12 ms after its beginning") or at a random time. It sends SIGKILL to the
+controller, to a rank, or to the process of a group's actor.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ MOMENTS = {
     "sync": ("publish",),
     "save": ("save", "export"),
 }
-"""Moments at which a blow is aimed: the calls to a group that make them up."""
+"""Moments of kills, with the calls of groups that belong to each."""
 
 
 @dataclass(frozen=True)
 class Blow:
-    """One SIGKILL to come."""
+    """Planned SIGKILL."""
 
     moment: str
     """A key of `MOMENTS`, or "any"."""
     call: str = ""
     number: int = 0
-    """Number of the call that is struck, counted from 1."""
+    """Number of the call at which to kill, counted from 1."""
     delay: float = 0.0
-    """Seconds after its beginning; after the last blow where the moment is "any"."""
+    """Seconds after the beginning of the call, or after the last kill if the moment is "any"."""
 
 
 def aimed(calls: dict[str, list[float]], chance: random.Random, moment: str) -> Blow:
-    """Choose a call of a moment. `calls` are those of the undisturbed run, with how long each took."""
+    """Plan a kill at a random call of a moment. `calls` holds the calls of the undisturbed run, with their seconds."""
     if moment == "any":
         return Blow("any", delay=chance.uniform(0.0, max(0.3, calls["run"][0])))
     call = chance.choice([name for name in MOMENTS[moment] if name in calls])
@@ -58,7 +58,7 @@ def aimed(calls: dict[str, list[float]], chance: random.Random, moment: str) -> 
 
 
 def phase_of(calls: Counter[str]) -> str:
-    """Return the moment that the open calls belong to; "between" where no group is asked for any of them."""
+    """Return the moment of the open calls; "between" if no such call is open."""
     for moment in ("save", "sync", "update", "collection"):
         if any(calls[call] > 0 for call in MOMENTS[moment]):
             return moment
@@ -66,7 +66,7 @@ def phase_of(calls: Counter[str]) -> str:
 
 
 class Hand:
-    """Strikes in this process's runs: it counts calls to groups, and notes each blow before it falls."""
+    """Object that kills in the runs of this process. It counts calls of groups, and records each kill before it happens."""
 
     def __init__(self, kind: str, blows: list[Blow], notes: Path, seed: int = 0) -> None:
         self.kind, self.blows, self.notes = kind, blows, notes
@@ -79,7 +79,7 @@ class Hand:
         self._arm()
 
     def _arm(self) -> None:
-        """Set the clock of the next blow, where it comes at a random time."""
+        """Start the timer of the next kill if its moment is random."""
         if self.blows and self.blows[0].moment == "any" and not self._armed:
             self._armed = True
             clock = threading.Timer(self.blows[0].delay, self.strike, [self.blows[0], ""])
@@ -87,7 +87,7 @@ class Hand:
             clock.start()
 
     def called(self, call: str, group: str) -> None:
-        """Count a call; strike if the next blow is aimed at it."""
+        """Count a call, and kill if the next kill is planned for it."""
         self.counts[call] += 1
         if self.blows and not self._armed:
             blow = self.blows[0]
@@ -98,7 +98,7 @@ class Hand:
                 clock.start()
 
     def strike(self, blow: Blow, group: str) -> None:
-        """Kill, and note it first. Where nobody stands to be killed, try again soon."""
+        """Record the kill, then kill. If there is no such process at the moment, try again soon."""
         with self._lock:
             victims = self.victims(group)
             if not victims:
@@ -114,12 +114,12 @@ class Hand:
                 os.fsync(file.fileno())
             os.kill(victim, signal.SIGKILL)
             self.blows.pop(0)
-            self.counts.clear()  # the next blow counts from here
+            self.counts.clear()  # the next kill counts from here
             self._armed = False
         self._arm()
 
     def victims(self, group: str) -> list[int]:
-        """Processes of the kind that is killed."""
+        """Return the processes of the kind to kill."""
         if self.kind in ("controller", "ray-controller"):
             return [os.getpid()]
         if self.kind == "rank":
@@ -134,25 +134,25 @@ class Hand:
 
 
 class StruckGroups:
-    """Stands in for a run's watchdog where groups are handed out: each call is counted, and may be struck."""
+    """Replacement of a run's watchdog, which wraps groups so that each call is counted and may be killed."""
 
     def __init__(self, watchdog: Watchdog, hand: Hand) -> None:
         self.watchdog, self.hand = watchdog, hand
 
     def over(self, group: Group, name: str) -> Group:
-        """A model group whose calls the hand sees."""
+        """Return a model group whose calls are counted."""
         self.hand.groups[name] = group
         return cast(Group, Struck(self.watchdog.over(group, name), name, self.hand))
 
 
 class Struck:
-    """A model group as it is; the hand is told of each call."""
+    """Model group that reports each call to the `Hand`."""
 
     def __init__(self, group: Group, name: str, hand: Hand) -> None:
         self._group, self._name, self._hand = group, name, hand
 
     def abandon(self) -> None:
-        """End it without waiting."""
+        """End the group without waiting."""
         self._group.abandon()
 
     def __getattr__(self, call: str) -> Any:
@@ -172,12 +172,12 @@ class Struck:
 
 
 class UnderFire(Default):
-    """The usual step. The hand of this process is told of every call to a group."""
+    """Default recipe whose calls of groups are reported to the `Hand` of this process."""
 
     hand: Hand | None = None
 
     def check(self, run: Stage) -> None:
-        """Take the groups in hand before they start."""
+        """Wrap the groups before they start."""
         if self.hand is not None:
             run.hosts.watchdog = cast(Watchdog, StruckGroups(run.hosts.watchdog, self.hand))
 

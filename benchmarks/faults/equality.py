@@ -1,4 +1,4 @@
-"""Equality of a run that was killed and went on with the run that nobody disturbed: bits, books, samples, files."""
+"""Comparison of a run that was killed and continued with the undisturbed run: bits, logs, samples, files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LEFT_OVERS = (".writing-", ".replaced", ".damaged", ".tmp")
 
 
 def differences(run: Path, whole: Path, bits: bool = True) -> list[str]:
-    """Return all that differs, in words. Nothing: the run is what the undisturbed one is.
+    """Describe all differences from the undisturbed run. Empty: there are none.
 
-    Without `bits` two runs need not agree (vLLM promises no bits): then files, steps, and names of samples are compared.
+    Without `bits` (vLLM does not guarantee them), only files, steps and names of samples are compared.
     """
     if not bits:
         return [*torn(run), *places(run, whole), *samples(run, whole, _name)]
@@ -28,7 +28,7 @@ def differences(run: Path, whole: Path, bits: bool = True) -> list[str]:
 
 
 def torn(run: Path) -> Iterator[str]:
-    """Name files that are unfinished, damaged, or left behind."""
+    """Yield the files that are unfinished, damaged, or should have been removed."""
     for path in sorted(run.rglob("*")):
         if any(mark in path.name for mark in LEFT_OVERS):
             yield f"{path.relative_to(run)} is left behind"
@@ -45,8 +45,9 @@ def weights(run: Path, whole: Path) -> Iterator[str]:
 
 
 def state(run: Path, whole: Path) -> Iterator[str]:
-    """Compare the last checkpoint byte for byte: optimisers, samples, chance, recipe; of the controller's file all but
-    its place in the book, which tells times.
+    """Compare the last checkpoint byte for byte: optimizers, samples, random state, recipe.
+
+    The controller's position in its log is not compared, because the log contains times.
     """
     mine, theirs = (checkpoint.finished(place / "checkpoints") for place in (run, whole))
     if [path.name for path in mine] != [path.name for path in theirs]:
@@ -72,7 +73,7 @@ def _folders(mine: Path, theirs: Path, run: Path, skip: set[str] = frozenset()) 
 
 
 def same_file(mine: Path, theirs: Path) -> bool:
-    """Tell whether two files hold the same: the same bytes, or the same tensors and data, which can be written in two orders."""
+    """Tell whether two files have equal bytes, or equal tensors and data in another order."""
     if mine.read_bytes() == theirs.read_bytes():
         return True
     if mine.suffix == ".safetensors":
@@ -84,7 +85,7 @@ def same_file(mine: Path, theirs: Path) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Tell whether two values are equal to the bit, tensors and the order of keys included."""
+    """Tell whether two values are equal to the bit, including tensors and the order of keys."""
     import torch
 
     if type(a) is not type(b):
@@ -99,7 +100,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def books(run: Path, whole: Path) -> Iterator[str]:
-    """Compare the books: every step and every validation once, in order, with the same figures."""
+    """Compare the logs: every step and every validation once, in order, with the same figures."""
     if odd := list(places(run, whole)):
         yield from odd
         return
@@ -112,7 +113,7 @@ def books(run: Path, whole: Path) -> Iterator[str]:
 
 
 def places(run: Path, whole: Path) -> Iterator[str]:
-    """Compare which steps and validations the books tell."""
+    """Compare the steps and validations in the logs."""
     mine, theirs = ([(row["kind"], row["step"]) for row in _rows(place)] for place in (run, whole))
     if mine != theirs:
         yield f"metrics.jsonl has {_odd(mine, theirs)} lost or doubled"
@@ -128,7 +129,7 @@ def _odd(mine: list[tuple[str, int]], theirs: list[tuple[str, int]]) -> str:
 
 
 def _timeless(value: Any) -> Any:
-    """Return a record without what a clock gave."""
+    """Return a record without times."""
     if isinstance(value, dict):
         return {k: _timeless(v) for k, v in value.items() if not _of_clock(k)}
     return [_timeless(v) for v in value] if isinstance(value, list) else value
@@ -143,9 +144,9 @@ def _of_clock(name: str) -> bool:
 
 
 def samples(run: Path, whole: Path, part: Callable[[Row], object] = lambda row: row) -> Iterator[str]:
-    """Compare what was sampled: every record of every step once, token by token, and every episode that was kept.
+    """Compare all samples: every record of every step once, token by token, and every stored episode.
 
-    `part` is what is compared of a record: by default all of it.
+    `part` returns the part of a record that is compared; the default is all of it.
     """
     for kind in ("samples", "traces"):
         ours, others = ({p.name: p for p in (place / kind).glob("*.zst")} for place in (run, whole))
@@ -168,5 +169,5 @@ def _records(path: Path, part: Callable[[Row], object]) -> Iterator[str]:
 
 
 def _name(row: Row) -> object:
-    """Return what names a sample or an episode, whatever was said there."""
+    """Return the name of a sample or an episode, without its content."""
     return row.get("id") or (row["task_id"], row["seed"])

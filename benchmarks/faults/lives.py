@@ -1,6 +1,6 @@
-"""Processes of a run under fire: forked from one that has imported everything, counted, and none left behind.
+"""Processes of runs with kills: forked from a process that has imported all packages, and checked for leftovers.
 
-The harness adopts orphans (`PR_SET_CHILD_SUBREAPER`), so whatever a killed process leaves stays among its descendants.
+The harness adopts orphans (`PR_SET_CHILD_SUBREAPER`), so the children of a killed process stay among its descendants.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EARLY = {
     "accelerate", "gymnasium", "huggingface_hub", "pettingzoo", "safetensors", "sympy", "tokenizers", "torch",
     "transformers", "unitymas",
 }  # fmt: skip
-"""Packages that each life needs, and that take seconds to import."""
+"""Packages that each process needs, and that take seconds to import."""
 
 
 def adopt_orphans() -> None:
@@ -31,7 +31,7 @@ def adopt_orphans() -> None:
 
 
 def begin(work: Callable[[], None], log: Path) -> int:
-    """Fork a life that does `work`, and writes what it says to `log`. Return its process id."""
+    """Fork a process that does `work` and writes its output to `log`. Return its id."""
     sys.stdout.flush()
     child = os.fork()
     if child:
@@ -51,21 +51,21 @@ def begin(work: Callable[[], None], log: Path) -> int:
 
 
 def import_early(modules: Iterable[str]) -> None:
-    """Import what a life imported, so that the next ones begin at once. Ray and vLLM stay out: they start threads."""
+    """Import the modules that a process imported, so that the next ones start at once. Ray and vLLM would start threads."""
     for name in modules:
         if name.partition(".")[0] in EARLY and name not in sys.modules:
-            with suppress(Exception):  # some are made by others' imports, and have no file
+            with suppress(Exception):  # some modules are made by others and have no file
                 importlib.import_module(name)
 
 
 def ended(pid: int) -> int | None:
-    """Return the exit code of a life, negative for a signal, or None while it lives. Orphans that have ended are buried."""
+    """Return a process's exit code, negative for a signal, or None while it runs. Collect the exit codes of orphans."""
     done, status = os.waitpid(pid, os.WNOHANG)
     return None if done == 0 else os.waitstatus_to_exitcode(status)
 
 
 def lasts(pid: int, seconds: float) -> int | None:
-    """Wait for the end of a life, at most so long. Return its exit code, or None if it goes on."""
+    """Wait for the end of a process, at most this long. Return its exit code, or None if it still runs."""
     until = time.monotonic() + seconds
     while (code := ended(pid)) is None and time.monotonic() < until:
         time.sleep(0.01)
@@ -73,7 +73,7 @@ def lasts(pid: int, seconds: float) -> int | None:
 
 
 def family(root: int) -> dict[int, str]:
-    """Return the living descendants of a process, with what each of them is."""
+    """Return the running descendants of a process, with the command of each."""
     parents: dict[int, int] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -102,7 +102,7 @@ def title(pid: int) -> str:
 
 
 def survivors(seconds: float = 120.0) -> list[str]:
-    """Wait until no descendant of this process lives. Return those that still do after so long, and end them."""
+    """Wait until no descendant of this process runs. After the limit, return those that still run, and end them."""
     until = time.monotonic() + seconds
     while (living := family(os.getpid())) and time.monotonic() < until:
         bury()

@@ -1,4 +1,4 @@
-"""Work of the runs that are killed: a team of two on a tiny random model, small steps, equal bit for bit."""
+"""Work of the runs that are killed: a team of two roles on a tiny random model, in deterministic mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = ("w1", "w2", "w3", "w4")
 
 
 class PairUnderFire(Workflow):
-    """Two roles say a word each; the second one's is the answer."""
+    """Team of two roles, which reply with a word each. The second word is the answer."""
 
     roles = (Role("first", reply=Choice(*WORDS)), Role("second", reply=Choice(*WORDS)))
 
@@ -62,7 +62,7 @@ def make_model(folder: Path) -> str:
 
 
 def settings(model: str, kind: str, steps: int, recipe: str) -> Tree:
-    """Config of a run: two policies, one with a critic, in two groups (over ranks: in one of two ranks)."""
+    """Return the config of a run: two policies, one with a critic, in two groups, or for kills of ranks in one group."""
     if kind == "engine":
         return _with_vllm(steps, recipe)
     ranks = 2 if kind == "rank" else 1
@@ -74,13 +74,13 @@ def settings(model: str, kind: str, steps: int, recipe: str) -> Tree:
         "recipe": recipe, "checkpoint_every": 2, "restarts": 99, "restart_pause": 0.1, "eval": {"every": 2, "tasks": 2},
         "log": {"console": "off", "traces_every": 1}, "groups": groups, "map": {"first": "a", "second": "b"},
         "runtime": "ray" if kind in ("group", "ray-controller") else "local",
-        "ray": {"address": "local"},  # one of its own, whatever else runs on this machine
+        "ray": {"address": "local"},  # its own Ray, apart from others on this machine
         "policies": {"a": {"group": "one", **own}, "b": {"group": list(groups)[-1], "algorithm": {"name": "grpo"}, **own}},
     }  # fmt: skip
 
 
 def _with_vllm(steps: int, recipe: str) -> Tree:
-    """Config of a run whose engine is vLLM, which promises no bits, with the embedded tiny model."""
+    """Return the config of a run with vLLM, which does not guarantee equal bits, and the embedded tiny model."""
     options = {"enforce_eager": True}
     policy = {
         "algorithm": {"name": "grpo"},

@@ -1,10 +1,10 @@
-"""Does a program mean in the sandbox what it means under `python program.py`? Side by side, over a corpus.
+"""Comparison of the sandbox with `python program.py`, over a corpus of honest programs.
 
     python -m unitymas.benchmarks.judge.honest
 
-Each program runs in the sandbox and by a bare interpreter in an empty folder, with the same input: exit status
-and standard output must be equal. The corpus is `idioms.py` and the doctests of the standard library;
-HumanEval and MBPP are judged against the bare interpreter by `verdicts.py`.
+Each program runs in the sandbox and with a bare interpreter in an empty folder, with the same input. Exit status and standard
+output must be equal. The corpus is `idioms.py` and the doctests of the standard library. `verdicts.py` compares the two on
+HumanEval and MBPP.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIMITS = Limits(time_limit=20.0, wall_limit=120.0, memory_mb=1024, processes=32)
 
 
 def bare(source: str) -> tuple[int, str]:
-    """Exit status and output under `python program.py < input`."""
+    """Return exit status and output of `python program.py < input`."""
     interpreter = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     environment = {"LANG": "C.UTF-8", "PATH": "", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +48,7 @@ def sandboxed(source: str, sandbox: str) -> tuple[int, str]:
 
 
 def differences(programs: list[tuple[str, str]], sandbox: str = "auto") -> list[dict[str, object]]:
-    """Programs that the two run differently; a difference must show three times, since some depend on time."""
+    """Return the programs with different results. A difference must occur three times, because some depend on time."""
 
     def compare(program: tuple[str, str]) -> dict[str, object] | None:
         name, source = program

@@ -1,7 +1,7 @@
-"""Honest programs of many styles, for `honest.py`: how people read, print, exit, recurse, share work and clean up.
+"""Honest programs in many styles, for `honest.py`: ways to read, print, exit, recurse, share work and clean up.
 
-Each is a script as one writes it for `python program.py`; none asks for network, other programs or the host's
-files, which the sandbox refuses on purpose. `INPUT` is every program's standard input.
+Each is a script for `python program.py`. None needs network, other programs or files of the host, which the sandbox refuses on
+purpose. `INPUT` is the standard input of every program.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ WHOLE = {
 
 
 def idioms() -> Iterator[tuple[str, str]]:
-    """Every way of reading with every way of printing, every way of ending after a few of them, and the rest."""
+    """Yield every way of reading with every way of printing, every way of ending after a few of these, and the rest."""
     for reading, read in READING.items():
         for printing, write in PRINTING.items():
             yield f"{reading} / {printing}", f"{read}\n{write}\n"
@@ -340,7 +340,7 @@ def idioms() -> Iterator[tuple[str, str]]:
 
 
 def library_examples() -> Iterator[tuple[str, str]]:
-    """The doctests of the standard library's own modules."""
+    """Yield the doctests of the standard library's modules."""
     folder = Path(sys.modules["os"].__file__ or "").parent
     for path in sorted(folder.glob("*.py")):
         if ">>>" in path.read_text(errors="replace") and path.stem not in ("antigravity", "doctest", "this"):

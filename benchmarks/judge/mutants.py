@@ -1,10 +1,9 @@
-"""Mutants of programs: one small change each, and what to make of those that still pass.
+"""Mutants of programs, with one small change each, and a search for the meaning of those that still pass.
 
-A mutant that passes its problem's assertions is either *equivalent* (it computes the same) or *unasked* (it is
-wrong where no assertion looks). `difference` tells them apart as far as can be told: it calls solution and
-mutant side by side, in the sandbox, on the assertions' own arguments and on hundreds of variations of them.
-An input where they differ proves "unasked"; finding none is evidence for "equivalent" and no proof: such
-mutants are for reading (docs/sandbox.md says what reading found).
+A mutant that passes its problem's assertions is either *equivalent* (it computes the same) or *unasked* (it is wrong only
+for inputs that no assertion tests). `difference` looks for an input that separates solution and mutant. It calls both in
+the sandbox, with the arguments of the assertions and with hundreds of variations. A difference proves "unasked". If there is
+none, "equivalent" is likely but not proved, and a person has to read the mutant (docs/sandbox.md has the result).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _TURNS: dict[type, type] = {
 
 
 def mutants(source: str, most: int, chance: random.Random) -> Iterator[tuple[str, str]]:
-    """Make up to `most` mutants of a program, at different places: (what was changed, the changed program)."""
+    """Yield up to `most` mutants of a program, with changes at different places: (description, changed program)."""
     counter = _Mutation(-1)
     counter.visit(ast.parse(source))
     for target in chance.sample(range(counter.count), min(most, counter.count)):
@@ -34,7 +33,7 @@ def mutants(source: str, most: int, chance: random.Random) -> Iterator[tuple[str
 
 
 class _Mutation(ast.NodeTransformer):
-    """Changes the `target`-th place where it can; `count` says how many places there are."""
+    """Transformer that changes the `target`-th possible place. `count` is the number of possible places."""
 
     def __init__(self, target: int) -> None:
         self.target, self.count, self.change = target, 0, ""
@@ -59,11 +58,11 @@ def _changed(node: ast.AST) -> ast.expr | None:
     return None
 
 
-# --- what a surviving mutant is -------------------------------------------------------------------------
+# --- meaning of a surviving mutant ----------------------------------------------------------------------
 
 
 def difference(solution: str, mutant: str, function: str, calls: list[tuple[object, ...]], seed: int) -> str:
-    """An input that tells mutant from solution, or how many were tried in vain."""
+    """Return an input that separates mutant and solution, or the number of inputs without a difference."""
     if not calls:
         return "not told: no assertion calls it with literal arguments"
     chance = random.Random(seed)
@@ -80,19 +79,19 @@ def difference(solution: str, mutant: str, function: str, calls: list[tuple[obje
 
 
 def calls_of(assertions: str, functions: set[str]) -> list[tuple[object, ...]]:
-    """The arguments of every call to one of these functions whose arguments are literals."""
+    """Return the arguments of every call of these functions whose arguments are literals."""
     calls = []
     for node in ast.walk(ast.parse(assertions)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions:
             try:
                 calls.append(tuple(ast.literal_eval(argument) for argument in node.args))
             except ValueError:
-                continue  # computed arguments: other calls have to do
+                continue  # computed arguments: only other calls are used
     return calls
 
 
 def _varied(value: object, chance: random.Random) -> Any:
-    """The same kind of value, a little different."""
+    """Return a slightly different value of the same type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):

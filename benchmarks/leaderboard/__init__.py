@@ -1,1 +1,1 @@
-"""The leaderboard: submissions, their verification, and the static site."""
+"""Leaderboard: submissions, their verification, and the static site."""

@@ -1,7 +1,7 @@
-"""An entry's files as `unitymas submit` writes them: the same text, in the same order, one frame for each episode.
+"""Check that an entry's files are exactly as `unitymas submit` writes them: the text, the order, one frame for each episode.
 
-Whatever a file could carry beside its values is refused here: another spelling of a number, blanks, comments, keys in
-another order, frames that hold nothing, bytes behind the last one. So what is checked is all that there is.
+Everything that a file could contain besides its values is refused: another spelling of a number, blanks, comments, keys in
+another order, empty frames, bytes after the last frame. So the checks cover the whole content of the files.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _MAGIC = b"\x28\xb5\x2f\xfd"
 _LONGEST_HEADER = 18
 _RAW, _REPEATED, _COMPRESSED = 0, 1, 2
 _LOOSER = 1.1
-"""Another version of zstd packs the same text a little differently: at most by this factor, and `_MORE` bytes."""
+"""Largest ratio of sizes, besides `_MORE` bytes, because another version of zstd compresses slightly differently."""
 _MORE = 64
 
 
 def metadata_text(metadata: JsonView) -> str:
-    """Text of ``metadata.yaml``: whoever writes one, writes it so."""
+    """Return the text of ``metadata.yaml``. Every writer uses this form."""
     ordered = {
         key: metadata[key] for key in (*_KEYS, *sorted(metadata.keys() - set(_KEYS))) if key in metadata
     }
@@ -36,7 +36,7 @@ def metadata_text(metadata: JsonView) -> str:
 
 
 def unlike(name: str, text: str, ours: str) -> Iterator[str]:
-    """Say where a file's text is another than we write for the same values."""
+    """Yield the places where a file's text differs from the text that we write for the same values."""
     if text == ours:
         return
     at = next(
@@ -49,12 +49,12 @@ def unlike(name: str, text: str, ours: str) -> Iterator[str]:
 
 
 def respelled(trace: Mapping[str, object]) -> bytes:
-    """A recorded episode's line as `Trace.to_dict` gives it; `ValueError` if it is no trace."""
+    """Return the line of a recorded episode, written again from `Trace.to_dict`. Raise `ValueError` if it is no trace."""
     return dumps(Trace.from_dict(trace)) + b"\n"
 
 
 def strangers(folder: Path, known: tuple[str, ...]) -> Iterator[str]:
-    """List files that no entry has; the first is enough."""
+    """Yield the first file that does not belong to an entry."""
     with os.scandir(folder) as inside:
         for entry in inside:
             if entry.name not in known:
@@ -63,9 +63,9 @@ def strangers(folder: Path, known: tuple[str, ...]) -> Iterator[str]:
 
 
 def frames(file: BinaryIO, name: str, *, most: int, longest: int) -> Iterator[tuple[bytes, bool]]:
-    """The lines of a packed file, in which each line is one frame of zstd, as `trace.write` leaves it.
+    """Yield the lines of a compressed file, with one zstd frame for each line, as `trace.write` writes it.
 
-    With each line: whether it is packed to the byte as here.
+    With each line, yield whether the compressed bytes equal those of this machine's zstd.
     """
     import zstandard
 
@@ -92,13 +92,13 @@ def frames(file: BinaryIO, name: str, *, most: int, longest: int) -> Iterator[tu
 
 
 def _frame(file: BinaryIO, header: bytes, where: str, longest: int) -> tuple[bytes, int]:
-    """The next frame of a file, and the number of bytes that it says it holds."""
+    """Return the next frame of a file, and its declared number of bytes."""
     import zstandard
 
     if header[:4] != _MAGIC:
         raise Refused(f"{where}: no frame of zstd begins here ({header[:8]!r})")
     told = zstandard.get_frame_parameters(header)
-    if told.content_size > longest:  # unknown is the largest number
+    if told.content_size > longest:  # an unknown size is the largest number
         raise Refused(f"{where}: one episode has more than {longest:,} bytes, or does not say how many")
     if not told.has_checksum or told.dict_id or told.window_size > LARGEST_WINDOW:
         raise Refused(

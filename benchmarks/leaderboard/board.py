@@ -1,11 +1,11 @@
-"""One static site out of a folder of submissions: no server, nothing fetched, readable without its script.
+"""Static site of a folder of submissions. It needs no server, fetches nothing, and is readable without its script.
 
     unitymas leaderboard build submissions -o site
 
-Every submission is checked and played again from its replies before it is shown, each within limits of time and
-memory in a process of its own (`guard`). One that fails is left out and named. One that nobody could play again here
-(own code, data that is not there) is listed apart, without a rank. Results on different data, tasks or settings never
-share a table: there is one for each. Every row leads to its episodes.
+Every submission is first checked and replayed from its replies, in a separate process with limits of time and memory
+(`guard`). A submission that fails is named, but not shown. A submission that cannot be replayed here (own code, missing data)
+is listed separately, without a rank. Results on different data, tasks or settings have different tables. Every row links to
+its episodes.
 
     unitymas leaderboard rerun submissions/theirs --team hf:their/model     plays a random tenth again (`rerun`)
 """
@@ -32,22 +32,22 @@ from .copies import Sketch, marks
 from .guard import MEMORY_MB, SECONDS, Guard
 
 MOST_ENTRIES = 2000
-"""Entries of one board; its page stays within some 10 kB for each, whatever they hold."""
+"""Largest number of entries of one board. Each takes at most about 10 kB of the page."""
 _MOST_NAMED = 200  # rejected entries that the page names
 _MOST_ROLES = 30  # roles and failures of an entry that the page shows
-_DEEPEST = 4  # folders between the board's and an entry's
-_WIDTH = 180  # of the drawn interval, in its own units
+_DEEPEST = 4  # levels of folders in which entries are searched
+_WIDTH = 180  # width of the drawn interval, in its own units
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One accepted submission."""
+    """Accepted submission."""
 
     slug: str
     metadata: Metadata
     results: Results
     unverified: tuple[str, ...] = ()
-    """Reasons why the entry could not be played again here."""
+    """Reasons why the entry could not be replayed here."""
     notes: tuple[str, ...] = ()
     same: str = ""
     """Other entries that have the same episodes."""
@@ -62,7 +62,7 @@ class Entry:
 
     @property
     def group(self) -> str:
-        """Values that have to be equal for two scores to stand in one table."""
+        """Return the values that must be equal for two scores in one table."""
         data, env = self.results["provenance"]["data"], self.results["provenance"]["env"]
         return digest([
             self.verified, env["env_id"], env["code_hash"], env["config"], env["budget"], data["name"], data["split"], data["tasks_hash"],
@@ -78,9 +78,9 @@ def build(
     seconds: float = SECONDS,
     memory_mb: int = MEMORY_MB,
 ) -> tuple[list[Entry], dict[str, list[str]]]:
-    """Build the site; gives the entries that are on it, and the problems of those that are not.
+    """Build the site. Return its entries, and the problems of the rejected submissions.
 
-    No entry gets more than `seconds` and `memory_mb`.
+    The check of an entry may take at most `seconds` and `memory_mb`.
     """
     folder, out = Path(folder), Path(out)
     entries: list[Entry] = []
@@ -120,7 +120,7 @@ def build(
 
 
 def found_in(folder: Path) -> list[Path]:
-    """The submissions below a folder, at most a few levels deep; none in another, and no links to folders are followed."""
+    """Return the submissions in a folder, a few levels deep. A submission is not searched, and links are not followed."""
     folders = []
     for path, inner, files in os.walk(folder):
         if "metadata.yaml" in files or "metadata.yaml" in inner:
@@ -155,7 +155,7 @@ def _summary(entry: Entry) -> dict[str, object]:
 
 
 def _seats(entry: Entry) -> dict[str, object]:
-    """The players of an entry; of one who tells a novel about itself, the name."""
+    """Return the players of an entry. A player with a very long identity is reduced to its name."""
     seats = islice(entry.results["provenance"]["roles"].items(), _MOST_ROLES)
     short = ("role", "player", "prompt_sha")
     return {
@@ -169,7 +169,7 @@ _KNOWN_SIZES = {"tiny": "2.06M", **{name: package.parameters for name, package i
 
 
 def parameters(entry: Entry) -> str:
-    """Size of the entry's models: as its metadata declare, else as the models' names say ("Qwen3-0.6B")."""
+    """Return the size of the entry's models, from its metadata or else from the models' names ("Qwen3-0.6B")."""
     if declared := entry.metadata.get("parameters"):
         return printable(declared)[:24]
     sizes = list(dict.fromkeys(map(_size_of, _models(entry))))
@@ -184,7 +184,7 @@ def _size_of(model: str) -> str:
 
 
 def _models(entry: Entry) -> list[str]:
-    """The names of the models that play."""
+    """Return the names of the models that play."""
     seats = entry.results["provenance"]["roles"].values()
     players = [
         p
@@ -232,7 +232,7 @@ def _name(entry: Entry) -> str:
 
 
 def _title(first: Entry) -> str:
-    """Title of the table that this entry stands first in."""
+    """Return the title of a table, from its first entry."""
     return ("" if first.verified else "Not verified, not ranked: ") + _name(first)
 
 
@@ -312,13 +312,13 @@ def _row(rank: int, entry: Entry, columns: Sequence[str]) -> str:
 
 
 def _magnitude(size: str) -> float:
-    """A size for sorting; what is unknown comes last."""
+    """Return a size as a number for sorting. Unknown sizes come last."""
     match = _SIZE.search(size)
     return float(match[1]) * (1e9 if match[2] in "Bb" else 1e6) if match else 0.0
 
 
 def _interval(score: EstimateDict) -> str:
-    """The interval as a line with a dot, on the scale from 0 to 1 (or to the score, where it is larger)."""
+    """Draw the interval as a line with a dot, on a scale from 0 to 1, or to the score if that is larger."""
     top = max(1.0, score["high"] or score["value"])
     low, high = score["low"], score["high"]
     x = [
@@ -376,12 +376,12 @@ def _point(table: Mapping[str, EstimateDict], k: str) -> float:
 
 
 def _slug(name: str) -> str:
-    """A file's name that nobody can make another folder's: short, and with as much of a hash as nobody searches."""
+    """Return a short file name for a folder, with enough of a hash that no other folder can be made to have it."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", printable(name)).strip("-.")[:80] + "-" + digest(name)
 
 
 def leaderboard_main(argv: list[str] | None = None) -> int:
-    """``unitymas leaderboard build DIR -o SITE``, and ``unitymas leaderboard rerun ENTRY``."""
+    """Run ``unitymas leaderboard build DIR -o SITE`` or ``unitymas leaderboard rerun ENTRY``."""
     parser = Parser(
         prog="unitymas leaderboard", description="Build the static leaderboard site, or play entries again."
     )

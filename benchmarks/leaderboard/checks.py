@@ -1,9 +1,8 @@
 """Checks of a submission, in one pass over its files; `guard` runs it in a process of its own.
 
-First the files are opened within bounds and held against their schemas. Then everything that follows from something
-else is computed again: figures from episodes, keys and seeds from what they hash, provenance from the environment,
-and with ``verify`` each episode from its replies. An episode is there once for each task and sample, or the entry is
-rejected.
+First the files are read within bounds and checked against their schemas. Then all derived values are computed again: figures
+from episodes, keys and seeds from their inputs, provenance from the environment, and with ``verify`` each episode from its
+replies. The entry is rejected unless each sample of each task has exactly one episode.
 """
 
 from __future__ import annotations
@@ -44,25 +43,27 @@ MOST = {
     "traces.jsonl.zst": 2_000_000_000,
     "README.md": 1_000_000,
 }
-"""Bytes of each file."""
+"""Largest number of bytes of each file."""
 MOST_UNPACKED = 8_000_000_000
-"""Bytes of all episodes together."""
+"""Largest number of bytes of all episodes together."""
 MOST_CLAIMED = 1_000_000
-"""Characters of results.json without its episodes."""
+"""Largest number of characters of results.json, without its episodes."""
 MAX_LINE = 40_000_000
-"""Bytes of one episode, unpacked."""
+"""Largest number of bytes of one episode, unpacked."""
 MOST_PROBLEMS = 200
 TAGS = ("seconds", "team", "players", "key")
 """Tags of an episode, in the order in which an evaluation writes them."""
 SKETCH = 2000
-"""Episodes of an entry that are compared with those of others: the first by their hash, so that copies agree."""
+"""Number of episodes that are compared with other entries: those with the smallest hashes, so that copies agree."""
 _DEEPEST = {"results.json": 32, "metadata.yaml": 8}
 
 
 @dataclass
 class Inspection:
-    """Result of checking: `problems` reject an entry, `unverified` says why nobody could play it again here,
-    `notes` is what a reader should know of one that passed.
+    """Result of a check.
+
+    `problems` are reasons to reject the entry. `unverified` gives reasons why it could not be replayed here. `notes` are
+    remarks for readers on an entry that passed.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -70,18 +71,18 @@ class Inspection:
     notes: list[str] = field(default_factory=list)
     metadata: Metadata = field(default_factory=Metadata)
     results: Results = field(default_factory=Results)
-    """Results as claimed, without the list of episodes."""
+    """Claimed results, without the list of episodes."""
     digests: list[str] = field(default_factory=list)
-    """Sketch of its episodes, which two entries share where their replies are the same."""
+    """Hashes of episodes, which are equal in two entries with the same replies."""
     scripted: bool = False
-    """True if all its players came with unitymas and were asked again."""
+    """Flag: all players come with unitymas, and were asked again."""
 
     def to_dict(self) -> JsonObject:
         return asdict(self)
 
 
 def inspect(folder: Path, *, verify: bool) -> Inspection:
-    """Check a submission here and now; `guard.Guard` does it with limits of time and memory."""
+    """Check a submission in this process. `guard.Guard` does so with limits of time and memory."""
     verdict = Inspection()
     try:
         for problem in islice(_problems(folder, verify, verdict), MOST_PROBLEMS):
@@ -94,7 +95,7 @@ def inspect(folder: Path, *, verify: bool) -> Inspection:
 
 
 def read_submission(folder: Path) -> tuple[Results, Metadata]:
-    """Read results and metadata as claimed, and check them against their schema; `Refused` names the first fault."""
+    """Read the claimed results and metadata, and check their schemas. `Refused` names the first fault."""
     try:
         text = read_text(folder / "results.json", MOST["results.json"])
         results = json_value(text, "results.json", deepest=_DEEPEST["results.json"])
@@ -108,7 +109,7 @@ def read_submission(folder: Path) -> tuple[Results, Metadata]:
 
 
 def plain_yaml(text: str, name: str) -> Any:
-    """YAML of texts, lists and tables: no alias, no key twice, a few levels deep; every scalar is a string."""
+    """Parse YAML with texts, lists and tables, a few levels deep. Aliases and repeated keys are refused. Scalars are texts."""
     depth = 0
     try:
         for event in yaml.parse(text, Loader=yaml.BaseLoader):
@@ -125,7 +126,7 @@ def plain_yaml(text: str, name: str) -> Any:
 
 
 class _Texts(yaml.BaseLoader):
-    """Every scalar a string, and no key twice."""
+    """YAML loader in which every scalar is a text and no key is repeated."""
 
 
 def _table(loader: _Texts, node: yaml.MappingNode) -> dict[object, object]:
@@ -139,13 +140,13 @@ _Texts.add_constructor("tag:yaml.org,2002:map", _table)
 
 
 def measure_of(results: Results) -> Measure:
-    """The measure that a result was computed by."""
+    """Return the measure of a result."""
     told = results["measure"]
     return Measure(told["headline"], told["success_metric"], Success(told["relation"], told["threshold"]))
 
 
 def sha256(file: Path | BinaryIO) -> str:
-    """Hash of a file's bytes."""
+    """Return the hash of a file's bytes."""
     if isinstance(file, Path):
         with open(file, "rb") as opened:
             return sha256(opened)
@@ -164,7 +165,7 @@ def _problems(folder: Path, verify: bool, verdict: Inspection) -> Iterator[str]:
     results, metadata = read_submission(folder)
     verdict.metadata = metadata
     claims = len(json.dumps({**results, "episodes": []}))
-    if claims > MOST_CLAIMED:  # a board keeps them of all its entries
+    if claims > MOST_CLAIMED:  # a board holds those of all entries
         yield f"results.json: {claims:,} characters beside its episodes; at most {MOST_CLAIMED:,} are read"
         return
     verdict.results = results.copy()
@@ -187,7 +188,7 @@ def _problems(folder: Path, verify: bool, verdict: Inspection) -> Iterator[str]:
 
 
 def _spelled(folder: Path, results: Results, metadata: Metadata) -> Iterator[str]:
-    """Check that the files that are text are spelled as we write them; README.md is its makers' own."""
+    """Check that the text files are written exactly as we write them, except for README.md."""
     for name, ours in (("results.json", results_text(results)), ("metadata.yaml", metadata_text(metadata))):
         yield from unlike(name, read_text(folder / name, MOST[name]), ours)
     read_text(folder / "README.md", MOST["README.md"])
@@ -200,7 +201,7 @@ def _signed(name: str, checksum: str, metadata: Metadata) -> Iterator[str]:
 
 
 class Check:
-    """One submission whose results have passed their schema, held against its episodes."""
+    """Check of a submission, after its schemas, against its episodes."""
 
     def __init__(self, results: Results, verdict: Inspection) -> None:
         self.results, self.verdict = results, verdict
@@ -251,7 +252,7 @@ class Check:
             yield f"provenance.data.tasks: {self.told['data']['tasks']} are claimed, {len(samples)} have episodes"
 
     def prepare(self) -> None:
-        """Make the environment again; why that cannot be is kept, and the rest is checked all the same."""
+        """Make the environment. If that is not possible, store the reason and continue with the other checks."""
         try:
             self.arena = remake(self.results)
             self.again = players(self.arena, self.results)
@@ -260,7 +261,7 @@ class Check:
             self.verdict.unverified.append(str(error))
 
     def provenance(self) -> Iterator[str]:
-        """List what of the provenance differs when it is computed again."""
+        """Yield the parts of the provenance that differ when they are computed again."""
         if self.arena is None:
             return
         tasks = tasks_of(self.arena, self.results)
@@ -278,7 +279,7 @@ class Check:
         self.tasks = {task.id: task for task in tasks}
 
     def episodes(self, file: BinaryIO) -> Iterator[str]:
-        """List what is wrong with the episodes, each by its name."""
+        """Yield the faults of the episodes, each with the episode's name."""
         lines = frames(file, "traces.jsonl.zst", most=MOST_UNPACKED, longest=MAX_LINE)
         for number, (line, packed_alike) in enumerate(lines, 1):
             self.packed_otherwise += not packed_alike
@@ -301,7 +302,7 @@ class Check:
                 yield from (f"{name}, {problem}" for problem in self._again(trace, line))
 
     def end(self) -> Iterator[str]:
-        """Check what only all episodes together show."""
+        """Check the facts that depend on all episodes."""
         for task, sample in self.claimed:
             yield f"episode {task:.80}#{sample} is in results.json but has no trace"
         if not self.rows:
@@ -387,7 +388,7 @@ def _whose(node: Mapping[str, object]) -> bool:
 
 
 def _compare(name: str, told: object, again: object) -> Iterator[str]:
-    """Every leaf that differs, by its path; timings are compared too, for they come from the same traces."""
+    """Yield every value that differs, by its path. Timings are compared, too, because they come from the same traces."""
     if isinstance(told, Mapping) and isinstance(again, Mapping):
         for key in sorted({*told, *again}, key=str):
             where = f"{name}.{key!s:.60}"
@@ -397,19 +398,19 @@ def _compare(name: str, told: object, again: object) -> Iterator[str]:
                 yield from _compare(where, told[key], again[key])
     elif isinstance(told, float) and isinstance(again, float):
         near = abs(told - again) <= LAST_DIGITS * max(1.0, abs(again))
-        if not near or (told == again and not exactly(told, again)):  # nought has no minus
+        if not near or (told == again and not exactly(told, again)):  # 0 has no sign
             yield f"{name}: results.json says {told}, the traces give {again}"
     elif not exactly(told, again):
         yield f"{name}: results.json says {told!r:.60}, the traces give {again!r:.60}"
 
 
 def exactly(told: object, again: object) -> bool:
-    """Tell whether two values are written alike: 1, 1.0 and true are three values."""
+    """Tell whether two values have the same text: 1, 1.0 and true differ."""
     return canonical(told) == canonical(again)
 
 
 def _dated(date: str) -> Iterator[str]:
-    """Check that a date is one, in UTC to the second, and not of days that are still to come."""
+    """Check that a date is valid, in UTC with seconds, and not in the future."""
     try:
         told = datetime.fromisoformat(date)
     except ValueError:

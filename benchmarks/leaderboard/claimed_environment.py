@@ -1,8 +1,8 @@
-"""The environment that a submission claims to have played, made again without running anything that it names.
+"""Environment of a submission, made here without running anything that the submission names.
 
-Only registered environments are made, on registered data, with settings that are plain data: numbers, words and
-tables of them. An entry point or a path is neither, so nothing of a submission is imported, called or opened. What
-cannot be made again so is *own code: not verified*; that is no accusation, and no verification either.
+Only registered environments are made, on registered data, with settings that are plain data: numbers, words and tables of
+these. Entry points and paths are refused, so nothing of a submission is imported, called or opened. Other environments count
+as *own code: not verified*, which is neither an accusation nor a verification.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LARGEST = 1_000_000
 
 
 class NotVerified(ValueError):
-    """Raised when an entry cannot be played again here. The message says whose code or data is missing."""
+    """Raised when an entry cannot be replayed here. The message names the missing code or data."""
 
 
 def remake(results: Results) -> Arena:
-    """The arena of a submission whose results have passed their schema; `NotVerified` says why there is none."""
+    """Return the arena of a submission whose results are valid. `NotVerified` gives the reason why there is none."""
     env, data = results["provenance"]["env"], results["provenance"]["data"]
     arena = make_again(results)
     if arena.code_hash != env["code_hash"]:
@@ -48,7 +48,7 @@ def remake(results: Results) -> Arena:
 
 
 def make_again(results: Results) -> Arena:
-    """The same as it is here and today, whatever code and data it was made by."""
+    """Return the arena of a submission with the code and data of this machine, even if they differ from its own."""
     env, data = results["provenance"]["env"], results["provenance"]["data"]
     try:
         known = spec(env["env_id"])
@@ -71,19 +71,19 @@ def make_again(results: Results) -> Arena:
 
 
 def settings(known: EnvSpec, config: Mapping[str, object]) -> JsonObject:
-    """The workflow's own arguments out of a claimed configuration; whatever else it holds is somebody's own code."""
+    """Return the workflow's arguments from a claimed configuration. Raise `NotVerified` if it holds anything else."""
     taken = inspect.signature(resolve(known.workflow)).parameters
     values: JsonObject = {}
     for name, value in config.items():
         if name in ("modified", "prompts_hash"):
             continue
-        if name == "prompts":  # words are data; a text that is no set's name might be a path
+        if name == "prompts":  # prompts are data; a text that is not the name of a set might be a path
             if not isinstance(value, Mapping) and value not in ("full", "few-shot", "short"):
                 raise NotVerified(f"own code: not verified: {value!r:.60} is no prompt set of {known.id}")
             values[name] = value
             continue
         if name in known.config and jsonable(known.config[name]) == value:
-            continue  # as registered, whatever it is
+            continue  # the registered value
         if name not in taken or taken[name].kind in (
             inspect.Parameter.VAR_KEYWORD,
             inspect.Parameter.VAR_POSITIONAL,
@@ -98,7 +98,7 @@ def settings(known: EnvSpec, config: Mapping[str, object]) -> JsonObject:
 
 
 def plain(value: object, levels: int = 3) -> bool:
-    """Tell whether a setting is data: a number of modest size, a word, or a short list or table of them.
+    """Tell whether a setting is data: a number of limited size, a word, or a short list or table of these.
 
     A word has neither ``:`` nor ``.`` nor ``/``, so it is neither an entry point nor a path.
     """
@@ -116,7 +116,7 @@ def plain(value: object, levels: int = 3) -> bool:
 
 
 def where(known: EnvSpec, data: DataDict) -> JsonObject:
-    """The tasks to take: the environment's own, the embedded world's, or of a data set prepared on this machine."""
+    """Return the arguments for the tasks: of the environment itself, of the mini world, or of a prepared data set."""
     name, split = data["name"], data["split"]
     if known.tasks is not None:
         return {"split": split}
@@ -126,12 +126,12 @@ def where(known: EnvSpec, data: DataDict) -> JsonObject:
 
 
 def tasks_of(arena: Arena, results: Results) -> list[Task]:
-    """The tasks that an evaluation of so many of them plays: the first of the split, in its order."""
+    """Return the tasks of an evaluation: the first ones of the split, in order."""
     return [arena.task(id) for id in list(arena.task_ids)[: results["provenance"]["data"]["tasks"]]]
 
 
 def untrue(arena: Arena, tasks: list[Task], results: Results) -> Iterator[str]:
-    """Each part of the provenance that can be computed again and is another."""
+    """Yield each part of the provenance that differs when it is computed again."""
     told = results["provenance"]
     pairs: list[tuple[str, object, object]] = [
         (f"provenance.env.{name}", told["env"].get(name), value)
@@ -156,7 +156,7 @@ def untrue(arena: Arena, tasks: list[Task], results: Results) -> Iterator[str]:
 
 
 def players(arena: Arena, results: Results) -> dict[str, Policy]:
-    """Players of the team that come with unitymas, by agent: they can be asked again, and reply the same."""
+    """Return the players that come with unitymas, by agent. They can be asked again, and give the same replies."""
     known: list[Policy] = [RandomPolicy(), FoolPolicy()]
     if arena.expert is not None:
         known.append(ExpertPolicy(arena.expert))
@@ -176,7 +176,7 @@ def players(arena: Arena, results: Results) -> dict[str, Policy]:
 
 
 def mislabelled(arena: Arena, again: Mapping[str, Policy], results: Results) -> Iterator[str]:
-    """Each player of ours that the board would show under another name."""
+    """Yield each of these players that the entry shows under another name."""
     words = {RandomPolicy: "random", FoolPolicy: "fool", ExpertPolicy: "scripted"}
     for agent in sorted(again.keys() & arena.roles.keys()):
         policy = again[agent]

@@ -1,9 +1,9 @@
-"""Entries of one board whose episodes are the same, each named to the other.
+"""Marks for entries of one board that have the same episodes.
 
-Nobody can prove whose the replies were first: a date is its maker's word. So both are marked, with who says the earlier
-date, and neither is removed; else a copy with an early date would take an honest entry from the board. Players that
-came with unitymas say the same for everybody, and their entries are not marked by each other. Nor does it tell anything
-that two teams gave the right replies: episodes that the scripted expert has as well count only where all are the same.
+There is no proof which entry had the replies first, because each entry states its own date. So both are marked, with the one
+that states the earlier date, and neither is removed. Otherwise a copy with an early date would remove an honest entry.
+Players that come with unitymas always give the same replies, so their entries do not mark each other. Equal right replies
+prove nothing either: episodes that the scripted expert also has count only if all episodes are equal.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 ENOUGH = 8
-"""Episodes that two entries share by chance, or because short replies are alike, at most."""
+"""Number of equal episodes that two entries may have by chance, for example because replies are short."""
 SHARE = 0.5
-"""Part of an entry's episodes from which on it is marked; all of them are enough, however few."""
+"""Share of an entry's episodes from which it is marked. If all are equal, any number is enough."""
 NAMED = 3
-"""Other entries that one mark names."""
+"""Largest number of other entries in one mark."""
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """An entry, as far as it is compared: its name, its date, hashes of its episodes, and whether it is scripted."""
+    """Facts about an entry that are compared: name, date, hashes of episodes, and a flag for scripted players."""
 
     name: str
     date: str
@@ -31,7 +31,7 @@ class Sketch:
 
 
 def marks(entries: Mapping[str, Sketch]) -> dict[str, str]:
-    """A sentence for each entry that shares its episodes with another, by the entries' keys."""
+    """Return a sentence for each entry that shares its episodes with another, by the keys of the entries."""
     order = sorted(entries, key=lambda key: (entries[key].date, key))
     holders: dict[str, list[str]] = defaultdict(list)
     shared: dict[str, Counter[str]] = defaultdict(Counter)

@@ -1,12 +1,11 @@
-"""Our own entries on the leaderboard, made afresh: the scripted expert, the fool, chance, and the tiny model.
+"""Our own entries of the leaderboard: the scripted expert, the fool, chance, and the tiny model.
 
     python -m unitymas.benchmarks.leaderboard.entries -o submissions
     python -m unitymas.benchmarks.leaderboard.entries -o submissions --runs runs/shared runs/separate
 
-The expert bounds a table from above, the fool and chance from below; a model's score means something between
-them. A training run is played on its own environment, as it was configured there but on test tasks, beside
-the expert, the fool, chance and the untrained tiny model, so that before and after stand in one table.
-A second call plays only what is owed.
+The expert is the upper bound of a table, and the fool and chance are the lower bounds. A trained policy plays the environment
+of its run, with the same configuration but on test tasks. The expert, the fool, chance and the untrained tiny model play the
+same tasks, so one table shows before and after. A second call plays only the missing episodes.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ TEAMS: Mapping[str, tuple[str, str]] = {
 
 @dataclass
 class Comparison:
-    """Teams that are compared on one environment, configured alike."""
+    """Teams that are compared on one environment, with the same configuration."""
 
     env: str
     args: JsonObject = field(default_factory=dict)
     teams: dict[str, tuple[str, str]] = field(default_factory=dict)
     prompts: object = "short"
-    """Prompt set of everybody: that of the tiny model, or of the runs."""
+    """Prompt set of all teams: that of the tiny model or of the runs."""
 
 
 def tables(envs: list[str], teams: dict[str, tuple[str, str]], runs: list[Path]) -> list[Comparison]:
-    """One table per environment, and per way in which a run configured it."""
+    """Return one comparison for each environment, and for each configuration of it in the runs."""
     made = [Comparison(env, {}, dict(teams)) for env in envs]
     for run in runs:
         if not (run / "config.yaml").is_file():
@@ -75,7 +74,7 @@ def _told(config: JsonView) -> str:
 
 
 def make(out: Path, made: list[Comparison], *, tasks: int, k: int) -> list[Path]:
-    """Evaluate each team of each table on the embedded world's test tasks, and pack a submission of it."""
+    """Evaluate each team of each table on test tasks of the mini world, and pack its submission."""
     packed = []
     for table in made:
         for name, (player, description) in table.teams.items():

@@ -1,4 +1,4 @@
-"""The page of an entry's episodes: written by the guard's child, linked from the board."""
+"""Page of an entry's episodes, which the guard's child process writes and the board links to."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..evaluation.result_types import Metadata, Results
 from ..pages import viewer
 
 SHOWN_EPISODES = 2_000
-"""Episodes of an entry that its page of traces carries."""
+"""Largest number of episodes on an entry's page."""
 SHOWN_BYTES = 40_000_000
-"""Bytes of them, unpacked; the page packs them."""
+"""Largest number of bytes of these episodes, before compression."""
 
 
 def write_traces(folder: Path, metadata: Metadata, results: Results, page_of: Path) -> None:
-    """The page of an entry's episodes."""
+    """Write the page of an entry's episodes."""
     with open_regular(folder / "traces.jsonl.zst") as file:
         lines = _first(packed_lines(file, "traces.jsonl.zst", whole=True))
         viewer.build(
@@ -26,7 +26,7 @@ def write_traces(folder: Path, metadata: Metadata, results: Results, page_of: Pa
 
 
 def _first(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Take as many episodes as a page carries."""
+    """Yield the episodes that fit on the page."""
     size = 0
     for number, line in enumerate(lines):
         size += len(line)

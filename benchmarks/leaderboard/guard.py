@@ -1,11 +1,11 @@
-"""Checking strangers' entries in a process of its own, with limits of time and memory for each.
+"""Checks of entries from strangers, in separate processes with limits of time and memory.
 
     with Guard(seconds=300, memory_mb=4096) as guard:
         verdict = guard.check(folder, verify=True)
 
-A server process loads the package once and forks a child for every entry; a child that runs past its limits, or that
-the system kills, costs its own entry only. The server neither reads an entry nor plays one: it has no threads, opens no
-tools and cannot be harmed by what a child met. It needs `os.fork`: Linux or macOS.
+A server process loads the package once and forks a child for every entry. If a child exceeds its limits, or the system kills
+it, only its own entry fails. The server neither reads nor plays entries, has no threads and opens no tools, so no entry can
+harm it. It needs `os.fork`, so Linux or macOS.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STARTING = 120.0  # seconds for the server to load the package on a busy machin
 
 
 class Order(TypedDict):
-    """Order to check one entry."""
+    """Request to check one entry."""
 
     folder: str
     verify: bool
@@ -47,7 +47,7 @@ class Order(TypedDict):
 
 
 class Guard:
-    """Checks entries one after the other, each within `seconds` and `memory_mb` on top of what the package takes."""
+    """Guard that checks entries one after the other, each within `seconds` and `memory_mb` (besides the package itself)."""
 
     def __init__(self, *, seconds: float = SECONDS, memory_mb: int = MEMORY_MB) -> None:
         if not seconds > 0 or memory_mb < 256:
@@ -56,7 +56,7 @@ class Guard:
         self._server: subprocess.Popen[bytes] | None = None
 
     def check(self, folder: Path, *, verify: bool, page: Path | None = None) -> Inspection:
-        """Check one entry; of one without problems the page of its episodes is written to `page`."""
+        """Check one entry. If it has no problems, write the page of its episodes to `page`."""
         request: Order = {
             "folder": str(folder.absolute()), "verify": verify, "page": None if page is None else str(page.absolute()),
             "seconds": self.seconds, "memory_mb": self.memory_mb,
@@ -85,7 +85,7 @@ class Guard:
         self.close()
 
     def _ask(self, request: Order) -> JsonObject | str:
-        """The server's answer, or what went wrong with it."""
+        """Return the server's answer, or a text about its failure."""
         server = self._started()
         assert server.stdin is not None and server.stdout is not None
         try:
@@ -104,7 +104,7 @@ class Guard:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._server is None or self._server.poll() is not None:
             self.close()
-            # never in the folder it was called from: Python would import what lies there, and that may be an entry
+            # not in the current folder: Python would import files from there, and it may be an entry
             self._server = subprocess.Popen(
                 [sys.executable, "-I", "-c", _BOOT, *_paths()], cwd=os.sep, env=_environment(),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -119,7 +119,7 @@ _shared: tuple[dict[str, str], Guard] | None = None
 
 
 def shared() -> Guard:
-    """One guard with the usual limits for all calls that do not ask for others; it ends with this process."""
+    """Return the guard with default limits, which all calls share. It ends with this process."""
     global _shared
     around = _environment()
     if _shared is not None and _shared[0] != around:
@@ -132,7 +132,7 @@ def shared() -> Guard:
 
 
 def _environment() -> dict[str, str]:
-    """The server's: this process's, its paths absolute, with one thread."""
+    """Return the server's environment variables: those of this process, with absolute paths and one thread."""
     around = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     if around.get("UNITYMAS_HOME"):
         around["UNITYMAS_HOME"] = str(Path(around["UNITYMAS_HOME"]).expanduser().absolute())
@@ -140,16 +140,16 @@ def _environment() -> dict[str, str]:
 
 
 def _paths() -> list[str]:
-    """Paths on which modules are searched: Python's own first, so that nothing beside a script takes their names."""
+    """Return the import path, with Python's own folders first, so that no file beside a script replaces a module."""
     own = tuple({sys.base_prefix, sys.prefix})
     every = [os.path.abspath(path) for path in sys.path if path]
     return sorted(every, key=lambda path: not path.startswith(own))
 
 
 def _line(pipe: IO[bytes], deadline: float) -> bytes:
-    """One line from a pipe, or what of it came before the deadline."""
+    """Return one line from a pipe, or the part of it that arrived before the deadline."""
     parts: list[bytes] = []
-    size, waiting = 0, select.poll()  # `select.select` knows no descriptor above 1023
+    size, waiting = 0, select.poll()  # `select.select` does not support descriptors above 1023
     waiting.register(pipe, select.POLLIN | select.POLLHUP)
     while time.monotonic() < deadline and size <= _LARGEST_ANSWER:
         if waiting.poll(1000 * max(0.0, min(1.0, deadline - time.monotonic()))):
@@ -172,7 +172,7 @@ def serve() -> None:
 
     list_envs()
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anybody prints is no answer
+    os.dup2(2, 1)  # printed text must not become an answer
     for line in sys.stdin.buffer:
         request = json.loads(line)
         if request["verify"]:
@@ -183,16 +183,18 @@ def serve() -> None:
 
 @cache
 def _warm() -> None:
-    """Make the embedded world and its indices once, which every child then has."""
+    """Make the mini world and its indexes once, for all children."""
     for id in {spec(id).kind: id for id in list_envs() if spec(id).tasks is None}.values():
-        with contextlib.suppress(Exception):  # of somebody's plug-in; who enters on it is told
-            identity.world(make_arena(id, split="test", data="mini"))  # its sources are read, too
+        with contextlib.suppress(
+            Exception
+        ):  # an environment of a broken plug-in; an entry on it gets the error later
+            identity.world(make_arena(id, split="test", data="mini"))  # this reads its sources, too
     gc.collect()
     gc.freeze()  # a child that collects garbage would copy all of this
 
 
 def _forked(request: Order) -> bytes:
-    """A child's answer to one request; when it has none in time, the child and all it started are ended."""
+    """Return a child's answer to one request. After the time limit, end the child and all its children."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -219,7 +221,7 @@ def _forked(request: Order) -> bytes:
 
 
 def _limit(request: Order) -> None:
-    """Bound this process's memory, on top of what the package has taken already, and its processor time."""
+    """Limit this process's memory, beyond that of the loaded package, and its processor time."""
     import resource
 
     told = Path("/proc/self/statm")
@@ -229,12 +231,12 @@ def _limit(request: Order) -> None:
     for kind, limit in wanted:
         hard = resource.getrlimit(kind)[1]
         soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        with contextlib.suppress(ValueError, OSError):  # macOS knows the limit of memory and refuses it
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses a limit of memory
             resource.setrlimit(kind, (soft, hard))
 
 
 def _answer(request: Order) -> bytes:
-    """The verdict on one entry as JSON; whatever it makes us raise is a problem of the entry."""
+    """Return the verdict on one entry as JSON. Any error in the check is a problem of the entry."""
     try:
         folder = Path(request["folder"])
         verdict = inspect(folder, verify=request["verify"])

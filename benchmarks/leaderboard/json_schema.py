@@ -1,10 +1,9 @@
-"""The part of JSON Schema that our published schemas use, so that checking a submission needs no extra
-package.
+"""Checker for the part of JSON Schema that our published schemas use, without another package.
 
-``type, const, enum, pattern, required, properties, additionalProperties, items, $ref`` into ``$defs``, and bounds
-(``minimum, maximum, maxLength, minItems, maxItems, maxProperties``); an unknown keyword is an error in the schema,
-not silence. The tests hold it against the reference implementation. Stricter than that: an integer is written
-without a point, a number is finite, and the end of a pattern is the end of the text.
+It supports ``type, const, enum, pattern, required, properties, additionalProperties, items, $ref`` into ``$defs``, and bounds
+(``minimum, maximum, maxLength, minItems, maxItems, maxProperties``). An unknown keyword is an error. The tests compare it with
+the reference implementation. It is stricter in three points: an integer has no decimal point, a number is finite, and the end
+of a pattern is the end of the text.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "null": type(None),
 }
 Schema: TypeAlias = JsonView
-"""A JSON schema, with the keywords of `_KNOWN`."""
+"""JSON schema with the keywords of `_KNOWN`."""
 _KNOWN = {"$schema", "$defs", "$ref", "title", "type", "const", "enum", "pattern", "required", "properties",
           "additionalProperties", "items", "minimum", "maximum", "maxLength", "minItems", "maxItems", "maxProperties"}  # fmt: skip
 _SIZES = (
@@ -45,7 +44,7 @@ def schema_of(what: str) -> Schema:
 
 
 def violations(value: Any, schema: Schema, root: Schema | None = None, at: str = "") -> Iterator[str]:
-    """Each way in which a value breaks the schema, with its place."""
+    """Yield each violation of the schema, with its place."""
     root = schema if root is None else root
     if unknown := set(schema) - _KNOWN:
         raise ValueError(f"the schema uses {sorted(unknown)}, which this checker does not know")
@@ -74,7 +73,7 @@ def violations(value: Any, schema: Schema, root: Schema | None = None, at: str =
 
 
 def _beyond(value: Any, schema: Schema, where: str) -> Iterator[str]:
-    """Say where a value breaks a bound."""
+    """Yield each bound that a value breaks."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if value < schema.get("minimum", value):
             yield f"{where} must be at least {schema['minimum']}, got {_said(value)}"
@@ -109,17 +108,17 @@ def _is(value: object, name: str) -> bool:
 
 
 def _alike(value: object, one: object) -> bool:
-    """Tell whether two plain values are the same: 1 is not true."""
+    """Tell whether two plain values are equal. 1 is not true."""
     return isinstance(value, bool) is isinstance(one, bool) and value == one
 
 
 def _said(value: object) -> str:
-    """A value of the wrong kind, shortly."""
+    """Return a short text for a value of the wrong type."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value}" if value.bit_length() < 200 else f"a number of {value.bit_length():,} bits"
     return f"{value!r}" if isinstance(value, (bool, float)) else type(value).__name__
 
 
 def _ended(pattern: str) -> str:
-    """Anchor a pattern at the very end: in Python `$` also matches before a last newline."""
+    """Anchor a pattern at the end of the text, because in Python `$` also matches before a last newline."""
     return f"{pattern[:-1]}\\Z" if pattern.endswith("$") else pattern

@@ -1,8 +1,7 @@
-"""Play a recorded episode again from its replies, without generating anything: does the environment tell
-the same story?
+"""Replay of a recorded episode from its replies, without generation, and comparison with the recording.
 
-The environment asks, the recording answers. Prompts, parsed values, outcome, metrics and credits are then the
-environment's own, so whatever somebody changed in a trace shows as a difference that has a name.
+The environment makes the prompts, and the recording has the replies. Prompts, parsed values, outcome, metrics and credits are
+computed by the environment. So any change of a trace becomes a named difference.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ if TYPE_CHECKING:
 
 _PLACE = re.compile(r" \([\w.<>-]{1,100}:[0-9]{1,9}\)\Z")
 LAST_DIGITS = 1e-12
-"""Share by which a number may differ that another machine has computed."""
+"""Largest relative difference of a number that another machine has computed."""
 OUTSIDE = ("model", "tool")
-"""Reasons of an error that came from outside of the environment, which therefore cannot tell it again."""
+"""Causes of errors from outside of the environment, which a replay cannot reproduce."""
 
 
 class Mismatch(ValueError):
-    """The recording answers another question than the environment asks."""
+    """Raised when the recording does not have the act that the environment asks for."""
 
 
 class ToolDown(RuntimeError):
-    """A tool failed here that the recording could use: nothing follows about the recording."""
+    """Raised when a tool fails here but not in the recording. Nothing follows about the recording."""
 
 
 def reenact(
@@ -48,9 +47,9 @@ def reenact(
     tools_again: bool = False,
     players: Mapping[str, Policy] | None = None,
 ) -> Trace:
-    """The trace that the environment makes of the recorded replies; tools are recalled, or called again.
+    """Return the trace that the environment makes from the recorded replies. Tools are recalled, or called again.
 
-    `players` are asked again, by agent: what they say must be what is recorded.
+    `players`, by agent, are asked again. Their replies must equal the recorded ones.
     """
     task = arena.task(str(recorded["task_id"]))
     execution = arena.start(task, int(recorded["seed"]))
@@ -76,16 +75,16 @@ def reenact(
 
 
 def written(again: Trace, tags: Mapping[str, object]) -> TraceJson:
-    """The episode as an entry holds it: what was played again, in JSON's own types."""
+    """Return a replayed episode in the form of an entry, with JSON types only."""
     again.tags = dict(tags)
     plain: TraceJson = json.loads(dumps(Trace.from_dict(again.to_dict())))
     return plain
 
 
 def differences(recorded: TraceJson, ours: TraceJson) -> Iterator[str]:
-    """List where a recording and its re-enactment differ, each with both values. Tags are not compared.
+    """Yield the differences between a recording and its replay, with both values. Tags are not compared.
 
-    Types, and the order of keys, count. Numbers may differ in their last digits, as they do between machines.
+    Types and the order of keys count. Numbers may differ in their last digits, as they do between machines.
     """
     outside = ours["ended"] == "error" and ours["reason"] in OUTSIDE
     for name in ours.keys() - {"nodes", "tags"} - ({"error"} if outside else set()):
@@ -105,7 +104,7 @@ def differences(recorded: TraceJson, ours: TraceJson) -> Iterator[str]:
 
 
 def _unlike(name: str, theirs: Mapping[str, object], mine: Mapping[str, object]) -> Iterator[str]:
-    """List where a node differs, field by field."""
+    """Yield the fields in which a node differs."""
     for field in mine:
         if field == "meta" and mine["kind"] == "use":
             yield from _difference(f"{name}, meta", *map(_placeless, (theirs.get("meta"), mine["meta"])))
@@ -116,7 +115,7 @@ def _unlike(name: str, theirs: Mapping[str, object], mine: Mapping[str, object])
 
 
 def _placeless(meta: object) -> object:
-    """The record of a tool's use without the line of code where it failed, which other versions have elsewhere."""
+    """Return the metadata of a tool call without the line of code where it failed, which differs between versions."""
     if isinstance(meta, Mapping) and isinstance(raised := meta.get("raised"), str):
         return {**meta, "raised": _PLACE.sub("", raised)}
     return meta
@@ -144,7 +143,8 @@ def _answer(
     elif tools_again:
         arena.toolbox.call(execution, node)
     elif row["error"] is not None:
-        node.meta = ReplyMeta(raised=ReplyMeta.of(row.get("meta")).raised)  # whether the tool was at fault
+        # this says whether the tool was at fault
+        node.meta = ReplyMeta(raised=ReplyMeta.of(row.get("meta")).raised)
         execution.fail(node, row["error"])
     else:
         execution.give(node, row["result"], row["private"])
@@ -153,7 +153,7 @@ def _answer(
 def _asked_again(
     execution: Execution, node: Node, row: Mapping[str, object], player: Policy
 ) -> Answer | None:
-    """The answer of a player of ours, which must be the recorded one; None where it has to be waited for."""
+    """Return the answer of a player that comes with unitymas, which must equal the recorded one; None if it is async."""
     episode = f"{execution.task.id}#"
     reply = player.act(call_for(execution, node, episode, reference=getattr(player, "sees_reference", False)))
     if not isinstance(reply, str):
@@ -166,7 +166,7 @@ def _asked_again(
 
 
 def _could_be_cut(execution: Execution, node: Node, cut: Mapping[str, object]) -> None:
-    """Refuse a prompt that is said to have been cut as its role's fields cannot be."""
+    """Raise an error for a claimed cut of a prompt that its role's fields do not allow."""
     messages = call_for(execution, node, "").messages
     whole = sum(n for n in cut.values() if type(n) is int)
     low, high = (
@@ -185,7 +185,7 @@ def _could_be_cut(execution: Execution, node: Node, cut: Mapping[str, object]) -
 
 
 def _end_as_recorded(execution: Execution, recorded: Mapping[str, object], asked: list[str]) -> None:
-    """A recording may stop before the environment does, when a deadline or a failing model ended it."""
+    """End the replay where the recording ended, because of a deadline or a failed model."""
     ended, reason = recorded["ended"], str(recorded.get("reason"))
     if ended == "truncated" and execution.budget.seconds is not None:
         execution.truncate(f"more than {execution.budget.seconds} s")

@@ -1,11 +1,11 @@
-"""Play a random part of a submission again with the team that it names: the only check of who spoke.
+"""Rerun of a random part of a submission with the team that it names: the only check of the players themselves.
 
     unitymas leaderboard rerun submissions/theirs --team hf:their/model
     unitymas leaderboard rerun submissions/expert --share 0.1 --seed 7
 
-The board's keeper draws a tenth of the tasks with a seed of their own, plays all samples of each with the same seeds,
-and compares. Greedy and scripted players must give the same replies, letter by letter. A sampled team is compared by
-its scores alone, paired by task: a forger who is better by little, on few tasks, is not found by that.
+The maintainer of the board draws a tenth of the tasks with a secret seed, plays all their samples with the seeds of the entry,
+and compares. Greedy and scripted players must give exactly the same replies. A sampled team is compared by its scores alone,
+paired by task. A forged entry that is slightly better, on few tasks, is not found in this way.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from .speakers import temperatures
 from .submission import check
 
 BUILT_IN = ("scripted", "random", "fool", "tiny")
-"""Players that an entry may choose by itself; any other name may be a path, and is the keeper's to give."""
+"""Players that an entry may name itself. Any other name may be a path, so the maintainer has to name the team."""
 SUSPICIOUS = 0.01
 
 
 @dataclass(frozen=True)
 class Again:
-    """Result of playing a part of an entry again."""
+    """Result of a rerun."""
 
     tasks: int
     episodes: int
     exact: bool
-    """True if replies had to be the same."""
+    """Flag: replies had to be equal."""
     unlike: tuple[str, ...]
-    """Episodes of a deterministic team with other replies, each with the first of them."""
+    """Episodes of a deterministic team with different replies, each with the first of these."""
     difference: Difference
-    """Recorded minus played again, paired by task."""
+    """Recorded scores minus scores of the rerun, paired by task."""
     strangers: tuple[str, ...]
-    """Seats whose player is another than the entry names."""
+    """Agents whose player differs from the entry's."""
 
     @property
     def agrees(self) -> bool:
-        """True if nothing speaks against the entry."""
+        """Flag: the rerun found nothing against the entry."""
         if self.strangers or self.unlike:
             return False
         return self.exact or self.difference.p >= SUSPICIOUS or self.difference.value <= 0
@@ -81,7 +81,7 @@ class Again:
 def rerun(
     folder: Path, team: TeamLike | None = None, *, share: float = 0.1, seed: int | None = None
 ) -> Again:
-    """Play a share of an entry's tasks again, drawn by `seed` (a secret one without). The entry must be verified."""
+    """Rerun a share of an entry's tasks, drawn with `seed`; the default is a secret seed. The entry must be verified."""
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
     if problems := check(folder, verify=True):
@@ -109,7 +109,7 @@ def rerun(
 async def _play(
     arena: Arena, team: BoundTeam, tasks: Sequence[Task], k: int, seed: int
 ) -> dict[tuple[str, int], TraceJson]:
-    """All samples of these tasks, with the seeds of an evaluation."""
+    """Play all samples of these tasks, with the seeds of an evaluation."""
     slots = [(task, sample) for task in tasks for sample in range(k)]
 
     async def one(task: Task, sample: int) -> TraceJson:
@@ -149,7 +149,7 @@ def _compared(
 
 
 def _first_difference(recorded: TraceJson, again: TraceJson) -> str | None:
-    """The first act that was answered otherwise; all later ones may differ because of it."""
+    """Return the first act with another reply, or None. Later acts may differ because of it."""
     for theirs, ours in zip(recorded["nodes"], again["nodes"], strict=False):
         if theirs["id"] != ours["id"] or theirs["reply"] != ours["reply"]:
             return f"node {theirs['id']} says {theirs['reply']!r:.60}, played again {ours['reply']!r:.60}"
@@ -159,7 +159,7 @@ def _first_difference(recorded: TraceJson, again: TraceJson) -> str | None:
 
 
 def _deterministic(seat: Mapping[str, object]) -> bool:
-    """Tell whether a player gives the same reply to the same question: one of ours that is no model, or a greedy one."""
+    """Tell whether a player is deterministic: a scripted player that comes with unitymas, or a greedy model."""
     if str(seat.get("player")) in ("scripted", "random", "fool"):
         return True
     told = list(temperatures(seat))
@@ -167,7 +167,7 @@ def _deterministic(seat: Mapping[str, object]) -> bool:
 
 
 def _own_team(seats: Mapping[str, Seat]) -> dict[str, str]:
-    """The team that an entry names, where every player of it comes with unitymas."""
+    """Return the team of an entry whose players all come with unitymas."""
     named = {agent: str(seat["player"]) for agent, seat in seats.items()}
     for agent, player in named.items():
         if player not in BUILT_IN:
@@ -188,7 +188,7 @@ def _number(value: float | None) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the arguments of the command."""
     parser.add_argument("entry", type=Path, help="a submission")
     parser.add_argument(
         "--team",
@@ -208,7 +208,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def rerun_command(options: argparse.Namespace) -> int:
-    """``unitymas leaderboard rerun ENTRY``: 0 when nothing speaks against the entry, else 1."""
+    """Run ``unitymas leaderboard rerun ENTRY``. Return 0 if nothing was found against the entry, else 1."""
     team = parse_team(options.team) if options.team else None
     outcome = rerun(options.entry, team, share=options.share, seed=options.seed)
     print(printable(str(outcome)))

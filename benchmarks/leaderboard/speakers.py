@@ -1,7 +1,7 @@
-"""Checks whether the replies of a submission can be those of the players that it names.
+"""Check whether the replies of a submission can come from the players that it names.
 
-No check can prove which model spoke. But a reply has tokens, a player has a limit of them and a name, and a team that
-is sampled does not say the same again and again.
+No check can prove which model wrote a reply. But a reply has a number of tokens, a player has a name and a limit of tokens,
+and a sampled team does not repeat itself.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from ..evaluation.result_types import NodeJson, TraceJson
 from .json_schema import schema_of, violations
 
 _LONGEST_TOKEN = 512
-"""Bytes: no vocabulary in use holds a longer one."""
+"""Largest number of bytes of a token in any vocabulary."""
 _LONGEST_WORD = 128
-"""Bytes of a token that does not repeat a few characters: the long ones are rows of blanks, dashes and the like."""
+"""Largest number of bytes of a token that is not a repetition. Longer tokens are rows of blanks, dashes and similar."""
 _REPEATED = re.compile(rb"(.{1,4}?)\1{3,}", re.S)
 _CLOSING = 32
-"""Tokens that a reply may have beyond its bytes: what ended it, and a stop word that was cut off."""
+"""Tokens that a reply may have beyond its bytes: the end of the turn, and a stop word that was cut off."""
 _ENOUGH = 6
-"""Copies among the samples of a team, all of its tasks together, from which on it cannot be chance."""
+"""Number of copies among all samples of a team from which chance is excluded."""
 
 
 @dataclass(frozen=True)
 class SeatModel:
-    """A model that plays a seat, as far as its identity tells."""
+    """Model that plays an agent, as its identity describes it."""
 
     names: frozenset[str]
     max_tokens: int | None
     local: bool
-    """True if the model ran beside the harness, which then knows its tokens to the last."""
+    """Flag: the model ran in this package, which then knows all its tokens."""
 
     @property
     def reply(self) -> str:
-        """Name of the schema that the record of its replies has."""
+        """Return the name of the schema for the metadata of its replies."""
         return "local model's reply" if self.local else "endpoint's reply"
 
 
 class SeatedTeam:
-    """The players of a submission: what they may say, and what they have said."""
+    """Players of a submission, with checks of their replies."""
 
     def __init__(self, seats: Mapping[str, Mapping[str, object]]) -> None:
         self.seats = seats
@@ -61,7 +61,7 @@ class SeatedTeam:
         self.digests: set[str] = set()
 
     def claims(self) -> Iterator[str]:
-        """Facts that players of ours always tell and that are missing here, and those that none tells."""
+        """Yield the facts that our players always record and that are missing, and facts that no player records."""
         for agent in sorted(self.voices):
             seat = self.seats[agent]
             shape = "run" if "policies" in seat else "local model" if self.voices[agent].local else "endpoint"
@@ -73,7 +73,7 @@ class SeatedTeam:
             yield f"provenance.roles.{agent:.60}: a model of ours always tells its temperature, a number"
 
     def strangers(self, known: Iterable[str]) -> Iterator[str]:
-        """List why a team is not verified: seats that are neither a player of ours nor a model that says who it is."""
+        """Yield the agents that keep a team unverified: neither our players, nor models with an identity."""
         for agent in sorted(self.seats.keys() - self.voices.keys() - set(known)):
             seat = self.seats[agent]
             if seat.get("model") is None:
@@ -87,7 +87,7 @@ class SeatedTeam:
             yield f"not verified: {agent:.60} does not say the number of tokens of every prompt and reply"
 
     def labels(self, team: object) -> Iterator[str]:
-        """Check whether an episode was played by the players that the provenance names."""
+        """Check that the players of an episode are those of the provenance."""
         told = team if isinstance(team, Mapping) else {}
         for agent, seat in self.seats.items():
             label = told.get(agent)
@@ -98,7 +98,7 @@ class SeatedTeam:
             yield f"tags.team names {odd[0]:.60}, whom the provenance lacks"
 
     def reply(self, node: NodeJson) -> Iterator[str]:
-        """Check whether a model can have given this reply with these tokens."""
+        """Check whether a model can have written this reply with this number of tokens."""
         if node["kind"] != "act":
             return
         agent, text, meta = node["agent"], node["reply"], node.get("meta") or {}
@@ -122,14 +122,14 @@ class SeatedTeam:
             self.uncounted.add(agent)
             return
         if "cut" in meta:
-            return  # it was too long to be kept, and counts as malformed
+            return  # the reply was too long to be stored, and counts as malformed
         if voice.max_tokens is not None and tokens > voice.max_tokens:
             yield f"{name}: {tokens} tokens, more than the {voice.max_tokens} that {agent} may say"
-        if voice.local and tokens > size + _CLOSING:  # an endpoint may think where nobody sees it
+        if voice.local and tokens > size + _CLOSING:  # an endpoint may have hidden thinking tokens
             yield f"{name}: {tokens} tokens are more than a reply of {size} bytes can hold"
 
     def _record(self, voice: SeatModel, meta: JsonView, text: str) -> Iterator[str]:
-        """Check the record of a model's reply: what it holds is what our policies write, and agrees with itself."""
+        """Check the metadata of a model's reply: its fields are those that our policies write, and they are consistent."""
         if broken := list(
             islice(violations(meta, schema_of("trace")["$defs"][voice.reply], schema_of("trace")), 3)
         ):
@@ -152,8 +152,9 @@ class SeatedTeam:
                 yield f"meta.tokens: {sorted(sizes)} texts and log-probs, for {meta.get('tokens_out')} tokens"
 
     def remember(self, trace: TraceJson) -> None:
-        """Keep what players said, to look for copies; blanks and cases do not make another reply, nor, between
-        entries, points and quotes.
+        """Store the replies, for the search for copies.
+
+        Blanks and upper case do not make a reply different. Between entries, punctuation does not either.
         """
         acts = [n for n in trace["nodes"] if n["kind"] == "act"]
         plain = {n["id"]: " ".join(str(n["reply"]).split()).casefold() for n in acts}
@@ -164,7 +165,7 @@ class SeatedTeam:
             self.heard.setdefault(trace["task_id"], []).append(identity.digest(replies))
 
     def copies(self, notes: list[str]) -> Iterator[str]:
-        """Check whether samples are copies of each other; where that may be honest, readers are told."""
+        """Check whether samples are copies of each other. If there may be an honest reason, add a note for readers."""
         several = [replies for replies in self.heard.values() if len(replies) > 1]
         alike = [replies for replies in several if len(set(replies)) == 1]
         if not alike:
@@ -186,12 +187,12 @@ class SeatedTeam:
 
 
 def _scripts(seats: Mapping[str, Mapping[str, object]]) -> set[str]:
-    """Agents played by a program of ours, which may well say the same again."""
+    """Return the agents whose players are our programs, which may repeat themselves."""
     return {agent for agent, seat in seats.items() if str(seat.get("name")).startswith("unitymas.")}
 
 
 def _voice(agent: str, seat: Mapping[str, object]) -> SeatModel | None:
-    """The model behind a seat: a local one tells its template and sampling, an endpoint its place and options."""
+    """Return the model of an agent. A local model has a template and sampling, an endpoint has an address and options."""
     several = seat.get("policies")
     voices = _seated(agent, seat, several) if isinstance(several, Mapping) else [seat]
     if not voices or not all(isinstance(v, Mapping) and isinstance(v.get("model"), str) for v in voices):
@@ -210,14 +211,14 @@ def _voice(agent: str, seat: Mapping[str, object]) -> SeatModel | None:
 
 
 def _seated(agent: str, seat: Mapping[str, object], policies: Mapping[str, Any]) -> list[Any]:
-    """The policy of a run that its map seats here; its roles may have adapters of their own."""
+    """Return the policies of a run for this agent. Its roles may have their own adapters."""
     among = seat.get("map")
     name = entry_of(among, agent, str(seat["role"])) if isinstance(among, Mapping) else None
     return [policies.get(f"{name}/{seat['role']}", policies.get(str(name)))]
 
 
 def _impossible(node: NodeJson, meta: JsonView, text: str) -> Iterator[str]:
-    """Numbers of tokens that no tokenizer makes of these texts."""
+    """Yield the numbers of tokens that no tokenizer can give for these texts."""
     asked = [m["content"] for m in node.get("messages") or () if isinstance(m.get("content"), str)]
     cut = meta.get("prompt_cut")
     gone = 4 * sum(n for n in cut.values() if isinstance(n, int) and n > 0) if isinstance(cut, Mapping) else 0
@@ -229,7 +230,7 @@ def _impossible(node: NodeJson, meta: JsonView, text: str) -> Iterator[str]:
 
 
 def fewest_tokens(texts: Iterable[str], without: int = 0) -> int:
-    """The fewest tokens that any tokenizer makes of these texts when `without` bytes of them are left out."""
+    """Return the smallest number of tokens of these texts for any tokenizer, when `without` bytes are left out."""
     whole = plain = 0
     for text in texts:
         raw = text.encode("utf-8", "surrogatepass")
@@ -244,7 +245,7 @@ def _size(text: str) -> int:
 
 
 def temperatures(value: object, levels: int = 4) -> Iterator[float]:
-    """Every temperature that a player's identity names."""
+    """Yield every temperature in a player's identity."""
     if isinstance(value, Mapping) and levels:
         for name, item in value.items():
             if name == "temperature" and isinstance(item, (int, float)) and not isinstance(item, bool):

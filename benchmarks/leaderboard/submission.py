@@ -1,14 +1,13 @@
-"""A leaderboard submission: a folder that proves its own figures.
+"""Submission to the leaderboard: a folder whose figures can be checked.
 
     unitymas submit evaluations/mine --name "My team"      packs results.json, metadata.yaml, traces.jsonl.zst, README.md
     unitymas submit --check submissions/my-team            recomputes every figure from the traces
-    unitymas submit --check --verify submissions/my-team   also plays every episode again from its replies
+    unitymas submit --check --verify submissions/my-team   also replays every episode from its replies
 
-`check` gives the problems it finds, each with the name of the file, episode or figure. Without ``verify``
-it proves that figures, traces and hashes belong together, and that each sample of each task is there once. With it,
-it also proves that provenance, keys, prompts, parsed values, tool results and metrics are the environment's own; only
-such an entry is called *verified* on the board. What no check can prove is that a model wrote the replies: that takes
-its weights, and `unitymas leaderboard rerun`.
+`check` returns the problems, each with the name of the file, episode or figure. Without ``verify`` it proves that figures,
+traces and hashes belong together, and that each sample of each task occurs once. With ``verify`` it also proves that
+provenance, keys, prompts, parsed values, tool results and metrics come from the environment. Only such an entry is *verified*
+on the board. No check can prove that a model wrote the replies: this needs its weights, and `unitymas leaderboard rerun`.
 """
 
 from __future__ import annotations
@@ -42,9 +41,7 @@ def pack(
     url: str = "",
     parameters: str = "",
 ) -> Path:
-    """Pack an evaluation's folder into a submission. The figures are computed afresh from exactly the
-    packed traces.
-    """
+    """Pack an evaluation's folder into a submission. The figures are computed again, from the packed traces."""
     run, out = Path(run), Path(out)
     plain = saved_results(run)
     if not plain["complete"]:
@@ -80,15 +77,16 @@ def pack(
 
 
 def check(folder: str | Path, *, verify: bool = False) -> list[str]:
-    """Every problem of a submission; an empty list means that all its figures follow from its traces, and with
-    `verify` that the environment here tells the same story.
+    """Return every problem of a submission. Empty: all its figures follow from its traces.
+
+    With `verify`, its traces also follow from its replies and the environment here.
     """
     verdict = inspect(folder, verify=verify)
     return verdict.problems + verdict.unverified
 
 
 def inspect(folder: str | Path, *, verify: bool = False) -> Inspection:
-    """Check an entry in a process of its own, within limits; nothing that the entry names is run."""
+    """Check an entry in a separate process with limits. Nothing that the entry names is run."""
     return guard.shared().check(Path(folder), verify=verify)
 
 
@@ -102,7 +100,7 @@ def _readme(metadata: Metadata, results: Results) -> str:
 
 
 def submit_main(argv: list[str] | None = None) -> int:
-    """``unitymas submit``: pack an evaluation, or check submissions."""
+    """Run ``unitymas submit``: pack an evaluation, or check submissions."""
     parser = Parser(prog="unitymas submit", description="Pack an evaluation, or check submissions.")
     parser.add_argument(
         "folders", nargs="+", type=Path, help="an evaluation's folder; with --check, submissions"
@@ -139,7 +137,7 @@ def submit_main(argv: list[str] | None = None) -> int:
 
 
 def _evaluations(folders: list[Path]) -> Iterator[Path]:
-    """The folders themselves, or of a suite the ones in them."""
+    """Yield the folders of evaluations. A suite's folder contains several."""
     for folder in folders:
         inner = sorted(path.parent for path in folder.glob("*/results.json"))
         yield from [folder] if (folder / "results.json").exists() or not inner else inner

@@ -1,4 +1,4 @@
-"""`python -m unitymas.benchmarks.pages docs`: one documentation page per environment."""
+"""Command `python -m unitymas.benchmarks.pages docs`, which writes a page of documentation for each environment."""
 
 import sys
 

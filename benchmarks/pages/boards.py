@@ -1,4 +1,4 @@
-"""Boards of the games as small SVG drawings, from their text: before the first move, and after the last."""
+"""Boards of the games as small SVG drawings, before the first move and after the last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CELL = 16
 
 
 def boards(game: str, before: str, after: str, top: int) -> tuple[str, int]:
-    """Two boards side by side with an arrow between them, and the height that they take."""
+    """Draw two boards with an arrow between them. Return the drawing and its height."""
     draw = DRAWN.get(game, grid)
     left, width, height = draw(before)
     right, second, _ = draw(after)
@@ -21,7 +21,7 @@ def boards(game: str, before: str, after: str, top: int) -> tuple[str, int]:
 
 
 def grid(text: str) -> tuple[str, int, int]:
-    """Rows of cells: walls are filled, all else is written."""
+    """Draw rows of cells: walls are filled, other signs are written."""
     rows = [line.split() for line in text.splitlines() if line.strip() and ":" not in line]
     cells = [
         cell(x, y, word, "wall" if word == "#" else "")
@@ -32,7 +32,7 @@ def grid(text: str) -> tuple[str, int, int]:
 
 
 def queens(text: str) -> tuple[str, int, int]:
-    """A chess board, from the row of each column's queen; those that were there at the beginning are marked."""
+    """Draw a chess board with queens. Fixed queens are marked."""
     lines = dict(line.split(": ", 1) for line in text.splitlines())
     rows, fixed = lines["Queens"].split(), lines["Fixed"].split()
     size, cells = len(rows), []
@@ -47,7 +47,7 @@ def queens(text: str) -> tuple[str, int, int]:
 
 
 def stacks(text: str) -> tuple[str, int, int]:
-    """Blocks on a table, from the stacks' names, bottom first."""
+    """Draw blocks on a table, from stacks written from bottom to top."""
     line = text.splitlines()[0].removeprefix("Stacks: ")
     piles = [pile.split() for pile in line.split("|")]
     blocks = sum(map(len, piles))
@@ -59,7 +59,7 @@ def stacks(text: str) -> tuple[str, int, int]:
 
 
 def cell(x: int, y: int, word: str, kind: str = "") -> str:
-    """A square with what stands in it: walls are filled, and dots and underscores are free."""
+    """Draw a cell with its sign: walls are filled, and dots and underscores are empty cells."""
     square = (
         f'<rect class="cell {kind.strip()}" x="{x * CELL}" y="{y * CELL}" width="{CELL}" height="{CELL}"/>'
     )
@@ -69,4 +69,4 @@ def cell(x: int, y: int, word: str, kind: str = "") -> str:
 
 
 DRAWN: dict[str, Callable[[str], tuple[str, int, int]]] = {"eight-queens": queens, "blocksworld": stacks}
-"""Games whose text is no grid of cells."""
+"""Functions that draw the games whose text is no grid of cells."""

@@ -1,7 +1,7 @@
-"""Line charts as SVG text: quiet axes, a band for the interval, the name at the end of each line.
+"""Line charts as SVG text: light axes, a band for the interval, the name at the end of each line.
 
-Only attributes and classes, no inline styles, so that a page's Content-Security-Policy can stay strict;
-colours come from the page's style sheet (classes ``s0`` … ``s5``).
+The SVG has attributes and classes but no inline styles, so that a page's Content-Security-Policy can stay strict. Colours come
+from the page's style sheet (classes ``s0`` … ``s5``).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from .html import escape
 
 Scale = Callable[[float], float]
 COLOURS = 6
-NARROW = 372  # the width that a phone leaves
+NARROW = 372  # width of a chart on a phone
 MOST_POINTS = 400
-"""Longer lines are thinned to so many points for drawing."""
+"""Largest number of points of a drawn line. Longer lines are thinned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line: its points, and where known the interval at each."""
+    """Line of a chart: its points, and their intervals if they are known."""
 
     name: str
     x: Sequence[float]
@@ -32,7 +32,7 @@ class Series:
 
     @property
     def constant(self) -> float | None:
-        """The value of a line that never moves."""
+        """Return the value of a constant line, else None."""
         y = [v for v in self.y if math.isfinite(v)]
         return y[0] if y and max(y) - min(y) <= 1e-12 * max(1.0, abs(y[0])) else None
 
@@ -46,9 +46,9 @@ def chart(
     unit: str = "",
     marks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """A titled chart over steps; ``marks`` are vertical lines with a tooltip (alarms).
+    """Draw a chart over steps, with a title. ``marks`` are vertical lines with a tooltip, such as alarms.
 
-    It is drawn twice where it is wide: a narrow screen shows the second one, whose text stays readable there.
+    A wide chart is drawn twice. A narrow screen shows the second drawing, whose text stays readable.
     """
     series = [_finite(_thinned(s)) for s in series]
     series = [s for s in series if len(s.x)]
@@ -108,7 +108,7 @@ def _svg(
 
 
 def _steps(first: float, last: float) -> list[float]:
-    """The ends of the axis, and the round whole numbers that stand well between them."""
+    """Return the ends of the axis, and some round whole numbers between them."""
     room = 0.12 * (last - first)
     between = [
         tick for tick in nice_ticks(first, last) if tick == int(tick) and first + room < tick < last - room
@@ -117,10 +117,10 @@ def _steps(first: float, last: float) -> list[float]:
 
 
 def nice_ticks(low: float, high: float, most: int = 4) -> list[float]:
-    """A few round numbers that cover the range; 0 is among them when it is near."""
+    """Return a few round numbers that cover the range, with 0 if it is near."""
     if low > 0 and low < 0.4 * high:
         low = 0.0
-    if high - low < 1e-9 * max(1.0, abs(high)):  # a flat line runs through the middle
+    if high - low < 1e-9 * max(1.0, abs(high)):  # a constant line is drawn in the middle
         low, high = low - (0.1 * abs(low) or 1.0), high + (0.1 * abs(high) or 1.0)
     span = high - low
     step: float = 10 ** math.floor(math.log10(span / most))
@@ -131,7 +131,7 @@ def nice_ticks(low: float, high: float, most: int = 4) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number for an axis."""
+    """Return a short text of a number for an axis."""
     if value == 0:
         return "0"
     if abs(value) >= 10_000:
@@ -158,7 +158,7 @@ def _line(s: Series, colour: int, px: Scale, py: Scale) -> str:
 
 
 def _end_labels(series: Sequence[Series], px: Scale, py: Scale, top: float, bottom: float) -> list[str]:
-    """Names beside the lines' ends, moved apart where they would cover each other."""
+    """Draw the names beside the ends of the lines, moved apart if they would overlap."""
     ends = sorted((py(s.y[-1]), i) for i, s in enumerate(series))
     y = top
     placed: list[tuple[float, int]] = []
@@ -175,7 +175,7 @@ def _end_labels(series: Sequence[Series], px: Scale, py: Scale, top: float, bott
 
 
 def _extent(series: Sequence[Series]) -> tuple[float, float]:
-    """The range to draw: all of the lines, and of their intervals as much again (two seeds have wide ones)."""
+    """Return the range to draw: all lines, and of their intervals as much again, because those of two seeds are wide."""
     low, high = min(min(s.y) for s in series), max(max(s.y) for s in series)
     room = (high - low) or 0.1 * abs(high) or 1.0
     wide = [v for s in series for v in (*s.low, *s.high)]

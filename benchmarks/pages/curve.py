@@ -81,7 +81,7 @@ as `ID` or `PATH`, which show how something is written. What was not run on GPUs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; draw the picture; keep the figures."""
+    """Print the table, draw the picture, and store the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--out", type=Path, help="a PNG")
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def row(run: Path) -> tuple[str, Tree]:
-    """The environment of a run, and its figures as the demo prints them."""
+    """Return the environment of a run, and its figures in the form of the demo."""
     config = read_yaml(run / "config.yaml")
     env = config["env"]["id"]
     history = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

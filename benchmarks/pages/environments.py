@@ -1,4 +1,4 @@
-"""The documentation's pages of environments, written from the environments themselves.
+"""Generator of the documentation's pages of environments, from the environments themselves.
 
     python -m unitymas.benchmarks.pages.environments docs
 
@@ -25,18 +25,18 @@ from .html import escape
 from .settings import settings_page
 
 EPISODES = 4
-"""Scripted episodes among which the longest that fits a picture is shown."""
+"""Number of scripted episodes. The longest one that fits into a picture is shown."""
 HALLS = {
     "Questions": ("rag-", "mask-", "search-", "tool-qa-"),
     "Mathematics": ("math-", "chain-", "debate-", "solver-"),
     "Code": ("code",),
     "Games": ("blocksworld-", "eight-queens-", "planpath-", "sokoban-", "sudoku-"),
 }
-"""Headings of the gallery, and how the ids under them begin."""
+"""Headings of the gallery, with the prefixes of their ids."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the pages under DIR, and remove those of environments that are no more."""
+    """Write the pages into a folder, and remove those of environments that no longer exist."""
     root = Path(argv[0] if argv else "docs")
     texts = pages()
     for folder, kind in (("environments", "*.md"), ("images/episodes", "*.svg")):
@@ -59,13 +59,13 @@ def pages() -> dict[str, str]:
 
 
 def ours() -> list[str]:
-    """List the ids that come with the package; what a plug-in or a notebook registered has pages elsewhere."""
+    """Return the ids that come with the package, without those of plug-ins and notebooks."""
     home = f"{PACKAGE}.envs."
     return [id for id in list_envs() if isinstance(w := spec(id).workflow, str) and w.startswith(home)]
 
 
 def families() -> dict[str, list[str]]:
-    """Environments that differ in their data alone, under the first of them: they share a picture."""
+    """Return groups of environments that differ only in their data, by the first of each. They share a picture."""
     members: dict[tuple[object, ...], list[str]] = {}
     for id in ours():
         members.setdefault((spec(id).workflow, spec(id).description, spec(id).role_names), []).append(id)
@@ -74,7 +74,7 @@ def families() -> dict[str, list[str]]:
 
 @cache
 def episode(id: str) -> Trace:
-    """The scripted episode that stands for an environment: the longest of the first few that fits a picture."""
+    """Return the scripted episode that represents an environment: the longest of the first few that fits a picture."""
     env = make(id, data=None if spec(id).tasks is not None else "mini")
     traces = rollout(env, "scripted", tasks=EPISODES)
     fitting = [trace for trace in traces if len(trace.nodes) <= MOST] or traces[:1]
@@ -82,12 +82,12 @@ def episode(id: str) -> Trace:
 
 
 def drawn(id: str) -> str:
-    """The picture of an environment's episode."""
+    """Return the picture of an environment's episode."""
     return picture(episode(id), spec(id).role_names)
 
 
 def gallery() -> str:
-    """The page of pictures: every family of environments with an episode of its expert."""
+    """Return the gallery: every family of environments, with an episode of its expert."""
     lines = [
         "# Gallery",
         "",
@@ -111,14 +111,14 @@ def gallery() -> str:
 
 
 def alt(id: str) -> str:
-    """Return a picture in words, for those who cannot see it."""
+    """Return a description of a picture, for readers who cannot see it."""
     return (
         f"An episode of {id}: {counted(len(episode(id).nodes), 'step')} of {', '.join(spec(id).role_names)}"
     )
 
 
 def contents() -> str:
-    """The table of all environments."""
+    """Return the table of all environments."""
     rows = [
         "# Environments",
         "",
@@ -137,7 +137,7 @@ def contents() -> str:
 
 
 def page(id: str) -> str:
-    """Return an environment's page: what it is, an episode step by step, and what each role reads."""
+    """Return an environment's page: its description, an episode step by step, and the prompts of the roles."""
     known = spec(id)
     first = next(first for first, ids in families().items() if id in ids)
     text = (sys.modules[resolve(known.workflow).__module__].__doc__ or "").strip()
@@ -182,7 +182,7 @@ def prose(text: str) -> list[str]:
 
 
 def steps(id: str) -> list[str]:
-    """An environment's episode as a list, the task first."""
+    """Return an environment's episode as a list, with the task first."""
     trace = episode(id)
     _, _, task = trace.origin
     lines = [
@@ -214,13 +214,13 @@ def steps(id: str) -> list[str]:
 
 
 def told(task: object) -> str:
-    """The question or the problem of a task, in one line; empty where it is a board."""
+    """Return the question or the problem of a task in one line; empty for a board."""
     words = next((str(getattr(task, name)) for name in ("question", "problem") if hasattr(task, name)), "")
     return escape(" ".join(words.split())[:300])
 
 
 def fenced(text: str) -> list[str]:
-    """Text as a block inside of a list."""
+    """Return a text as a block inside a list."""
     return ["", "    ```text", *(f"    {line}" for line in text.splitlines()), "    ```"]
 
 

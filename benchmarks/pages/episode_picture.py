@@ -1,6 +1,6 @@
-"""One episode as a small SVG: time goes down, each role has a colour and a lane, each line is a reply or a tool's answer.
+"""Picture of one episode as a small SVG. Time runs down, each role has a colour and a lane, each line is a reply or a result.
 
-It reads at the width of a phone and follows the reader's choice of light or dark.
+It is readable at the width of a phone, and follows the reader's choice of light or dark.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .boards import boards
 from .html import escape
 
 WIDTH, ROW, LANE, TOP = 460, 24, 15, 20
-LETTERS = 52  # of a line, role and reply together
+LETTERS = 52  # characters of a line, role and reply together
 MOST = 16  # rows; a longer episode is cut in the middle
 COLOURS = ("#3f51b5", "#00796b", "#c2185b", "#c75000", "#6a1b9a", "#5d7a12", "#5d4037")
 IN_THE_DARK = ("#9fa8ff", "#4db6ac", "#f48fb1", "#ffb074", "#ce93d8", "#b5cc6a", "#c8a99d")
@@ -36,7 +36,7 @@ _TAG = re.compile(r"</?\w+>")
 
 
 def picture(trace: Trace, roles: Sequence[str]) -> str:
-    """The SVG of an episode; `roles` gives the order of lanes and colours."""
+    """Return the SVG of an episode. `roles` gives the order of lanes and colours."""
     lanes = {role: number for number, role in enumerate(roles)}
     board, height = board_of(trace)
     top = TOP + (height + 22 if board else 0)
@@ -61,14 +61,14 @@ def picture(trace: Trace, roles: Sequence[str]) -> str:
 
 
 def shown(nodes: Sequence[Node]) -> list[Node | None]:
-    """Nodes that are drawn; None stands for those left out of the middle."""
+    """Return the nodes to draw, with None in place of the nodes that are left out in the middle."""
     if len(nodes) <= MOST:
         return list(nodes)
     return [*nodes[: MOST - 4], None, *nodes[-3:]]
 
 
 def edges(rows: Sequence[Node | None], place: Mapping[str, int], lanes: Mapping[str, int]) -> str:
-    """Lines from each node to those that read it, where both are drawn."""
+    """Draw lines from each node to its children, if both are drawn."""
     drawn = []
     for node in rows:
         for parent in node.parents if node is not None else ():
@@ -83,12 +83,12 @@ def edges(rows: Sequence[Node | None], place: Mapping[str, int], lanes: Mapping[
 
 
 def across(node: Node, lanes: Mapping[str, int]) -> int:
-    """Place of a node's mark from the left: its role's lane; a tool stands right of all roles."""
+    """Return the horizontal place of a node's mark: the lane of its role. Tools are to the right of all roles."""
     return 14 + LANE * (lanes.get(node.role or "", len(lanes)))
 
 
 def line(node: Node, y: int, lanes: Mapping[str, int], rewards: Mapping[str, float]) -> str:
-    """One row: the mark in its lane, the name, the words, and what they earned."""
+    """Draw one row: the mark in its lane, the name, the text, and its rewards."""
     x, text = across(node, lanes), 14 + LANE * (len(lanes) + 1)
     letters = LETTERS - 2 * len(lanes)
     if node.kind == "use":
@@ -111,7 +111,7 @@ def line(node: Node, y: int, lanes: Mapping[str, int], rewards: Mapping[str, flo
 
 
 def plain(text: str) -> str:
-    """A reply without its tags, as far as something is left."""
+    """Return a reply without its tags, or the whole reply if nothing would be left."""
     return " ".join(_TAG.sub(" ", text).split()) or text
 
 
@@ -126,7 +126,7 @@ def ending(trace: Trace) -> str:
 
 
 def board_of(trace: Trace) -> tuple[str, int]:
-    """The game's board before and after, and its height; ("", 0) where no game is played."""
+    """Return the drawing of the game's board before and after, and its height; ("", 0) without a game."""
     moves = [node for node in trace.nodes if node.kind == "use" and node.tool == "world"]
     if not moves:
         return "", 0

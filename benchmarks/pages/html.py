@@ -1,9 +1,8 @@
-"""Parts that our three pages share: one file each, no server, nothing fetched, nothing in them that can run.
+"""Common parts of the three pages. Each page is one file, needs no server, fetches nothing, and runs only its own script.
 
-Model-written text is hostile until proven otherwise. Data therefore enters a page as gzipped JSON in base64
-(no byte of it can close a tag), is shown through `textContent` only, and a Content-Security-Policy allows
-exactly the one script whose hash it names and no network at all. What is written into HTML by Python goes
-through `escape`.
+Text from models is untrusted. So data enters a page as gzipped JSON in base64, of which no byte can close a tag, and is shown
+only through `textContent`. A Content-Security-Policy allows only the script with the named hash, and no network. All text that
+Python writes into the HTML passes through `escape`.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u
 
 
 def printable(text: object, limit: int | None = None) -> str:
-    """Text that is safe in a terminal and a file: control characters, direction overrides and lone surrogates
-    are shown as ``⟨1B⟩`` instead of being obeyed; newlines and tabs stay.
+    """Return a text that is safe in a terminal and a file.
+
+    Control characters, direction overrides and lone surrogates are shown as ``⟨1B⟩``. Newlines and tabs stay.
     """
     shown = str(text)
     if limit is not None and len(shown) > limit:
@@ -36,23 +36,23 @@ def printable(text: object, limit: int | None = None) -> str:
 
 
 def escape(text: object, limit: int | None = None) -> str:
-    """`printable`, and harmless between tags and inside quoted attributes."""
+    """Return the `printable` text, escaped for HTML and for quoted attributes."""
     return html.escape(printable(text, limit), quote=True)
 
 
 def pack(value: object) -> str:
-    """JSON, gzipped, in base64: the only form in which data enters a page."""
+    """Return a value as gzipped JSON in base64, the only form in which data enters a page."""
     plain = json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=str)
     return base64.b64encode(gzip.compress(plain.encode("ascii"), 6, mtime=0)).decode("ascii")
 
 
 def data_block(value: object, name: str) -> str:
-    """A data element that the page's script reads with ``unpack(id)``."""
+    """Return a data element, which the page's script reads with ``unpack(id)``."""
     return f'<script type="application/octet-stream" id="{escape(name)}">{pack(value)}</script>\n'
 
 
 def asset(name: str) -> str:
-    """The text of a file in ``benchmarks/pages/assets``."""
+    """Return the text of a file in ``benchmarks/pages/assets``."""
     return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
@@ -65,8 +65,9 @@ def page(
     before_script: str = "",
     live: bool = False,
 ) -> str:
-    """A whole page up to ``</body>``, which the caller adds: data blocks may follow the script. A live one may ask
-    the server that it came from.
+    """Return a page up to ``</body>``. The caller adds this tag, because data blocks may follow the script.
+
+    A `live` page may send requests to its own server.
     """
     look = asset("theme.css") + asset(style)
     code = "".join(map(asset, ("common.js", *scripts))) if scripts else ""
@@ -86,7 +87,7 @@ def page(
 
 
 def write_page(path: Path, parts: Iterable[str]) -> Path:
-    """Write a page whole or not at all."""
+    """Write a page in one step, so that the file is never incomplete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

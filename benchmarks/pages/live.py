@@ -1,10 +1,10 @@
-"""A run as it goes: its report and its episodes on a local server, refreshed while they are open.
+"""Live view of a run: its report and its episodes on a local server, refreshed while they are open.
 
     unitymas view runs/mask-1 --live       until Ctrl-C
     unitymas train … --watch               while the run lasts
 
-The server is bound to 127.0.0.1 and only reads. Pages ask it every two seconds whether anything is new, and take over
-what is, without losing what the reader has open. They are built when somebody looks, from whatever the run has written.
+The server is bound to 127.0.0.1 and only reads. Pages ask it every two seconds for changes, and apply them without closing
+what the reader has open. A page is built on request, from the files that the run has written so far.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from . import report, viewer
 from .html import escape, page
 
 QUIET = 120.0
-"""Seconds without a word after which a run may have been killed; more, where its steps take longer."""
+"""Seconds without a new line after which a run may have been killed. With long steps, the limit is longer."""
 
 
 class LiveRun:
-    """Present state of a run's directory; its pages are built once per change."""
+    """Current state of a run's directory. Its pages are built once for each change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,16 +38,16 @@ class LiveRun:
         self._lock = threading.Lock()
 
     def stamp(self) -> str:
-        """Changes with every file that the pages are made from."""
+        """Return a stamp that changes with every file of the pages."""
         files = [self.folder / "metrics.jsonl", *sorted((self.folder / "traces").glob("*"))]
         return " ".join(f"{s.st_mtime_ns}:{s.st_size}" for f in files if (s := _stat(f)))
 
     def state(self) -> dict[str, object]:
-        """State that the pages ask for: a stamp, and how the run is doing in a sentence."""
+        """Return the state for the pages: the stamp, and the status of the run in a sentence."""
         return {"stamp": self.stamp(), **self.status()}
 
     def status(self) -> dict[str, object]:
-        """Status of the run, and whether more may come."""
+        """Return the status of the run, and whether more may come."""
         try:
             history = report.read_run(self.folder)
         except FileNotFoundError:
@@ -62,7 +62,7 @@ class LiveRun:
         return {"going": True, "words": words}
 
     def page(self, name: str) -> bytes:
-        """The report, or the viewer's page, as of now."""
+        """Return the current report or viewer page."""
         with self._lock:
             stamp = self.stamp()
             if name not in self._pages or self._pages[name][0] != stamp:
@@ -74,7 +74,7 @@ class LiveRun:
         try:
             history = report.read_run(self.folder)
             if history.ending == report.UNFINISHED:
-                history.ending = "running"  # the bar above says if there is no news of it
+                history.ending = "running"  # the bar above shows if the run is silent
             body = report.body([history], "episodes.html")
         except FileNotFoundError:
             body = f"<header id='head'><h1>{escape(self.folder.name)}</h1><p class='soft'>Nothing is here yet.</p></header>"
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: LiveServer
 
     def do_GET(self) -> None:
-        # a page elsewhere that has its own name point to this machine must not read a run
+        # a foreign page, whose name resolves to this machine, must not read a run
         host = self.headers.get("Host", "").rpartition(":")[0]
         path = self.path.partition("?")[0]
         if host not in ("127.0.0.1", "localhost"):
@@ -123,11 +123,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the console belongs to the run."""
+        """Log nothing, because the console belongs to the run."""
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves one run to this machine."""
+    """Server of one run, for this machine only."""
 
     daemon_threads = True
 
@@ -143,7 +143,7 @@ class LiveServer(ThreadingHTTPServer):
 
 @contextmanager
 def watching(folder: str | Path, port: int = 0, linger: float = 5.0) -> Iterator[LiveServer]:
-    """Serve a run in the background. An open page gets to see the end before the server goes."""
+    """Serve a run in the background. At the end, the server waits until an open page shows the end."""
     with LiveServer(folder, port) as server:
         threading.Thread(target=server.serve_forever, daemon=True, name="live page").start()
         print(f"live page: {server.address}", flush=True)
@@ -157,14 +157,14 @@ def watching(folder: str | Path, port: int = 0, linger: float = 5.0) -> Iterator
 
 
 def in_progress(folder: Path) -> bool:
-    """Tell whether this is a training run that has not ended, and wrote something of late."""
+    """Tell whether this is a training run that has not ended, and that has written something recently."""
     metrics = _stat(folder / "metrics.jsonl")
     recent = metrics is not None and time.time() - metrics.st_mtime < 600
     return recent and bool(LiveRun(folder).status()["going"])
 
 
 def serve(folder: Path, port: int, open_browser: bool) -> int:
-    """`unitymas view --live`: until Ctrl-C."""
+    """Run `unitymas view --live` until Ctrl-C."""
     import webbrowser
 
     try:

@@ -1,10 +1,10 @@
-"""The report of a training run: one page of curves, episodes and alarms.
+"""Report of a training run: one page with curves, episodes and alarms.
 
     unitymas report runs/mask-1                     writes runs/mask-1/report.html
     unitymas report runs/seed-0 runs/seed-1 …       one report over seeds: means, with 95% intervals over runs
 
-It reads what a run leaves behind (``metrics.jsonl``, ``config.yaml``, ``traces/``), whatever moment it was
-killed at, and needs neither torch nor the run's machine.
+It reads the files of a run (``metrics.jsonl``, ``config.yaml``, ``traces/``), even if the run was killed, and needs neither
+torch nor the run's machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Labelled = tuple[str, TraceJson]
 
 
 UNFINISHED = "still running, or killed"
-"""Ending of a run that wrote none."""
+"""Text for a run without a recorded end."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class History:
     steps: Rows = field(default_factory=list)
     validations: Rows = field(default_factory=list)
     losses: Rows = field(default_factory=list)
-    """Deaths of groups that the run went on after."""
+    """Lost groups after which the run continued."""
     ending: str = UNFINISHED
 
     @property
@@ -60,7 +60,7 @@ class History:
 
 
 def read_run(folder: str | Path) -> History:
-    """A run's history; a torn last line is left out."""
+    """Read a run's history. An incomplete last line is skipped."""
     path = Path(folder) / "metrics.jsonl"
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give the directory of a training run")
@@ -68,7 +68,7 @@ def read_run(folder: str | Path) -> History:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         if not line.endswith("\n"):
-            break  # torn by a kill
+            break  # incomplete because of a kill
         row = _row(f"{path}, line {number}", line)
         kind = row["kind"]
         if kind == "begin":
@@ -85,7 +85,7 @@ def read_run(folder: str | Path) -> History:
 
 
 def _row(where: str, line: str) -> BookRow:
-    """A line of a run's book; one that no run has written is refused by its number."""
+    """Read a line of a run's log. The error for an invalid line names its number."""
     try:
         row = json.loads(line)
         if not isinstance(row, dict) or not isinstance(row["kind"], str):
@@ -103,7 +103,7 @@ def _row(where: str, line: str) -> BookRow:
 
 
 def alarms(history: History) -> list[Alarm]:
-    """Alarms of the monitors on a run's figures."""
+    """Return the alarms of the monitors on a run's figures."""
     score = f"train/{history.headline}"
     held_out = {int(row["step"]): row.get(history.headline) for row in history.validations}
     watch = Watch()
@@ -129,7 +129,7 @@ def build(runs: Sequence[str | Path], out: str | Path) -> Path:
 
 
 def body(histories: Sequence[History], episodes: str, pairs: Sequence[Labelled] | None = None) -> str:
-    """The sections of a report; ``episodes`` is the address of the page of the kept episodes."""
+    """Return the sections of a report. ``episodes`` is the address of the page of the stored episodes."""
     alarms_of = {history.folder.name: alarms(history) for history in histories}
     pairs = list(kept(histories[-1].folder)) if pairs is None else pairs
     sections = [
@@ -143,9 +143,7 @@ def body(histories: Sequence[History], episodes: str, pairs: Sequence[Labelled] 
 
 
 def over_seeds(name: str, tables: Sequence[Rows], key: str, **how: Any) -> Series:
-    """The mean over runs of a figure at each step that all of them have, with its 95% t interval where they
-    are several.
-    """
+    """Return the mean of a figure over runs, at each step that all have. Several runs give a 95% t interval."""
     columns = [
         {int(r["step"]): float(r[key]) for r in rows if isinstance(r.get(key), (int, float))}
         for rows in tables
@@ -166,7 +164,7 @@ def over_seeds(name: str, tables: Sequence[Rows], key: str, **how: Any) -> Serie
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart to be: its title, its figures by name, and what its axis counts."""
+    """Planned chart: its title, its figures by name, and the unit of its axis."""
 
     title: str
     keys: Mapping[str, str]
@@ -180,7 +178,7 @@ def _panels(
     width: int = 560,
     height: int = 210,
 ) -> str:
-    """Charts of what moved; what never did is said in words."""
+    """Return the charts of figures that change. Constant figures are listed as text."""
     tables = [h.steps for h in histories]
     charts, still = [], []
     for panel in panels:
@@ -200,7 +198,7 @@ def _panels(
 
 
 def _keys(histories: Sequence[History], pattern: str) -> dict[str, tuple[str, ...]]:
-    """The figures whose name matches, with the groups of the match, in order of first appearance."""
+    """Return the figures whose names match, with the groups of the match, in the order of their first appearance."""
     rule = re.compile(pattern)
     names = dict.fromkeys(name for h in histories for row in h.steps for name in row)
     return {name: match.groups() for name in names if (match := rule.fullmatch(name))}
@@ -228,7 +226,7 @@ def _head(histories: Sequence[History]) -> str:
 
 
 def _lost(history: History) -> str:
-    """Tell how often a run went on after a group had died, and what that cost."""
+    """Return a sentence on how often the run continued after a lost group, and on the cost."""
     steps = sum(int(row["steps_lost"]) for row in history.losses if isinstance(row.get("steps_lost"), int))
     deaths = counted(len(history.losses), "death")
     return f"went on after {deaths} of a group ({counted(steps, 'step')} played again; last: {history.losses[-1].get('cause')})"
@@ -354,7 +352,7 @@ def _timeline(histories: Sequence[History]) -> str:
 
 
 def _episodes(headline: str, pairs: Sequence[Labelled], address: str) -> str:
-    """The best and worst of the newest validation, linked into the page of all kept episodes."""
+    """Return the best and worst episodes of the newest validation, with links to the page of all stored episodes."""
     if not pairs:
         return (
             "<section id='episodes'><h2>Episodes</h2><p class='soft'>No traces were kept yet.</p></section>"
@@ -375,9 +373,7 @@ def _episodes(headline: str, pairs: Sequence[Labelled], address: str) -> str:
 
 
 def kept(folder: Path) -> Iterator[Labelled]:
-    """Kept episodes with the file they are from, validations last; of more than `MOST_EPISODES` the newest
-    files.
-    """
+    """Yield the stored episodes with their file, validations last. Of more than `MOST_EPISODES`, the newest files are used."""
     if not any((folder / "traces").glob("*.jsonl*")):
         return
     files = sorted(trace_files(folder), key=lambda f: (f.name.startswith("validation"), f.name))
@@ -386,7 +382,7 @@ def kept(folder: Path) -> Iterator[Labelled]:
 
 
 def report_main(argv: list[str] | None = None) -> int:
-    """``unitymas report RUN …``."""
+    """Run ``unitymas report RUN …``."""
     parser = Parser(
         prog="unitymas report", description="Write a training run as one page of curves, alarms and episodes."
     )

@@ -1,4 +1,4 @@
-"""The pictures of the documentation, made again from a run and from our board.
+"""Screenshots for the documentation, from a run and from our board.
 
     make demo
     python -m unitymas.benchmarks.pages.screenshots runs/demo/mask-hotpotqa-shared-seed0 docs/images
@@ -66,7 +66,7 @@ def _side_by_side(page: Page) -> None:
 
 
 def _coloured_reply(page: Page) -> None:
-    """The first training episode's searcher, whose tokens are told apart."""
+    """Open the searcher's reply in the first training episode, with coloured tokens."""
     page.locator(".row").first.click()
     page.wait_for_selector(".episode .graph")
     page.locator(".node", has_text="tok").nth(2).click()

@@ -1,8 +1,8 @@
-"""The page `docs/settings.md`: every setting of a run, with its range, its default and its documentation.
+"""Generator of the page `docs/settings.md`: every setting of a run, with its range, default and documentation.
 
     python -m unitymas.benchmarks.pages.environments docs
 
-All of it is read from the source of the config's dataclasses, where each field has its documentation under it.
+Everything is read from the source of the config's dataclasses, in which the documentation follows each field.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _table(prefix: str, kind: type) -> Iterator[str]:
 
 
 def _fields(kind: type) -> Iterator[tuple[str, str, str, str]]:
-    """Yield each field: name, what fits, default, documentation."""
+    """Yield name, allowed values, default and documentation of each field."""
     hints, ranges = hints_of(kind), ranges_of(kind)
     [body] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
@@ -99,7 +99,7 @@ def _fields(kind: type) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _fits(hint: object, range: Range | None) -> str:
-    """Say in words what fits a type."""
+    """Describe the allowed values of a type."""
     parts = get_args(hint)
     if get_origin(hint) is Literal:
         return ", ".join(f"`{value}`" if value else "empty" for value in parts)
@@ -120,14 +120,14 @@ def _fits(hint: object, range: Range | None) -> str:
 
 
 def _reach(range: Range) -> str:
-    """Say in words which numbers a range holds."""
+    """Describe the numbers of a range."""
     low = "above" if range.above else "at least"
     high = "below" if range.below else "at most"
     return f"{low} {range.low:g}" + (f", {high} {range.high:g}" if math.isfinite(range.high) else "")
 
 
 def _default(value: ast.expr | None) -> str:
-    """Return a default as YAML would have it."""
+    """Return a default as YAML writes it."""
     match value:
         case None:
             return ""

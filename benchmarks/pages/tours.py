@@ -1,4 +1,4 @@
-"""Tours: the episodes that say most at first sight: what improved, what got worse, what fails, what works."""
+"""Tours of a page's episodes: the most informative ones, which improved, got worse, failed or succeeded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Index: TypeAlias = Mapping[str, Sequence[Any]]
 
 
 class Stop(TypedDict, total=False):
-    """Stop of a tour: an episode, and the one to compare it with."""
+    """Stop of a tour: an episode, and the episode to compare it with."""
 
     name: str
     why: str
@@ -21,10 +21,10 @@ class Stop(TypedDict, total=False):
 
 
 def tours(index: Index) -> list[Stop]:
-    """Episodes worth opening first, each with a name, a reason, and where there is one the episode to compare with.
+    """Return the episodes to open first, each with a name, a reason and, if there is one, an episode to compare with.
 
-    Held-out episodes speak before training ones, and the newest source (the last validation) before older ones. The
-    page opens on the first tour.
+    Held-out episodes come before training episodes, and the newest source (the last validation) before older ones. The page
+    opens with the first stop.
     """
     scored = [
         i for i, score in enumerate(index["score"]) if score is not None or index["ended"][i] == "error"
@@ -50,7 +50,7 @@ def tours(index: Index) -> list[Stop]:
 
 
 def _changes(index: Index, rows: Sequence[int], first: str, last: str) -> list[Stop]:
-    """The tasks whose mean score rose and fell most between two sources."""
+    """Return the tasks whose mean score rose and fell most between two sources."""
     sides: dict[str, dict[tuple[str, str], list[int]]] = {s: defaultdict(list) for s in (first, last)}
     for i in rows:
         if index["label"][i] in sides:

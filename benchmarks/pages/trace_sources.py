@@ -1,9 +1,9 @@
-"""Sources of episodes: a run directory, an evaluation, a single trace file; each with a label.
+"""Sources of episodes: a run directory, an evaluation, or a single trace file, each with a label.
 
 runs/7/traces/step-20.jsonl.zst   ->  label "7 step-20"
 evaluations/x/traces.jsonl.zst    ->  label "x"
 
-A training run keeps its tokens beside its traces, in samples/ under the same file name; they are joined here.
+A training run stores tokens beside its traces, in samples/ with the same file name. They are joined here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRACE_SUFFIXES = (".jsonl", ".jsonl.zst", ".json")
 
 
 def trace_files(source: str | Path) -> list[Path]:
-    """The trace files of a source, in the order of the numbers in their names."""
+    """Return the trace files of a source, in the order of the numbers in their names."""
     path = Path(source)
     if path.is_file():
         return [path]
@@ -46,7 +46,7 @@ def trace_files(source: str | Path) -> list[Path]:
 
 
 def episodes(source: str | Path) -> Iterator[TraceJson]:
-    """The trace dicts of a source, in order."""
+    """Yield the traces of a source as dicts, in order."""
     for file in trace_files(source):
         yield from _of_file(file)
 
@@ -83,13 +83,13 @@ def _of_file(file: Path) -> Iterator[TraceJson]:
 
 
 def _check(episode: object, where: str) -> None:
-    """Pages are drawn from what a trace must be; what another thing is, says its first fault."""
+    """Raise an error with the first fault of an episode that does not follow the schema of traces."""
     if broken := next(violations(episode, schema_of("trace")), None):
         raise Refused(f"{where}: this is no trace ({broken})")
 
 
 def _tokens(samples: Path) -> dict[str, dict[str, list[object]]]:
-    """Decision id -> its tokens, in the form of a node's `meta["tokens"]`."""
+    """Return the tokens of each decision by id, in the form of a node's `meta["tokens"]`."""
     tokens = {}
     for row in read_dicts(samples):
         if "tokens" not in row:  # ids alone, as early runs kept them

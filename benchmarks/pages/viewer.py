@@ -1,11 +1,11 @@
-"""The trace viewer: any number of episodes as one HTML page that needs nothing but a browser.
+"""Trace viewer: any number of episodes as one HTML page that needs only a browser.
 
     unitymas view RUN            a run directory, an evaluation, or one trace file
     build(traces, "page.html")   the same from Python, from traces or their dicts
 
-The page carries a small index of all episodes, painted first, and the episodes themselves in compressed
-blocks that are unpacked when one is opened; ten thousand episodes therefore open as fast as ten. What is
-drawn and why stands in docs/viewer.md; the drawing itself in ``assets/viewer.js``.
+The page contains a small index of all episodes, which is drawn first, and the episodes in compressed blocks. A block is
+unpacked when one of its episodes is opened, so ten thousand episodes open as fast as ten. docs/viewer.md explains the drawing,
+``assets/viewer.js`` draws.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..evaluation.result_types import NodeJson, TraceJson
 from .html import asset, data_block, page, write_page
 from .tours import tours
 
-TEXT_LIMIT = 100_000  # characters of one text that travel with the page; the trace file keeps them all
+TEXT_LIMIT = 100_000  # characters of one text on the page; the trace file has the whole text
 BLOCK_EPISODES = 64
 BLOCK_CHARACTERS = 1_000_000
 SCRIPTS = tuple(f"viewer{part}.js" for part in ("-state", "-list", "-graph", "-node", "-episode", ""))
@@ -40,7 +40,7 @@ def build(
 ) -> Path:
     """Write the page for ``episodes`` (traces or their dicts) to ``out`` and return its path.
 
-    ``headline`` names the metric that is shown as the score; without it, a trace's own, else its first.
+    ``headline`` names the metric that is shown as the score. The default is a trace's own headline, or else its first metric.
     """
     return build_labelled(((label, as_dict(e)) for e in episodes), out, title=title, headline=headline)
 
@@ -52,7 +52,7 @@ def build_labelled(
     title: str,
     headline: str | None = None,
 ) -> Path:
-    """Build a page with a label for each episode ("step 20", "before training") to filter and compare by."""
+    """Build a page with a label for each episode ("step 20", "before training"), for filters and comparisons."""
     return write_page(Path(out), parts(episodes, title=title, headline=headline))
 
 
@@ -63,7 +63,7 @@ def parts(
     headline: str | None = None,
     live: bool = False,
 ) -> Iterator[str]:
-    """The page, piece by piece: head, index and program first, then the blocks of episodes."""
+    """Yield the parts of the page: head, index and script first, then the blocks of episodes."""
     index: dict[str, list[Any]] = {column: [] for column in _COLUMNS}
     names: set[str] = set()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as blocks:
@@ -87,7 +87,7 @@ def parts(
 
 
 def as_dict(episode: Trace | TraceJson) -> TraceJson:
-    """The plain dict of a trace, whichever of the two is given."""
+    """Return the dict of a trace, which may already be a dict."""
     if isinstance(episode, Mapping):
         return dict(episode)
     plain: TraceJson = episode.to_dict()
@@ -95,25 +95,25 @@ def as_dict(episode: Trace | TraceJson) -> TraceJson:
 
 
 def headline_of(episode: TraceJson, headline: str | None = None) -> str:
-    """The name of the metric that an episode is judged by: the one asked for, its own, else its first."""
+    """Return the name of an episode's main metric: `headline`, or else its own headline, or else its first metric."""
     return str(headline or episode.get("headline") or next(iter(episode.get("metrics") or {}), ""))
 
 
 def label_words(label: str) -> str:
-    """A label for people: a training run's files by their step, as the curves count it (from 1; 0: before training)."""
+    """Return a label for readers. Files of a training run are named by their step, as in the curves (0: before training)."""
     return re.sub(
         r"\b(train|validation)-(\d{6})\b", lambda m: f"{m[1]} {int(m[2]) + (m[1] == 'train')}", label
     )
 
 
 def score_of(episode: TraceJson, headline: str | None = None) -> float | None:
-    """The number that an episode is judged by, or None where it never got one."""
+    """Return the score of an episode, or None if it has none."""
     value = (episode.get("metrics") or {}).get(headline_of(episode, headline))
     return float(value) if isinstance(value, (int, float)) else None
 
 
 def title_of(episode: TraceJson) -> str:
-    """Title of an episode: the question in its first prompt, else its task id."""
+    """Return the title of an episode: the question in its first prompt, or else its task id."""
     for node in episode.get("nodes", ()):
         prompts = [m for m in node.get("messages") or () if m.get("role") == "user"]
         if prompts:
@@ -123,7 +123,7 @@ def title_of(episode: TraceJson) -> str:
                     words = words.split(mark, 1)[1].strip()
                     break
             first = words.split("\n", 1)[0][:_SNIPPET]
-            if sum(map(str.isalpha, first)) >= 3:  # the first row of a board says nothing
+            if sum(map(str.isalpha, first)) >= 3:  # the first row of a board is no title
                 return first
             break
     return str(episode.get("task_id"))
@@ -154,7 +154,7 @@ def _row(episode: TraceJson, label: str, headline: str | None, block: int) -> di
 
 
 def _coded(index: dict[str, list[Any]]) -> dict[str, object]:
-    """Columns of repeated words as a list of words and a list of positions in it."""
+    """Encode columns of repeated words as a list of words and a list of positions in it."""
     coded: dict[str, object] = {}
     for name, values in index.items():
         if name in ("env", "part", "label", "ended", "roles", "malformed", "task"):
@@ -179,14 +179,14 @@ def _blocks(episodes: Iterable[tuple[str, TraceJson]]) -> Iterator[list[tuple[st
 
 
 def _characters(node: NodeJson) -> int:
-    """About how much text a node holds; enough to cut blocks by."""
+    """Return the approximate amount of text of a node, for cutting blocks."""
     return len(node.get("reply") or "") + sum(
         len(str(m.get("content", ""))) for m in node.get("messages") or ()
     )
 
 
 def _clipped(value: object) -> object:
-    """The same JSON with texts cut to `TEXT_LIMIT`, saying how much is left out."""
+    """Return the JSON with texts cut to `TEXT_LIMIT`, each with a note of the amount that is left out."""
     if isinstance(value, str):
         over = len(value) - TEXT_LIMIT
         return (

@@ -1,9 +1,9 @@
-"""Dr. MAS at laptop scale: whose calls should share a mean and a deviation?
+"""Dr. MAS at laptop scale: which calls should share a mean and a standard deviation?
 
     python -m unitymas.benchmarks.papers.dr_mas --seeds 0 1 2 3 4
 
-A team whose roles have different reward scales and call counts (`uneven.py`), one policy, under statistics over the
-whole task, over the agents of a step, and per agent.
+The roles of the team have different scales of reward and different numbers of calls (`uneven.py`), and one policy. The
+statistics are computed over the whole task, over the agents of a step, or for each agent.
 """
 
 from __future__ import annotations

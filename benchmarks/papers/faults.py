@@ -1,9 +1,9 @@
-"""Costs of each published grouping fault: the same run, once as the papers say and once as the code did.
+"""Cost of each published grouping fault: the same run, once as in the paper and once as in its code.
 
     python -m unitymas.benchmarks.papers.faults --seeds 0 1 2 3 4
 
-The faults are doubles that live in this file, not in the library. All are played on the team of `uneven.py`, whose
-roles are paid on different scales and called unequally often.
+The faults are implemented in this file and not in the library. All run on the team of `uneven.py`, whose roles have different
+scales of reward and different numbers of calls.
 """
 
 from __future__ import annotations

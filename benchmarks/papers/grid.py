@@ -1,9 +1,8 @@
-"""A grid of conditions × seeds: run what is missing, remember what is done, write one honest page.
+"""Grid of conditions × seeds: run the missing cells, store the results, and write one page.
 
-A paper's file declares a `Paper`: what was expected (written before the first run), its conditions as plain
-settings, the claims to be judged, and `play(settings, seed, folder)`, which runs one cell. `command(PAPER)` does
-the rest. A cell is written to `results/<name>.json` as soon as it is finished, under a hash of its settings, and
-never run again unless they change.
+A paper's file declares a `Paper`: the expected result (written before the first run), the conditions as plain settings, the
+claims to judge, and `play(settings, seed, folder)`, which runs one cell. `command(PAPER)` does the rest. A cell is written to
+`results/<name>.json` when it is finished, under a hash of its settings. It runs again only if these change.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ def run(paper: Paper, seeds: Sequence[int], only: Sequence[str], folder: Path) -
                 continue
             _, settings = paper.conditions[name]
             where = folder / paper.name / f"{name}-{seed}"
-            shutil.rmtree(where, ignore_errors=True)  # a cell that was cut short begins anew
+            shutil.rmtree(where, ignore_errors=True)  # an interrupted cell begins again
             where.mkdir(parents=True)
             wall, processor = time.perf_counter(), time.process_time()
             figures = paper.play(settings, seed, where)
@@ -148,15 +147,14 @@ def run(paper: Paper, seeds: Sequence[int], only: Sequence[str], folder: Path) -
                 "date": datetime.date.today().isoformat(),
                 "machine": machine(),
             }
-            save(
-                paper, load(paper) | {f"{name}/{seed}": cell}
-            )  # read anew: another process may fill the same grid
+            # read again, because another process may fill the same grid
+            save(paper, load(paper) | {f"{name}/{seed}": cell})
             shutil.rmtree(where)
             print(f"{paper.name}  {name}/{seed}  {figures['final']}", flush=True)
 
 
 def machine() -> str:
-    """The processor that a cell ran on."""
+    """Return the name of this machine's processor."""
     here = this_run()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

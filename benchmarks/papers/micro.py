@@ -1,8 +1,8 @@
-"""Micro models: random Llamas that know the words of one environment, small enough to learn from nothing in a minute.
+"""Micro models: random Llamas with the words of one environment, small enough to learn in a minute without pretraining.
 
-The vocabulary is what the environment was heard to say in random play. A model that has never read anything does not
-read a system prompt either, so that is one token, the sign of a role; and with `by="phrases"` a line or a short
-sentence ("P: row 2 column 1") is one token, too. What roles say must be choices: such a model writes no tags.
+The vocabulary consists of the words that the environment uses in random play. An untrained model cannot use a system prompt,
+so the system prompt of each role is one token. With `by="phrases"` a line or a short sentence ("P: row 2 column 1") is also
+one token. Replies must be choices, because such a model writes no tags.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SIGNS = ["<pad>", "<s>", "</s>", "<unk>"]
 
 
 class Ear:
-    """Plays at random and remembers every word that it was told or could have said."""
+    """Policy that plays at random and collects every word of its prompts and choices."""
 
     def __init__(self, by: str) -> None:
         self.words: set[str] = set()
@@ -63,7 +63,7 @@ class Ear:
 
 
 def cutter(by: str) -> PreTokenizer:
-    """Pattern that cuts text into tokens: by words and signs, or by lines and short sentences."""
+    """Return the pre-tokenizer that cuts text into words and signs, or into lines and short sentences."""
     from tokenizers import Regex, pre_tokenizers
 
     if by == "words":
@@ -72,7 +72,7 @@ def cutter(by: str) -> PreTokenizer:
 
 
 def heard(env: str, roles: tuple[str, ...] | None, by: str, how: Settings, tasks: int = 200) -> Ear:
-    """Texts that `roles` (None: all) hear in random play, where the others are played by the expert."""
+    """Play at random in `roles` (None: all), with the expert in the others, and return the policy with its words."""
     ear = Ear(by)
     team: dict[str, Player] = {"*": ear} if roles is None else {**dict.fromkeys(roles, ear), "*": "scripted"}
     sound(rollout(make(env, **{**short(env), **how}), team, tasks=tasks, seed=0))
@@ -80,12 +80,12 @@ def heard(env: str, roles: tuple[str, ...] | None, by: str, how: Settings, tasks
 
 
 def short(env: str) -> dict[str, str]:
-    """The choice of the short prompts, where an environment has prompts in sets: a micro model has few words."""
+    """Return the argument that selects the prompt set "short", if the environment has prompt sets."""
     return {"prompts": "short"} if spec(env).make_workflow().prompts else {}
 
 
 def sound(played: list[Trace]) -> list[Trace]:
-    """The episodes; one that failed is an error here, not a score of 0."""
+    """Return the episodes. Raise an error if one failed, because it must not count as a score of 0."""
     for trace in played:
         if trace.error:
             raise RuntimeError(f"{trace.env_id}, task {trace.task_id}: {trace.error}")
@@ -103,7 +103,7 @@ def micro_model(
     layers: int = 2,
     **how: object,
 ) -> str:
-    """A random model for the roles of an environment, in a directory. `how`: arguments of `make`."""
+    """Write a random model for the roles of an environment. `how` holds arguments of `make`."""
     from tokenizers import Tokenizer, models
     from transformers import AddedToken, LlamaConfig, PreTrainedTokenizerFast
 
@@ -139,8 +139,9 @@ def micro_model(
 
 
 class Pupil:
-    """Acts as its teacher does, and now and then at random; what it said are the lessons, slips included, so that who
-    learns from them still tries things.
+    """Policy that acts like its teacher, and sometimes at random. Its replies become lessons.
+
+    The random replies are part of the lessons, so that the model still explores after them.
     """
 
     sees_reference = True
@@ -165,7 +166,7 @@ def school(
     rate: float = 3e-3,
     batch: int = 128,
 ) -> None:
-    """Teach a micro model to say what was said in these lessons, in place. Imitation is the policy gradient with advantage 1."""
+    """Train a micro model in place to imitate the replies of these lessons: the policy gradient with advantage 1."""
     from ...agents.model.weights import load_model, load_tokenizer, save_model
     from ...trainers.group.parameters import Parameters
     from ...trainers.group.sample_store import Sample
@@ -203,9 +204,9 @@ LEARNING: Tree = {"learning": {"lr": 3e-3}, "sampling": {"max_tokens": 4}}
 
 
 def learn(id: str, model: str, seed: int, folder: Path, metric: str, **fields: Any) -> tuple[Path, Figures]:
-    """Train micro policies on an environment -> where they lie, and the curve and costs of the run.
+    """Train micro policies on an environment. Return their folder, and the curve and costs of the run.
 
-    `fields` are those of the config tree; `policies` holds what differs between policies, laid over `LEARNING`.
+    `fields` are those of the config tree. `policies` holds the settings in which policies differ from `LEARNING`.
     """
     preset = fields.pop("preset", None)
     policies = {name: merge(LEARNING, options) for name, options in fields.pop("policies", {"*": {}}).items()}
@@ -232,8 +233,9 @@ def learn(id: str, model: str, seed: int, folder: Path, metric: str, **fields: A
 
 
 def held_out(env: str, players: Mapping[str, Player | Path], tasks: int, **how: Any) -> dict[str, float]:
-    """The environment's metrics on test tasks, each played once, greedily. `players`: seat -> model directory, or
-    the name of a fixed player.
+    """Return the environment's metrics on test tasks, each played once, greedily.
+
+    `players` gives each agent a model directory or the name of a fixed player.
     """
     seats: dict[str, Player] = {}
     loaded: dict[str, Policy] = {}

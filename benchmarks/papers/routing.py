@@ -1,10 +1,9 @@
-"""Learned orchestration: a router learns to spend fewer calls than M-ASK's fixed order, at the same score.
+"""Learned orchestration: a router learns to make fewer calls than M-ASK's fixed order, with the same score.
 
     python -m unitymas.benchmarks.papers.routing --seeds 0 1 2
 
-Only the router is learned; the other roles are played by the scripted expert, so what is measured is the order of
-calls alone. The router is a micro model that first imitates the fixed order and is then trained on F1 less the cost
-of the calls.
+Only the router is trained. The scripted expert plays the other roles, so only the order of the calls matters. The router is a
+micro model. It first imitates the fixed order, and is then trained on F1 less the cost of the calls.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ SHOWN = ("f1", "calls", "router_calls")
 
 
 class Free(CallCost):
-    """Calls are counted and cost nothing."""
+    """Cost rule in which calls are counted and cost nothing."""
 
     def __init__(self) -> None:
         super().__init__(each=0.0, own=0.0)
 
 
 class Dear(CallCost):
-    """Calls cost five times as much."""
+    """Cost rule in which calls cost five times as much."""
 
     def __init__(self) -> None:
         super().__init__(each=0.1, own=0.025)
 
 
 class VerifierF1(RoutedF1):
-    """The search router's verifier decides; the outcome stands on its last verdict."""
+    """Outcome reward of the search router, paid to the last act of its verifier."""
 
     def __init__(self) -> None:
         super().__init__("verifier")
@@ -56,8 +55,10 @@ class VerifierCost(CallCost):
 
 
 def in_order(call: Call) -> str:
-    """M-ASK's fixed order as a router's moves: plan, answer, then search, retrieve, summarise, file and answer until
-    the searcher says that nothing is missing.
+    """Reply with the next move of M-ASK's fixed order.
+
+    The order is plan, answer, then search, retrieve, summarise, file and answer, until the searcher replies that nothing is
+    missing.
     """
     seen = call.messages[-1]["content"]  # the short prompt's words
     last = next(line for line in seen.splitlines() if line.startswith("Last: ")).removeprefix("Last: ")
@@ -68,14 +69,14 @@ def in_order(call: Call) -> str:
 
 
 class InOrder:
-    """The fixed order as a player."""
+    """Player that follows the fixed order."""
 
     def act(self, call: Call) -> str:
         return in_order(call)
 
 
 def always_search(agent: str, messages: object) -> str:
-    """The search router's fixed order: never content, so every search is made."""
+    """Reply "no" as the search router's verifier, so every search is made: the fixed order."""
     return "<verify>no</verify>"
 
 
@@ -92,12 +93,12 @@ def condition(kind: str, **more: object) -> Settings:
 
 
 def search(kind: str) -> Settings:
-    """Dr. MAS's search router; its verifier writes tags, so it is played by the embedded tiny model."""
+    """Return the settings of Dr. MAS's search router. Its verifier writes tags, so the embedded tiny model plays it."""
     return {"kind": f"search-{kind}", "tests": 128, "top_k": 2}
 
 
 def search_learned(algorithm: str) -> Settings:
-    """The same, its verifier trained."""
+    """Return the settings of the search router with a trained verifier."""
     how = {"algorithm": {"name": algorithm, "kl_loss": 0.1}, "reference": True, "learning": {"lr": 1e-4}}
     return {**search("learned"), "steps": 30, "policy": {**how, "sampling": {"max_tokens": 16}}}
 
@@ -129,7 +130,7 @@ CONDITIONS: dict[str, tuple[str, Settings]] = {
 
 
 def play(settings: Settings, seed: int, folder: Path) -> Figures:
-    """Imitate, train, and count calls on questions about unseen names."""
+    """Imitate the fixed order, train, and count the calls on questions about unseen names."""
     if settings["kind"].startswith("search-"):
         return searched(settings, seed, folder)
     if settings["kind"] in ("fixed", "expert"):
@@ -161,7 +162,7 @@ def searched(settings: Settings, seed: int, folder: Path) -> Figures:
     curve: list[list[float]] = []
     if settings["kind"] == "search-untrained":
         seats["verifier"] = TINY
-    elif settings["kind"] == "search-learned":  # by whichever algorithm
+    elif settings["kind"] == "search-learned":  # with any algorithm
         where, figures = learn(
             SEARCH, "tiny", seed, folder / "run", "calls",
             groups={"main": {}}, map={"verifier": "verifier", "*": "scripted"},

@@ -2,8 +2,8 @@
 
     python -m unitymas.benchmarks.papers.stronger_mas --seeds 0 1 2
 
-Plan-path on small maps, played by one planner (solo) or by a proposer and a critic (duo), each a random two-layer
-model of 32 units at first. The same samples per step, as near as trees allow.
+The task is plan-path on small maps, played by one planner (solo) or by a proposer and a critic (duo). Each begins as a random
+two-layer model of 32 units. Both teams get about the same number of samples in each step, as far as trees allow.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ FLAT = {"name": "grpo"}
 
 
 class Sparse(GameCredit):
-    """Paid at the end alone: solved or not."""
+    """Reward of the game that is paid only at the end: solved or not."""
 
     def __init__(self) -> None:
         super().__init__(step=0.0, invalid=0.0, shaping=0.0, shortest=0.0, own=0.0)
 
 
 def condition(kind: str, algorithm: object = None, **more: object) -> Settings:
-    """All that a cell depends on, as plain data."""
+    """Return the settings of a condition, as plain data."""
     return {"kind": kind, "algorithm": algorithm, "game": GAME, "steps": STEPS, "tests": TEST, **more}
 
 
@@ -55,10 +55,10 @@ CONDITIONS: dict[str, tuple[str, Settings]] = {
 
 
 def play(settings: Settings, seed: int, folder: Path) -> Figures:
-    """Train what the condition says, then test it on maps that nobody trained on."""
+    """Train a condition, then test it on maps of the test split."""
     env = "planpath-solo" if settings["kind"] == "solo" else "planpath-duo"
     game = settings["game"]
-    # one vocabulary for both teams, so that a planner can sit down as a proposer
+    # one vocabulary for both teams, so that a planner can play as a proposer
     model = Path(micro_model(folder / "model", "planpath-duo", seed, by="phrases", **game))
     kind = settings["kind"]
     if kind == "untrained":
@@ -91,7 +91,7 @@ def trained(
     preset: str = "shared",
     alone: str = "",
 ) -> tuple[Path, Figures]:
-    """One training run. `alone`: only this role learns, beside policies that stay as they are."""
+    """Train one run. With `alone`, only this role learns, and the other policies are frozen."""
     algorithm = settings["algorithm"]
     tree = algorithm["name"] == "at_grpo"
     policy: dict[str, object] = {"algorithm": algorithm}

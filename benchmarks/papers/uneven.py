@@ -1,12 +1,12 @@
-"""A team whose roles are paid on different scales and called unequally often, small enough to learn in seconds.
+"""Team whose roles have different scales of reward and different numbers of calls, small enough to learn in seconds.
 
-    leader   once an episode: the word that belongs to the task's word. Paid 0 or 1.
-    worker   up to `tries` times, until it is right: another word that belongs to it. Paid 10 for each call of an
-             episode in which it got there, −10 where it never did.
+    leader   acts once: it replies with the word that belongs to the task's word. Its reward is 0 or 1.
+    worker   acts up to `tries` times, until it is right: another word belongs to the task's word. Its reward is 10 for
+             each call of an episode in which it succeeds, and −10 if it never does.
 
-Both are tables of `words` entries to learn. Tasks differ in how hard they are: some allow the worker fewer tries. A
-reply is a choice among `words` words; which belongs to which is fixed by the words' order, rotated differently for
-the two roles. `score` is the share of the two that were right at their first call.
+Each role has to learn a table of `words` entries. Some tasks are harder, with fewer tries for the worker. A reply is a choice
+among `words` words. The right word is fixed by the order of the words, rotated differently for the two roles. `score` is the
+share of the two roles that were right in their first call.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ PAY = {"leader": 1.0, "worker": 10.0}
 
 
 def rows(split: str = "train", size: int | None = None) -> list[dict[str, str]]:
-    """Every word with every number of tries. There is nothing to generalise to: learning is what is measured."""
+    """Return a task for every word with every number of tries. All splits are equal: this measures learning alone."""
     return [
         {"id": f"{word}-{tries}", "word": word, "tries": str(tries)} for word in WORDS for tries in (1, 2, 4)
     ][:size]
 
 
 def right(role: str, word: str) -> str:
-    """Right reply of this role to this word."""
+    """Return the right reply of a role to a word."""
     shift = 1 if role == "leader" else 3
     return WORDS[(WORDS.index(word) + shift) % len(WORDS)]
 
 
 class Uneven(Workflow):
-    """One leader's call, then the worker's calls."""
+    """Workflow with one call of the leader, then the calls of the worker."""
 
     schema = Schema("uneven", ("id", "word", "tries"), ())
     roles = (
@@ -58,7 +58,7 @@ class Uneven(Workflow):
 
 
 class UnevenCredit(Rule):
-    """Each role's own pay, and the metrics."""
+    """Rewards of each role, and the metrics."""
 
     name = "pay"
 
@@ -83,6 +83,6 @@ def expert(call: Call) -> str:
 
 
 def registered() -> str:
-    """Register the environment (again) -> its id."""
+    """Register the environment, and return its id."""
     register("uneven-words", workflow=Uneven, reward=UnevenCredit, tasks=rows, expert=expert)
     return "uneven-words"

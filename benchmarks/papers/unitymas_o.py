@@ -1,10 +1,10 @@
-"""UnityMAS-O at laptop scale: before and after training, shared and separate models, and which reward.
+"""UnityMAS-O at laptop scale: before and after training, shared and separate models, and two rewards.
 
     python -m unitymas.benchmarks.papers.unitymas_o --seeds 0 1 2
     python -m unitymas.benchmarks.papers.unitymas_o --seeds 0 --only mask-shared mask-outcome
 
-The embedded tiny model on the mini world, with the recipes of `benchmarks/demo.py` at twice the rate. The grid is
-reduced: sharing is varied for question answering, the reward for M-ASK alone.
+The embedded tiny model plays on the mini world, with the recipes of `benchmarks/demo.py` at twice the learning rate. The grid
+is reduced: sharing is varied only for question answering, and the reward only for M-ASK.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .grid import Claim, Figures, Paper, Settings, command
 PACKAGE = __package__.partition(".")[0]
 ENVS = {"rag": "rag-nq", "mask": "mask-hotpotqa", "code": "code-deepcoder", "math": "math-deepscaler"}
 SHARING = {
-    "rag": ("shared", "separate"),  # two roles: they share one, or they do not
+    "rag": ("shared", "separate"),  # two roles, with a shared or with separate models
     "mask": ("shared", "separate", "partial"),
     "code": ("shared",),
     "math": ("shared",),
@@ -36,11 +36,11 @@ RUN = {
     "env": {"data": "mini"},
     "log": {"console": "off", "traces_every": 0},
 }
-"""Settings in which these runs differ from the demo's."""
+"""Settings that differ from the demo's."""
 
 
 def condition(id: str, preset: str, **over: object) -> Settings:
-    """The settings for this environment."""
+    """Return the settings of a condition."""
     fields = merge(recipe(id), RUN)
     return {"env": id, "preset": preset, "fields": merge(fields, over)}
 

@@ -1,4 +1,4 @@
-"""One benchmark, in a process of its own: `python -m unitymas.benchmarks.speed PART …`. Errors are one line, as of any command."""
+"""Command `python -m unitymas.benchmarks.speed PART …`, which runs one benchmark. Its errors are one line, as for any command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import PARTS
 
 
 def main() -> int:
-    """Run the part that the first word names; the words after it are the part's."""
+    """Run the part that the first argument names, with the other arguments."""
     part, *words = sys.argv[1:]
     debug = "--debug" in words
     sys.argv = [f"unitymas bench {part}", *(word for word in words if word != "--debug")]

@@ -33,11 +33,11 @@ class FormerNames(MetaPathFinder):
         return ModuleSpec(fullname, self, origin=fullname)  # type: ignore[arg-type]  # it needs no loader's base class
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Leave the making of the module to Python."""
+        """Let Python make an empty module."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill a module with the names of the moved one."""
+        """Copy the names of the moved module into this one."""
         vars(module).update(
             {
                 k: v

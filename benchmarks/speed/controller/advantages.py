@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 unitymas bench advantages
 
-Timed is everything between "all credits are known" and "signals can be sent": building the columns of the table from
-decision objects, the groups, the statistics, and 100,000 signal objects. Data: 2,500 tasks, 4 agents, trajectories
-and calls of random number; three rewards in four are ties, as with real 0/1 scores.
+The time covers all work between known credits and signals that can be sent: the columns of the table from decision objects,
+the groups, the statistics, and 100,000 signal objects. The data has 2,500 tasks, 4 agents, and random numbers of trajectories
+and calls. Three rewards in four are ties, as with real 0/1 scores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONFIG: dict[str, dict[str, object]] = {"matpo": {"main": "role0"}, "at_grpo": {
 
 
 def decisions(count: int, tasks: int, seed: int = 0) -> list[Decision]:
-    """Random ragged play: `tasks` tasks, four agents, until there are `count` decisions."""
+    """Return `count` decisions of random episodes, with `tasks` tasks and four agents."""
     chance = random.Random(seed)
     rows: list[Decision] = []
     episode = 0

@@ -1,17 +1,17 @@
-"""Speed of a whole team's rollouts: the M-ASK collector, against its engine fed directly, and `model.generate`.
+"""Speed of a whole team's rollouts: the M-ASK collector, compared with its engine alone and with `model.generate`.
 
     unitymas bench collect [--episodes 256] [--slots 64] [--threads 1] [--rounds 2]
 
-The embedded tiny model, or `--model NAME`, plays all five roles, float32, at temperature 1. The collector plays `--episodes` episodes at
-once, each of which asks one thing after the other: workflow, retrieval, prompts, chat template, parsing and sealing
-included. Then the very requests that it made, in the order in which it made them, are put to
+The embedded tiny model, or `--model NAME`, plays all five roles, in float32 at temperature 1. The collector plays `--episodes`
+episodes at the same time, with workflow, retrieval, prompts, chat template, parsing and sealing. Each episode makes one
+request after the other. Then the same requests, in the same order, go to
 
-    the engine    all at once: nothing waits for what another says
-    `generate`    sorted by length in batches of `--slots`, each as long as the longest reply in it; what it says beyond
-                  a row's own length does not count
+    the engine    all at once, so no request waits for another
+    `generate`    sorted by length in batches of `--slots`; a batch runs until its longest reply ends, and tokens beyond a
+                  row's own length do not count
 
-*steady* is the time in which there was more to do than the engine has slots; the *tail*, in which the last episodes
-(requests) run dry, is told apart. Sides take turns, the best of each counts, processor time in brackets.
+*steady* is the time with more open requests than the engine has slots. *tail* is the time of the last episodes or requests,
+when fewer are left. The sides alternate, and the best round of each counts. Processor time is in brackets.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Asked = list[tuple[list[int], SamplingParams]]
 
 
 class Moment(NamedTuple):
-    """After so many new tokens, with so many jobs left."""
+    """Moment of a round: new tokens so far, jobs left, and the times."""
 
     clock: float
     processor: float
@@ -55,7 +55,7 @@ class Moment(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """New tokens a second, by the clock and by the processor."""
+    """New tokens per second of wall-clock time and of processor time."""
 
     clock: float
     processor: float
@@ -71,14 +71,14 @@ class Rates(NamedTuple):
 
 
 def rates(moments: Sequence[Moment], slots: int) -> tuple[Rates, Rates, Rates]:
-    """Rates in all, in the steady part, and in the tail, where fewer jobs are left than slots."""
+    """Return the rates of the whole round, of the steady part, and of the tail, where fewer jobs are left than slots."""
     turn = next(m for m in moments if m.left <= slots)
     first, last = moments[0], moments[-1]
     return Rates.between(first, last), Rates.between(first, turn), Rates.between(turn, last)
 
 
 class Timed(Seat):
-    """A seat that notes how many tokens were said by when."""
+    """Seat that records the number of tokens over time."""
 
     def __init__(self, group: Group, policy: str, episodes: int) -> None:
         super().__init__(group, policy)
@@ -91,13 +91,13 @@ class Timed(Seat):
         return answer
 
     def over(self, trace: Trace) -> None:
-        """An episode is over."""
+        """Count an episode that is over."""
         self.left -= 1
         self.moments.append(Moment.now(self.tokens, self.left))
 
 
 async def play(arena: Arena, group: ModelGroup, tasks: list[str], k: int) -> tuple[list[Moment], Asked]:
-    """All episodes through the collector. -> what happened when, and what the engine was asked."""
+    """Play all episodes with the collector. Return the moments, and the requests to the engine."""
     engine = group.hosted["team"].engine
     assert isinstance(engine, Engine)
     engine.prefixes.clear()
@@ -126,7 +126,7 @@ async def play(arena: Arena, group: ModelGroup, tasks: list[str], k: int) -> tup
 
 
 def serve(engine: Engine, asked: Asked) -> list[Moment]:
-    """The same requests, all submitted at once."""
+    """Submit the same requests to the engine, all at once."""
     engine.prefixes.clear()
     tokens, left = 0, len(asked)
     moments = [Moment.now(0, left)]
@@ -142,7 +142,7 @@ def serve(engine: Engine, asked: Asked) -> list[Moment]:
 
 
 def padded(model: object, jobs: list[tuple[list[int], int]], batch: int) -> list[Moment]:
-    """The same requests by transformers, in batches of like lengths."""
+    """Generate for the same requests with transformers, in batches of similar lengths."""
     began = Moment.now(0, len(jobs))
     generate(model, jobs, batch)
     return [began, Moment.now(sum(new for _, new in jobs), 0)]
@@ -169,7 +169,8 @@ def main() -> None:
     path = model_path(args.model)
     engine, theirs = group.hosted["team"].engine, AutoModelForCausalLM.from_pretrained(path).float().eval()
     assert isinstance(engine, Engine)
-    _, asked = asyncio.run(play(arena, group, tasks, 8))  # warm, and what is asked of the others
+    # warm-up, which also records the requests for the others
+    _, asked = asyncio.run(play(arena, group, tasks, 8))
     waiting = [engine.submit(prompt, params) for prompt, params in asked]
     while engine.busy:
         engine.step()

@@ -1,11 +1,11 @@
 """Speed of the core: `unitymas bench episode`.
 
-Requests answered per second (M-ASK, instant answers), the cost of a fork, memory of live episodes, and
-AEC episodes per minute with the real retriever on the mini world.
+The benchmark measures requests per second (M-ASK, instant answers), the time of a fork, the memory of live episodes, and AEC
+episodes per minute with the real retriever on the mini world.
 
-A request is one act or one tool use that was asked, answered and journalled; its prompt is built and its
-reply parsed in that time. Times are processor time of one process on one core. Other processes on the machine
-still slow it (they share caches), so the best and the median of many short slices are both told.
+A request is one act or one tool call, from the request to the entry in the journal. Its prompt is built and its reply parsed in
+that time. Times are processor times of one process on one core. Other processes on the machine still slow it, because they
+share caches. So the best and the median of many short slices are printed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REPLIES = {
 
 
 def main(argv: Sequence[str] = ()) -> int:
-    """Measure, and print a line each."""
+    """Measure, and print one line for each figure."""
     parser = Parser(description=__doc__)
     parser.add_argument("--episodes", type=COUNT, default=20_000)
     parser.add_argument("--live", type=COUNT, default=10_000)
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] = ()) -> int:
 
 
 def per_call(work: Callable[[], object], calls: int, slice_: int = 20) -> tuple[float, float]:
-    """Processor seconds of a call: in the best slice of `slice_` calls, and in the median one."""
+    """Return the processor seconds of a call, in the best and in the median slice of `slice_` calls."""
     times = []
     for _ in range(max(1, calls // slice_)):
         began = time.process_time_ns()
@@ -101,7 +101,7 @@ def per_call(work: Callable[[], object], calls: int, slice_: int = 20) -> tuple[
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds (where /proc does not say: the most it ever held)."""
+    """Return the bytes of memory of this process, or without /proc its peak."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

@@ -1,11 +1,10 @@
-"""Speed of retrieval: building and searching a BM25 index, beside bare bm25s in the same run.
+"""Speed of retrieval: build and search of a BM25 index, compared with bm25s in the same run.
 
     unitymas bench retrieval --passages 1000000
 
-Passages are made-up encyclopedia articles like those of the mini world: a few templates, many rare names. Queries
-are questions about them; one in ten has common words only, the hard case for an inverted index. Every measurement
-runs in a process of its own, so that its peak memory is its own; all use one thread. Times are given by the clock
-and as CPU time of the process.
+Passages are generated articles like those of the mini world: a few templates, many rare names. Queries are questions about
+them. One in ten has only common words, which is the hard case for an inverted index. Every measurement runs in a separate
+process with one thread, so that its peak memory is known. Times are wall-clock times and processor times.
 """
 
 from __future__ import annotations
@@ -116,7 +115,8 @@ def questions(count: int) -> list[str]:
 
 
 def measure_build(count: int, path: str) -> dict[str, float]:
-    making, making_cpu = stopwatch(lambda: sum(1 for _ in passages(count)))  # this is not the index's work
+    # the time to make the passages, which is not the index's work
+    making, making_cpu = stopwatch(lambda: sum(1 for _ in passages(count)))
     seconds, cpu = stopwatch(lambda: Bm25Index.build(passages(count), path))
     size = sum(file.stat().st_size for file in Path(path).iterdir())
     return {"build_s": seconds - making, "build_cpu_s": cpu - making_cpu, "index_gb": size / 1e9}
@@ -162,7 +162,7 @@ def time_queries(ask: Callable[[str], object], queries: list[str]) -> dict[str, 
 
 
 def stopwatch(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by the clock, and of this process on a core: on a busy machine only the latter say much."""
+    """Return wall-clock seconds and processor seconds of this process. On a busy machine, the latter are reliable."""
     start, start_cpu = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - start, time.process_time() - start_cpu
@@ -175,7 +175,7 @@ def _child(measure: Callable[..., dict[str, float]], args: tuple[object, ...], o
 
 
 def alone(measure: Callable[..., dict[str, float]], *args: object) -> dict[str, float]:
-    """Run a measurement in a fresh process and return its figures."""
+    """Run a measurement in a new process, and return its figures."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(measure, args, sender))

@@ -1,4 +1,4 @@
-"""Router of engine replicas beside round robin and least load: prompt tokens already held, and how even the loads are.
+"""Router of engine replicas, compared with round robin and least load: cached prompt tokens, and balance of the loads.
 
     unitymas bench routing [--env mask-hotpotqa] [--prompts full] [--replicas 4] [--tasks 32] [--k 8] [--flight 64]
                                                 [--room 200000] [--seed 0]
@@ -40,7 +40,7 @@ Act = tuple[list[int], int]
 
 @dataclass
 class HeldPrompts:
-    """A simulated engine: what it holds, and what is open."""
+    """Simulated engine: its cached prompts and its open requests."""
 
     room: int
     block = 4
@@ -49,7 +49,7 @@ class HeldPrompts:
     requests: int = 0
 
     def read(self, prompt: Sequence[int]) -> int:
-        """Hold a prompt. Return how many of its first tokens were held."""
+        """Cache a prompt. Return how many of its first tokens were already cached."""
         names, parent = [], 0
         for start in range(0, len(prompt) - self.block + 1, self.block):
             parent = hash((parent, *prompt[start : start + self.block]))
@@ -136,7 +136,7 @@ def compared(episodes: Sequence[Sequence[Act]], count: int, flight: int, room: i
 
 
 def recorded(env: str, prompts: str, tasks: int, k: int, seed: int) -> list[list[Act]]:
-    """Let the tiny team play. Return the acts of each episode, samples of a task beside each other."""
+    """Let the tiny team play. Return the acts of each episode, with the samples of a task next to each other."""
     made = make(env, data="mini", split="train", prompts=prompts)
     traces = rollout(made, Team({"*": "tiny"}), tasks=tasks, k=k, seed=seed)
     tokenizer = load_tokenizer(TINY)

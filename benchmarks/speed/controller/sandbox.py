@@ -1,10 +1,10 @@
-"""Speed of the sandbox: cases a second, beside plain `subprocess.run` in the same run.
+"""Speed of the sandbox: cases per second, compared with plain `subprocess.run` in the same run.
 
     unitymas bench sandbox --cases 400 --batch 1000
 
-Both judge the same small program with as many at once as there are processors; the plain one starts
-`python -S program.py` with no isolation and no limits but a timeout. Then a batch of which a tenth
-loops for ever: it must end within the sum of its time limits.
+Both judge the same small program, with as many cases at the same time as processors. The plain side starts
+`python -S program.py` without isolation and with a timeout as its only limit. Then follows a batch in which a tenth of the
+programs never ends. It must end within the sum of its time limits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def tests_of(count: int) -> list[dict[str, str]]:
 
 
 def sandboxed(level: Level, count: int) -> tuple[float, float]:
-    """Cases a second with warm rooms, and processor seconds a case, the start of the rooms included."""
+    """Return cases per second with warm rooms, and processor seconds per case with the start of the rooms."""
     before = _processor_time()
     verify_code(PROGRAM, tests_of(8), sandbox=level)
     started = time.perf_counter()
@@ -76,7 +76,7 @@ def plain(count: int) -> tuple[float, float]:
 
 
 def _processor_time() -> float:
-    """Seconds of this process and of all that it has waited for; unlike a rate, no neighbour changes it much."""
+    """Return the processor seconds of this process and its ended children. Other programs hardly change this figure."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
@@ -114,7 +114,7 @@ def main() -> None:
             continue
         speed, cost = sandboxed(level, options.cases)
         result[level] = {"cases/s": round(speed, 1), "times plain": round(speed / bare, 2)}
-        if level == "namespaces":  # bwrap does not hand on what its children used
+        if level == "namespaces":  # bwrap does not report the processor time of its children
             result[level]["processor ms a case"] = round(cost * 1000, 1)
     if options.batch:
         result[f"batch of {options.batch}, a tenth endless"] = batch_with_loops(

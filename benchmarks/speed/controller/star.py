@@ -1,10 +1,10 @@
-"""Calls per second between the controller and groups in Ray actors: batches beside single remote calls.
+"""Calls per second between the controller and groups in Ray actors: batches compared with single remote calls.
 
     unitymas bench star [--calls 20000] [--flight 1024] [--groups 1] [--rounds 3] [--words 250]
 
-The groups here answer at once, so the figure is that of the star alone: its messages, pickling and waking up. Prompts
-and answers have the size of real ones (`--words`). `flight` calls are open at any time. Both sides ask the same actors'
-processes, alternate, and medians are printed. Controller time is the processor time of this process for 1,000 calls.
+The groups answer at once, so the figure is that of the star alone: its messages, pickling and wake-ups. Prompts and answers
+have realistic sizes (`--words`). `flight` calls are open at any time. Both sides use the same actors and alternate, and medians
+are printed. Controller time is the processor time of this process for 1,000 calls.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ....trainers.group.cluster import CALLS_AT_ONCE, connect
 
 
 class Instant:
-    """A group that answers at once, with as much beside its text as an engine gives."""
+    """Group that answers at once, with the metadata that an engine gives."""
 
     async def generate(
         self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
     ) -> Answer:
-        """Answer."""
+        """Answer at once."""
         meta = {"tokens_in": 400, "tokens_out": 40, "finish": "stop", "version": 3, "seconds": 0.5}
         return Answer(
             "<search>who designed the Elmar bridge</search>",
@@ -38,7 +38,7 @@ class Instant:
 
 
 def example(number: int, words: int) -> Call:
-    """A call as a workflow makes it."""
+    """Return a call with a prompt of this many words."""
     text = " ".join(f"word{(number + i) % 997}" for i in range(words))
     messages = ({"role": "system", "content": "You plan."}, {"role": "user", "content": text})
     return Call(
@@ -49,7 +49,7 @@ def example(number: int, words: int) -> Call:
 async def timed(
     ask: Callable[[int, Call], Awaitable[object]], calls: list[Call], flight: int
 ) -> tuple[float, float]:
-    """Put all calls with `flight` open at once. Return calls per second, and controller seconds per 1,000."""
+    """Make all calls, with `flight` of them open. Return calls per second, and controller seconds for 1,000 calls."""
     rest = enumerate(calls)
 
     async def caller() -> None:
@@ -63,7 +63,7 @@ async def timed(
 
 
 async def measure(args: argparse.Namespace) -> None:
-    """Measure both sides in turn, and print them."""
+    """Measure both sides alternately, and print the results."""
     import ray
 
     connect(RayConfig())
@@ -81,7 +81,7 @@ async def measure(args: argparse.Namespace) -> None:
     sides = {"single remote calls": single, "batches": batched}
     figures: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for ask in sides.values():
-        await timed(ask, calls[: 2 * args.groups], 1)  # the actors are there
+        await timed(ask, calls[: 2 * args.groups], 1)  # now the actors have started
     for _ in range(args.rounds):
         for name, ask in sides.items():
             figures[name].append(await timed(ask, calls, args.flight))

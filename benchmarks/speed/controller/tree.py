@@ -1,18 +1,16 @@
-"""Cost of tree sampling, beside the generation of the same candidates with a real model.
+"""Cost of tree sampling, compared with the generation of the same candidates without a tree.
 
     OMP_NUM_THREADS=1 unitymas bench tree [--env mask-nq] [--width 8] [--tasks 8] [--rounds 6]
 
-The embedded tiny model plays every role of trees with `width` candidates an act. Every call is written down and then
-put to the same model again, flat: the same prompts, seeds and choices, so the very same tokens. In a tree a round waits
-for the round before it; so does the flat side, which gets the calls of each round of all trees at once (`flat by round`),
-and a second one that gets everything at once (`flat`), as if all prompts were known beforehand. What the tree has
-besides: forks, workflows, tools, rewards, and that trees are of different depth. Each round plays the sides in another order, so
-that none is always the first to use what another had to load. The best of all rounds is printed: what else runs on a machine only adds
-processor time, by up to a fifth when many programs share its caches.
+The embedded tiny model plays every role of trees with `width` candidates for each act. Every call is recorded. Then the same
+model gets the same calls without the tree: the same prompts, seeds and choices, so the same tokens. There are two such sides.
+`flat by round` gets the calls of one round of all trees at a time, because in a tree a round waits for the previous one.
+`flat` gets all calls at once, as if all prompts were known. The tree also has forks, workflows, tools and rewards, and its
+trees have different depths. Each round plays the sides in another order, so that no side is always the first. The best round
+is printed, because other programs only add processor time, by up to a fifth if many share the caches.
 
-What stands in memory before a side begins (torch, tokenizers: 360,000 objects) is set aside from Python's garbage
-collector. Otherwise one full collection, a quarter of a second, falls on the side that happens to make the last object,
-which is nearly always the tree, whoever made the others.
+Objects in memory before a side begins (torch, tokenizers: 360,000 objects) are excluded from Python's garbage collection.
+Otherwise one full collection, a quarter of a second, would fall on a random side, and nearly always on the tree.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from ....trainers.controller.tree import TreeSampler
 
 @dataclass
 class Scribe:
-    """A policy that writes down what it is asked, by depth."""
+    """Policy that records its calls."""
 
     policy: LLMPolicy | RunPolicy
     calls: list[Call] = field(default_factory=list)
@@ -54,25 +52,25 @@ class Scribe:
 
 
 def fresh(slots: int) -> Scribe:
-    """The tiny model with an empty cache, so that no side profits from the other's prompts."""
+    """Return the tiny model with an empty cache, so that no side uses the cached prompts of another."""
     return Scribe(load_policy("tiny", slots=slots, max_tokens=40))
 
 
 async def grow(arena: Arena, scribe: Scribe, tasks: list[Task], width: int) -> None:
-    """A tree for each task, all at once."""
+    """Grow a tree for each task, all at the same time."""
     team = BoundTeam({agent: scribe for agent in arena.roles}, dict.fromkeys(arena.roles, "tiny"))
     roots = [Branch.begin(arena, team, task, i, f"e{i}") for i, task in enumerate(tasks)]
     await asyncio.gather(*(TreeSampler(r, Tree(width), {"tiny"}, i).grow() for i, r in enumerate(roots)))
 
 
 async def flat(scribe: Scribe, calls: list[list[Call]]) -> None:
-    """The calls again, list after list."""
+    """Make the calls again, list after list."""
     for together in calls:
         await asyncio.gather(*(scribe.act(call) for call in together))
 
 
 def by_round(calls: list[Call]) -> list[list[Call]]:
-    """The calls of all trees, round by round: the name of a node (`3~3.2`, `4.1.0~4.0`) begins with its number."""
+    """Return the calls of all trees by round. The name of a node (`3~3.2`, `4.1.0~4.0`) begins with its round."""
     rounds: dict[int, list[Call]] = {}
     for call in calls:
         number = re.match(r"\d+", call.node)
@@ -82,7 +80,7 @@ def by_round(calls: list[Call]) -> list[list[Call]]:
 
 
 def timed(work: Coroutine[object, None, object]) -> tuple[float, float]:
-    """Wall-clock and processor seconds, without what was allocated before (see above)."""
+    """Return wall-clock and processor seconds, with earlier objects excluded from garbage collection."""
     gc.collect()
     gc.freeze()
     wall, processor = time.perf_counter(), time.process_time()

@@ -1,1 +1,1 @@
-"""The GPU kit: what a machine's GPU does with the update, the engine and the publish, beside plain torch and transformers."""
+"""GPU kit: update, engine and publishing on a machine's GPU, compared with plain torch and transformers."""

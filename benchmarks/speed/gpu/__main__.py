@@ -1,11 +1,11 @@
-"""One command that measures a GPU machine, without a network, in at most eight minutes: one table, one JSON.
+"""Benchmark of a GPU machine, in one command, without a network, in at most eight minutes: one table and one JSON file.
 
     unitymas bench gpu [--seconds 480] [--out gpu.json] [--only update/Qwen3-0.6B] [--device cuda]
     unitymas bench gpu --tiny --device cpu          # the kit's own test, in seconds
 
-It needs torch and transformers. Weights are random, of published shapes. Every section runs in a process of its own,
-within its share of the time. What runs out of memory, fails or hangs is reported by name, and the rest goes on. A row is
-printed, and is in the JSON, as soon as it is measured, so a kit that is killed leaves what it has.
+It needs torch and transformers. Weights are random, in published shapes. Every section runs in a separate process, within its
+share of the time. A section that runs out of memory, fails or hangs is reported by name, and the others continue. A row is
+printed and written to the JSON file as soon as it is measured, so a kill loses no finished row.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def sections(sizes: Sizes) -> dict[str, tuple[float, Section]]:
 
 
 def machine(device: torch.device) -> Row:
-    """Describe what was measured, and which packages that unitymas can use are not here."""
+    """Describe the machine, and name the optional packages that are missing."""
     import transformers
 
     about: Row = {
@@ -77,9 +77,9 @@ def machine(device: torch.device) -> Row:
 
 
 GRACE = 15.0
-"""Seconds after its deadline in which a section may finish the row that it is at."""
+"""Seconds after its deadline in which a section may finish its current row."""
 LEAST = 8.0
-"""Fewest seconds that are worth a process: it imports torch first."""
+"""Smallest number of seconds for a process, because it imports torch first."""
 
 
 def run(
@@ -90,7 +90,7 @@ def run(
     say: Callable[[str], None] = print,
     out: Path | None = None,
 ) -> JsonObject:
-    """Run the sections whose names begin with `only`. Return the machine and the rows of each; `out` holds them at any time."""
+    """Run the sections whose names begin with `only`. Return the machine and the rows of each, also written to `out`."""
     chosen = {n: s for n, s in sections(TINY if tiny else Sizes()).items() if n.startswith(only)}
     if not chosen:
         raise ValueError(
@@ -126,7 +126,7 @@ def _keep(result: JsonObject, began: float, out: Path | None) -> None:
 
 
 def _apart(name: str, device: str, budget: float, tiny: bool) -> Iterator[Row]:
-    """Run a section in a process of its own. Yield its rows as it writes them, and how it ended where it ended badly."""
+    """Run a section in a separate process. Yield its rows as it writes them, and a row about its failure if it fails."""
     if budget < LEAST:
         yield {"what": name, "skipped": "out of time"}
         return
@@ -194,7 +194,7 @@ def line(row: Row) -> str:
 
 
 def section(name: str, device: str, seconds: float, tiny: bool, out: Path) -> None:
-    """Run one section here, and write each row as soon as it is measured. End with the kit, whatever ended that."""
+    """Run one section here, and write each row as soon as it is measured. This process ends when the kit ends."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     sizes = TINY if tiny else Sizes()
     bench = Stand(torch.device(device), sizes, BEGAN + seconds)

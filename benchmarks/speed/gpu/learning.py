@@ -1,8 +1,7 @@
-"""The update on a GPU: tokens per second and model FLOP utilisation, beside a bare pass and padded transformers.
+"""Update on a GPU: tokens per second and model FLOP utilisation, compared with a bare pass and with padded transformers.
 
-A step learns from four replies to one prompt. `tokens/s` counts prompt and reply of every sample, on all sides. `MFU`
-counts the operations that a side cannot avoid (a shared prompt once on our side; padding and recomputation nowhere), over
-the device's peak.
+A step learns from four replies to one prompt. `tokens/s` counts prompt and reply of every sample, on all sides. `MFU` divides
+the necessary operations by the device's peak. Our side needs a shared prompt once. Padding and recomputation never count.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ TOLERANCE = {"loss": 1e-3, "grad_norm": 1e-3, "weights": 1e-5}
 
 
 def product(bench: Stand) -> Iterator[Row]:
-    """Measure one large matrix product: the peak that programs see here."""
+    """Measure one large matrix product: the practical peak of the device."""
 
     def work() -> Row:
         n = bench.sizes.product
@@ -55,7 +54,7 @@ def product(bench: Stand) -> Iterator[Row]:
 
 
 def published(bench: Stand) -> float | None:
-    """Peak of the device in TFLOP/s as published; None where it is not known here."""
+    """Return the published peak of the device in TFLOP/s, or None for an unknown device."""
     if bench.device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(bench.device)
@@ -104,7 +103,7 @@ def _timed(
 def ours(
     bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
 ) -> tuple[Callable[[], object], float]:
-    """Our update: packing, loss, backward, clipping, AdamW with float32 masters."""
+    """Return our update: packing, loss, backward pass, clipping, AdamW with float32 masters; and its operations."""
     settings = Learning(micro_tokens=budget, precision=_precision(bench), checkpointing=checkpointing)
     return _our_step(bench.model(shape), settings, samples)
 
@@ -112,7 +111,7 @@ def ours(
 def lean(
     bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
 ) -> tuple[Callable[[], object], float]:
-    """Our update with parameters and gradients in bfloat16 and moments in 8 bits: what fits where masters do not."""
+    """Return our update with parameters and gradients in bfloat16 and moments in 8 bits, and its operations."""
     settings = Learning(
         micro_tokens=budget,
         precision="bfloat16",
@@ -133,7 +132,7 @@ def _our_step(model: Llama, settings: Learning, samples: list[Sample]) -> tuple[
 def bare(
     bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
 ) -> tuple[Callable[[], object], float]:
-    """Forward and backward of the same packed row alone: no loss but the sum of log-probs, no optimizer."""
+    """Return forward and backward pass of the same packed row, without loss (sum of log-probs) and optimizer."""
     model = bench.model(shape)
     parameters = Parameters(model)
     rows = lay(samples)
@@ -149,7 +148,7 @@ def bare(
 def padded(
     bench: Stand, shape: str, samples: list[Sample], checkpointing: bool, budget: int
 ) -> tuple[Callable[[], object], float]:
-    """Plain transformers: padded rows, full scores, autocast, AdamW with float32 masters."""
+    """Return the update of plain transformers: padded rows, all scores, autocast, AdamW with float32 masters."""
     model = bench.theirs(bench.config(shape), torch.float32)
     if checkpointing:
         model.gradient_checkpointing_enable()
@@ -195,7 +194,7 @@ def _our_operations(model: Llama, samples: Sequence[Sample]) -> float:
 
 
 def _context(segments: Sequence[Segment], segment: Segment) -> int:
-    """Count the tokens before a segment in its sequence."""
+    """Return the number of tokens before a segment in its sequence."""
     before = 0
     while segment.parent >= 0:
         segment = segments[segment.parent]
@@ -204,12 +203,12 @@ def _context(segments: Sequence[Segment], segment: Segment) -> int:
 
 
 def _pairs(n: int, context: int = 0) -> float:
-    """Pairs of a query and a key that it sees."""
+    """Return the number of pairs of a query and a visible key."""
     return n * context + n * (n + 1) / 2
 
 
 def _operations(shape: Shape, tokens: int, scored: int, pairs: float) -> float:
-    """Floating-point operations of a forward and a backward pass."""
+    """Return the floating-point operations of a forward and a backward pass."""
     heads = shape.heads * shape.head_width
     of_layer = shape.d * (2 * heads + 2 * shape.kv_heads * shape.head_width + 3 * shape.ffn)
     products = 6.0 * (tokens * shape.layers * of_layer + scored * shape.vocab * shape.d)
@@ -224,7 +223,7 @@ def _precision(bench: Stand) -> Literal["float32", "bfloat16"]:
 
 
 def packed_attention(bench: Stand) -> Iterator[Row]:
-    """Measure one layer's attention over a packed row with a shared prefix; memory must not grow with the square."""
+    """Measure one layer's attention over a packed row with a shared prefix. Memory must not grow with the squared length."""
     for context in bench.sizes.contexts:
         for way in ("fused", "with masks"):
             yield from bench.measure(
@@ -253,7 +252,7 @@ def _attention(bench: Stand, context: int, fused: bool) -> Row:
 
 
 def mixture(bench: Stand) -> Iterator[Row]:
-    """Measure some layers of Qwen3-30B-A3B in transformers: what a decoder of experts costs here."""
+    """Measure some layers of Qwen3-30B-A3B in transformers: the cost of a decoder with experts."""
     layers = bench.sizes.mixture_layers
     for context in bench.sizes.contexts[:2]:
         what: Row = {

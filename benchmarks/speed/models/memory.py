@@ -2,14 +2,14 @@
 
     unitymas bench memory [--shape 0.5B] [--ranks 1,2,4] [--moments 8bit] [--parameters bfloat16]
 
-Measured, on a CPU with gloo: bytes of the parameters, gradients and optimizer that each rank holds after a step, and the
-most memory of its process in each phase: loading, forward, backward, optimizer step, export. The process itself (Python and
-torch, in part shared by the ranks) is in all of them. A rank also gathers one layer at a time, which does not divide.
+Measured, on a CPU with gloo: bytes of the parameters, gradients and optimizer that each rank holds after a step, and the peak
+memory of its process in each phase: loading, forward, backward, optimizer step, export. All of these include the process
+itself (Python and torch, partly shared by the ranks). A rank also gathers one layer at a time, which does not divide.
 
-Counted: what ranks hold after a step, from the shards that FSDP2 cuts of a model of the shape without weights. It takes no
-memory, so it is counted for large shapes too. `--count` does that alone.
+Counted: the bytes that ranks hold after a step, from the shards that FSDP2 makes of a model without weights. This takes no
+memory, so it also works for large shapes. `--count` does only this.
 
-Computed, and labelled so: what a rank needs besides for 7B and 32B in bfloat16 with float32 masters, by adding up sizes.
+Computed, and labelled so: the needs of a rank for 7B and 32B in bfloat16 with float32 masters, as a sum of sizes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ SHAPES: dict[str, dict[str, int | bool]] = {
     "32B": {"hidden_size": 5120, "intermediate_size": 27_648, "num_hidden_layers": 64, "num_attention_heads": 40,
              "num_key_value_heads": 8, "vocab_size": 152_064, "tie_word_embeddings": False},
 }  # fmt: skip
-"""Shapes of Qwen2.5, but for the two smallest. Those above 0.5B are counted alone."""
+"""Shapes of Qwen2.5, except for the two smallest. Those above 0.5B are only counted."""
 PHASES = ("began", "load", "loaded", "forward", "backward", "step", "after", "export")
-"""Memory of a rank's process: before it loads, at most while it loads, after it, at most in each phase of a step, after the
-step, and at most in an export.
+"""Moments of a rank's process: before loading, peak of loading, after loading, peak of each phase of a step, after the step,
+peak of an export.
 """
 LARGE = {
     "7B": {"layers": 28, "d": 3584, "ffn": 18_944, "kv": 512, "vocab": 152_064},
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def print_counts(a: argparse.Namespace, numbers: list[int], learning: Learning) -> None:
-    """Print what each number of ranks holds by count."""
+    """Print the counted bytes for each number of ranks."""
     print(
         f"counted: {a.shape}, parameters {a.parameters}, moments {a.moments}, MiB of the fullest rank, and the sum of all"
     )
@@ -100,7 +100,7 @@ def print_counts(a: argparse.Namespace, numbers: list[int], learning: Learning) 
 
 
 def measurements(a: argparse.Namespace, numbers: list[int], learning: Learning) -> None:
-    """Print what each rank held in a step, and its peaks."""
+    """Print the measured bytes and peaks of each rank."""
     print(
         f"\nmeasured: one step of {a.tokens} tokens, {a.shape}, {SHAPES[a.shape]['num_hidden_layers']} layers, "
         f"parameters {a.parameters}, moments {a.moments}, MiB"
@@ -122,7 +122,7 @@ def measurements(a: argparse.Namespace, numbers: list[int], learning: Learning) 
 
 
 def computations() -> None:
-    """Print what large models need, by adding up sizes."""
+    """Print the computed needs of large models."""
     for lean in (False, True):
         kept = "parameters bfloat16, moments 8bit" if lean else "float32 masters"
         print(
@@ -137,7 +137,7 @@ def computations() -> None:
 
 
 def note(a: argparse.Namespace, kind: str, n: int, ranks: list[dict[str, int]]) -> None:
-    """Add what the ranks hold to the JSON file."""
+    """Add the figures of the ranks to the JSON file."""
     if a.out is None:
         return
     rows = json.loads(a.out.read_text()) if a.out.exists() else []
@@ -203,7 +203,7 @@ def save(shape: str, folder: Path) -> None:
 
 
 def measure(model: Path, ranks: int, tokens: int, learning: Learning) -> list[dict[str, int]]:
-    """Take two optimizer steps over so many ranks, and export. Return what each rank held."""
+    """Make two optimizer steps over several ranks, and export. Return the figures of each rank."""
     from ....trainers.group.ranks.forked import RankProcesses
 
     spec = GroupSpec(
@@ -242,8 +242,9 @@ def measure(model: Path, ranks: int, tokens: int, learning: Learning) -> list[di
 
 
 def computed(name: str, ranks: int, tokens: int = 16_384, lean: bool = False) -> tuple[float, float, float]:
-    """Add up what one rank needs, in GB: its shards, what it gathers, and activations. `lean`: parameters and gradients in
-    bfloat16, moments in 8 bits.
+    """Compute the needs of one rank in GB: its shards, the gathered layers, and the activations.
+
+    With `lean`, parameters and gradients are in bfloat16 and moments in 8 bits.
     """
     s = LARGE[name]
     layer = s["d"] * (2 * s["d"] + 2 * s["kv"] + 3 * s["ffn"])

@@ -1,8 +1,8 @@
-"""The measurements that the decoder's and the cache's choices stand on, one thread each.
+"""Measurements behind the choices in the decoder and the cache, with one thread.
 
     python -m unitymas.benchmarks.speed.models.products
 
-Times are of the processor (best of three), so that they hold on a machine that others use too.
+Times are processor times (best of three), so that they hold on a busy machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def products(dtype: torch.dtype) -> None:
 
 
 def attention(dtype: torch.dtype) -> None:
-    """32 sequences of 182 tokens, forward and backward: torch's fused kernel, and plain products."""
+    """Measure attention over 32 sequences of 182 tokens, forward and backward: torch's fused kernel, and plain products."""
     n = 182
     q = torch.randn(32, HEADS, n, WIDTH, dtype=dtype, requires_grad=True)
     k, v = (torch.randn(32, KEYS, n, WIDTH, dtype=dtype, requires_grad=True) for _ in range(2))
@@ -67,7 +67,10 @@ def _there_and_back(way: Callable[[], Tensor], grad: Tensor) -> None:
 
 
 def decoding(dtype: torch.dtype) -> None:
-    """A decoding step's attention: 64 slots, 160 of 2048 tokens read; keys in rows and the fused kernel, or transposed."""
+    """Measure the attention of a decode step: 64 slots, 160 of 2048 tokens read.
+
+    The keys are stored in rows, for the fused kernel, or transposed.
+    """
     q = torch.randn(64, KEYS, HEADS // KEYS, WIDTH, dtype=dtype)
     rows, values = torch.randn(2, 64, KEYS, 2048, WIDTH, dtype=dtype)[:, :, :, :160]
     columns = torch.randn(64, KEYS, WIDTH, 2048, dtype=dtype)[..., :160].transpose(-1, -2)
@@ -86,7 +89,7 @@ def decoding(dtype: torch.dtype) -> None:
 
 
 def learning(dtype: torch.dtype) -> None:
-    """Forward and backward of 32 sequences (4 prompts of 150 tokens, 8 replies of 32), prefixes laid once or not."""
+    """Measure forward and backward of 32 sequences (4 prompts of 150 tokens, 8 replies of 32), with and without sharing."""
     model, _ = models(torch.float32)
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, 2048, (150,), generator=generator).tolist() for _ in range(4)]

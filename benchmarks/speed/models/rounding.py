@@ -1,8 +1,8 @@
-"""Cost of bfloat16 in accuracy: log-probs of a real model's tokens, against the same model in float32.
+"""Rounding errors of bfloat16: log-probs of a real model's tokens, compared with the same model in float32.
 
     python -m unitymas.benchmarks.speed.models.rounding [--model NAME]     # default: the embedded tiny model
 
-Both our decoder and transformers' own model are measured, so that it shows what is bfloat16's and what is ours.
+Our decoder and transformers' own model are both measured, to separate the errors of bfloat16 from those of our code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEXTS = (
 
 
 def reference(path: Path) -> PreTrainedModel:
-    """transformers' own model, in float32."""
+    """Return transformers' own model, in float32."""
     from transformers import AutoModelForCausalLM
 
     gguf = path.suffix == ".gguf"
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _chosen(logits: Tensor, ids: list[int]) -> Tensor:
-    """Log-probs of the tokens that follow."""
+    """Return the log-probs of the following tokens."""
     return logits[:-1].float().log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1)
 
 

@@ -1,16 +1,16 @@
-"""Speed of the update: one optimizer step of GRPO on ready samples, beside TRL's trainers in the same run.
+"""Speed of the update: one optimizer step of GRPO on ready samples, compared with TRL's trainers in the same run.
 
     unitymas bench update                 # tokens/s, and the ratio
     unitymas bench update --memory        # peak memory as the vocabulary grows
     unitymas bench update --model smollm2 --samples 32 --rounds 1 --only "bfloat16.*(16|replies)"
 
-Both sides train the same 2.6M-parameter Llama, or the same model by its name, on the same 256 samples (32 prompts of 100 to 200 tokens, 8 replies of
-32 tokens each): forward, loss, backward, clipping, AdamW. TRL runs its own `train()` with generation and scoring
-replaced by the ready batch, so that only its update is timed, in several settings of which the fastest counts. Both of its
-trainers run: the synchronous one, and the asynchronous one with its tree rows (`beside/trl_trainers.py` says with what attention).
-A sample's tokens are its prompt and its reply on both sides, whether a side computes a shared prompt once or 8 times;
-"prompts all different" shows ours where nothing is shared. Rounds of the two sides alternate; medians are printed, of
-wall-clock time and of processor time (which a busy machine disturbs less).
+Both sides train the same 2.6M-parameter Llama, or the model of `--model`, on the same 256 samples (32 prompts of 100 to 200
+tokens, 8 replies of 32 tokens each): forward, loss, backward, clipping, AdamW. TRL runs its own `train()` on the ready batch,
+without generation and scoring, so only its update is timed. It runs in several settings, of which the fastest counts, and with
+both of its trainers: the synchronous one, and the asynchronous one with tree rows (`beside/trl_trainers.py` explains its
+attention). A sample's tokens are its prompt and its reply on both sides, even if a side computes a shared prompt once. The line
+"prompts all different" shows our side without shared prompts. The sides alternate. Medians of wall-clock time and of processor
+time are printed; a busy machine affects the latter less.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ REPLY, K = 32, 8
 
 
 def start_of(model: str, vocab: int) -> Llama:
-    """Model that both sides begin from: a model by its name, else a small one with random weights."""
+    """Return the first model of both sides: the model of this name, or a small one with random weights."""
     return load_model(model_path(model)) if model else from_config(llama_config(vocab))
 
 
@@ -74,7 +74,7 @@ def llama_config(vocab: int) -> LlamaConfig:
 
 
 def draw(vocab: int, n: int = 256, k: int = K) -> list[Sample]:
-    """`n` samples, `k` to a prompt."""
+    """Return `n` random samples, with `k` samples for each prompt."""
     rng = np.random.default_rng(0)
     samples = []
     for p in range(n // k):
@@ -93,7 +93,7 @@ def n_tokens(samples: list[Sample]) -> int:
 def ours(
     samples: list[Sample], vocab: int, precision: str, micro_tokens: int, model: str = ""
 ) -> Callable[[], Seconds]:
-    """A function that makes one update and says how long it took."""
+    """Return a function that makes one update and returns its time."""
     parameters = Parameters(start_of(model, vocab).requires_grad_(True))
     learner = Learner("shared", parameters, Learning(micro_tokens=micro_tokens, precision=precision))  # type: ignore[arg-type]
     algorithm = make_algorithm("grpo", dual_clip=None)
@@ -110,12 +110,12 @@ def ours(
 def theirs(
     samples: list[Sample], vocab: int, setting: Setting, rounds: int, model: str = ""
 ) -> list[Seconds]:
-    """Time of each optimizer step of TRL's own training loop."""
+    """Return the time of each optimizer step of TRL's own training loop."""
     return steps_of(setting, samples, start_of(model, vocab), model, rounds, K)
 
 
 def speed(rounds: int, vocab: int, n: int, model: str = "", only: str | re.Pattern[str] = "") -> None:
-    """Time both sides in turns. `only`: a regular expression of the settings that are wanted, by their names."""
+    """Time both sides alternately. `only` is a regular expression for the names of the settings."""
     vocab = start_of(model, vocab).shape.vocab
     shared, different = draw(vocab, n), draw(vocab, n, k=1)
     variants = {
@@ -152,7 +152,7 @@ def speed(rounds: int, vocab: int, n: int, model: str = "", only: str | re.Patte
 
 
 def _peak(side: str, vocab: int, n: int, result: Queue[float]) -> None:
-    """Measure in a process of its own the peak resident memory above what the process had before the update's first step."""
+    """Measure the peak resident memory, beyond that before the first step of the update, in a separate process."""
     samples = draw(vocab, n)
     if side == "ours":
         step = ours(samples, vocab, "float32", 4096)

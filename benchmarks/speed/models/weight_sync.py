@@ -1,8 +1,8 @@
-"""Time of a weight sync with vLLM: shared memory against a directory of safetensors, in one run.
+"""Time of a weight sync with vLLM: shared memory compared with a directory of safetensors, in one run.
 
     VLLM_CPU_KVCACHE_SPACE=1 python -m unitymas.benchmarks.speed.models.weight_sync --model tiny --rounds 5
 
-It needs vLLM. The two ways take turns on one engine, so that a busy machine weighs on both alike.
+It needs vLLM. The two ways alternate on one engine, so that a busy machine affects both equally.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ....agents.model.weights import load_model
 
 
 def measured(model_name: str, rounds: int, precision: str) -> dict[str, list[float]]:
-    """Seconds of each publication, by way."""
+    """Return the seconds of each publication, by way."""
     path = model_path(model_name)
     model = load_model(path)
     engine = VLLMEngine(str(path), context=256, dtype=precision, enforce_eager=True, max_num_seqs=4)
@@ -28,7 +28,7 @@ def measured(model_name: str, rounds: int, precision: str) -> dict[str, list[flo
                 engine.transfer = way  # type: ignore[assignment]
                 began = time.perf_counter()
                 engine.publish(model, number)
-                if number:  # the first lays out the memory, and warms up both
+                if number:  # the first one sets up the memory, and is the warm-up of both
                     seconds[way].append(time.perf_counter() - began)
     finally:
         engine.close()

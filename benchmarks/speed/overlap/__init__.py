@@ -1,1 +1,1 @@
-"""Overlap beside the synchronous run on the same budget: time by models of a node, and scores of real runs."""
+"""Overlap compared with the synchronous run on the same budget: simulated time of a node, and scores of real runs."""

@@ -1,11 +1,11 @@
-"""Overlapped collection beside the synchronous run, on the same budget.
+"""Overlapped collection compared with the synchronous run, on the same budget.
 
     unitymas bench overlap [--steps 12] [--gpus 8] [--staleness 1]
     unitymas bench overlap --score [--steps 12] [--seeds 0 1 2] [--out runs/overlap] [env.args.max_turns=1 …]
 
-Without `--score`, admission, collector and workflow are the real ones and the groups are models of a node (node.py); every split of its
-GPUs is tried, and the best is shown. With `--score`, the tiny model learns on this machine in each mode and seed, and held-out scores are
-compared at equal samples and at equal wall clock (score.py).
+Without `--score`, admission, collector and workflow are real, and the groups are models of a node (node.py). Every split of its
+GPUs is tried, and the best is shown. With `--score`, the tiny model learns on this machine in each mode and seed, and held-out
+scores are compared at equal samples and at equal wall-clock time (score.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Models of a node with H100 GPUs that plays and trains a 7B model, on a clock that jumps.
+"""Simulation of a node with H100 GPUs that plays and trains a 7B model, in simulated time.
 
-The admission, the collector and the workflow are the real ones. Nothing of the GPUs is measured: their figures follow from data
-sheets (3.35 TB/s of memory, 989 TFLOP/s in bfloat16) with assumed efficiencies: 70% of the bandwidth in decode, 50% of the FLOP/s in
-prefill, 40% in training. Reply lengths are lognormal, with a long tail. Synchronous runs have all GPUs for the rollout, and then
-all of them for the update, at no cost of changing over, which favours them. Overlapped runs split the GPUs.
+Admission, collector and workflow are real. Nothing on the GPUs is measured: their figures come from data sheets (3.35 TB/s of
+memory, 989 TFLOP/s in bfloat16) with assumed efficiencies: 70% of the bandwidth in decode, 50% of the FLOP/s in prefill, 40% in
+training. Reply lengths are lognormal, with a long tail. Synchronous runs use all GPUs for the rollout, and then all of them for
+the update, without a cost for the change, which favours them. Overlapped runs split the GPUs.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ Mode = Literal["off", "wait", "drop"]
 MODES: tuple[Mode, ...] = ("off", "wait", "drop")
 PARAMETERS, BANDWIDTH, FLOPS = 7e9, 3.35e12, 989e12
 PROMPT = 1000
-"""Tokens of a prompt."""
+"""Number of tokens of a prompt."""
 
 
 class Turns(Workflow):
-    """One role speaks two to four times."""
+    """Workflow in which one role acts two to four times."""
 
     roles = (Role("solver", reply=Raw()),)
 
@@ -62,12 +62,12 @@ class Replica:
     running: dict[asyncio.Future[None], int] = field(default_factory=dict)  # -> tokens left
     lengths: Counter[asyncio.Future[None]] = field(default_factory=Counter)  # -> tokens so far
     debt: float = 0.0
-    """Seconds of prefill that the next step has to do."""
+    """Seconds of prefill in the next step."""
     busy: float = 0.0
     task: asyncio.Task[None] | None = None
 
     async def generate(self, tokens: int) -> None:
-        """Generate so many tokens."""
+        """Generate this many tokens."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.running[done] = tokens
         self.debt += prefill(PROMPT)
@@ -76,7 +76,7 @@ class Replica:
         await done
 
     def renew(self) -> None:
-        """Take new weights: what runs goes through prefill again."""
+        """Take new weights. Running requests need prefill again."""
         self.debt += sum(prefill(PROMPT + self.lengths[request]) for request in self.running)
 
     async def _steps(self) -> None:
@@ -95,26 +95,26 @@ class Replica:
 
 
 def decode(requests: int) -> float:
-    """Seconds of a decode step: bfloat16 weights, and 2,000 tokens of keys and values of 57 KB each per request."""
+    """Return the seconds of a decode step: bfloat16 weights, and keys and values of 57 KB for 2,000 tokens of each request."""
     return (2 * PARAMETERS + requests * 2000 * 57e3) / (0.7 * BANDWIDTH)
 
 
 def prefill(tokens: int) -> float:
-    """Seconds of a prefill."""
+    """Return the seconds of a prefill."""
     return 2 * PARAMETERS * tokens / (0.5 * FLOPS)
 
 
 def learning(tokens: float, gpus: int) -> float:
-    """Seconds of an update: forward, backward, and the recomputation of checkpointed layers."""
+    """Return the seconds of an update: forward, backward, and the recomputation of checkpointed layers."""
     return 8 * PARAMETERS * tokens / (0.4 * FLOPS * gpus)
 
 
 PUBLISH = 2 * PARAMETERS / 50e9
-"""Seconds until the weights are there, at 50 GB/s."""
+"""Seconds of a weight transfer, at 50 GB/s."""
 
 
 class HollowGroup:
-    """A model group without a model: replies have lengths, and take the time of their replica."""
+    """Model group without a model: a reply has a length and takes the time of its replica."""
 
     def __init__(self, gpus: int, seed: int) -> None:
         self.replicas, self.seed, self.version = [Replica() for _ in range(gpus)], seed, 0
@@ -145,7 +145,7 @@ class HollowGroup:
 
 
 class Jumping(selectors.DefaultSelector):
-    """A selector that does not wait: it moves the clock of its loop instead."""
+    """Selector that does not wait, but moves the clock of its loop."""
 
     clock = 0.0
 
@@ -156,7 +156,7 @@ class Jumping(selectors.DefaultSelector):
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop on a clock that jumps from timer to timer."""
+    """Event loop whose clock jumps from timer to timer."""
 
     def __init__(self) -> None:
         self.jumping = Jumping()
@@ -187,7 +187,7 @@ class Measured:
     """Seconds in which a replica worked, on average."""
     tokens: float
     age: float
-    """Mean age of an episode in versions when it was trained on."""
+    """Mean age of an episode, in versions, when it is trained on."""
     stale: int
     ends: tuple[float, ...]
     """Seconds from the beginning to the end of each step."""

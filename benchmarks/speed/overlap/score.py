@@ -1,9 +1,9 @@
 """Scores of synchronous and overlapped runs on the same budget: at equal samples, and at equal wall clock.
 
-Each seed is trained in each mode by `unitymas train` with the tiny model on this machine, one run after the other. A run that stands
-finished in the folder is not trained again. Three tables follow. *Samples*: held-out scores after equally many steps, and so samples.
-*This machine*: the last score that a run had reached at a moment. *A node*: the same, where a step takes as long as models of a
-node with GPUs say (node.py); the scores are still those of the tiny model on this machine.
+`unitymas train` trains the tiny model on this machine with each seed in each mode, one run after the other. A finished run in
+the folder is not trained again. There are three tables. *Samples*: held-out scores after the same number of steps, and so of
+samples. *This machine*: the last score of a run at a given time. *A node*: the same, with the simulated step times of a node
+with GPUs (node.py). The scores are still those of the tiny model on this machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def learn(args: argparse.Namespace, where: Path, seed: int, mode: Mode) -> None:
 
 
 def finished(where: Path) -> bool:
-    """Tell whether a run came to its end."""
+    """Tell whether a run is finished."""
     path = where / "metrics.jsonl"
     return path.exists() and rows_of(path)[-1].get("ending") == "done"
 
@@ -61,19 +61,19 @@ def curve_of(where: Path, metric: str) -> Curve:
 
 
 def node_seconds(args: argparse.Namespace) -> Mapping[Mode, Callable[[int], float]]:
-    """Seconds after which a simulated node has done so many steps, by mode. The synchronous run has all GPUs."""
+    """Return, by mode, the seconds of a simulated node for a number of steps. The synchronous run has all GPUs."""
     ends = {"off": simulated(played(args, "off", args.gpus, args.gpus)).ends}
     ends |= {mode: best(args, mode)[1].ends for mode in MODES if mode != "off"}
     return {mode: lambda step, own=(0.0, *ends[mode]): own[step] for mode in MODES}  # type: ignore[misc]
 
 
 def reached(curve: Curve, moment: float) -> float:
-    """The last score at a moment."""
+    """Return the last score at a given time."""
     return [score for _, seconds, score in curve if seconds <= moment + 1e-9][-1]
 
 
 def tables(curves: Mapping[Mode, list[Curve]], node: Mapping[Mode, Callable[[int], float]]) -> list[str]:
-    """The three tables, as Markdown."""
+    """Return the three tables as Markdown."""
     steps = [step for step, _, _ in curves["off"][0]]
     lines = [
         "| equal samples | " + " | ".join(f"step {step}" for step in steps) + " |",

@@ -1,1 +1,1 @@
-"""Simulation of a star with many groups: the real controller, workflows, Ray and messages; groups that only keep time."""
+"""Simulation of a star with many groups. Controller, workflows, Ray and messages are real, and the groups only keep time."""

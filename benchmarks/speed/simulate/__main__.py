@@ -1,17 +1,17 @@
-"""A star of many groups, simulated: how busy do the controller, the workflow and Ray keep engines of a given speed?
+"""Simulation of a star of many groups: utilisation of engines of a given speed by the controller, the workflow and Ray.
 
     unitymas bench simulate [--groups 1,4,16] [--flight 256,1024,4096] [--controllers 1,2] [--pace 8b-h100] [--runtime ray]
 
-What is real: the controller (collector, M-ASK with its retrieval, prompts, parsing, rewards, table, seals), Ray's actors and
-the messages. What is simulated: the engines, which answer as late as a model of their speed says (paced.py tells its source),
-with fixed replies. Episodes are dealt to the groups by their names. `--flight` episodes are played at once, on engines with
-half as many slots in all (`--slots` a group instead), so that there is always somebody in line.
+The controller (collector, M-ASK with its retrieval, prompts, parsing, rewards, table, seals), Ray's actors and the messages are
+real. The engines are simulated: they answer with fixed replies, with the delay of a model of their speed (paced.py names its
+source). Episodes are assigned to groups by name. `--flight` episodes are played at the same time, on engines with half as many
+slots in all (or `--slots` for each group), so requests always wait.
 
-*utilisation* is the share of the slots that are taken, between the end of the first episodes (half of those in flight) and the
-beginning of the last one: what the controller cannot feed in time is missing. *controller* is the processor time of this process
-for 1,000 calls, workflow and retrieval included. *calls/s* is what the star carried; `limit` what the busiest process of a
-controller would carry if each had a processor to itself. With `--controllers N` N processes play (shards), and *shard* is what each of
-them takes for 1,000 calls of its own; *controller* is then the one that keeps the table, and bytes are those between the two.
+*utilisation* is the share of busy slots, between the end of the first episodes (half of those in flight) and the beginning of
+the last one. Slots that the controller does not fill in time lower it. *controller* is the processor time of this process for
+1,000 calls, with workflow and retrieval. *calls/s* is the rate of the star. `limit` is the rate that the busiest controller
+process would reach if each process had its own processor. With `--controllers N`, N processes (shards) play. Then *shard* is the
+time of each of them for 1,000 of its calls, *controller* is the process with the table, and the bytes are those between them.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Regime:
     controller: float
     """Seconds of this process for 1,000 calls."""
     shard: float
-    """Seconds of a shard for 1,000 calls of its own; 0 where this process plays."""
+    """Seconds of a shard for 1,000 of its calls; 0 if this process plays."""
     groups_cpu: float
-    """Processors that the paced groups took together: the price of the simulation itself."""
+    """Processors that the simulated groups used: the cost of the simulation itself."""
     own_cpu: float
-    """Share of a processor that this process took."""
+    """Share of a processor that this process used."""
     bytes_per_call: float
     seal_seconds: float
     """Time from the last reply to the end of the collection."""
@@ -88,7 +88,7 @@ HEAD = (
 
 
 class Window:
-    """Part of a collection in which the engines could be full: both of its ends are measured."""
+    """Part of a collection in which the engines can be full, with measurements at both ends."""
 
     def __init__(self, groups: Mapping[str, Group], shards: Shards | None, first: int, last: int) -> None:
         self.groups, self.marks, self.last_reply = groups, (first, last), 0.0
@@ -99,7 +99,7 @@ class Window:
         self.own: list[float] = []
 
     def over(self, progress: Progress) -> None:
-        """An episode is over."""
+        """Count an episode that is over."""
         self.last_reply = time.perf_counter()
         if progress.done in self.marks:
             self.own.append(time.process_time())
@@ -116,7 +116,7 @@ class Window:
 async def regime(
     arena: Arena, groups: Mapping[str, Group], shards: Shards | None, flight: int, slots: int, rounds: float
 ) -> Regime:
-    """Collect with so many episodes in flight, and look at the engines."""
+    """Collect with this many episodes in flight, and measure the engines."""
     episodes = round(flight * rounds) // 8 * 8
     window = Window(groups, shards, flight // 2, episodes - flight)
     team = dealt(groups, dict.fromkeys(arena.roles, "dealt"))
@@ -145,7 +145,7 @@ async def regime(
 
 
 def size_of_call(harvest: Harvest) -> float:
-    """Bytes of a call to a group and of its answer."""
+    """Return the bytes of a call to a group and of its answer."""
     act = harvest.traces[0].acts()[-1]
     call = Call(
         agent=act.agent or "",
@@ -159,14 +159,14 @@ def size_of_call(harvest: Harvest) -> float:
 
 
 def size_of_rows(harvest: Harvest) -> float:
-    """Bytes of what a shard hands back, for each call."""
+    """Return the bytes of a shard's results for each call."""
     calls = sum(len(trace.acts()) for trace in harvest.traces[:8])
     rows = [row for row in harvest.decisions if row.episode in harvest.episodes[:8]]
     return len(pickle.dumps((harvest.traces[:8], rows), protocol=5)) / calls
 
 
 def started(count: int, runtime: str, pace: EngineSpeed, slots: int, lengths: Lengths) -> dict[str, Group]:
-    """Start so many paced groups."""
+    """Start this many simulated groups."""
     if runtime == "local":
         return {f"g{i}": cast(Group, PacedGroup(pace, slots, lengths)) for i in range(count)}
     import ray
@@ -182,7 +182,7 @@ def started(count: int, runtime: str, pace: EngineSpeed, slots: int, lengths: Le
 
 
 async def sharded(groups: Mapping[str, Group], count: int, flight: int) -> Shards | None:
-    """Start the controllers that play; None: this process plays."""
+    """Start the controllers that play. Return None if this process plays."""
     if count == 1:
         return None
     config = RunConfig(concurrency=flight, controllers=count, runtime="ray")

@@ -1,4 +1,4 @@
-"""Seats whose episodes are dealt out to all groups, here and in shards."""
+"""Players that distribute episodes over all groups, in this process and in shards."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from ....trainers.group.contract import Group
 
 
 class Dealt:
-    """A seat whose episodes are dealt out to policies, one in each group."""
+    """Player that distributes episodes over policies, one in each group."""
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self.groups = list(groups.items())
 
     async def act(self, call: Call) -> Answer:
-        """Ask the episode's group."""
+        """Ask the group of the episode."""
         name, group = self.groups[zlib.crc32(call.episode.encode()) % len(self.groups)]
         return await group.generate(f"policy-{name}", call, None, True)
 
 
 def dealt(groups: Mapping[str, Group], names: Mapping[str, str]) -> BoundTeam:
-    """Seat everybody so."""
+    """Return a team in which every agent distributes its episodes over the groups."""
     seat: Policy = Dealt(groups)
     return BoundTeam(dict.fromkeys(names, seat), names)
 
 
 class DealtShard(Shard):
-    """A shard that deals its episodes out, and tells its processor time."""
+    """Shard that distributes its episodes over the groups, and reports its processor time."""
 
     def team(self, seating: Seating, arena: Arena) -> BoundTeam:
-        """Dealt seats for everybody."""
+        """Return the team of this shard."""
         return dealt(self.groups, seating.players)
 
     async def used(self) -> float:
@@ -46,7 +46,7 @@ class DealtShard(Shard):
 
 
 class TimedShard(DistantShard):
-    """A shard in an actor that tells its processor time."""
+    """Shard in an actor that reports its processor time."""
 
     async def used(self) -> float:
         """Seconds of a processor so far."""

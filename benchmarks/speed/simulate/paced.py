@@ -1,8 +1,8 @@
-"""Groups that keep time: each answers as late as an engine with continuous batching would, by a model of its speed.
+"""Simulated groups that answer with the delay of an engine with continuous batching, from a model of its speed.
 
-The model of an engine: all running requests advance by one token per decode step; a step takes `floor` and `each` more for
-every running request; a prompt that enters stops the others for `prefill` a token. At most `slots` requests run, the others
-wait in line. So a group needs no clock tick: it sleeps until its next request ends.
+In the model, all running requests advance by one token in each decode step. A step takes the time `floor`, plus `each` for
+every running request. A new prompt stops the others for `prefill` seconds per token. At most `slots` requests run, and the
+others wait. A group needs no clock ticks: it sleeps until its next request ends.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ REPLIES = {
     "summarizer": "<evidence>Upper Bremen</evidence>",
     "updater": "<update>t1</update>",
 }
-"""Replies of the roles of M-ASK. The searcher goes on or ends by chance."""
+"""Replies of the roles of M-ASK. The searcher continues or ends at random."""
 
 
 class PacedReport(GroupReport, total=False):
-    """Report of a group that is simulated, and what its engine has done."""
+    """Report of a simulated group, with the work of its engine."""
 
     slot_seconds: float
     calls: int
@@ -47,9 +47,9 @@ class EngineSpeed:
 
     name: str
     floor: float
-    """Time of a decode step with next to no request: reading the weights."""
+    """Time of a decode step with hardly any requests: the read of the weights."""
     each: float
-    """Time that each running request adds to a step: reading its keys and values."""
+    """Time that each running request adds to a step: the read of its keys and values."""
     prefill: float
     """Time of one prompt token."""
     source: str
@@ -71,11 +71,11 @@ PACES = {
 
 @dataclass
 class Lengths:
-    """Tokens of a call: the prompt's are told, the reply's are drawn about a mean with a long tail."""
+    """Tokens of a call. Those of the prompt are fixed, those of the reply are drawn around a mean, with a long tail."""
 
     prompt: int = 600
     fresh: int = 150
-    """Tokens of the prompt that no prefix cache holds."""
+    """Tokens of the prompt that are not in the prefix cache."""
     reply: int = 200
 
     def draw(self, seed: int) -> int:
@@ -84,7 +84,7 @@ class Lengths:
 
 
 class PacedGroup:
-    """A group of one engine that keeps time. It answers what a collector asks of a group."""
+    """Simulated group of one engine. It has the methods that a collector calls."""
 
     def __init__(self, pace: EngineSpeed, slots: int, lengths: Lengths) -> None:
         self.pace, self.slots, self.lengths = pace, slots, lengths
@@ -103,7 +103,7 @@ class PacedGroup:
         return self.pace.floor + self.pace.each * len(self.running)
 
     def _advance(self) -> None:
-        """Bring the engine's progress up to now."""
+        """Update the engine's progress to the current time."""
         now = time.perf_counter()
         passed, self.last = now - self.last, now
         self.slot_seconds += passed * len(self.running)
@@ -113,7 +113,7 @@ class PacedGroup:
             self.progress += (passed - stalled) / self._step()
 
     def _turn(self) -> None:
-        """End what is due, let in who waits, and set the clock for the next end."""
+        """End the finished requests, start waiting ones, and set the timer for the next end."""
         self.timer = None
         self._advance()
         while self.running and self.running[0][0] <= self.progress + 1e-9:
@@ -134,7 +134,7 @@ class PacedGroup:
     async def generate(
         self, policy: str, call: Call, temperature: float | None = None, keep: bool = True
     ) -> Answer:
-        """Answer when the engine would have."""
+        """Answer after the delay of the engine."""
         tokens = self.lengths.draw(call.seed or 0)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiting.append((tokens, done))
@@ -157,15 +157,15 @@ class PacedGroup:
         return [DecisionId(episode, node) for node in keep]
 
     async def drop(self, episode: str, cause: str) -> int:
-        """Forget nothing, because nothing is kept."""
+        """Do nothing, because nothing is stored."""
         return 0
 
     async def cancel(self, episode: str, node: str | None = None) -> int:
-        """Cancel nothing: nobody here cancels."""
+        """Do nothing, because this benchmark cancels nothing."""
         return 0
 
     async def report(self) -> PacedReport:
-        """Return what the engine has done until now."""
+        """Return the work of the engine so far."""
         self._advance()
         return {
             "at": time.time(), "slot_seconds": self.slot_seconds, "calls": self.calls, "tokens": self.tokens,
@@ -173,7 +173,7 @@ class PacedGroup:
         }  # fmt: skip
 
     def abandon(self) -> None:
-        """End nothing."""
+        """Do nothing."""
 
     async def close(self) -> None:
         """End nothing."""

@@ -1,1 +1,1 @@
-"""Other libraries on the very same work: TRL's trainers on ready samples, and vLLM on ready prompts."""
+"""Other libraries on the same work: TRL's trainers on ready samples, and vLLM on ready prompts."""

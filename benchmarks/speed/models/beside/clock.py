@@ -1,4 +1,4 @@
-"""Seconds by the clock and by the processor."""
+"""Seconds of wall-clock time and of processor time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Seconds(NamedTuple):
 
     @classmethod
     def now(cls) -> Seconds:
-        """Return this moment."""
+        """Return the current times."""
         return cls(time.perf_counter(), time.process_time())
 
     def since(self, earlier: Seconds) -> Seconds:
-        """Return what has passed since an earlier moment."""
+        """Return the seconds since an earlier moment."""
         return Seconds(self.wall - earlier.wall, self.processor - earlier.processor)

@@ -1,10 +1,10 @@
-"""TRL's `GRPOTrainer` and `AsyncGRPOTrainer` on ready samples: their own training loops, with nothing to generate.
+"""TRL's `GRPOTrainer` and `AsyncGRPOTrainer` on ready samples: their own training loops, without generation.
 
-The asynchronous trainer folds samples into tree rows, in which a shared prompt is computed once. It takes them from a rollout
-worker and sends its weights to a server; here the worker holds the ready samples, and nothing is sent. As it is (TRL 1.16) it
-does not run without CUDA, for two reasons. It asks CUDA for the device's name when it is made; here it is told that the peak is
-not known. And its attention is a FlashAttention 3 kernel, fetched from the hub; `segments` takes its place: torch's own fused
-attention, one call for all segments of equal lengths that follow each other.
+The asynchronous trainer packs samples into tree rows, in which a shared prompt is computed once. It takes samples from a
+rollout worker and sends its weights to a server. Here the worker has the ready samples, and nothing is sent. TRL 1.16 does not
+run this trainer without CUDA, for two reasons. It asks CUDA for the device's name; here the answer is that the peak is unknown.
+And its attention is a FlashAttention 3 kernel from the hub; `segments` replaces it with torch's own fused attention, in one
+call for all successive segments of equal lengths.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .clock import Seconds
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run a trainer of TRL."""
+    """Settings of one run of a TRL trainer."""
 
     name: str
     batch: int
     dtype: str = "float32"
     autocast: bool = False
     tree_rows: bool = False
-    """The asynchronous trainer."""
+    """Flag: the asynchronous trainer, with tree rows."""
 
 
 SETTINGS = (
@@ -56,7 +56,7 @@ SETTINGS = (
 
 
 class Trainer(Protocol):
-    """A trainer of TRL, as far as it is used here."""
+    """Interface of a TRL trainer, as it is used here."""
 
     def train(self) -> object:
         """Run all steps."""
@@ -156,7 +156,7 @@ def asynchronous(
 
 
 class ReadyRollouts:
-    """A rollout worker of TRL that has the samples of all steps from the start."""
+    """Rollout worker of TRL that has the samples of all steps from the start."""
 
     def __init__(self, samples: list[Sample], rounds: int, k: int) -> None:
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -184,21 +184,21 @@ class ReadyRollouts:
             )
 
     def start(self) -> None:
-        """Do nothing: the samples are there."""
+        """Do nothing, because the samples are ready."""
 
     def stop(self) -> None:
         """Do nothing."""
 
     def update_model_version(self, model_version: int) -> None:
-        """Do nothing: the samples stay what they are."""
+        """Do nothing, because the samples never change."""
 
     def check_health(self, stale_after_s: float) -> None:
-        """Refuse to wait: no further sample will come."""
+        """Raise an error, because no further sample will come."""
         raise RuntimeError("the ready samples are used up; give ReadyRollouts more rounds")
 
 
 class NothingSent:
-    """A weight transfer of TRL to nobody."""
+    """Weight transfer of TRL that sends nothing."""
 
     def init_weight_transfer(self) -> None:
         """Do nothing."""
@@ -255,7 +255,7 @@ def segments(
 
 
 def padded_batch(samples: list[Sample]) -> dict[str, Tensor]:
-    """The samples as the synchronous trainer holds them: prompts padded on the left, replies on the right."""
+    """Return the samples in the form of the synchronous trainer: prompts padded on the left, replies on the right."""
     width = max(len(sample.prompt) for sample in samples)
     prompt_ids = torch.zeros(len(samples), width, dtype=torch.long)
     prompt_mask = torch.zeros(len(samples), width, dtype=torch.long)
@@ -279,12 +279,12 @@ def advantage(i: int) -> float:
 
 
 def no_reward(completions: list[object], **_: object) -> list[float]:
-    """Return zeros: advantages are ready."""
+    """Return zeros, because advantages are ready."""
     return [0.0] * len(completions)
 
 
 def clock_callback(steps: list[Seconds]) -> object:
-    """Return a callback that notes the seconds of each step in a list."""
+    """Return a callback that appends the seconds of each step to a list."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):  # type: ignore[misc]
@@ -298,7 +298,7 @@ def clock_callback(steps: list[Seconds]) -> object:
 
 
 def small_tokenizer(vocab: int) -> Tokenizer:
-    """Any tokenizer will do: nothing is tokenised, but TRL wants one."""
+    """Return any tokenizer, which TRL requires although nothing is tokenised."""
     from tokenizers import Tokenizer as WordTokenizer
     from tokenizers import models
     from transformers import PreTrainedTokenizerFast
@@ -312,7 +312,7 @@ def small_tokenizer(vocab: int) -> Tokenizer:
 
 
 def prompts(n: int) -> object:
-    """Return a data set of as many prompts, which nobody reads."""
+    """Return a data set of this many prompts, which are never read."""
     from datasets import Dataset
 
     return Dataset.from_dict({"prompt": ["w3"] * n})

@@ -1,4 +1,4 @@
-"""vLLM on ready prompts, in this process, so that its processor time counts here."""
+"""vLLM on ready prompts, in this process, so that its processor time is measured here."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ Asked = list[tuple[list[int], int]]
 
 
 def vllm_server(model: Llama, dtype: str, batch: int, context: int) -> Callable[[Asked], None]:
-    """Return a function that answers requests by vLLM with the same weights. It begins each time without a prefix cache, and
-    tells the log-prob of each token, as our engine does.
+    """Return a function that answers requests with vLLM and the same weights.
+
+    Each call begins with an empty prefix cache, and returns the log-prob of each token, as our engine does.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
