@@ -74,6 +74,7 @@ def _played(arena: Arena, recorded: TraceJson) -> Trace:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Renew the entries of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m unitymas.benchmarks.renew", description=(__doc__ or "").split("\n")[0]
     )

@@ -93,6 +93,7 @@ def right(engine: Engine, tokenizer: Tokenizer, lessons: Sequence[Lesson]) -> fl
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Read the arguments, and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="tiny", help="tiny, or a model directory")
     parser.add_argument("--tasks", type=int, default=128)

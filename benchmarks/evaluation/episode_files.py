@@ -62,6 +62,7 @@ class Store:
             raise
 
     def close(self) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -71,6 +71,7 @@ class EvaluationResult:
 
     @property
     def figures(self) -> FiguresDict:
+        """All figures, as plain JSON."""
         return self.plain["figures"].copy()
 
     @property
@@ -80,12 +81,15 @@ class EvaluationResult:
 
     @property
     def roles(self) -> dict[str, dict[str, float]]:
+        """Figures by role."""
         return dict(self.plain["figures"]["roles"])
 
     def pass_at(self, k: int) -> Estimate:
+        """Return pass@k."""
         return Estimate(**self.plain["figures"]["pass_at"][str(k)])
 
     def pass_hat(self, k: int) -> Estimate:
+        """Return pass^k."""
         return Estimate(**self.plain["figures"]["pass_hat"][str(k)])
 
     def minus(self, other: EvaluationResult) -> Difference:
@@ -96,6 +100,7 @@ class EvaluationResult:
         return stats.paired_difference(per_task(self.rows), per_task(other.rows))
 
     def to_dict(self) -> Results:
+        """Return the content of ``results.json``."""
         return self.plain
 
     def markdown(self) -> str:

@@ -48,9 +48,11 @@ class Measure:
         return cls(spec.headline, spec.success or spec.headline)
 
     def score(self, trace: TraceJson) -> float:
+        """Return the score of an episode: its headline metric."""
         return _number(trace, self.headline) if trace.get("ended") != "error" else 0.0
 
     def solved(self, trace: TraceJson) -> bool:
+        """Tell whether an episode is solved."""
         return trace.get("ended") != "error" and self.success(
             _number(trace, self.success_metric or self.headline)
         )
@@ -71,6 +73,7 @@ class RoleSum:
     cost: float = 0.0
 
     def add(self, other: RoleSum) -> None:
+        """Add the sums of another episode."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -96,6 +99,7 @@ class EpisodeRow:
 
     @property
     def failed(self) -> bool:
+        """Flag: the episode is a failure."""
         return self.ended == "error"
 
     @property

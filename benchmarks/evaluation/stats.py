@@ -78,6 +78,7 @@ class Estimate:
 
     @property
     def half_width(self) -> float | None:
+        """Half of the width of the interval, or None without one."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
 

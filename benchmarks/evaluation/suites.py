@@ -43,6 +43,7 @@ class Suite:
 
     @property
     def id(self) -> str:
+        """Name of the suite with its version."""
         return f"suite:{self.name}-v{self.version}"
 
 
@@ -54,17 +55,20 @@ class SuiteResult:
     results: dict[str, EvaluationResult] = field(repr=False)
 
     def to_dict(self) -> dict[str, object]:
+        """Return the results as plain JSON."""
         return {
             "suite": self.suite.id,
             "results": {env: result.plain for env, result in self.results.items()},
         }
 
     def markdown(self) -> str:
+        """Return the tables as Markdown."""
         return f"{self.suite.id}: {self.suite.description}\n\n" + tables.markdown(
             [r.plain for r in self.results.values()]
         )
 
     def latex(self) -> str:
+        """Return the tables as LaTeX."""
         return tables.latex([r.plain for r in self.results.values()])
 
     def __str__(self) -> str:

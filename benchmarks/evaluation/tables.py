@@ -79,18 +79,22 @@ def difference_markdown(name: str, difference: Difference) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
+    """Return a number as text."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def signed(value: float) -> str:
+    """Return a number as text with its sign."""
     return f"{value:+.3f}".replace("-", "−")
 
 
 def between(low: float | None, high: float | None) -> str:
+    """Return an interval as text."""
     return "–" if low is None or high is None else f"[{low:.3f}, {high:.3f}]".replace("-", "−")
 
 
 def p_value(p: float, name: str = "") -> str:
+    """Return a p-value as text."""
     return f"{name}≤ 0.001" if p <= 0.001 else f"{name}{'= ' if name else ''}{p:.3f}"
 
 

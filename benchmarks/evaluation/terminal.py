@@ -70,6 +70,7 @@ class Board:
             self.paint()
 
     def paint(self) -> None:
+        """Show the current state."""
         if self.quiet:
             return
         if self._live is not None:

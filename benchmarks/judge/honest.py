@@ -43,6 +43,7 @@ def bare(source: str) -> tuple[int, str]:
 
 
 def sandboxed(source: str, sandbox: str) -> tuple[int, str]:
+    """Return exit status and output in the sandbox."""
     result = run_python(source, INPUT, limits=LIMITS, sandbox=sandbox)
     return result.exit_code & 0xFF, result.stdout
 
@@ -66,6 +67,7 @@ def differences(programs: list[tuple[str, str]], sandbox: str = "auto") -> list[
 
 
 def main() -> None:
+    """Compare all programs, and print the differences."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

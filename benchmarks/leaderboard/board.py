@@ -54,10 +54,12 @@ class Entry:
 
     @property
     def verified(self) -> bool:
+        """Flag: the entry was replayed here."""
         return not self.unverified
 
     @property
     def figures(self) -> FiguresDict:
+        """Figures of the entry."""
         return self.results["figures"]
 
     @property

@@ -78,6 +78,7 @@ class Inspection:
     """Flag: all players come with unitymas, and were asked again."""
 
     def to_dict(self) -> JsonObject:
+        """Return the result as plain JSON."""
         return asdict(self)
 
 

@@ -99,6 +99,7 @@ def make(out: Path, made: list[Comparison], *, tasks: int, k: int) -> list[Path]
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Read the arguments, and make the entries."""
     parser = argparse.ArgumentParser(
         prog="python -m unitymas.benchmarks.leaderboard.entries", description=(__doc__ or "").split("\n")[0]
     )

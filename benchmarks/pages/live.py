@@ -138,6 +138,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
+        """Address of the pages."""
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
 

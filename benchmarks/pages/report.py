@@ -56,6 +56,7 @@ class History:
 
     @property
     def headline(self) -> str:
+        """Name of the main metric."""
         return str(self.begin.get("headline", "score"))
 
 

@@ -19,6 +19,7 @@ STEPS = 60
 
 
 def condition(**algorithm: object) -> Settings:
+    """Return the settings of a condition."""
     return {
         "algorithm": {"name": "dr_mas", **algorithm},
         "steps": STEPS,

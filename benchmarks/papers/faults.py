@@ -40,6 +40,7 @@ class MixedPrompts(GRPO):
     mixed: int = 8
 
     def groups(self, table: Table) -> Groups:
+        """Group calls of several problems together."""
         bundle = table.codes("task") // self.mixed
         return groups_of(bundle * 10_000 + table.codes("agent", "turn"))
 
@@ -52,6 +53,7 @@ class Reshaped(GRPO):
     n: int = 8
 
     def groups(self, table: Table) -> Groups:
+        """Group consecutive calls."""
         return groups_of(np.arange(len(table)) // self.n)
 
 
@@ -62,11 +64,13 @@ class RawSingletons(GRPO):
     name = "fault_raw_singletons"
 
     def compare(self, within: Groups, x: Floats) -> Floats:
+        """Return the advantages; a single call keeps its raw score."""
         alone = within.samples[within.code] == 1
         return np.where(alone, x, super().compare(within, x))
 
 
 def condition(name: str, **algorithm: object) -> Settings:
+    """Return the settings of a condition."""
     return {
         "algorithm": {"name": name, "aggregation": "token-mean", **algorithm},
         "steps": 40,

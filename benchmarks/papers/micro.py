@@ -47,6 +47,7 @@ class Ear:
         self.cutter = cutter(by)
 
     def act(self, call: Call) -> str:
+        """Reply at random, and collect the words of the call."""
         if call.choices is None:
             raise ValueError(f"role {call.role!r} replies freely; a micro model can only play choices")
         for message in call.messages:
@@ -59,6 +60,7 @@ class Ear:
         return random.Random(call.seed).choice(call.choices)
 
     def listen(self, text: str) -> None:
+        """Collect the words of a text."""
         self.words.update(word for word, _ in self.cutter.pre_tokenize_str(text))
 
 
@@ -151,6 +153,7 @@ class Pupil:
         self.lessons: list[tuple[Call, str]] = []
 
     def act(self, call: Call) -> str:
+        """Reply as the teacher or at random, and record the lesson."""
         chance, reply = random.Random(call.seed), self.teacher(call)
         if call.choices and chance.random() < self.slips:
             reply = chance.choice(call.choices)

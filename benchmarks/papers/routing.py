@@ -72,6 +72,7 @@ class InOrder:
     """Player that follows the fixed order."""
 
     def act(self, call: Call) -> str:
+        """Reply with the next move of the fixed order."""
         return in_order(call)
 
 
@@ -81,6 +82,7 @@ def always_search(agent: str, messages: object) -> str:
 
 
 def condition(kind: str, **more: object) -> Settings:
+    """Return the settings of a condition."""
     return {
         "kind": kind,
         "tests": 128,
@@ -175,6 +177,7 @@ def searched(settings: Settings, seed: int, folder: Path) -> Figures:
 
 
 def tested(settings: Settings, seats: Mapping[str, Player | Path]) -> dict[str, float]:
+    """Play the test tasks, and return the metrics."""
     scores = held_out(ENV, seats, settings["tests"], **WORLD)
     return {name: scores[name] for name in SHOWN}
 

@@ -114,6 +114,7 @@ def trained(
 
 
 def tested(settings: Settings, env: str, seats: dict[str, Path]) -> dict[str, float]:
+    """Play the test tasks, and return the metrics."""
     scores = held_out(env, seats, settings["tests"], **settings["game"])
     return {name: scores[name] for name in ("solved", "optimal_ratio")}
 

@@ -48,6 +48,7 @@ class Uneven(Workflow):
     )
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         word, tries = ep.task.word, int(ep.task.tries)
         await ep.act("leader", f"{word} {tries}", turn=0)
         for turn in range(tries):
@@ -63,6 +64,7 @@ class UnevenCredit(Rule):
     name = "pay"
 
     def on_end(self, trace: Trace, task: Task) -> Iterable[Credit]:
+        """Return the credits that are known when the episode is over."""
         for role, pay in PAY.items():
             acts = trace.acts(role)
             got = any(act.value == right(role, task.view["word"]) for act in acts)
@@ -70,6 +72,7 @@ class UnevenCredit(Rule):
             yield from (Credit(act.id, "pay", amount) for act in acts)
 
     def metrics(self, trace: Trace, task: Task) -> dict[str, float]:
+        """Return the figures to report."""
         first = {
             role: float(bool(acts := trace.acts(role)) and acts[0].value == right(role, task.view["word"]))
             for role in PAY

@@ -57,6 +57,7 @@ def decisions(count: int, tasks: int, seed: int = 0) -> list[Decision]:
 
 
 def seconds(name: str, rows: list[Decision]) -> float:
+    """Return the seconds of one algorithm for all decisions."""
     algorithm = make_algorithm(name, **CONFIG.get(name, {}))
     gc.collect()
     start = time.process_time()
@@ -68,6 +69,7 @@ def seconds(name: str, rows: list[Decision]) -> float:
 
 
 def main() -> None:
+    """Read the arguments and measure."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--decisions", type=COUNT, default=100_000)
     parser.add_argument("--tasks", type=COUNT, default=2_500)

@@ -51,6 +51,7 @@ class Moment(NamedTuple):
 
     @classmethod
     def now(cls, tokens: int, left: int) -> Moment:
+        """Return the current moment."""
         return cls(time.perf_counter(), time.process_time(), tokens, left)
 
 
@@ -62,6 +63,7 @@ class Rates(NamedTuple):
 
     @classmethod
     def between(cls, first: Moment, last: Moment) -> Rates:
+        """Return the rates between two moments."""
         tokens = last.tokens - first.tokens
         seconds, busy = last.clock - first.clock, last.processor - first.processor
         return cls(tokens / seconds if seconds else 0.0, tokens / busy if busy else 0.0)
@@ -86,6 +88,7 @@ class Timed(Seat):
         self.moments = [Moment.now(0, episodes)]
 
     async def act(self, call: Call) -> Answer:
+        """Reply to a call, and count its tokens."""
         answer = await super().act(call)
         self.tokens += answer.meta.tokens_out or 0
         return answer
@@ -149,6 +152,7 @@ def padded(model: object, jobs: list[tuple[list[int], int]], batch: int) -> list
 
 
 def main() -> None:
+    """Read the arguments and measure."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=COUNT, default=256, help="8 of each task")
     parser.add_argument("--slots", type=COUNT, default=64, help="the engine's slots, and generate's batch")

@@ -79,12 +79,14 @@ COMMON = (
 
 
 def name(rng: random.Random) -> str:
+    """Return a random name."""
     return " ".join(
         "".join(rng.choices(SYLLABLES, k=rng.choice((2, 2, 3)))).title() for _ in range(rng.choice((1, 2)))
     )
 
 
 def fill(template: str, rng: random.Random, names: list[str]) -> str:
+    """Return a template with random names in its fields."""
     slots = dict(zip("abcde", rng.choices(names, k=5), strict=True))
     return template.format(
         trade=rng.choice(TRADES),
@@ -96,11 +98,13 @@ def fill(template: str, rng: random.Random, names: list[str]) -> str:
 
 
 def world(seed: int) -> tuple[random.Random, list[str]]:
+    """Return the generator and the names of a seed."""
     rng = random.Random(seed)
     return rng, [name(rng) for _ in range(300_000)]
 
 
 def passages(count: int) -> Iterator[Passage]:
+    """Yield generated passages."""
     rng, names = world(0)
     for position in range(count):
         title = names[position % len(names)]
@@ -109,12 +113,14 @@ def passages(count: int) -> Iterator[Passage]:
 
 
 def questions(count: int) -> list[str]:
+    """Return questions about the passages."""
     _, names = world(0)
     rng = random.Random(1)
     return [fill(rng.choice(COMMON if place % 10 == 9 else QUESTIONS), rng, names) for place in range(count)]
 
 
 def measure_build(count: int, path: str) -> dict[str, float]:
+    """Measure the build of an index on disk."""
     # the time to make the passages, which is not the index's work
     making, making_cpu = stopwatch(lambda: sum(1 for _ in passages(count)))
     seconds, cpu = stopwatch(lambda: Bm25Index.build(passages(count), path))
@@ -123,11 +129,13 @@ def measure_build(count: int, path: str) -> dict[str, float]:
 
 
 def measure_search(count: int, path: str) -> dict[str, float]:
+    """Measure the search in an index on disk."""
     index = Bm25Index.open(path)
     return time_queries(lambda query: index(query, 5), questions(count))
 
 
 def measure_bm25s(count: int, queries: int) -> dict[str, float]:
+    """Measure build and search of bm25s."""
     import bm25s
 
     analyze, bare = Analyzer(), bm25s.BM25(method="lucene")
@@ -143,11 +151,13 @@ def measure_bm25s(count: int, queries: int) -> dict[str, float]:
 
 
 def measure_small(count: int, queries: int) -> dict[str, float]:
+    """Measure the search of a small index in memory."""
     index = Bm25Index.build(passages(count))
     return time_queries(lambda query: index(query, 5), questions(queries))
 
 
 def time_queries(ask: Callable[[str], object], queries: list[str]) -> dict[str, float]:
+    """Measure queries, one at a time."""
     for query in queries[:20]:
         ask(query)
     wall, cpu = np.array([stopwatch(lambda query=query: ask(query)) for query in queries]).T  # type: ignore[misc]
@@ -187,6 +197,7 @@ def alone(measure: Callable[..., dict[str, float]], *args: object) -> dict[str, 
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Read the arguments and measure."""
     parser = Parser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--passages", type=COUNT, default=1_000_000)
     parser.add_argument("--queries", type=COUNT, default=2000)

@@ -34,6 +34,7 @@ LOOPS_ON_SEVEN = "n = int(input())\nwhile n % 10 == 7: pass\nprint(n)"
 
 
 def tests_of(count: int) -> list[dict[str, str]]:
+    """Return tests of the small program."""
     return [
         {"input": f"{n} {n + 1} {n + 2}\n", "output": f"{(2 * n + 2) if n % 2 else n + 1}\n"}
         for n in range(count)
@@ -56,6 +57,7 @@ def sandboxed(level: Level, count: int) -> tuple[float, float]:
 
 
 def plain(count: int) -> tuple[float, float]:
+    """Return cases per second and processor seconds per case of `subprocess.run`."""
     before = _processor_time()
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(PROGRAM)
@@ -82,6 +84,7 @@ def _processor_time() -> float:
 
 
 def batch_with_loops(count: int, time_limit: float) -> dict[str, object]:
+    """Measure a batch in which a tenth of the programs never ends."""
     tests = [{"input": str(n), "output": str(n)} for n in range(count)]
     started = time.perf_counter()
     report = verify_code(LOOPS_ON_SEVEN, tests, time_limit=time_limit)
@@ -92,6 +95,7 @@ def batch_with_loops(count: int, time_limit: float) -> dict[str, object]:
 
 
 def main() -> None:
+    """Read the arguments and measure."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=COUNT, default=400)
     parser.add_argument("--batch", type=number(0), default=1000)

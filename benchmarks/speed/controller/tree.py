@@ -45,6 +45,7 @@ class Scribe:
     tokens: int = 0
 
     async def act(self, call: Call) -> Answer:
+        """Record a call, and reply."""
         answer: Answer = await self.policy.act(call)
         self.calls.append(call)
         self.tokens += answer.meta.tokens_out or 0
@@ -92,6 +93,7 @@ def timed(work: Coroutine[object, None, object]) -> tuple[float, float]:
 
 
 def main() -> None:
+    """Read the arguments and measure."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="mask-nq")
     parser.add_argument("--width", type=COUNT, default=8)

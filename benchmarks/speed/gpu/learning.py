@@ -282,7 +282,7 @@ def _mixture(bench: Stand, context: int) -> Row:
 
 
 def same_step(bench: Stand) -> Iterator[Row]:
-    """Take one PPO step of the embedded tiny team here and on the CPU, from the same samples, and compare."""
+    """Make one PPO step of the embedded tiny team on this device and on the CPU, from the same samples, and compare."""
     yield from bench.measure({"what": "tiny PPO step", "tolerance": TOLERANCE}, partial(_same_step, bench))
 
 
@@ -317,7 +317,7 @@ def _tiny_samples(model: Llama) -> list[Sample]:
 def _tiny_step(
     model: Llama, samples: Sequence[Sample], device: torch.device
 ) -> tuple[dict[str, float], list[Tensor]]:
-    """One step of a policy and its critic. -> the policy's metrics, and the weights of both."""
+    """Make one step of a policy and its critic. Return the policy's metrics, and the weights of both."""
     own = [copy.copy(sample) for sample in samples]
     learners = [
         Learner("team", Parameters(copy.deepcopy(model).to(device), critic=critic), Learning(lr=1e-4))
@@ -331,5 +331,5 @@ def _tiny_step(
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """Relative distance of two tensors."""
+    """Return the relative distance of two tensors."""
     return float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-6))

@@ -1,4 +1,4 @@
-"""Sizes that the kit measures, models of these sizes with random weights, and how a measurement is taken."""
+"""Sizes that the kit measures, models of these sizes with random weights, and the way of a measurement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, Qwen3Config
 
 Row = JsonObject
-"""One measurement: what was measured, its figures, or the error that ended it."""
+"""Measurement: its subject, and its figures or the error that ended it."""
 
 PUBLISHED: dict[str, JsonObject] = {
     "Qwen3-0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
@@ -41,7 +41,7 @@ MIXTURE = {
     "num_experts_per_tok": 8, "moe_intermediate_size": 768, "intermediate_size": 6144, "vocab_size": 151_936,
     "max_position_embeddings": 40_960, "tie_word_embeddings": False,
 }  # fmt: skip
-"""Qwen3-30B-A3B, whose 48 layers are alike."""
+"""Configuration of Qwen3-30B-A3B, whose 48 layers are equal."""
 SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 8, "vocab_size": 97, "max_position_embeddings": 512,
@@ -50,7 +50,7 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of everything. The defaults are the kit's on a GPU."""
+    """Sizes of all measurements. The defaults are those for a GPU."""
 
     shapes: dict[str, JsonObject] = field(
         default_factory=lambda: {n: COMMON | own for n, own in PUBLISHED.items()}
@@ -74,7 +74,7 @@ TINY = Sizes(
     mixture_layers=2,
     product=64,
 )
-"""Sizes at which the kit runs on a CPU in seconds, to test itself."""
+"""Sizes with which the kit runs on a CPU in seconds, for a test of the kit."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Stand:
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def measure(self, what: Row, work: Callable[[], Row]) -> Iterator[Row]:
-        """Yield the figures of `work` under what they are of; where it fails, its error; out of time, that."""
+        """Yield a row with the figures of `work`, or with its error, or with a note that there was no time."""
         if time.monotonic() > self.until:
             yield {**what, "skipped": "out of time"}
             return
@@ -99,7 +99,7 @@ class Stand:
             torch.cuda.reset_peak_memory_stats(self.device)
         try:
             figures = work()
-        except Exception as error:  # reported by name, and the rest goes on
+        except Exception as error:  # reported by name, and the others continue
             yield {**what, "error": f"{type(error).__name__}: {str(error).splitlines()[0]:.200}"}
         else:
             yield {**what, **figures, "peak GiB": round(self.peak(), 3)}
@@ -109,14 +109,14 @@ class Stand:
                 torch.cuda.empty_cache()
 
     def peak(self) -> float:
-        """Peak memory in GiB: on a GPU of this measurement, on a CPU of the process so far."""
+        """Return the peak memory in GiB: of this measurement on a GPU, of the whole process on a CPU."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) / 2**30
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
     def seconds(self, work: Callable[[], object], warm: int = 1, times: int = 2) -> float:
-        """Seconds of the fastest of some runs, after some that are not counted."""
+        """Return the seconds of the fastest run, after some runs as a warm-up."""
         for _ in range(warm):
             work()
         best = float("inf")
@@ -131,7 +131,7 @@ class Stand:
         return best
 
     def finish(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -161,7 +161,7 @@ class Stand:
 
 
 def samples_of(context: int, vocab: int) -> list[Sample]:
-    """Four replies of uneven length to one prompt; the longest fills the context."""
+    """Return four replies of different lengths to one prompt. The longest one fills the context."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(1, vocab, context * 3 // 4)
     lengths = [context // 4, context // 8, context // 16, context // 4]
@@ -180,5 +180,5 @@ def samples_of(context: int, vocab: int) -> list[Sample]:
 
 
 def n_tokens(samples: list[Sample]) -> int:
-    """Count prompt and reply of every sample, shared or not."""
+    """Return the number of tokens of all prompts and replies. A shared prompt counts for every sample."""
     return sum(len(sample.prompt) + sample.n_tokens for sample in samples)

@@ -94,7 +94,7 @@ def _generate(bench: Stand, shape: str, batch: int, cache: str) -> Row:
 
 
 def publish(bench: Stand, shape: str) -> Iterator[Row]:
-    """Measure how long new weights take from the learner's parameters into the engine, and until it speaks again."""
+    """Measure the time of new weights from the learner's parameters to the engine, and until it generates again."""
     yield from bench.measure({"what": "publish", "shape": shape}, partial(_publish, bench, shape))
 
 

@@ -1,14 +1,14 @@
-"""Speed of the engine, against transformers' own `model.generate` on the same requests.
+"""Speed of the engine, compared with transformers' own `model.generate` on the same requests.
 
     unitymas bench engine [--dtype bfloat16] [--batch 64] [--threads 1] [--repeat 3]
     unitymas bench engine --model smollm2 --requests 32 --vllm
 
-One Llama of 2.4M parameters with random weights, or a model by its name. `generate` gets the requests sorted by length, in batches padded on
-the left, and each batch as many new tokens as its longest reply wants; what it says beyond a row's own length does not
-count. `--vllm` (where it is installed) puts vLLM beside them, in this process. All sides run in turns, and the best of each counts. Processor time is printed beside wall time, because it
-holds better on a machine that others use too.
+The model is a Llama of 2.4M parameters with random weights, or the model of `--model`. `generate` gets the requests sorted by
+length, in batches padded on the left. A batch runs until its longest reply ends, and tokens beyond a row's own length do not
+count. `--vllm` adds vLLM, in this process. The sides alternate, and the best round of each counts. Processor time is printed
+beside wall-clock time, because a busy machine affects it less.
 
-    alike    prompts of 60-200 random tokens, 32 new ones each, nothing in common: the best case for `generate`
+    alike    different prompts of 60-200 random tokens, 32 new tokens each: the best case for `generate`
     uneven   the same prompts, 4 to 32 new tokens
     samples  an eighth of those prompts, 8 samples of each, 4 to 32 new tokens
     team     5 roles with a text of 60 tokens each, questions of 40-120 tokens, 2 samples, 4 to 32 new tokens
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 VOCAB = 2048
-Asked = list[tuple[list[int], int]]  # prompts, and how many new tokens each wants
+Asked = list[tuple[list[int], int]]  # prompts, and the number of new tokens for each
 
 
 def models(dtype: torch.dtype, name: str = "") -> tuple[Llama, PreTrainedModel]:
-    """Our decoder and transformers' model with the same weights: those of a model by its name, else random ones."""
+    """Return our decoder and transformers' model with the same weights: of the model of this name, or random ones."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     if name:
@@ -60,7 +60,7 @@ def models(dtype: torch.dtype, name: str = "") -> tuple[Llama, PreTrainedModel]:
 
 
 def requests(vocab: int = VOCAB, count: int = 256) -> dict[str, Asked]:
-    """The four kinds of work, as the module's text describes them, of about `count` requests each."""
+    """Return the four kinds of work of the module's docstring, with about `count` requests each."""
     rng = random.Random(0)
 
     def words(low: int, high: int) -> list[int]:
@@ -80,7 +80,7 @@ def requests(vocab: int = VOCAB, count: int = 256) -> dict[str, Asked]:
 
 
 def generate(model: PreTrainedModel, asked: Asked, batch: int) -> None:
-    """transformers: sorted by length, padded on the left, `batch` at a time."""
+    """Generate with transformers: sorted by length, padded on the left, `batch` requests at a time."""
     ordered = sorted(asked, key=lambda a: len(a[0]))
     for start in range(0, len(ordered), batch):
         part = ordered[start : start + batch]
@@ -94,7 +94,7 @@ def generate(model: PreTrainedModel, asked: Asked, batch: int) -> None:
 
 
 def serve(engine: Engine, model: PreTrainedModel, asked: Asked) -> None:
-    """The engine: everything submitted at once; no prefix is left from the time before."""
+    """Generate with the engine: all requests are submitted at once, with an empty prefix cache."""
     engine.publish(model, engine.version + 1)
     for i, (prompt, new) in enumerate(asked):
         engine.submit(prompt, SamplingParams(max_tokens=new, seed=i))
@@ -103,7 +103,7 @@ def serve(engine: Engine, model: PreTrainedModel, asked: Asked) -> None:
 
 
 def in_turns(works: Sequence[Callable[[], None]], times: int) -> list[tuple[float, float]]:
-    """The best seconds of each, by the clock and by the processor, taken in turns."""
+    """Run the works alternately. Return the best wall-clock and processor seconds of each."""
     best = [(float("inf"), float("inf"))] * len(works)
     for _ in range(times):
         for i, work in enumerate(works):
@@ -115,6 +115,7 @@ def in_turns(works: Sequence[Callable[[], None]], times: int) -> list[tuple[floa
 
 
 def main() -> None:
+    """Read the arguments and measure."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--batch", type=COUNT, default=64, help="generate's batch, and the engine's slots")

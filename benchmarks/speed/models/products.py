@@ -23,6 +23,7 @@ HEADS, KEYS, WIDTH = 6, 2, 32
 
 
 def milliseconds(work: Callable[[], object], times: int = 3) -> float:
+    """Return the processor milliseconds of the fastest run."""
     work()
     best = float("inf")
     for _ in range(3):
@@ -34,6 +35,7 @@ def milliseconds(work: Callable[[], object], times: int = 3) -> float:
 
 
 def products(dtype: torch.dtype) -> None:
+    """Measure a matrix product with 64 and with 4,096 rows."""
     for rows in (64, 4096):
         x, w = torch.randn(rows, 192, dtype=dtype), torch.randn(1024, 192, dtype=dtype)
         took = milliseconds(partial(F.linear, x, w))
@@ -111,6 +113,7 @@ def learning(dtype: torch.dtype) -> None:
 
 
 def main() -> None:
+    """Measure all products in both precisions."""
     torch.set_num_threads(1)
     for dtype in (torch.float32, torch.bfloat16):
         print(str(dtype).removeprefix("torch."))

@@ -41,6 +41,7 @@ def reference(path: Path) -> PreTrainedModel:
 
 @torch.inference_mode()
 def main() -> None:
+    """Read the arguments and measure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

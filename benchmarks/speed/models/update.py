@@ -55,6 +55,7 @@ def start_of(model: str, vocab: int) -> Llama:
 
 
 def llama_config(vocab: int) -> LlamaConfig:
+    """Return the configuration of the small model."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -87,6 +88,7 @@ def draw(vocab: int, n: int = 256, k: int = K) -> list[Sample]:
 
 
 def n_tokens(samples: list[Sample]) -> int:
+    """Return the number of tokens of all prompts and replies."""
     return sum(len(sample.prompt) + sample.n_tokens for sample in samples)
 
 
@@ -166,6 +168,7 @@ def _peak(side: str, vocab: int, n: int, result: Queue[float]) -> None:
 
 
 def memory(vocabularies: list[int], n: int) -> None:
+    """Print the peak memory of both sides for each vocabulary."""
     spawn = multiprocessing.get_context("spawn")
     print(
         "peak memory of two updates above the loaded process, MiB (float32; ours 4,096 laid tokens, TRL batches of 64)"
@@ -192,6 +195,7 @@ def crowded(threads: int, load: float, processors: int) -> str:
 
 
 def main() -> None:
+    """Read the arguments and measure."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=COUNT, default=3, help="timed optimizer steps of each TRL setting")
     parser.add_argument("--vocab", type=COUNT, default=2048)

@@ -50,6 +50,7 @@ class Turns(Workflow):
     roles = (Role("solver", reply=Raw()),)
 
     async def run(self, ep: Episode) -> Outcome:
+        """Play one episode."""
         for turn in range(ep.rng.randint(2, 4)):
             await ep.act("solver", f"turn {turn}")
         return Outcome(answer="")
