@@ -89,8 +89,10 @@ class Parser(argparse.ArgumentParser):
                 ]
         begun = [name for name in known if name.startswith(option) and len(option) > 2]
         near = nearest(option, begun or known, alike=0.0 if begun else 0.7, instead="")
-        hints = [near, self.hint]
-        return "; ".join([f"unknown option {word!r}", *filter(None, hints)])
+        told = f"unknown option {word!r}"
+        if not near:
+            return f"{told}; {self.hint}" if self.hint else told
+        return f"{told}; {near} {self.hint[:1].upper()}{self.hint[1:]}".rstrip()
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:
