@@ -116,7 +116,8 @@ def check_continues(
         about = marks[-1] / group / "group.json"
         held = checkpoint.read_json(about)["policies"] if about.exists() else []
         if sorted(held) != sorted(policies):
-            because = f"with {', '.join(changes)} " if changes else "by this config "
+            causes = ", ".join(c for c in changes if c.startswith(("policies.", "map.", "groups.")))
+            because = f"with {causes} " if causes else "by this config "
             raise ConfigError(
                 f"groups.{group}: its checkpoint holds {', '.join(held) or 'nothing'}, and {because}it would hold "
                 f"{', '.join(sorted(policies))}: a run that goes on keeps its policies and their critics; leave the change out, or "
