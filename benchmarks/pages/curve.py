@@ -68,12 +68,12 @@ INTRODUCTION = """\
 Every `unitymas train` command of the README and of this documentation, with what it gave. Written by `make docs` from
 `benchmarks/results/curves.json`. A test compares the pages with this list (`tests/docs/test_curves.py`).
 
-Each command was run as it stands here, one run with one seed. *Start* and *end* are the score on held-out tasks before the first
+Each command was run as it stands here, once, with seed 0 if it names no other. *Start* and *end* are the score on held-out tasks before the first
 step and after the last, greedily; *between* are the validations between them. The gain has a 95% interval over tasks. It does
 not hold the chance of another seed: seeds and controls are on the page of [the demo](demo.md). If no other model is named, the
 [embedded tiny model](tiny-model.md) is trained, on generated data of the [mini world](mini-world.md). Minutes are those of the
-steps by the clock, without validations, on two cores beside other work, so they are no measure of speed. `--watch` and `--dir`
-change nothing of a run and are left out. So are commands with `--dry-run`, which train nothing, and commands with a placeholder, such
+steps by the clock, without validations, on two cores beside other work (an AMD EPYC on 23 November 2026), so they are no measure
+of speed. `--watch` and `--dir` change nothing of a run and are left out. So are commands with `--dry-run`, which train nothing, and commands with a placeholder, such
 as `ID` or `PATH`, which show how something is written. What was not run on GPUs and clusters stands on the pages about them.
 
 ![Held-out score over the steps of each command](images/curves.png)
@@ -215,7 +215,7 @@ def _line(curve: Curve) -> str:
     cells = (
         f"`{curve['command'].removeprefix('unitymas train ')}`", curve["headline"], f"{scores[0]:.3f}",
         ", ".join(f"{score:.3f}" for score in scores[1:-1]), end, gain, str(curve["questions"]),
-        f"{curve['minutes']:.0f}", curve["date"], " ".join(notes),
+        f"{curve['minutes']:.1f}", curve["date"], " ".join(notes),
     )  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
