@@ -91,13 +91,13 @@ def gallery() -> str:
     lines = [
         "# Gallery",
         "",
-        "One episode of each kind of team. The environment's own expert plays it on the mini data.",
+        "One episode of each kind of team. The environment's scripted expert plays it on generated tasks. Each name links to a page with",
+        "the episode step by step.",
         "",
-        "Time goes down. Each role has a lane and a colour. A dot is a reply, and a square is the use of a tool. A line leads from a",
-        "reply to those who read it. The number at the right is the reward of a reply. Each name links to a page with the episode step",
-        "by step.",
+        "Time runs downwards. Each role has a lane and a colour. A dot is a reply, and a square is the use of a tool. A line connects a",
+        "reply with the replies that read it. The number on the right is the reward of the reply.",
         "",
-        "Written by `make docs`.",
+        "`make docs` writes this page.",
     ]
     for hall, starts in HALLS.items():
         lines += ["", f"## {hall}", "", '<div class="gallery" markdown="1">', ""]
@@ -122,10 +122,12 @@ def contents() -> str:
     rows = [
         "# Environments",
         "",
-        "All environments that come with the package. *Headline* is the metric by which an environment is ranked. Names are",
-        "`<workflow>-<data set>`. [The gallery](gallery.md) shows an episode of each kind. `unitymas list` prints this list.",
+        "All environments that come with the package. `unitymas list` prints this list, and `unitymas info ID` describes one of them.",
+        "[The gallery](gallery.md) shows an episode of each kind. *Headline* is the main metric of an environment, by which the",
+        "leaderboard ranks teams. An id is `<workflow>-<data set>`. Every environment can play generated tasks, so none needs a",
+        "download.",
         "",
-        "Written by `make docs` from the environments themselves.",
+        "`make docs` writes this page.",
         "",
     ]
     rows += ["| id | roles | headline | what the team does |", "|---|---|---|---|"]
@@ -152,6 +154,9 @@ def page(id: str) -> str:
             training(id),
             "",
             *prose(text),
+            f"`unitymas validate {id}` checks on generated tasks that the scripted expert scores 1, and that a bad player scores 0.",
+            "The tests run this for every environment.",
+            "",
             f"![{alt(first)}](../images/episodes/{first}.svg)",
             "",
             *([] if first == id else [f"The picture shows `{first}`: the same team with other data.", ""]),
@@ -161,7 +166,7 @@ def page(id: str) -> str:
             "",
             "## Roles, reply formats, rewards, data",
             "",
-            f"`unitymas info {id}` prints this. Each role is followed by a sample of what it reads.",
+            f"`unitymas info {id}` prints this. It ends with a sample of each role's prompt and reply.",
             "",
             f"```text\n{info_text(id)}\n```",
             "",

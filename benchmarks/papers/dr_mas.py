@@ -76,6 +76,10 @@ PAPER = Paper(
         "before clipping). `score` is the share of correct first calls after the last step, decoded greedily on all 24 tasks. "
         "`leader` and `worker` are the shares of the two roles. `spike` is the largest norm of a run divided by its median."
     ),
+    answer=(
+        "**Statistics per agent let the role with the small rewards learn.** Smaller and steadier gradients, which the paper also "
+        "claims, do not show here. The models are tiny random ones, so nothing here is about large models."
+    ),
     expected=(
         "As published: with one baseline for all agents the second moment of the gradient is inflated, so its norms are "
         "larger and spike, and training ends lower; per-agent statistics give smaller norms, fewer spikes and the better "
@@ -88,7 +92,7 @@ PAPER = Paper(
     conditions=CONDITIONS,
     claims=(
         Claim(says="agent-wise statistics end higher", better="agent", worse="global"),
-        Claim(says="it is the small-scale role that gains", better="agent", worse="global", metric="leader"),
+        Claim(says="the role with the small rewards gains", better="agent", worse="global", metric="leader"),
         Claim(
             says="smaller gradients on average", better="agent", worse="global", metric="norm_mean", less=True
         ),
@@ -97,7 +101,9 @@ PAPER = Paper(
         Claim(says="step-level beats global", better="step", worse="global"),
         Claim(says="counting trajectories once helps", better="agent-by-trajectory", worse="agent"),
         Claim(
-            says="agent-wise helps without the deviation too", better="agent-no-std", worse="global-no-std"
+            says="agent-wise statistics also help without the deviation",
+            better="agent-no-std",
+            worse="global-no-std",
         ),
     ),
     reading=(

@@ -127,6 +127,10 @@ PAPER = Paper(
         "`score` is the share of correct first calls after the last step. `area` is the mean of the held-out curve, and "
         "measures how fast a team learns."
     ),
+    answer=(
+        "**A fault that compares acts of different roles costs much.** Of the other three faults, these seeds show hardly any cost. "
+        "The models are tiny random ones, so nothing here is about large models."
+    ),
     expected=(
         "Each fault costs. Most: *reshaped* (what an act is compared with is chance) and *one-baseline* (the leader's pay of 0 "
         "or 1 drowns in the worker's ±10). *mixed-prompts* compares problems that differ in how many tries they allow, so it "

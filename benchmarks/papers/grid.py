@@ -72,6 +72,8 @@ class Paper:
     """Metric of the curves, and of claims that name no other."""
     columns: tuple[str, ...] = ()
     """Further figures of the table."""
+    answer: str = ""
+    """Main findings in one or two sentences, at the top of the page."""
     setting: str = ""
     """The task, the models and the sizes."""
     reading: str = ""
@@ -88,7 +90,8 @@ class Mean(NamedTuple):
     n: int
 
     def __str__(self) -> str:
-        return f"{self.value:.3f}" + ("" if self.half is None else f" ± {self.half:.3f}")
+        digits = 3 if abs(self.value) < 1000 else 0  # a count needs no decimals
+        return f"{self.value:.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
 
 
 def mean_of(values: Sequence[float]) -> Mean:
@@ -202,7 +205,8 @@ def page(paper: Paper, cells: Mapping[str, Figures]) -> str:
     seeds = sorted({int(name.rpartition("/")[2]) for name in cells})
     lines = [
         f"# {paper.title}\n",
-        f"This page tests claims of {paper.source}. The command below writes it from `benchmarks/papers/results/{paper.name}.json`.\n",
+        f"This page tests claims of {paper.source}. {paper.answer}\n",
+        f"The command below runs the grid, and writes this page from `benchmarks/papers/results/{paper.name}.json`:\n",
         f"    python -m unitymas.benchmarks.papers.{paper.name} --seeds {' '.join(map(str, seeds)) or '0 1 2'}\n",
         f"## Setting\n\n{paper.setting}\n",
         f"## Expected, written before the first run\n\n{paper.expected}\n",

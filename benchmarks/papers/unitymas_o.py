@@ -87,6 +87,10 @@ PAPER = Paper(
         "of the paper's: all environments have the published rewards, M-ASK also has the outcome alone, and only question "
         "answering has several models."
     ),
+    answer=(
+        "**Training improves the question-answering teams, and does not improve code and math.** One shared model and one model per "
+        "role end at about the same score. All this is with the embedded tiny model."
+    ),
     expected=(
         "As published: training lifts every workflow; separate models end about as high as a shared one, not far above "
         "(a shared one sees all roles' samples, and learns faster at equal steps); the published rewards by role and turn "
