@@ -43,10 +43,10 @@ SECTIONS: tuple[tuple[str, str, type], ...] = (
 INTRODUCTION = """\
 # Settings of a run
 
-Every key of the config of `unitymas train`. Written by `make docs` from the dataclasses that read it.
+This page lists every key of the config of `unitymas train`. `make docs` writes it from the dataclasses that read the config.
 
-A key is given on the command line (`steps=40`, `policies.team.learning.lr=1e-5`) or in a YAML file (`--config FILE`). `NAME` is a policy
-or a group of yours. `*` in its place means all of them: `'groups.*.model=tiny'`. Presets change defaults ([presets](presets.md)).
+Set a key on the command line (`steps=40`, `policies.team.learning.lr=1e-5`) or in a YAML file (`--config FILE`). Replace `NAME` by the
+name of a policy or a group, or by `*` for all of them: `'groups.*.model=tiny'`. Presets change defaults ([presets](presets.md)).
 `unitymas train ID --dry-run` prints the values that a run would have.
 """
 WORDS: Mapping[object, str] = {str: "text", bool: "true or false"}
