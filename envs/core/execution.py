@@ -46,17 +46,16 @@ class Execution(Rounds):
         """
         if node.state != PENDING or type(node) is not Act:
             raise WorkflowError(f"node {node.id} waits for no reply")
+        plain = True
+        if meta is not None and meta is not NOTHING_KNOWN:
+            known = node.meta = ReplyMeta.of(meta)
+            self.tokens += known.tokens_used
+            plain = known.thinking is None and known.cut is None
         read = node.read
-        if (
-            meta is None
-            and reply is None
-            and read
-            and len(text) <= MAX_REPLY
-            and "think>" not in text.lower()
-        ):
+        if plain and reply is None and read and len(text) <= MAX_REPLY and "think>" not in text.lower():
             reply = read(text, node.id)
         else:
-            reply = self._examined(node, text, meta, reply)
+            reply = self._examined(node, text, reply)
         node.reply = reply
         if self._only is None:
             self._settle(node)
@@ -65,13 +64,8 @@ class Execution(Rounds):
             self._advance()
         return reply
 
-    def _examined(
-        self, node: Node, text: str, meta: ReplyMeta | Mapping[str, object] | None, reply: Reply | None
-    ) -> Reply:
-        """Read a reply with the slow path: something is known of it, or the format of its role does not decide alone."""
-        if meta is not None and meta is not NOTHING_KNOWN:
-            node.meta = ReplyMeta.of(meta)
-            self.tokens += node.meta.tokens_used
+    def _examined(self, node: Node, text: str, reply: Reply | None) -> Reply:
+        """Read a reply with the slow path: the format of its role does not decide alone."""
         if len(text) > MAX_REPLY:
             node.meta = replace(node.meta, cut=len(text))
         return self.read(node, text, node.meta) if reply is None else reply
