@@ -115,7 +115,7 @@ def test_the_one_at_a_time_face_ends_the_episode_and_pays(env):
 
 def test_training_keeps_the_outcome_and_tries_the_rest_again(env):
     from unitymas.agents.team import Team
-    from unitymas.trainers.controller.collect import Collector
+    from unitymas.trainers.controller.collect import Collector, Draws
     from unitymas.trainers.controller.step import collected
 
     arena = env().arena
@@ -128,7 +128,7 @@ def test_training_keeps_the_outcome_and_tries_the_rest_again(env):
 
         team = Team({"*": writer}).bind(arena.roles)
         collector = Collector(arena, team, {}, {}, trained=set(), concurrency=1, retries=2)
-        harvest = asyncio.run(collector.collect(["1"], 1, 0, "0"))
+        harvest = asyncio.run(collector.collect(["1"], Draws(1, 0, "0")))
         assert (len(harvest.traces), sum(harvest.failures.values())) == (kept, 0 if kept else 3)
         assert tries.count("writer") == asked
         if kept:

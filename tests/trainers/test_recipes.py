@@ -18,6 +18,7 @@ from unitymas.envs.core.ledger import Credit
 from unitymas.envs.registry import unregister
 from unitymas.trainers.config.resolve import resolve
 from unitymas.trainers.config.schema import ConfigError
+from unitymas.trainers.controller.collect import Draws
 from unitymas.trainers.controller.counterfactual import Counterfactual, question
 from unitymas.trainers.controller.run import Run
 from unitymas.trainers.controller.statistics.decisions import decisions_of
@@ -222,7 +223,7 @@ def test_a_scripted_seat_may_cross_too(tiny_llama, tmp_path):
             {"pioneer": MixedSeat(opens, [mixed], 0.5), "observer": MixedSeat(mixed, [opens], 0.5)},
             run.collector.team.names,
         )
-        again = await run.collector.collect(["t0", "t1"], 4, 0, "again")
+        again = await run.collector.collect(["t0", "t1"], Draws(4, 0, "again"))
         return harvest, again
 
     try:

@@ -21,7 +21,7 @@ from unitymas.envs.core.tasks import DataSet
 from unitymas.envs.core.workflow import WorkflowError
 from unitymas.envs.tools.tool import Tool
 from unitymas.trainers.algorithms import Tree, make_algorithm
-from unitymas.trainers.controller.collect import Collector
+from unitymas.trainers.controller.collect import Collector, Draws
 from unitymas.trainers.controller.statistics.comparison import partition
 from unitymas.trainers.controller.statistics.credit import apply_credit, credit_from_config
 from unitymas.trainers.controller.statistics.table import Table
@@ -317,7 +317,7 @@ def test_the_collector_seals_trees():
     collector = Collector(
         where, team(where, Speaker()), {"main": group}, {"team": "main"}, trained={"team"}, concurrency=4
     )
-    harvest = asyncio.run(collector.collect(["t0", "t1"], 2, 0, "s", tree=Tree(3)))
+    harvest = asyncio.run(collector.collect(["t0", "t1"], Draws(2, 0, "s"), tree=Tree(3)))
     assert len(harvest.traces) == 4 == len(group.sealed)
     assert sum(map(len, group.sealed.values())) == len(harvest.decisions)
     table = Table(harvest.decisions)

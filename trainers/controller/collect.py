@@ -15,6 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
 
 from ...agents.answers import Answer, DecisionId
 from ...agents.basics.failures import Boundary, Ended, is_transient
@@ -65,6 +67,40 @@ def seated(
     """
     seats = {name: seat(name) for name in dict.fromkeys(players.values()) if name in policies}
     return BoundTeam({agent: seats.get(name) or guest(name) for agent, name in players.items()}, players)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Settings of a collection that its tasks share: which samples are played, and what becomes of them."""
+
+    k: int
+    """Number of samples (or trees) of each task."""
+    seed: int
+    """Seed of the run."""
+    label: str
+    """Label of the collection. The names and the seeds of its episodes depend on it."""
+    keep: bool = True
+    """Flag: the episodes are sealed for training. Otherwise only their scores count."""
+    first: int = 0
+    """Number of the first task under the label."""
+    attempts: Mapping[int, int] | None = None
+    """Samples that are played, each from this attempt on. None: all `k`, from the first attempt on."""
+    thin: bool = False
+    """Flag: prompts and tool results of the traces are not needed, and other controllers may leave them out."""
+
+    @cached_property
+    def samples(self) -> Mapping[int, int]:
+        """First attempt of each sample that is played."""
+        return dict.fromkeys(range(self.k), 0) if self.attempts is None else self.attempts
+
+
+Growth: TypeAlias = tuple[Tree, Judge | None, Worth | None]
+"""Tree of each sample, with what values its acts."""
+
+
+def sampled_tokens(trace: Trace) -> int:
+    """Return the number of tokens that policies sampled in an episode."""
+    return sum(node.meta.tokens_out or 0 for node in trace.acts())
 
 
 @dataclass(slots=True)
@@ -203,69 +239,63 @@ class Collector:
     async def collect(
         self,
         tasks: list[str],
-        k: int,
-        seed: int,
-        label: str,
+        draw: Draws,
         on_trace: Callable[[Trace], None] | None = None,
-        keep: bool = True,
         tree: Tree | None = None,
         judge: Judge | None = None,
         worth: Worth | None = None,
-        first: int = 0,
-        attempts: Mapping[int, int] | None = None,
-        thin: bool = False,
     ) -> Harvest:
-        """Play `k` episodes (or trees) of each task. With `keep=False` only the scores count, and nothing is sealed.
-
-        `first` is the number of the first task under its label. `attempts` plays only these samples, each from that
-        attempt on. `thin`: prompts and tool results of the traces are not needed, and controllers in other processes
-        may leave them out.
-        """
+        """Play the episodes (or trees) of each task, and seal those that are kept."""
         harvest = Harvest()
         began = time.perf_counter()
-        samples = range(k) if attempts is None else attempts
-        jobs = [(self.arena.task(t), s, i) for i, t in enumerate(tasks, first) for s in samples]
-        harvest.drawn[self.arena.env_id] = len(tasks) * k
-        grow = None if tree is None else (tree, judge, worth)
-        self.progress.begin("playing" if keep else "validating", len(jobs))
+        harvest.drawn[self.arena.env_id] = len(tasks) * draw.k
+        self.progress.begin("playing" if draw.keep else "validating", len(tasks) * len(draw.samples))
+        await self._play(tasks, draw, harvest, on_trace, None if tree is None else (tree, judge, worth))
+        harvest.seconds = time.perf_counter() - began
+        return harvest
+
+    async def _play(
+        self,
+        tasks: list[str],
+        draw: Draws,
+        harvest: Harvest,
+        on_trace: Callable[[Trace], None] | None,
+        grow: Growth | None,
+    ) -> None:
+        """Play all episodes, and add them to the harvest in the order of tasks and samples, not of arrival."""
+        jobs = [(self.arena.task(t), s, i) for i, t in enumerate(tasks, draw.first) for s in draw.samples]
 
         async def counted(job: tuple[Task, int, int]) -> tuple[str, Trace | None, list[Decision]]:
-            begun = 0 if attempts is None else attempts[job[1]]
-            name, trace, rows = await self._episode(job, seed, label, harvest, on_trace, grow, begun)
-            if keep and trace is not None:
+            name, trace, rows = await self._episode(job, draw, harvest, on_trace, grow)
+            if draw.keep and trace is not None:
                 # while other episodes are played, and without taking a place among them
                 await self._seal(name, rows)
-            self.progress.ended(sum(n.meta.tokens_out or 0 for n in trace.acts()) if trace else 0)
+            self.progress.ended(0 if trace is None else sampled_tokens(trace))
             return name, trace, rows
 
         async with self.team:
             played = await side_by_side(counted(job) for job in jobs)
-        # in the order of tasks and samples, not of arrival
         for (_, _, index), (name, trace, rows) in zip(jobs, played, strict=True):
             if trace is None:
                 continue
-            harvest.take(name, trace, f"{label}:{index}")
-            if keep:
+            harvest.take(name, trace, f"{draw.label}:{index}")
+            if draw.keep:
                 harvest.decisions += rows
-        harvest.seconds = time.perf_counter() - began
-        return harvest
 
     async def _episode(
         self,
         job: tuple[Task, int, int],
-        seed: int,
-        label: str,
+        draw: Draws,
         harvest: Harvest,
         on_trace: Callable[[Trace], None] | None,
-        grow: tuple[Tree, Judge | None, Worth | None] | None,
-        begun: int = 0,
+        grow: Growth | None,
     ) -> tuple[str, Trace | None, list[Decision]]:
         task, sample, index = job
         name = ""
         async with self._gate:
-            for attempt in range(begun, self.retries + 1):
-                name = f"{label}:{index}.{sample}" + (f"~{attempt}" if attempt else "")
-                chance = derive(seed, label, index, task.id, sample)
+            for attempt in range(draw.samples[sample], self.retries + 1):
+                name = f"{draw.label}:{index}.{sample}" + (f"~{attempt}" if attempt else "")
+                chance = derive(draw.seed, draw.label, index, task.id, sample)
                 if grow is None:
                     execution = self.arena.start(task, chance)
                     with self.watchdog.episode(name, execution):

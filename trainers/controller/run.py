@@ -36,7 +36,7 @@ from ..group.contract import Group
 from ..recipes import make_recipe
 from . import checkpoint
 from .all_groups import HostedGroups
-from .collect import Collector, Cursor, seated
+from .collect import Collector, Cursor, Draws, seated
 from .interrupt import Interrupts
 from .overlap.fitting import check_overlap
 from .overlap.replay import Recording, Replay
@@ -263,7 +263,7 @@ class Run:
         """
         settings = self.config.eval
         ids = list(self.validation.task_ids)[: settings.tasks]
-        harvest = await self.evaluator.collect(ids, settings.k, self.config.seed, "eval", keep=False)
+        harvest = await self.evaluator.collect(ids, Draws(settings.k, self.config.seed, "eval", keep=False))
         figures = harvest.means() | {"failed": 1.0 - len(harvest.traces) / harvest.drawn.total()}
         write(harvest.traces, self.dir / "traces" / f"validation-{self.step:06d}.jsonl.zst")
         return figures

@@ -18,7 +18,7 @@ from ...envs.core.branch import STATELESS
 from ...rewards.monitors import measure
 from ..algorithms.algorithm import Plan
 from . import checkpoint
-from .collect import Collector, Cursor, Harvest, minibatches_of, too_old
+from .collect import Collector, Cursor, Draws, Harvest, minibatches_of, sampled_tokens, too_old
 from .statistics.comparison import starved
 from .statistics.credit import late_rewards, unearned
 from .statistics.decisions import shuffled_credits
@@ -111,10 +111,10 @@ class Default:
         for attempt in range(plan.resample + 1):
             label = f"{run.step}{place}" if attempt == 0 else f"{run.step}{place}r{attempt}"
             with run.hosts.idle.waiting():
+                draw = Draws(plan.k, run.config.seed, label, thin=not run.plan.reads_prompts(run.step))
                 more = await collector.collect(
-                    cursor.take(missing), plan.k, run.config.seed, label, run.on_trace,
+                    cursor.take(missing), draw, run.on_trace,
                     tree=plan.tree, judge=run.hosts.foresee, worth=run.plan.worth if run.plan.credits else None,
-                    thin=not run.plan.reads_prompts(run.step),
                 )  # fmt: skip
             self.prepared(run, more)
             for name in harvest.add(more, self.useful(run, more) if plan.resample else None):
@@ -252,14 +252,13 @@ def collected(harvest: Harvest) -> Metrics:
         "time/collect": harvest.seconds,
     }
     sums: dict[str, list[float]] = defaultdict(list)
-    tokens = 0
     for trace in traces:
         sums["truncated"].append(float(str(trace.ended) == "truncated"))
         sums["tool_misused"].append(float(trace.ended == "terminal" and trace.error is not None))
-        tokens += sum(n.meta.tokens_out or 0 for n in trace.acts())
     figures |= {name: math.fsum(values) / len(values) for name, values in sums.items()}
     figures |= {f"train/{name}": value for name, value in harvest.means().items()}
     figures |= measure(traces)  # acts, and other figures that the monitors watch
+    tokens = sum(map(sampled_tokens, traces))
     figures["tokens_out"] = float(tokens)
     figures["time/rollout_tokens_per_second"] = tokens / harvest.seconds if harvest.seconds else 0.0
     return figures

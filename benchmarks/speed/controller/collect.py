@@ -32,7 +32,7 @@ from ....envs.core.arena import Arena
 from ....envs.core.trace import Trace
 from ....envs.registry import make_arena
 from ....trainers.config.group_settings import GroupSpec, Learning, PolicySpec, Sampling
-from ....trainers.controller.collect import Collector, Cursor, Seat
+from ....trainers.controller.collect import Collector, Cursor, Draws, Seat
 from ....trainers.group.contract import Group
 from ....trainers.group.model_group import ModelGroup
 from ....trainers.group.sample_store import SampleStore
@@ -119,7 +119,7 @@ async def play(arena: Arena, group: ModelGroup, tasks: list[str], k: int) -> tup
         arena, team, {"main": group}, {"team": "main"}, trained={"team"}, concurrency=1 << 20
     )
     try:
-        harvest = await collector.collect(tasks, k, 0, "bench", seat.over)
+        harvest = await collector.collect(tasks, Draws(k, 0, "bench"), seat.over)
     finally:
         engine.submit = submit  # type: ignore[method-assign]
     if harvest.failures:

@@ -30,7 +30,7 @@ from ....envs.core.arena import Arena
 from ....envs.core.tasks import DataSet, fingerprint
 from ....envs.core.workflow import Episode, Outcome, Workflow
 from ....trainers.config.schema import RunConfig
-from ....trainers.controller.collect import Collector, Cursor, Seat
+from ....trainers.controller.collect import Collector, Cursor, Draws, Seat
 from ....trainers.controller.overlap.stream import Stream
 from ....trainers.controller.reporting.idle import Idle
 from ....trainers.controller.stage import Stage
@@ -234,7 +234,9 @@ async def played(args: argparse.Namespace, overlap: Mode, rollout: int, train: i
         if stream is not None:
             harvest = await stream.batch()
         else:
-            harvest = await collector.collect(run.cursor.take(args.tasks), args.k, config.seed, str(step))
+            harvest = await collector.collect(
+                run.cursor.take(args.tasks), Draws(args.k, config.seed, str(step))
+            )
         waited += loop.time() - began
         stale += harvest.stale
         ages += [step - row.version for row in harvest.decisions]

@@ -34,7 +34,7 @@ from ....envs.core.arena import Arena
 from ....envs.registry import make_arena
 from ....trainers.config.group_settings import GroupSpec, PolicySpec
 from ....trainers.config.schema import RayConfig, RunConfig
-from ....trainers.controller.collect import Collector, Cursor, Harvest
+from ....trainers.controller.collect import Collector, Cursor, Draws, Harvest
 from ....trainers.controller.reporting.idle import Idle
 from ....trainers.controller.reporting.progress import Progress
 from ....trainers.controller.reporting.watchdog import Watchdog
@@ -127,7 +127,7 @@ async def regime(
     if shards is not None:
         collector = shards.over(collector)
     tasks = Cursor(list(arena.task_ids), 0).take(episodes // 8)
-    harvest = await collector.collect(tasks, 8, flight, f"f{flight}", thin=True)
+    harvest = await collector.collect(tasks, Draws(8, flight, f"f{flight}", thin=True))
     sealed = time.perf_counter() - window.last_reply
     if harvest.failures:
         raise RuntimeError(f"episodes failed: {dict(harvest.failures)}")

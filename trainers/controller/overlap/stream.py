@@ -28,7 +28,7 @@ from ....agents.team import BoundTeam
 from ....envs.core.trace import Trace
 from ...config.reader import leaves, to_dict, written
 from ..checkpoint import Saved
-from ..collect import Harvest, too_old
+from ..collect import Draws, Harvest, sampled_tokens, too_old
 from ..reporting.progress import Progress, Speed
 from ..statistics.table import Decision
 from .log import NAME, Log, LogMark
@@ -83,17 +83,16 @@ class Stream:
         self.log.write("arrive", draw=number, **record_of(harvest, number, self.size))
         self.arrived[number] = harvest
         for trace in harvest.traces:
-            self.progress.ended(sum(n.meta.tokens_out or 0 for n in trace.acts()))
+            self.progress.ended(sampled_tokens(trace))
         del self.flying[number]
 
     async def play(self, number: int, task: str, attempts: Mapping[int, int] | None = None) -> Harvest:
-        """Play a draw, and seal it. `attempts` is explained at `Collector.collect`."""
+        """Play a draw, and seal it. `attempts` is explained at `Draws`."""
         config, (label, index) = self.run.config, divmod(number, self.size)
+        draw = Draws(config.k, config.seed, str(label), first=index, attempts=attempts)
         with self.speed.running():
-            harvest = await self.run.collector.collect(
-                [task], config.k, config.seed, str(label), self.run.on_trace, first=index, attempts=attempts
-            )
-        self.speed.tokens += sum(n.meta.tokens_out or 0 for trace in harvest.traces for n in trace.acts())
+            harvest = await self.run.collector.collect([task], draw, self.run.on_trace)
+        self.speed.tokens += sum(map(sampled_tokens, harvest.traces))
         return harvest
 
     async def batch(self) -> Harvest:

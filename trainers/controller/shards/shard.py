@@ -19,7 +19,7 @@ from ....own import load
 from ...config.plan import guests
 from ...config.schema import RunConfig
 from ...group.contract import Group
-from ..collect import Collector, Harvest, Seat, seated
+from ..collect import Collector, Draws, Harvest, Seat, seated
 from ..counterfactual import Counterfactual
 from ..reporting.watchdog import Watchdog
 
@@ -34,21 +34,6 @@ class Seating:
     temperature: float | None
     trained: tuple[str, ...]
     counterfactual: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TaskDraw:
-    """Draw of a task, with all its samples."""
-
-    task: str
-    number: int
-    """Number of the draw under its label."""
-    k: int
-    seed: int
-    label: str
-    keep: bool
-    thin: bool
-    attempts: Mapping[int, int] | None
 
 
 class Shard:
@@ -82,11 +67,9 @@ class Shard:
         else:
             self.arenas[number] = arena
 
-    async def play(self, seating: Seating, draw: TaskDraw) -> Harvest:
-        """Play the samples of a draw, and seal them."""
-        harvest = await self.collector(seating).collect(
-            [draw.task], draw.k, draw.seed, draw.label, keep=draw.keep, first=draw.number, attempts=draw.attempts
-        )  # fmt: skip
+    async def play(self, seating: Seating, task: str, draw: Draws) -> Harvest:
+        """Play the samples of a task, and seal them."""
+        harvest = await self.collector(seating).collect([task], draw)
         if draw.thin:
             for trace in harvest.traces:
                 slim(trace)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,18 +22,16 @@ from ....agents.team import BoundTeam
 from ....envs.core.arena import Arena
 from ....envs.core.drivers import side_by_side
 from ....envs.core.trace import Trace
-from ...algorithms.algorithm import Tree
 from ...config.plan import RunPlan
 from ...config.schema import ConfigError, EnvConfig
 from ...group.actor import ActorCaller, GroupActor, RayGroup
 from ...group.cluster import CALLS_AT_ONCE
 from ...group.contract import Group
-from ..collect import Collector, Harvest, Seat
+from ..collect import Collector, Draws, Growth, Harvest, Seat, sampled_tokens
 from ..reporting.idle import Idle
 from ..reporting.watchdog import Watchdog
-from ..tree import Judge, Worth
 from .crossing import packed
-from .shard import Seating, Shard, TaskDraw
+from .shard import Seating, Shard
 
 
 class ShardFace(Protocol):
@@ -44,8 +41,8 @@ class ShardFace(Protocol):
         """Add an environment."""
         ...
 
-    async def play(self, seating: Seating, draw: TaskDraw) -> Harvest:
-        """Play the samples of a draw, and seal them."""
+    async def play(self, seating: Seating, task: str, draw: Draws) -> Harvest:
+        """Play the samples of a task, and seal them."""
         ...
 
 
@@ -83,9 +80,9 @@ class DistantShard(ActorCaller):
         """Send an environment to the actor."""
         await self._ask("open", number, packed(arena))
 
-    async def play(self, seating: Seating, draw: TaskDraw) -> Harvest:
-        """Play a draw in the actor."""
-        harvest: Harvest = await self._ask("play", seating, draw)
+    async def play(self, seating: Seating, task: str, draw: Draws) -> Harvest:
+        """Play the samples of a task in the actor."""
+        harvest: Harvest = await self._ask("play", seating, task, draw)
         return harvest
 
 
@@ -118,13 +115,13 @@ class Shards:
             return position * len(self.members) // count
         return min(self.open_draws, key=lambda number: (self.open_draws[number], number))
 
-    async def play(self, number: int, seating: Seating, draw: TaskDraw) -> Harvest:
-        """Let a shard play a draw."""
+    async def play(self, number: int, seating: Seating, task: str, draw: Draws) -> Harvest:
+        """Let a shard play the samples of a task."""
         self.open_draws[number] += 1
         try:
-            name = f"{draw.label}:{draw.number}"
+            name = f"{draw.label}:{draw.first}"
             with self.idle.call(), self.watchdog.call(f"controller {number}", "play", (name,)):
-                return await self.members[number].play(seating, draw)
+                return await self.members[number].play(seating, task, draw)
         finally:
             self.open_draws[number] -= 1
 
@@ -145,35 +142,25 @@ class ShardedCollector(Collector):
         )  # fmt: skip
         self.shards = shards
 
-    async def collect(
+    async def _play(
         self,
         tasks: list[str],
-        k: int,
-        seed: int,
-        label: str,
-        on_trace: Callable[[Trace], None] | None = None,
-        keep: bool = True,
-        tree: Tree | None = None,
-        judge: Judge | None = None,
-        worth: Worth | None = None,
-        first: int = 0,
-        attempts: Mapping[int, int] | None = None,
-        thin: bool = False,
-    ) -> Harvest:
-        """Collect the same episodes, in the same order, as one controller does."""
-        if tree is not None:
+        draw: Draws,
+        harvest: Harvest,
+        on_trace: Callable[[Trace], None] | None,
+        grow: Growth | None,
+    ) -> None:
+        """Play the same episodes as one controller does, and add them in the same order."""
+        if grow is not None:
             raise ConfigError("controllers: trees are grown by one controller; set controllers=1")
-        began = time.perf_counter()
-        harvest, seating = Harvest(), seating_of(self, await self.shards.number_of(self.arena))
-        harvest.drawn[self.arena.env_id] = len(tasks) * k
-        self.progress.begin("playing" if keep else "validating", len(tasks) * len(attempts or range(k)))
-        thin = thin and keep and on_trace is None
+        seating = seating_of(self, await self.shards.number_of(self.arena))
+        thin = draw.thin and draw.keep and on_trace is None
 
         async def played(position: int, task: str) -> Harvest:
-            draw = TaskDraw(task, first + position, k, seed, label, keep, thin, attempts)
-            part = await self.shards.play(self.shards.place(position, len(tasks)), seating, draw)
+            own = replace(draw, first=draw.first + position, thin=thin)
+            part = await self.shards.play(self.shards.place(position, len(tasks)), seating, task, own)
             for trace in part.traces:
-                self.progress.ended(sum(n.meta.tokens_out or 0 for n in trace.acts()))
+                self.progress.ended(sampled_tokens(trace))
                 if on_trace is not None:
                     on_trace(trace)
             return part
@@ -184,8 +171,6 @@ class ShardedCollector(Collector):
                 harvest.take(name, trace, part.draws[name])
             harvest.decisions += part.decisions
             harvest.failures += part.failures
-        harvest.seconds = time.perf_counter() - began
-        return harvest
 
 
 def seating_of(collector: Collector, arena: int) -> Seating:
