@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..agents.model.decoder import Decoder
-    from .group.batch import Batch
+    from .group.learning.batch import Batch
     from .group.sample_store import Sample
 
 
@@ -108,7 +108,7 @@ class Imitation(Algorithm):
 
     def loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
         """Return the negative log-likelihood of a reply token."""
-        from .group.losses import aggregate
+        from .group.learning.losses import aggregate
 
         return aggregate(-batch.logp, batch, "token-mean", denominators), {}
 
@@ -159,8 +159,8 @@ def fine_tune(
 
     from ..agents.basics import machine
     from .config.group_settings import Learning, faster_precision
-    from .group.parameters import Parameters
-    from .group.update import Learner
+    from .group.learning.parameters import Parameters
+    from .group.learning.update import Learner
 
     torch.manual_seed(how.seed)
     steps = max(1, math.ceil((how.draws or how.epochs * len(samples)) / how.batch))

@@ -171,9 +171,9 @@ def school(
 ) -> None:
     """Train a micro model in place to imitate the replies of these lessons: the policy gradient with advantage 1."""
     from ...agents.model.weights import load_model, load_tokenizer, save_model
-    from ...trainers.group.parameters import Parameters
+    from ...trainers.group.learning.parameters import Parameters
+    from ...trainers.group.learning.update import Learner
     from ...trainers.group.sample_store import Sample
-    from ...trainers.group.update import Learner
 
     network, tokenizer = load_model(model), load_tokenizer(model)
     chat = Chat(tokenizer)

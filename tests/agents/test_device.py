@@ -19,8 +19,8 @@ from unitymas.agents.engines.sampling import Draw, SamplingParams
 from unitymas.agents.engines.torch import torch_engine as engines
 from unitymas.agents.engines.torch.torch_engine import Engine
 from unitymas.agents.model.weights import from_config
-from unitymas.trainers.group.packing import lay
-from unitymas.trainers.group.parameters import Parameters
+from unitymas.trainers.group.learning.packing import lay
+from unitymas.trainers.group.learning.parameters import Parameters
 from unitymas.trainers.group.sample_store import Sample
 
 AWAY = torch.device("meta")

@@ -12,7 +12,7 @@ import torch
 from unitymas.trainers.algorithms import list_algorithms, make_algorithm
 from unitymas.trainers.controller.statistics.gae import local_advantages, summarise, token_advantages
 from unitymas.trainers.controller.statistics.table import Decision, Table
-from unitymas.trainers.group.batch import Batch, Thin, tokens_per_unit
+from unitymas.trainers.group.learning.batch import Batch, Thin, tokens_per_unit
 
 AGENTS, TURNS, TOKENS = ("planner", "worker"), 2, 2
 RIGHT = torch.tensor([[1, 0], [0, 1]])  # the bits that each agent should write

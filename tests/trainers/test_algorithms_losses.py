@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unitymas.trainers.algorithms import PolicyGradient, list_algorithms, make_algorithm
-from unitymas.trainers.group.batch import Batch, Thin, tokens_per_unit
+from unitymas.trainers.group.learning.batch import Batch, Thin, tokens_per_unit
 
 UNHURRIED = settings(deadline=None, max_examples=12)
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=6)

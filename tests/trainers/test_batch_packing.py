@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unitymas.trainers.group.batch import Thin, count, tokens_per_unit
-from unitymas.trainers.group.packing import lay, micro_batches, tokens
+from unitymas.trainers.group.learning.batch import Thin, count, tokens_per_unit
+from unitymas.trainers.group.learning.packing import lay, micro_batches, tokens
 from unitymas.trainers.group.sample_store import Sample
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=30)

@@ -22,10 +22,10 @@ from unitymas.trainers.config.schema import ConfigError
 from unitymas.trainers.controller.run import Run
 from unitymas.trainers.controller.statistics import gae
 from unitymas.trainers.controller.statistics.table import Decision, Table, ValueSummary
-from unitymas.trainers.group.parameters import Parameters
+from unitymas.trainers.group.learning.parameters import Parameters
+from unitymas.trainers.group.learning.targets import Discount, summaries
+from unitymas.trainers.group.learning.update import Learner
 from unitymas.trainers.group.sample_store import Sample
-from unitymas.trainers.group.targets import Discount, summaries
-from unitymas.trainers.group.update import Learner
 
 GOOD, BAD, CUT = range(3)
 ENDINGS = {GOOD: ("terminal", 1.0), BAD: ("terminal", 0.0), CUT: ("truncated", 0.0)}

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unitymas.trainers.group import losses
-from unitymas.trainers.group.batch import Batch, Thin, count, tokens_per_unit
+from unitymas.trainers.group.learning import losses
+from unitymas.trainers.group.learning.batch import Batch, Thin, count, tokens_per_unit
 
 TOLERANCE = 1e-6
 

@@ -26,14 +26,14 @@ from unitymas.trainers.config.group_settings import (
     sharded,
 )
 from unitymas.trainers.controller.statistics.table import Signal
-from unitymas.trainers.group.dealing import deal
+from unitymas.trainers.group.learning.dealing import deal
+from unitymas.trainers.group.learning.packing import micro_batches
+from unitymas.trainers.group.learning.update import UpdateError
 from unitymas.trainers.group.model_group import ModelGroup
-from unitymas.trainers.group.packing import micro_batches
 from unitymas.trainers.group.ranks.forked import RankError
 from unitymas.trainers.group.ranks.group import RankedGroup
 from unitymas.trainers.group.runtime import start_groups, stop_groups
 from unitymas.trainers.group.sample_store import Sample
-from unitymas.trainers.group.update import UpdateError
 
 LEARNING = Learning(lr=1e-4, micro_tokens=60)
 

@@ -20,9 +20,9 @@ from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
 from unitymas.trainers.controller import checkpoint
 from unitymas.trainers.controller.statistics.table import Signal
+from unitymas.trainers.group.learning.update import UpdateError
 from unitymas.trainers.group.model_group import CallCancelled, ModelGroup
 from unitymas.trainers.group.runtime import METHODS, start_groups, stop_groups
-from unitymas.trainers.group.update import UpdateError
 
 LEARNING = Learning(lr=1e-2, micro_tokens=100)
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unitymas.trainers.controller.statistics.table import Signal
+from unitymas.trainers.group.learning.targets import Discount, summaries, targets
 from unitymas.trainers.group.sample_store import Sample
-from unitymas.trainers.group.targets import Discount, summaries, targets
 
 
 def chain(seed: int, lengths: list[int]) -> list[Sample]:

@@ -19,7 +19,7 @@ from unitymas.agents.llm import load_model_policy
 from unitymas.agents.policies import Call
 from unitymas.envs.registry import unregister
 from unitymas.trainers.controller.run import train
-from unitymas.trainers.group.update import Learner
+from unitymas.trainers.group.learning.update import Learner
 
 from ..any_models import folder
 

@@ -12,11 +12,11 @@ from unitymas.agents.model.weights import from_config, save_model
 from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.config.group_settings import Learning
 from unitymas.trainers.controller.statistics.table import Signal
-from unitymas.trainers.group.packing import lay, micro_batches
-from unitymas.trainers.group.parameters import Parameters
+from unitymas.trainers.group.learning.packing import lay, micro_batches
+from unitymas.trainers.group.learning.parameters import Parameters
+from unitymas.trainers.group.learning.targets import Discount, summaries
+from unitymas.trainers.group.learning.update import Learner, UpdateError
 from unitymas.trainers.group.sample_store import Sample
-from unitymas.trainers.group.targets import Discount, summaries
-from unitymas.trainers.group.update import Learner, UpdateError
 
 CONFIG = LlamaConfig(
     vocab_size=61,

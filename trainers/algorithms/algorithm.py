@@ -37,7 +37,7 @@ from ..controller.statistics.table import Bools, Floats, Ints, Signal, Table, ma
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..group.batch import Batch, Thin
+    from ..group.learning.batch import Batch, Thin
 
 Metrics = dict[str, "Tensor"]
 Unit = Literal["decision", "chain", "episode"]
@@ -174,7 +174,7 @@ class Algorithm(ABC):
         """Compute the denominators of one whole mini-batch, so that the loss does not depend on how it is cut
         into micro-batches.
         """
-        from ..group.batch import count
+        from ..group.learning.batch import count
 
         return count(thin)
 
@@ -272,12 +272,12 @@ class PolicyGradient(Algorithm):
 
     def log_ratio(self, batch: Batch) -> Tensor:
         """Log-ratio (T,) that is clipped: current over start of the update, per token."""
-        from ..group import losses
+        from ..group.learning import losses
 
         return losses.log_ratio(batch.logp, batch.proximal)
 
     def loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
-        from ..group import losses
+        from ..group.learning import losses
 
         per_token, silenced = losses.clipped_policy_loss(
             self.log_ratio(batch), batch.advantage, self.clip_low, self.clip_high, self.dual_clip

@@ -30,7 +30,7 @@ from .algorithm import GroupRelative, Metrics, Needs, Plan, State, Tree
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..group.batch import Batch
+    from ..group.learning.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class ATGRPO(GroupRelative):
         """Squared distance between values and targets, at every token and after the last
         (`tree_score="value"`).
         """
-        from ..group import losses
+        from ..group.learning import losses
 
         if batch.values is None or batch.returns is None or batch.old_values is None:
             raise ValueError(f"{self.name}: a critic's batch needs values, old_values and returns")

@@ -24,7 +24,7 @@ from .algorithm import GroupRelative
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..group.batch import Batch
+    from ..group.learning.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,6 @@ class GSPO(GroupRelative):
     aggregation: Aggregation = "sequence-mean"
 
     def log_ratio(self, batch: Batch) -> Tensor:
-        from ..group import losses
+        from ..group.learning import losses
 
         return losses.sequence_log_ratio(batch)

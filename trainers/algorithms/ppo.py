@@ -30,7 +30,7 @@ from .algorithm import Metrics, Needs, PolicyGradient, State
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..group.batch import Batch
+    from ..group.learning.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class PPO(PolicyGradient):
 
     def critic_loss(self, batch: Batch, denominators: Mapping[str, float]) -> tuple[Tensor, Metrics]:
         """Loss of a critic with parameters and an optimizer of its own."""
-        from ..group import losses
+        from ..group.learning import losses
 
         if batch.values is None or batch.returns is None or batch.old_values is None:
             raise ValueError(f"{self.name}: a critic's batch needs values, old_values and returns")

@@ -47,10 +47,10 @@ from ...agents.text.tokenizing import Tokenizer
 from ..config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, sharded
 from ..controller import checkpoint
 from .contract import PolicyLearner
-from .parameters import Parameters
+from .learning.parameters import Parameters
+from .learning.update import Learner
 from .replicas.replicated import replicated
 from .sample_store import Sample
-from .update import Learner
 
 
 @dataclass(slots=True)

@@ -52,9 +52,9 @@ from ..controller.statistics.table import Signal, ValueSummary
 from . import shared_device
 from .contract import GroupReport, Peer
 from .hosting import Hosted, host, same_shape, sample_of, vocabulary, write_policy
+from .learning.targets import Discount, records, summaries
+from .learning.update import Learner
 from .sample_store import Sample, SampleRow, SampleStore
-from .targets import Discount, records, summaries
-from .update import Learner
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ import torch
 from ...agents.engines.engine import Engine
 from .contract import PolicyLearner
 from .hosting import Hosted
-from .update import Learner
+from .learning.update import Learner
 
 SIDE_BY_SIDE = {"cpu"}
 """Types of devices whose cores compute several updates at once."""

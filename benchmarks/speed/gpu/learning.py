@@ -27,10 +27,10 @@ from ....agents.model.weights import load_model
 from ....trainers.algorithms import make_algorithm
 from ....trainers.config.group_settings import Learning
 from ....trainers.controller.statistics.table import Signal
-from ....trainers.group.packing import lay
-from ....trainers.group.parameters import Parameters
+from ....trainers.group.learning.packing import lay
+from ....trainers.group.learning.parameters import Parameters
+from ....trainers.group.learning.update import Learner
 from ....trainers.group.sample_store import Sample
-from ....trainers.group.update import Learner
 from .shapes import Row, Stand, n_tokens, samples_of
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "H20": 148e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12, "L4": 121e12,

@@ -37,9 +37,9 @@ from ....cli.arguments import COUNT, Parser, pattern
 from ....trainers.algorithms import make_algorithm
 from ....trainers.config.group_settings import Learning
 from ....trainers.controller.statistics.table import Signal
-from ....trainers.group.parameters import Parameters
+from ....trainers.group.learning.parameters import Parameters
 from ....trainers.group.sample_store import Sample
-from ....trainers.group.update import Learner
+from ....trainers.group.learning.update import Learner
 from .beside.clock import Seconds
 from .beside.trl_trainers import SETTINGS, Setting, advantage, steps_of
 

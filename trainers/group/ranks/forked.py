@@ -162,7 +162,7 @@ class RankProcesses:
 
 def recoverable(error: BaseException) -> bool:
     """Tell whether ranks that all report this error have the same state as before the call."""
-    from ..update import UpdateError
+    from ..learning.update import UpdateError
 
     return isinstance(error, UpdateError | ValueError | KeyError | TypeError)
 

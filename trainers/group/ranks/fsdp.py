@@ -26,8 +26,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ....agents.model.llama import Llama
 from ....agents.model.vocabulary_split import VocabularyRanks
-from ..dealing import Peers
-from ..parameters import Parameters
+from ..learning.dealing import Peers
+from ..learning.parameters import Parameters
 
 T = TypeVar("T")
 

@@ -29,10 +29,10 @@ from ...controller.checkpoint import Saved
 from ...controller.statistics.table import Signal
 from ..contract import GroupReport
 from ..hosting import Hosted, host, same_shape, write_policy
+from ..learning.parameters import Parameters
+from ..learning.update import UpdateError
 from ..model_group import ModelGroup
-from ..parameters import Parameters
 from ..sample_store import Sample
-from ..update import UpdateError
 from .forked import RankProcesses
 from .fsdp import hollow
 

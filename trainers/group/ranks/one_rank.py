@@ -26,9 +26,9 @@ from ...config.group_settings import GroupSpec
 from ...controller import checkpoint
 from ...controller.statistics.table import Signal
 from ..hosting import learning_parameters
+from ..learning.update import Learner
 from ..optimizers.adam import OTHER_MOMENTS, fresh
 from ..sample_store import Sample
-from ..update import Learner
 from . import sharded_checkpoint
 from .fsdp import RankPeers, spread
 from .peaks import Phases, held, peak

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ..update import Learner
+from ..learning.update import Learner
 
 
 def peak(device: torch.device) -> int:

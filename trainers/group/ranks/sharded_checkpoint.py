@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from ...controller import checkpoint
 from ...controller.checkpoint import Saved
+from ..learning.update import Learner
 from ..optimizers.adam import OTHER_MOMENTS, fresh
-from ..update import Learner
 
 
 def write(folder: Path, learners: Mapping[str, Learner]) -> dict[str, dict[str, int]]:

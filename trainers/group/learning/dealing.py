@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ..sample_store import Sample
 from .packing import micro_batches, tokens
-from .sample_store import Sample
 
 T = TypeVar("T")
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...agents.answers import DecisionId
-from ...agents.engines.token_text import pieces
-from ...agents.text.tokenizing import Tokenizer
-from ..algorithms.algorithm import Needs
-from ..controller.statistics.gae import local_advantages, summarise, token_advantages
-from ..controller.statistics.table import Signal, ValueSummary
+from ....agents.answers import DecisionId
+from ....agents.engines.token_text import pieces
+from ....agents.text.tokenizing import Tokenizer
+from ...algorithms.algorithm import Needs
+from ...controller.statistics.gae import local_advantages, summarise, token_advantages
+from ...controller.statistics.table import Signal, ValueSummary
+from ..sample_store import Sample, SampleRow
 from .batch import Thin
-from .sample_store import Sample, SampleRow
 
 Floats32 = NDArray[np.float32]
 

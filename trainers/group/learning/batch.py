@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..controller.statistics.table import Signal
-    from .sample_store import Sample
+    from ...controller.statistics.table import Signal
+    from ..sample_store import Sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...agents.model.attention import Packed, pack, packed_length
-from ...agents.model.logprobs import Support
-from .sample_store import Sample
+from ....agents.model.attention import Packed, pack, packed_length
+from ....agents.model.logprobs import Support
+from ..sample_store import Sample
 
 SHARE = 16
 """Fewest tokens of a shared prefix. A shorter prefix is computed twice, because a segment of its own costs more."""

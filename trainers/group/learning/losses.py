@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..config.choices import Aggregation, Estimator, Importance
+from ...config.choices import Aggregation, Estimator, Importance
 from .batch import Batch
 
 LOG_RATIO_LIMIT = 20.0

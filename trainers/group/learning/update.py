@@ -29,19 +29,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...agents.answers import DecisionId
-from ...agents.basics.json_types import JsonObject
-from ...agents.model.decoder import Decoder
-from ..algorithms.algorithm import Algorithm
-from ..config.group_settings import Learning
-from ..controller.checkpoint import Saved
-from ..controller.statistics.table import Signal
+from ....agents.answers import DecisionId
+from ....agents.basics.json_types import JsonObject
+from ....agents.model.decoder import Decoder
+from ...algorithms.algorithm import Algorithm
+from ...config.group_settings import Learning
+from ...controller.checkpoint import Saved
+from ...controller.statistics.table import Signal
+from ..optimizers.adam import check_moments, make_optimizer
+from ..sample_store import Sample
 from .batch import Batch, Thin, thin_of, tokens_per_unit, weights_of
 from .dealing import ALONE, Peers, deal
-from .optimizers.adam import check_moments, make_optimizer
 from .packing import lay
 from .parameters import Parameters
-from .sample_store import Sample
 from .targets import Discount, Target, moved, moving, targets
 
 T = TypeVar("T")

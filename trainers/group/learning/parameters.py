@@ -14,9 +14,9 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from ...agents.model.context_split import ContextRanks, SplitRow
-from ...agents.model.decoder import Decoder, Route
-from ...agents.model.logprobs import Support
+from ....agents.model.context_split import ContextRanks, SplitRow
+from ....agents.model.decoder import Decoder, Route
+from ....agents.model.logprobs import Support
 from .packing import Rows
 
 
