@@ -20,8 +20,9 @@ from ...agents.basics.failures import Boundary, Ended, WorkflowError
 from ...agents.basics.frozen import freeze
 from ...agents.roles import Reply
 from ...agents.text.reply_readers import MAX_REPLY
+from .journal import ReplayDivergence
 from .records import ANSWERED, PENDING, Act, Budget, Node, path_key
-from .rounds import ReplayDivergence, Rounds
+from .rounds import Rounds
 from .tasks import Task
 from .workflow import Workflow
 

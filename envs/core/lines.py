@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from types import CoroutineType
 from typing import Any
 
@@ -30,6 +30,13 @@ class Line:
         self.node: Node = START  # what it waits for
         self.join: OpenJoin | None = None  # the join it is an arm of
         self.index = 0
+
+    def outward(self) -> Iterator[Line]:
+        """Return this branch, and the branches in which it stands, from the inside out."""
+        line: Line | None = self
+        while line is not None:
+            yield line
+            line = None if line.join is None else line.join.parent
 
 
 class OpenJoin:
@@ -63,9 +70,8 @@ def begun(method: Any, *args: object) -> Program:
 
 def place_of(branch: Line) -> str:
     """Return the file and line where a branch waits."""
-    at: Line | None = branch
-    while at is not None:
-        coroutine: Any = at.coroutine
+    for line in branch.outward():
+        coroutine: Any = line.coroutine
         places = []
         while getattr(coroutine, "cr_frame", None) is not None:
             places.append((coroutine.cr_frame.f_code.co_filename, coroutine.cr_frame.f_lineno))
@@ -73,7 +79,6 @@ def place_of(branch: Line) -> str:
         own = [(file, line) for file, line in places if not foreign(file)]
         if own:
             return f"{os.path.basename(own[-1][0])}:{own[-1][1]}"
-        at = at.join.parent if at.join is not None else None
     return ""
 
 

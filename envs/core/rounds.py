@@ -8,10 +8,10 @@ need.
 from __future__ import annotations
 
 from asyncio import _get_running_loop, _set_running_loop
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from ...agents.answers import NOTHING_KNOWN, ReplyMeta
-from ...agents.basics.failures import Boundary, Ended, ToolError, ToolFault, WorkflowError
+from ...agents.basics.failures import Ended, ToolError, ToolFault, WorkflowError
 from ...agents.basics.frozen import freeze
 from ...agents.basics.hints import counted
 from ...agents.basics.threads import ordinary
@@ -19,16 +19,14 @@ from ...agents.roles import Format, Reply, Role, read_reply
 from ...agents.text.reply_readers import MAX_REPLY, split_thinking
 from ...own import defined, told
 from ..tools.tool import Session
+from .endings import ending_of, outcome_of
 from .fast import GOES_ON, NUMBERS
+from .journal import forced, recalled
 from .lines import Line, OpenJoin, begun, close, place_of
-from .records import ANSWERED, DEFAULT_BUDGET, PENDING, Act, Budget, Node, Use, asked_of, path_key
+from .records import ANSWERED, DEFAULT_BUDGET, PENDING, Act, Budget, Node, Use, path_key
 from .tasks import Task
 from .trace import Trace
 from .workflow import Episode, Join, Outcome, Workflow
-
-
-class ReplayDivergence(WorkflowError):
-    """Raised when a replayed workflow makes another request than the one in its journal."""
 
 
 class Rounds:
@@ -285,43 +283,20 @@ class Rounds:
 
     def _alone(self, branch: Line, agent: str) -> bool:
         """Check that an agent acts in at most one branch of an `ep.all`. Otherwise its acts have no order."""
-        arm: Line | None = branch
-        while arm is not None and arm.join is not None:
-            if arm.join.owners.setdefault(agent, arm.index) != arm.index:
+        for arm in branch.outward():
+            if arm.join is not None and arm.join.owners.setdefault(agent, arm.index) != arm.index:
                 advice = "give its role more instances" if agent in self.roles else "use other agents"
                 error = WorkflowError(f"agent {agent!r} stands in two branches of one ep.all; {advice}")
                 error.where = place_of(branch)
                 self._failed(branch, error)
                 return False
-            arm = arm.join.parent
         return True
 
     def _recall(self, asked: Node, known: Node) -> Node:
         """Return the journal's node for a repeated request. With forced replies, return a changed copy of it."""
-        if asked.kind == "act":
-            same = asked.messages == known.messages and asked.agent == known.agent
-        else:
-            same = asked.args == known.args and asked.tool == known.tool
         if self._forced is None:
-            if not same:
-                raise ReplayDivergence(
-                    f"replay: node {asked.id} asked {asked_of(asked)}, but the journal holds {asked_of(known)}; "
-                    "`run` must depend on nothing but the task, ep.rng and the replies"
-                )
-            return known
-        if asked.kind != known.kind or asked.agent != known.agent or asked.tool != known.tool:
-            return asked  # the control flow has changed: this request stays pending
-        text = self._forced.get(asked.id)
-        if asked.kind == "use":
-            return known if same else asked
-        if same and text is None:
-            return known
-        asked.reply = (
-            self.read(asked, known.text or "", known.meta) if text is None else self.read(asked, text)
-        )
-        asked.meta = ReplyMeta(forced=True, changed=not same)
-        asked.state = ANSWERED
-        return asked
+            return recalled(asked, known)
+        return forced(asked, known, self._forced.get(asked.id), self.read)
 
     def _open(self, branch: Line, join: Join) -> None:
         self._joins += 1
@@ -359,29 +334,17 @@ class Rounds:
         join = branch.join
         if join is None:
             self.exception = error
-            self._end(*self._ending_of(error))
+            self._end(*ending_of(error, self._grading))
             return
         join.left = -1
         for arm in join.arms:
             self._cancel(arm)
         self._run(join.parent, None, error)
 
-    def _ending_of(self, error: Exception) -> tuple[Ended, Boundary]:
-        """Tell by its type whether an uncaught error is an outcome that the team caused, or a failure of something
-        else."""
-        if self._grading:
-            return Ended.ERROR, Boundary.JUDGE
-        if not isinstance(error, ToolError):
-            return Ended.ERROR, Boundary.ENVIRONMENT
-        return Ended.ERROR if isinstance(error, ToolFault) else Ended.TERMINAL, Boundary.TOOL
-
     def _cancel(self, arm: Line) -> None:
         """Close a branch and all branches below it, and remove their requests of this round."""
         for branch in [*self._next, *self._resuming]:
-            at: Line | None = branch
-            while at is not None and at is not arm:
-                at = at.join.parent if at.join is not None else None
-            if at is arm and not branch.cancelled:
+            if not branch.cancelled and arm in branch.outward():
                 branch.cancelled = True
                 if branch in self._next:
                     self._next.remove(branch)
@@ -395,22 +358,12 @@ class Rounds:
             self.grade = freeze(value)
             self._end(Ended.TERMINAL, "")
             return
-        forgotten = self._episode._forgotten(len(self.nodes) + self._joins)
-        if forgotten is not None:
-            what = (
-                "an ep.all(…)"
-                if isinstance(forgotten, Join)
-                else f"a request to {forgotten.agent or forgotten.tool!r}"
-            )
-            self._broke(f"{what} was made but never awaited; write `await ep.…`")
+        try:
+            self.outcome = outcome_of(value, self._episode._forgotten(len(self.nodes) + self._joins))
+        except WorkflowError as broken:
+            broken.where = defined(type(self.workflow).run)
+            self._failed(self._root, broken)
             return
-        if value is not None and not isinstance(value, Outcome):
-            if isinstance(value, Reply | Node | Join):
-                what = "a reply" if isinstance(value, Reply) else "a request"
-                self._broke(f"run returned {what}; return what is in it, such as Outcome(answer=reply.value)")
-                return
-            value = Outcome(**value) if isinstance(value, Mapping) else Outcome(answer=value)
-        self.outcome = value if value is not None else Outcome()
         if type(self.workflow).grade is Workflow.grade:
             self._end(Ended.TERMINAL, "")
             return
@@ -427,24 +380,10 @@ class Rounds:
         self._root = Line(graded, "g", last)
         self._run(self._root, None)
 
-    def _broke(self, rule: str) -> None:
-        """End an episode whose `run` has returned but has broken a rule of the core."""
-        error = WorkflowError(rule)
-        error.where = defined(type(self.workflow).run)
-        self._failed(self._root, error)
-
     def _end(self, ended: Ended, reason: str) -> None:
         self.ended, self.reason = ended, reason
         self.pending, self._only = [], None
-        for branch in self._open_branches() if self._joins else (self._root,):
+        waiting = [*self._next, self._root] if self._joins else [self._root]
+        for branch in dict.fromkeys(line for tip in waiting for line in tip.outward()):
             close(branch.coroutine)
         self._next = []
-
-    def _open_branches(self) -> Iterable[Line]:
-        seen: dict[int, Line] = {}
-        for branch in [*self._next, self._root]:
-            at: Line | None = branch
-            while at is not None:
-                seen[id(at)] = at
-                at = at.join.parent if at.join is not None else None
-        return seen.values()
