@@ -18,7 +18,8 @@ from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning
 from unitymas.trainers.controller.checkpoint import CheckpointError
 from unitymas.trainers.controller.statistics.table import Signal
 from unitymas.trainers.group.learning.update import UpdateError
-from unitymas.trainers.group.model_group import HEAVY, CallCancelled, ModelGroup
+from unitymas.trainers.group.model_group import CallCancelled, ModelGroup
+from unitymas.trainers.group.persistence import HEAVY
 
 LEARNING = Learning(lr=1e-2, micro_tokens=64)
 NODES = ("0", "1", "2.0")

@@ -20,71 +20,43 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ...agents.answers import Answer, DecisionId
-from ...agents.basics.hints import nearest
 from ...agents.basics.machine import give_back
-from ...agents.basics.threads import in_thread
 from ...agents.engines.engine import Sleeper
 from ...agents.engines.sampling import SamplingParams
 from ...agents.engines.token_text import thinking_tokens
 from ...agents.policies import Call
 from ...agents.text.control_tokens import plain_of
-from ...agents.text.tokenizing import Tokenizer
 from ..algorithms.algorithm import Algorithm, Needs
 from ..config.group_settings import GroupSpec
-from ..controller import checkpoint
-from ..controller.checkpoint import Saved
 from ..controller.statistics.table import Signal, ValueSummary
 from . import shared_device
 from .contract import GroupReport, Peer
-from .hosting import Hosted, host, same_shape, sample_of, vocabulary, write_policy
+from .hosting import Hosted, sample_of, vocabulary
 from .learning.targets import Discount, records, summaries
-from .learning.update import Learner
-from .sample_store import Sample, SampleRow, SampleStore
-
-T = TypeVar("T")
-
-HEAVY = ThreadPoolExecutor(os.cpu_count(), "group")
-"""Threads for the heavy work of all groups of a process. More tasks at once than cores would only cost
-memory.
-"""
+from .persistence import PersistentGroup
+from .sample_store import Sample, SampleRow
 
 
 class CallCancelled(RuntimeError):
     """Raised when the controller cancels a request before it is answered."""
 
 
-class ModelGroup:
+class ModelGroup(PersistentGroup):
     """One base model and everything made of tensors around it; the module's docstring shows a step."""
 
     def __init__(self, spec: GroupSpec) -> None:
-        self.spec = spec
-        if spec.threads:
-            torch.set_num_threads(spec.threads)
-        self._threads = torch.get_num_threads()
-        self.hosted, self.tokenizer = self._host(spec)
-        self.store = SampleStore()
+        super().__init__(spec)
         self._running: dict[DecisionId, asyncio.Task[Answer]] = {}
-        self._at_work = {name: asyncio.Lock() for name in self.hosted}
         self._open = asyncio.Event()
         self._open.set()
-
-    def _host(self, spec: GroupSpec) -> tuple[dict[str, Hosted], Tokenizer]:
-        return host(spec)
 
     # -- collecting -----------------------------------------------------------------------------------------------
 
@@ -154,7 +126,8 @@ class ModelGroup:
 
     async def send(self, ids: Sequence[DecisionId], peer: Peer, news: bool = False) -> None:
         """Send copies of sealed samples to another group: what a critic needs, or (`news`) the values computed for
-        them."""
+        them.
+        """
         samples = [self.store.get(id) for id in ids]
         await peer.admit([sample.news() if news else sample.for_critic() for sample in samples])
 
@@ -210,7 +183,8 @@ class ModelGroup:
         """Compute what token-level GAE needs of each decision: the critic's values, and the KL penalty if there is one.
 
         Without a critic here, the values are those of another group's critic (see `admit`), or 0. `contexts` maps
-        decision ids to the text that the critic reads instead of the policy's prompt (`needs.values == "trace"`)."""
+        decision ids to the text that the critic reads instead of the policy's prompt (`needs.values == "trace"`).
+        """
         busy = None if needs.kl_reward else critic  # the penalty is computed for the policy itself
         return await self._thread(lambda: self._values(policy, ids, needs, critic, contexts or {}), busy)
 
@@ -254,7 +228,8 @@ class ModelGroup:
     ) -> dict[str, float]:
         """Make one optimizer step per mini-batch (decision ids). Return metrics (docs/update-path.md).
 
-        A policy and its critic can be updated at the same time."""
+        A policy and its critic can be updated at the same time.
+        """
         self._policy(policy)
         return await self._thread(lambda: self._update(policy, algorithm, signals, minibatches), policy)
 
@@ -279,7 +254,8 @@ class ModelGroup:
 
     async def publish(self, policy: str | None = None) -> dict[str, int]:
         """Publish new weights to the engine of a policy (None: of every updated policy). Return the version of every
-        policy."""
+        policy.
+        """
         return await self._thread(lambda: self._publish(policy))
 
     def _publish(self, policy: str | None) -> dict[str, int]:
@@ -303,104 +279,6 @@ class ModelGroup:
         for hosted in self.hosted.values():
             hosted.close()
 
-    # -- keeping --------------------------------------------------------------------------------------------------
-
-    async def save(self, path: str | Path) -> None:
-        """Save a checkpoint folder, completely or not at all: parameters, optimizers, versions, samples, random
-        generators."""
-        await self._thread(lambda: self._save(Path(path)))
-
-    def _save(self, path: Path) -> None:
-        unpublished = [name for name, hosted in self.hosted.items() if hosted.dirty]
-        if unpublished:
-            raise ValueError(
-                f"policies {unpublished} are updated but not published: publish before a checkpoint"
-            )
-        state = {name: self._kept(hosted) for name, hosted in self.hosted.items()}
-        with checkpoint.writing(path) as folder:
-            checkpoint.write_tensors(folder / "policies.pt", state)
-            self._keep_more(folder)
-            checkpoint.write_tensors(folder / "samples.pt", self.store.state_dict())
-            checkpoint.write_tensors(folder / "chance.pt", torch.get_rng_state())
-            checkpoint.write_json(
-                folder / "group.json", {"name": self.spec.name, "policies": sorted(self.hosted)}
-            )
-
-    def _kept(self, hosted: Hosted) -> dict[str, object]:
-        """Return the state of one policy for `policies.pt`."""
-        return {
-            "parameters": hosted.parameters.state_dict(),
-            "learner": hosted.learner.state_dict() if isinstance(hosted.learner, Learner) else None,
-            "version": hosted.version,
-        }
-
-    def _keep_more(self, folder: Path) -> None:
-        """Write the files beside `policies.pt`: shards, in a group with several ranks."""
-
-    async def load(self, path: str | Path) -> dict[str, int]:
-        """Load the checkpoint of a group with the same policies. Return the version of every policy."""
-        return await self._thread(lambda: self._load(checkpoint.verify(path)))
-
-    def _load(self, path: Path) -> dict[str, int]:
-        with checkpoint.reading(path / "group.json") as about:
-            held = list(about["policies"])
-        if held != sorted(self.hosted):
-            raise ValueError(
-                f"{path} holds policies {held}, this group has {sorted(self.hosted)}: frozen, map and critics stay as they were"
-            )
-        with checkpoint.reading(path / "policies.pt") as state:
-            self._restore(path, state)
-        for hosted in self.hosted.values():
-            hosted.publish()
-        with checkpoint.reading(path / "samples.pt") as state:
-            self.store.load_state_dict(state)
-        with checkpoint.reading(path / "chance.pt") as state:
-            torch.set_rng_state(state)
-        return {name: hosted.version for name, hosted in self.hosted.items()}
-
-    def _restore(self, path: Path, state: Saved) -> None:
-        learners = {n: h.learner for n, h in self.hosted.items() if isinstance(h.learner, Learner)}
-        for name, hosted in self.hosted.items():
-            hosted.version = state[name]["version"]
-            if state[name]["parameters"] is not None:
-                hosted.parameters.load_state_dict(state[name]["parameters"])
-                if name in learners and state[name]["learner"] is not None:
-                    learners[name].load_state_dict(state[name]["learner"])
-        if (path / "shards").is_dir():  # of a group of many ranks
-            from .ranks import sharded_checkpoint
-
-            sharded_checkpoint.resume(path, learners, state)
-
-    async def export(self, policy: str, path: str | Path) -> str:
-        """Write the present policy to a Hugging Face directory, with its tokenizer. Return the path.
-
-        An adapter is merged into the model. It is also saved alone in `adapter`, in peft's format. For a role with an
-        adapter of its own, the model is in `roles/ROLE`, in the same form."""
-        hosted = self._policy(policy)
-        tokenizer = hosted.speaking().chat.tokenizer
-        return str(await self._thread(lambda: self._export(hosted, Path(path), tokenizer)))
-
-    def _export(self, hosted: Hosted, path: Path, tokenizer: Tokenizer) -> Path:
-        return write_policy(hosted.parameters, hosted.parameters.model, path, tokenizer)
-
-    async def adopt(self, policy: str, path: str | Path) -> None:
-        """Load the parameters of an exported policy, or of any model with the same shape. `publish` sends them to the
-        engine."""
-        await self._thread(lambda: self._adopt(policy, Path(path)))
-
-    def _adopt(self, policy: str, path: Path) -> None:
-        hosted = self._policy(policy)
-        if hosted.parameters.adapter is not None:
-            raise ValueError(f"policy {policy!r} is an adapter; only full parameters can adopt a model")
-        self._take(hosted, path)
-        hosted.dirty = True
-
-    def _take(self, hosted: Hosted, path: Path) -> None:
-        mine = hosted.parameters.model
-        with torch.no_grad():
-            for ours, theirs in zip(mine.parameters(), same_shape(hosted, path).parameters(), strict=True):
-                ours.copy_(theirs)
-
     async def report(self) -> GroupReport:
         """Return samples by state and cause, engine counters, and versions."""
         engines = {name: dict(h.engine.counts) for name, h in self.hosted.items() if h.engine}
@@ -411,39 +289,14 @@ class ModelGroup:
             "parameters": {n: sum(p.numel() for p in h.parameters.named().values()) for n, h in self.hosted.items()},
         }  # fmt: skip
 
-    # -- inside ---------------------------------------------------------------------------------------------------
-
     def _forget(self, episode: str) -> None:
         """Remove the conversations of this episode from the engine's memory."""
         for speaker in filter(None, (hosted.speaker for hosted in self.hosted.values())):
             speaker.chat.forget(episode)
 
-    @property
-    def device(self) -> torch.device:
-        return next(iter(self.hosted.values())).parameters.device
-
-    def _policy(self, name: str) -> Hosted:
-        if name not in self.hosted:
-            hint = nearest(name, self.hosted, "it has")
-            raise KeyError(f"group {self.spec.name!r} has no policy {name!r}; {hint}")
-        return self.hosted[name]
-
     def _encode(self, text: str, judge: Hosted, sample: Sample) -> NDArray[np.int64]:
         """Return the tokens of a critic's context. If prompt and reply are too long together, its beginning is cut
-        off."""
+        off.
+        """
         room = judge.parameters.model.shape.context - sample.n_tokens
         return np.array(plain_of(self.tokenizer).encode(text, add_special_tokens=True)[-room:], np.int64)
-
-    async def _thread(self, work: Callable[[], T], policy: str | None = None) -> T:
-        """Run work on one policy in a thread, in parallel with other policies. With `policy` None, no other work runs
-        in the group."""
-        async with AsyncExitStack() as stack:
-            for name in [policy] if policy is not None else self._at_work:
-                await stack.enter_async_context(self._at_work[name])
-            return await in_thread(HEAVY, partial(self._counted, work))
-
-    def _counted(self, work: Callable[[], T]) -> T:
-        """Run work with this group's number of threads. Torch stores a number for each Python thread at its first
-        use."""
-        torch.set_num_threads(self._threads)
-        return work()
