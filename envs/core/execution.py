@@ -47,13 +47,13 @@ class Execution(Rounds):
         """
         if node.state != PENDING or type(node) is not Act:
             raise WorkflowError(f"node {node.id} waits for no reply")
-        plain = True
-        if meta is not None and meta is not NOTHING_KNOWN:
+        if meta is None or meta is NOTHING_KNOWN:
+            read = node.read
+        else:
             known = node.meta = ReplyMeta.of(meta)
             self.tokens += known.tokens_used
-            plain = known.thinking is None and known.cut is None
-        read = node.read
-        if plain and reply is None and read and len(text) <= MAX_REPLY and "think>" not in text.lower():
+            read = node.read if known.thinking is None and known.cut is None else None
+        if read and reply is None and len(text) <= MAX_REPLY and "think>" not in text.lower():
             reply = read(text, node.id)
         else:
             reply = self._examined(node, text, reply)

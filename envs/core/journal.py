@@ -14,9 +14,16 @@ class ReplayDivergence(WorkflowError):
     """Raised when a replayed workflow makes another request than the one in its journal."""
 
 
+def same_request(asked: Node, known: Node) -> bool:
+    """Tell whether a request is the one of the journal's node."""
+    if asked.kind == "act":
+        return asked.messages == known.messages and asked.agent == known.agent
+    return asked.args == known.args and asked.tool == known.tool
+
+
 def recalled(asked: Node, known: Node) -> Node:
     """Return the journal's node for a request, which must be the same request."""
-    if not _same(asked, known):
+    if not same_request(asked, known):
         raise ReplayDivergence(
             f"replay: node {asked.id} asked {asked_of(asked)}, but the journal holds {asked_of(known)}; "
             "`run` must depend on nothing but the task, ep.rng and the replies"
@@ -31,7 +38,7 @@ def forced(asked: Node, known: Node, text: str | None, read: Callable[[Node, str
     """
     if asked.kind != known.kind or asked.agent != known.agent or asked.tool != known.tool:
         return asked  # the control flow has changed
-    same = _same(asked, known)
+    same = same_request(asked, known)
     if asked.kind == "use":
         return known if same else asked
     if same and text is None:
@@ -42,9 +49,3 @@ def forced(asked: Node, known: Node, text: str | None, read: Callable[[Node, str
     asked.meta = ReplyMeta(forced=True, changed=not same)
     asked.state = ANSWERED
     return asked
-
-
-def _same(asked: Node, known: Node) -> bool:
-    if asked.kind == "act":
-        return asked.messages == known.messages and asked.agent == known.agent
-    return asked.args == known.args and asked.tool == known.tool

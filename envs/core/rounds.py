@@ -8,7 +8,7 @@ need.
 from __future__ import annotations
 
 from asyncio import _get_running_loop, _set_running_loop
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ...agents.answers import NOTHING_KNOWN, ReplyMeta
 from ...agents.basics.failures import Ended, ToolError, ToolFault, WorkflowError
@@ -21,7 +21,7 @@ from ...own import defined, told
 from ..tools.tool import Session
 from .endings import ending_of, outcome_of
 from .fast import GOES_ON, NUMBERS
-from .journal import forced, recalled
+from .journal import forced, recalled, same_request
 from .lines import Line, OpenJoin, begun, close, place_of
 from .records import ANSWERED, DEFAULT_BUDGET, PENDING, Act, Budget, Node, Use, path_key
 from .tasks import Task
@@ -161,7 +161,7 @@ class Rounds:
     def _follow(self, line: Line) -> None:
         """Play the only branch as long as the journal holds its answers (`fast.py` tells what this gains)."""
         nodes, journal, turns = self.nodes, self._journal, self._turns
-        coroutine, node = line.coroutine, line.node
+        coroutine, node, strict = line.coroutine, line.node, self._forced is None
         while node.error is None:
             number = self.round = self.round + 1
             count, known = line.count, None
@@ -197,7 +197,8 @@ class Rounds:
                 nodes.append(asked)
                 self.pending = [asked]
                 return
-            line.node = node = self._recall(asked, known)
+            node = known if strict and same_request(asked, known) else self._recall(asked, known)
+            line.node = node
             nodes.append(node)
             if node.state == PENDING:
                 self.pending = [node]
@@ -383,7 +384,9 @@ class Rounds:
     def _end(self, ended: Ended, reason: str) -> None:
         self.ended, self.reason = ended, reason
         self.pending, self._only = [], None
-        waiting = [*self._next, self._root] if self._joins else [self._root]
-        for branch in dict.fromkeys(line for tip in waiting for line in tip.outward()):
+        waiting: Iterable[Line] = (self._root,)
+        if self._joins:
+            waiting = dict.fromkeys(line for tip in (*self._next, self._root) for line in tip.outward())
+        for branch in waiting:
             close(branch.coroutine)
         self._next = []

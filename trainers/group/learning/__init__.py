@@ -1,4 +1,4 @@
-"""From sealed samples and signals to new parameters.
+"""Learning of a group's policies, from sealed samples and signals.
 
 parameters.py   what a policy may change: a model of its own, or an adapter
 targets.py      numbers per token from one number per decision
