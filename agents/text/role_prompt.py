@@ -14,7 +14,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 Piece = tuple[str, str]
 """Part of a filled prompt: the name of the field that it comes from ("" for none), and its text."""
@@ -27,15 +27,31 @@ _FIELD = re.compile(r"\{\{([a-z_]\w*)\}\}|\{([a-z_]\w*)\}")
 class Told(str):
     """Filled prompt with its pieces. `cut` lists the fields that may be cut, in order, and where each is cut."""
 
-    __slots__ = ("cut", "pieces")
-    pieces: tuple[Piece, ...]
+    __slots__ = ("_pieces", "cut")
+    _pieces: tuple[Piece, ...] | Callable[[], Iterable[Piece]]
     cut: tuple[tuple[str, str], ...]
 
     def __new__(cls, pieces: Iterable[Piece], cut: Sequence[tuple[str, str]]) -> Told:
         pieces = tuple(pieces)
         told = super().__new__(cls, _joined(pieces))
-        told.pieces, told.cut = pieces, tuple(cut)
+        told._pieces, told.cut = pieces, tuple(cut)
         return told
+
+    @classmethod
+    def later(
+        cls, text: str, pieces: Callable[[], Iterable[Piece]], cut: tuple[tuple[str, str], ...]
+    ) -> Told:
+        """Make a prompt whose pieces are computed when they are needed. Most prompts are never cut."""
+        told = super().__new__(cls, text)
+        told._pieces, told.cut = pieces, cut
+        return told
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Pieces of the prompt, in order."""
+        if callable(self._pieces):
+            self._pieces = tuple(self._pieces())
+        return self._pieces
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Told, (self.pieces, self.cut))
@@ -176,7 +192,8 @@ class Wording:
 
     def told(self, fields: Mapping[str, object]) -> str:
         """Return the filled prompt. It is a `Told` if the role has fields that may be cut."""
-        return Told(self.pieces(fields), self.cut) if self.cut else self.ask(fields)
+        text = self.ask(fields)
+        return Told.later(text, partial(self.pieces, fields), self.cut) if self.cut else text
 
     def pieces(self, fields: Mapping[str, object]) -> list[Piece]:
         """Return the parts of the filled prompt, in order."""
