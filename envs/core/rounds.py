@@ -143,8 +143,9 @@ class Rounds:
         self._resuming = resuming = self._next
         self._next, self.pending = [], []
         self.round += 1
-        if self._reseeds:
-            self._reseed()
+        for start, seed in self._reseeds:
+            if start + 1 == self.round:  # requests of round `start` were made before the fork
+                self._episode.rng.seed(seed)
         for branch in resuming:
             if branch.cancelled:
                 continue
@@ -211,11 +212,6 @@ class Rounds:
         """Leave the fast path: from here on these branches wait."""
         self._only = None
         self._next, self.pending = list(lines), []
-
-    def _reseed(self) -> None:
-        for start, seed in self._reseeds:
-            if start + 1 == self.round:  # requests of round `start` were made before the fork
-                self._episode.rng.seed(seed)
 
     def _run(self, branch: Line, value: object, error: BaseException | None = None) -> None:
         """Run one branch to its next request (or on, if the journal holds its answer), its join, or its end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import yaml
 
@@ -43,7 +44,7 @@ def manifest(job: Job, image: str, memory: str, claim: str = "", namespace: str 
         "kind": "RayJob",
         "metadata": {"name": job.name, **({"namespace": namespace} if namespace else {})},
         "spec": {
-            "entrypoint": f"bash -c {_quoted(script)}",
+            "entrypoint": f"bash -c {shlex.quote(script)}",
             "shutdownAfterJobFinishes": True,
             "rayClusterSpec": {
                 "headGroupSpec": {"rayStartParams": {}, "template": {"spec": pod}},
@@ -52,11 +53,6 @@ def manifest(job: Job, image: str, memory: str, claim: str = "", namespace: str 
         },
     }
     return yaml.dump(tree, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=10_000)
-
-
-def _quoted(script: str) -> str:
-    """Quote a script for the shell in which Ray runs an entrypoint."""
-    return "'" + script.replace("'", "'\"'\"'") + "'"
 
 
 class _Plain(yaml.SafeDumper):

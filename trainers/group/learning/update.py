@@ -52,6 +52,11 @@ class UpdateError(RuntimeError):
     """Raised when an update fails. The message says which parameters are left."""
 
 
+def no_reference(policy: str) -> UpdateError:
+    """Return the error of an algorithm that needs a reference, for a policy without one."""
+    return UpdateError(f"the algorithm needs a reference and policy {policy!r} has none: set reference: true")
+
+
 class Learner:
     """The optimizer of one policy, and its updates."""
 
@@ -143,9 +148,7 @@ class Learner:
     def measure_reference(self, samples: Sequence[Sample]) -> None:
         """Compute `reference` of samples without it."""
         if self.reference is None:
-            raise UpdateError(
-                f"the algorithm needs a reference and policy {self.policy!r} has none: set reference: true"
-            )
+            raise no_reference(self.policy)
         missing = [sample for sample in samples if sample.reference is None]
         for sample, logp in zip(missing, self._logprobs(self.reference, missing), strict=True):
             sample.reference = logp

@@ -30,7 +30,7 @@ from ...controller.statistics.table import Signal
 from ..contract import GroupReport
 from ..hosting import Hosted, host, same_shape, write_policy
 from ..learning.parameters import Parameters
-from ..learning.update import UpdateError
+from ..learning.update import no_reference
 from ..model_group import ModelGroup
 from ..sample_store import Sample
 from .forked import RankProcesses
@@ -92,9 +92,7 @@ class RemoteLearner:
     def measure_reference(self, samples: Sequence[Sample]) -> None:
         """Compute `reference` of samples without it."""
         if not self.has_reference:
-            raise UpdateError(
-                f"the algorithm needs a reference and policy {self.policy!r} has none: set reference: true"
-            )
+            raise no_reference(self.policy)
         missing = [sample for sample in samples if sample.reference is None]
         for sample, logp in zip(missing, self._measure("reference", missing), strict=True):
             sample.reference = logp
