@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 Parcel = list[tuple[int, bytes]]
 """Calls of one tick, each packed by itself, so that one that cannot travel harms no other: ticket, (method, arguments)."""
-Batch = list[tuple[int, bytes]]
+Answers = list[tuple[int, bytes]]
 """Answers that are ready: ticket, (success, the value or the exception)."""
 
 
@@ -306,7 +306,7 @@ class LinkEnd:
     """Number of the parcel that must begin next."""
     early: dict[int, Parcel] = field(default_factory=dict)
     """Parcels that arrived before an earlier one."""
-    ready: Batch = field(default_factory=list)
+    ready: Answers = field(default_factory=list)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -339,7 +339,7 @@ class GroupActor:
                 self.tasks.add(task)
                 task.add_done_callback(self.tasks.discard)
 
-    async def take(self, link: str) -> Batch:
+    async def take(self, link: str) -> Answers:
         """Return the answers that are ready. If there is none, wait for the first."""
         channel = self.channels.setdefault(link, LinkEnd())
         await channel.filled.wait()
