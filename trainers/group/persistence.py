@@ -1,4 +1,4 @@
-"""What outlives a process: a group's policies and samples as checkpoints, and its policies as models.
+"""Persistence of a group: checkpoints of its policies and samples, and its policies as models.
 
 A checkpoint folder is written completely or not at all. It holds parameters, optimizers, versions, samples and random
 generators. A group of many ranks writes shards in place of whole parameters (ranks/group.py).
