@@ -6,5 +6,5 @@ packing.py      samples into packed micro-batches, with common prefixes computed
 dealing.py      micro-batches to ranks
 batch.py        the input of a loss
 losses.py       parts of losses
-update.py       the optimizer steps
+update.py       the optimizer steps.
 """
