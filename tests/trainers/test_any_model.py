@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from unitymas.trainers.group.update import Learner
 
 from unitymas.agents.llm import load_model_policy, load_policy
 from unitymas.agents.model.auto import AutoDecoder
@@ -25,7 +26,6 @@ from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning
 from unitymas.trainers.controller.statistics.table import Signal
 from unitymas.trainers.group import model_group, shared_device
 from unitymas.trainers.group.model_group import ModelGroup
-from unitymas.trainers.group.update import Learner
 
 from ..any_models import folder
 
