@@ -38,8 +38,8 @@ from ....trainers.algorithms import make_algorithm
 from ....trainers.config.group_settings import Learning
 from ....trainers.controller.statistics.table import Signal
 from ....trainers.group.learning.parameters import Parameters
-from ....trainers.group.sample_store import Sample
 from ....trainers.group.learning.update import Learner
+from ....trainers.group.sample_store import Sample
 from .beside.clock import Seconds
 from .beside.trl_trainers import SETTINGS, Setting, advantage, steps_of
 
