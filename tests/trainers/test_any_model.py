@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
-from unitymas.trainers.group.update import Learner
 
 from unitymas.agents.llm import load_model_policy, load_policy
 from unitymas.agents.model.auto import AutoDecoder
@@ -25,6 +24,7 @@ from unitymas.trainers.algorithms.algorithm import Needs
 from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
 from unitymas.trainers.controller.statistics.table import Signal
 from unitymas.trainers.group import model_group, shared_device
+from unitymas.trainers.group.learning.update import Learner
 from unitymas.trainers.group.model_group import ModelGroup
 
 from ..any_models import folder

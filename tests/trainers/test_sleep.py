@@ -1,11 +1,11 @@
 """Engines that can sleep give their memory to the learner, and are awake when they are asked."""
 
 import pytest
-from unitymas.trainers.group.update import Learner
 
 import unitymas
 from unitymas.agents.engines.built_in import torch_engine
 from unitymas.agents.engines.engine import ENGINES
+from unitymas.trainers.group.learning.update import Learner
 
 SEEN = []
 

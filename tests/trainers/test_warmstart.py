@@ -20,7 +20,7 @@ from unitymas.envs.registry import make_arena, register, unregister
 from unitymas.trainers.config.group_settings import has_bfloat16
 from unitymas.trainers.config.presets import origin_of, small_settings
 from unitymas.trainers.config.resolve import resolve
-from unitymas.trainers.group.parameters import Parameters
+from unitymas.trainers.group.learning.parameters import Parameters
 from unitymas.trainers.warmstart import WarmStart, expert_traces, fine_tune, samples_of, tokenized, warmstart
 
 TINY = Path(unitymas.agents.__file__).parent / "tiny"
