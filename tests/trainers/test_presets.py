@@ -156,3 +156,13 @@ def test_other_models_get_a_usual_beginning(capsys, monkeypatch):
         "# preset shared: for hf:models/some, a usual beginning (learning rate 1e-06, replies of 512"
     )
     assert resolve(ENV).policies["team"].learning.lr == 1e-5  # without a preset, nothing is added
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 1), (2, 2), (10, 4)])
+def test_a_first_try_of_few_steps_begins(steps, warmup):
+    """The preset's warm-up gives way; the user's own would be an error."""
+    short = [f"steps={steps}", "groups.*.model=smollm2"]
+    config = resolve("rag-squad", preset_name="lora", overrides=short)
+    assert {policy.learning.warmup for policy in config.policies.values()} == {warmup}
+    with pytest.raises(ConfigError, match=r"learning\.warmup: the rate rises over 30 optimizer steps"):
+        resolve("rag-squad", preset_name="lora", overrides=[*short, "policies.*.learning.warmup=30"])

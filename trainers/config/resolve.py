@@ -25,7 +25,7 @@ from ..controller.statistics.credit import Shaping, credit_from_config
 from ..recipes import make_recipe
 from .choices import hints_of
 from .group_settings import Learning
-from .presets import algorithm_named, laid_under, preset, settings
+from .presets import algorithm_named, laid_under, parts, preset, settings
 from .reader import GIVEN, Tree, as_meant, leaves, read
 from .schema import ConfigError, EnvConfig, GroupConfig, RunConfig, build, merge, override, read_yaml, to_dict
 
@@ -166,9 +166,22 @@ def with_horizons(config: RunConfig) -> RunConfig:
     return replace(config, policies=policies)
 
 
+def with_short_warmup(tree: Tree, user: Tree) -> Tree:
+    """Shorten a preset's warm-up to half of the user's run, so that a first try with `steps=2` begins."""
+    learning = ((tree.get("policies") or {}).get("*") or {}).get("learning") or {}
+    keys = ("steps", "epochs", "minibatches")
+    counts = [user.get(key, tree.get(key, getattr(RunConfig, key))) for key in keys]
+    if "warmup" not in learning or not all(isinstance(count, int) for count in counts):
+        return tree  # a value of another type is refused later, by its key
+    warmup = min(learning["warmup"], optimizer_steps(*counts) // 2)
+    return merge(tree, {"policies": {"*": {"learning": {"warmup": warmup}}}})
+
+
 def over_preset(name: str, given: Tree) -> Tree:
     """Return the preset for the roles of the environment, with its training settings, under the user's settings."""
     own = settings(name, given)
+    if not parts(name)[1]:  # a paper's settings stay as published
+        own = with_short_warmup(own, given)
     env = build(EnvConfig, merge(own.get("env") or {}, given.get("env") or {}), "env")
     workflow = spec(env.id).make_workflow(**workflow_arguments(env))
     mapped = preset(name, [role.name for role in workflow.roles])
