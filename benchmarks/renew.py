@@ -4,7 +4,8 @@
 
 An entry is verified against the code that made it. After a change of a workflow or a reward rule, every prompt may still be
 the same. A model would then give the same replies, so the entry's replies are kept, and parsed values, tool results, metrics,
-credits, hashes and keys are computed with the new code. If any prompt has changed, the entry must be played again.
+credits, hashes and keys are computed with the new code. Scripted players are asked again: their replies must be the recorded
+ones. If any prompt or such a reply has changed, the entry must be played again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .evaluation.result_types import TraceJson
 from .evaluation.results import episode_list, episode_row, figures, results_text
 from .leaderboard.as_written import metadata_text
 from .leaderboard.checks import measure_of, read_submission, sha256
-from .leaderboard.claimed_environment import NotVerified, make_again
+from .leaderboard.claimed_environment import NotVerified, make_again, scripted_players
 from .leaderboard.replay_episodes import Mismatch, reenact
 from .leaderboard.submission import check
 from .pages.html import write_page
@@ -34,8 +35,12 @@ def renew(folder: Path) -> None:
     results["provenance"]["env"]["config"].setdefault("prompts", "short")
     arena = make_again(results)
     told = results["provenance"]
+    scripted = scripted_players(arena)
     for agent, role in arena.roles.items():
-        told["roles"][agent]["prompt_sha"] = identity.prompt_sha(role)
+        seat = told["roles"][agent]
+        seat["prompt_sha"] = identity.prompt_sha(role)
+        if seat.get("name") in scripted:  # asked again by the check that follows
+            seat["code"] = scripted[seat["name"]][1]["code"]
     told["env"] = identity.world(arena)
     world, team = identity.digest(told["env"]), identity.players_hash(told["roles"])
     traces = []

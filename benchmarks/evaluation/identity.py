@@ -7,12 +7,15 @@ so a finished episode is never generated again. Any change gives another key, so
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import os
 import platform
 import subprocess
 import sys
+import textwrap
+import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -23,7 +26,7 @@ from typing import Any
 
 from ...agents.roles import Role
 from ...agents.team import BoundTeam
-from ...envs.core.arena import Arena
+from ...envs.core.arena import Arena, bare_code
 from ...envs.core.tasks import Task
 from .result_types import Checkout, Provenance, RunDict, Seat, WorldDict
 from .results import canonical
@@ -155,12 +158,15 @@ def _code_of(callable_: object) -> Any:
 def _source_hash(kind: Any) -> str:
     """Return a hash of a function's or class's source, with a function's closure. It is equal in every version of Python.
 
-    Docstrings and comments count. Lambdas are identified by bytecode too, because two may stand in one line.
+    Docstrings and comments do not count, as in the hash of an environment. Lambdas are identified by bytecode too, because two
+    may stand in one line.
     """
     try:
         source = inspect.getsource(kind)
     except (OSError, TypeError):  # made at a prompt, or built in
         source = getattr(kind, "__qualname__", repr(type(kind)))
+    with contextlib.suppress(SyntaxError, tokenize.TokenError):  # a lambda's line may be part of a statement
+        source = bare_code(textwrap.dedent(source))
     code = getattr(kind, "__code__", None) if getattr(kind, "__name__", "") == "<lambda>" else None
     caught = [_cell(cell) for cell in getattr(kind, "__closure__", None) or ()]
     defaults = [_plain(value) for value in getattr(kind, "__defaults__", None) or ()]

@@ -19,7 +19,7 @@ from ...envs.core.trace import jsonable
 from ...envs.data import sets
 from ...envs.registry import EnvSpec, UnknownEnv, make_arena, resolve, spec
 from ..evaluation import identity
-from ..evaluation.result_types import DataDict, Results
+from ..evaluation.result_types import DataDict, Results, Seat
 from ..evaluation.results import canonical
 
 _WORD = re.compile(r"[A-Za-z0-9_ -]{0,64}")
@@ -155,17 +155,23 @@ def untrue(arena: Arena, tasks: list[Task], results: Results) -> Iterator[str]:
             yield f"{name}: the submission says {theirs!r:.80}, the environment gives {ours!r:.80}"
 
 
+def scripted_players(arena: Arena) -> dict[str, tuple[Policy, Seat]]:
+    """Return the scripted players that come with unitymas, with their identities, by the names of their code."""
+    policies: list[Policy] = [RandomPolicy(), FoolPolicy()]
+    if arena.expert is not None:
+        policies.append(ExpertPolicy(arena.expert))
+    seats = [(policy, identity.who(policy, "")) for policy in policies]
+    return {str(seat["name"]): (policy, seat) for policy, seat in seats}
+
+
 def players(arena: Arena, results: Results) -> dict[str, Policy]:
     """Return the players that come with unitymas, by agent. They can be asked again, and give the same replies."""
-    known: list[Policy] = [RandomPolicy(), FoolPolicy()]
-    if arena.expert is not None:
-        known.append(ExpertPolicy(arena.expert))
-    ours = {(identity_of := identity.who(policy, ""))["name"]: (policy, identity_of) for policy in known}
+    ours = scripted_players(arena)
     seated: dict[str, Policy] = {}
     for agent, seat in results["provenance"]["roles"].items():
-        policy, identity_of = ours.get(str(seat.get("name")), (None, {}))
-        if policy is None:
+        if str(seat.get("name")) not in ours:
             continue
+        policy, identity_of = ours[str(seat["name"])]
         if seat.get("code") != identity_of["code"]:
             raise NotVerified(
                 f"not verified: {agent} is played by {seat['name']}, whose code is {identity_of['code']} here, "

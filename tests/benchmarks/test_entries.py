@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 import yaml
 
+from unitymas.benchmarks.evaluation import identity
 from unitymas.benchmarks.leaderboard import entries, submission
+from unitymas.benchmarks.leaderboard.checks import read_submission
+from unitymas.benchmarks.leaderboard.claimed_environment import make_again, players
 
 
 def run_of(path: Path, args: dict[str, object]) -> Path:
@@ -51,3 +55,29 @@ def test_our_entries_are_there() -> None:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.parent.name)
 def test_the_figures_of_our_entries_follow_from_their_episodes(path: Path) -> None:
     assert submission.check(path.parent) == []
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.parent.name)
+def test_our_entries_were_made_by_todays_code(path: Path) -> None:
+    """Else the board would not rank them: `python -m unitymas.benchmarks.renew benchmarks/submissions/*`."""
+    results, _ = read_submission(path.parent)
+    arena = make_again(results)
+    assert identity.world(arena) == results["provenance"]["env"]
+    players(arena, results)  # raises where a scripted player's code is another
+
+
+def test_words_about_code_are_no_part_of_its_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A better docstring must not turn an entry into one that nobody can verify."""
+    bodies = {
+        "plain": "    def play():\n        return 1\n",
+        "told": '    def play():\n        """Return one."""\n        # always\n        return 1\n',
+        "other": "    def play():\n        return 2\n",
+    }
+    hashes = {}
+    for name, body in bodies.items():
+        (tmp_path / f"words_{name}.py").write_text(f"def make():\n{body}    return play\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        hashes[name] = identity.who(importlib.import_module(f"words_{name}").make(), "x")["code"]
+    assert hashes["plain"] == hashes["told"] != hashes["other"]

@@ -23,7 +23,7 @@ from unitymas.trainers.algorithms import make_algorithm
 from unitymas.trainers.algorithms.algorithm import Needs
 from unitymas.trainers.config.group_settings import Adapter, GroupSpec, Learning, PolicySpec, Sampling
 from unitymas.trainers.controller.statistics.table import Signal
-from unitymas.trainers.group import model_group, shared_device
+from unitymas.trainers.group import persistence, shared_device
 from unitymas.trainers.group.learning.update import Learner
 from unitymas.trainers.group.model_group import ModelGroup
 
@@ -274,7 +274,7 @@ def test_updates_on_a_gpu_run_one_after_the_other(
         return {}
 
     monkeypatch.setattr(Learner, "update", slow)
-    monkeypatch.setattr(model_group, "HEAVY", ThreadPoolExecutor(2))
+    monkeypatch.setattr(persistence, "HEAVY", ThreadPoolExecutor(2))
 
     async def run() -> None:
         policies = {name: policy(adapter=Adapter(rank=2)) for name in ("one", "two")}
