@@ -191,7 +191,7 @@ def test_a_running_cluster_is_joined(head: dict[str, str], tiny_llama: str) -> N
 
 def test_a_group_is_asked_the_same_wherever_it_runs() -> None:
     public = {
-        n for n, f in vars(ModelGroup).items() if inspect.iscoroutinefunction(f) and not n.startswith("_")
+        n for n, f in inspect.getmembers(ModelGroup, inspect.iscoroutinefunction) if not n.startswith("_")
     }
     assert public == {*METHODS, "close"}
 

@@ -167,14 +167,19 @@ def with_horizons(config: RunConfig) -> RunConfig:
 
 
 def with_short_warmup(tree: Tree, user: Tree) -> Tree:
-    """Shorten a preset's warm-up to half of the user's run, so that a first try with `steps=2` begins."""
+    """Shorten a preset's warm-up to half of a run that is no longer, so that a first try with `steps=2` begins.
+
+    A constant rate needs no end, so its warm-up stays: a run that is continued must not depend on its first length.
+    """
     learning = ((tree.get("policies") or {}).get("*") or {}).get("learning") or {}
     keys = ("steps", "epochs", "minibatches")
     counts = [user.get(key, tree.get(key, getattr(RunConfig, key))) for key in keys]
-    if "warmup" not in learning or not all(isinstance(count, int) for count in counts):
-        return tree  # a value of another type is refused later, by its key
-    warmup = min(learning["warmup"], optimizer_steps(*counts) // 2)
-    return merge(tree, {"policies": {"*": {"learning": {"warmup": warmup}}}})
+    if not all(isinstance(count, int) for count in counts):
+        return tree  # refused later, by its key
+    updates = optimizer_steps(*counts)
+    if "schedule" not in learning or learning.get("warmup", 0) < updates:
+        return tree
+    return merge(tree, {"policies": {"*": {"learning": {"warmup": updates // 2}}}})
 
 
 def over_preset(name: str, given: Tree) -> Tree:
